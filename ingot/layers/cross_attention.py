@@ -16,7 +16,7 @@ from ingot.config.model import DecoderConfig
 from ingot.kernels.attention.int8_heads import OutScales
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
-from ingot.kernels.cache.scales import write_tokens
+from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
@@ -51,11 +51,9 @@ class CrossAttention(nn.Module):
         """Keys and values of encoded positions [P, encoder's hidden_size] go into ``slots`` [P] of a second
         cache (``block * block_size + offset``), in 8 bits where it has scales.
         """
-        kv = self.kv_proj(encoded).unflatten(1, (2, self.config.num_kv_heads, self.config.head_dim))
-        blocks, offsets = slots // cache.block_size, slots % cache.block_size
-        scales = (None, None) if cache.scales is None else cache.scales.tensors
-        write_tokens(cache.keys, scales[0], blocks, offsets, kv[:, 0])
-        write_tokens(cache.values, scales[1], blocks, offsets, kv[:, 1])
+        heads = (0, self.config.num_kv_heads, self.config.head_dim)  # none of queries
+        kv, caches = self.kv_proj(encoded), (cache.keys, cache.values)
+        rope_kv_write(kv, None, slots, slots, slots, *caches, *heads, scales=cache.scales)
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:
         """[T, q_size] → queries [T, num_heads, head_dim]."""

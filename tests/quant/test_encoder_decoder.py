@@ -12,15 +12,18 @@ import torch
 from ingot import LLM, Input, Prompt, SamplingParams, build
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
+from ingot.config.runtime import RuntimeConfig
 from ingot.engine.describe import describe
 from ingot.engine.ledger import ledger
 from ingot.engine.loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
+from ingot.layers import attention, cross_attention, forms, norm, products
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, MELS, POSITIONS, write_speech
+from tests.parity.kernel_witness import Witness, interpreted
 from tests.quant.test_engines import dense_twin
 from tests.tiny_models import random_ids
 
@@ -197,3 +200,19 @@ def test_halves_are_patterns_of_layers() -> None:
     assert read_quant("decoder=w4a16, encoder=w8a16") == QuantConfig("w4a16", layers={"encoder.*": "w8a16"})
     assert read_quant("encoder=w8a16") == QuantConfig("none", layers={"encoder.*": "w8a16"})
     assert read_quant("decoder=w8a8").at("encoder.layers.0.mlp.up_proj").scheme == "none"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU's interpreter")
+@pytest.mark.parametrize(("name", "kv_dtype"), [("w8a8", "int8"), ("w4a16", "int8"), ("w8a16", "auto")])
+def test_interpreted_kernels(checkpoint: Path, name: str, kv_dtype: str) -> None:
+    """Each kernel of steps with cross-attention is its twin on the step's operands, caches in 8 bits too."""
+    runtime = RuntimeConfig(kv_dtype=kv_dtype, cuda_graphs=False)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"quant": SCHEMES[name], "max_batch_size": 4, "runtime": runtime}
+    llm = LLM(checkpoint, "cpu", compute_dtype="fp16", **given)
+    llm.executor.runner.forward.fused = True
+    watched = (forms, norm, products, attention, cross_attention)
+    brief = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    with Witness(torch.float16, *watched) as witness, interpreted(lambda: not witness.by_twin):
+        llm.generate([spoken(1, 3, 18), spoken(3, 1, 10)], brief)
+    assert witness.faults() == []
+    assert witness.calls["paged_attention"] > witness.calls["prefill_attention"] > 0
