@@ -140,6 +140,9 @@ def test_dims_that_are_missing_or_wrong(small: Both, tmp_path: Path) -> None:
     refused(save_openai(small.model, file, dims=dims | {"n_text_head": 5}), "attention heads")
     refused(save_openai(small.model, file, dims=dims | {"n_mels": 80}), "mis-shaped", "encoder.conv1", "dims")
     refused(save_openai(small.model, file, dims=dims | {"n_text_layer": 3}), "missing", "decoder.layers.2")
+    for name in ("n_audio_layer", "n_text_layer", "n_vocab", "n_audio_ctx", "n_text_ctx", "n_mels"):
+        huge = save_openai(small.model, file, dims=dims | {name: 10**12})
+        refused(huge, "mis-shaped" if name == "n_mels" else "out of range")
 
 
 def test_tensors_that_are_missing_or_unknown(small: Both, tmp_path: Path) -> None:
@@ -154,6 +157,7 @@ def test_tensors_that_are_missing_or_unknown(small: Both, tmp_path: Path) -> Non
     refused(save_openai(small.model, file, model_state_dict=bad), "not finite", "encoder.layer_norm.bias")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*TorchScript archive")
 def test_files_that_are_cut_off_or_something_else(small: Both, tmp_path: Path) -> None:
     file, whole = tmp_path / "a.pt", small.file.read_bytes()
     for cut in (0, 10, len(whole) // 2, len(whole) - 100):
