@@ -51,9 +51,8 @@ class CrossAttention(nn.Module):
         """Keys and values of encoded positions [P, encoder's hidden_size] go into ``slots`` [P] of a second
         cache (``block * block_size + offset``), in 8 bits where it has scales.
         """
-        heads = (0, self.config.num_kv_heads, self.config.head_dim)  # none of queries
-        kv, caches = self.kv_proj(encoded), (cache.keys, cache.values)
-        rope_kv_write(kv, None, slots, slots, slots, *caches, *heads, scales=cache.scales)
+        kv, heads = self.kv_proj(encoded), (0, self.config.num_kv_heads, self.config.head_dim)
+        rope_kv_write(kv, None, slots, slots, slots, cache.keys, cache.values, *heads, scales=cache.scales)
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:
         """[T, q_size] → queries [T, num_heads, head_dim]."""

@@ -162,5 +162,5 @@ WHISPER = Architecture(
     config_from_hf,
     weight_map,
     WhisperEncoder,
-    SpeechGeneration.of,
+    check_generation=SpeechGeneration.of,
 )

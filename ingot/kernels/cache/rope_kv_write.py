@@ -299,7 +299,7 @@ def rope_kv_write(
         key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or in 8 bits with
             ``scales``; changed in place.
         value_cache: as key_cache, and with the same strides.
-        num_heads: query heads; 0: there are keys and values alone.
+        num_heads: query heads; 0: keys and values alone are placed.
         num_kv_heads: key-value heads.
         head_dim: channels of a head, at most 256.
         q_norm_weight: [head_dim] or None; given together with k_norm_weight.
