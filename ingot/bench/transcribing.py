@@ -31,7 +31,8 @@ from ingot.errors import ConfigError
 from ingot.processors.log_mel import RATE, WINDOW_SECONDS
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.tokens import SpeechTokens
-from ingot.speech.transcriber import mel_bins, vocabulary_of
+from ingot.speech.transcriber import mel_bins
+from ingot.speech.window import Vocabulary
 
 MEAN_SECONDS = 19452 / 2620  # LibriSpeech's test-clean: 5.4 hours in 2,620 utterances
 SIGMA = 0.63  # of the logarithm: a tenth of the clips is then longer than 14 seconds
@@ -149,7 +150,7 @@ def measure_clips(
     config = model_config(spec, spec.random_weights)
     mel_bins(config)
     tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
-    tokens = vocabulary_of(config, tokenizer).tokens
+    tokens = Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens
     opened = open_listener(spec, batch=max(wanted.batches), random_weights=spec.random_weights)
     with opened as listener:
         if ceiling is None:

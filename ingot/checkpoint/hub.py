@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ingot.checkpoint.layout import CONFIG, find_layout, list_files
+from ingot.checkpoint.openai import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
 _SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")
@@ -43,7 +44,8 @@ def resolve_checkpoint(
     cache_dir: Path | None = None,
     offline: bool = False,
 ) -> Path:
-    """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network.
+    """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network;
+    a ``.pt`` file of OpenAI's Whisper as it is.
 
     A complete snapshot in the cache is taken without asking the network whether it is the newest; give a
     commit as ``revision`` to have another. Only config, tokenizer and weight files are downloaded, no code,
@@ -61,8 +63,7 @@ def resolve_checkpoint(
             incomplete while offline; no such model or revision; no access; the network failed.
     """
     path = Path(name_or_path).expanduser()
-    if name_or_path != "" and path.exists():
-        list_files(path)
+    if _is_local(name_or_path, path):
         return path
     if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
@@ -93,8 +94,7 @@ def resolve_config(
         CheckpointError: as ``resolve_checkpoint``.
     """
     path = Path(name_or_path).expanduser()
-    if name_or_path != "" and path.exists():
-        list_files(path)
+    if _is_local(name_or_path, path):
         return path
     if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
         return resolve_checkpoint(name_or_path)  # which names the folders that are near
@@ -108,6 +108,22 @@ def resolve_config(
         return _fetch(repo, revision, cache_dir, [CONFIG])
     except _NETWORK_ERRORS as error:
         raise _explain(repo, revision, error) from error
+
+
+def _is_local(name: str | Path, path: Path) -> bool:
+    """Whether it is on this machine: a folder whose files can be listed, or a file of OpenAI's.
+
+    Raises:
+        CheckpointError: it is another file, its links lead outside, or there is no such ``.pt`` file.
+    """
+    if is_openai(path):
+        if path.is_file():
+            return True
+        raise NoSuchPathError("no such file", seen=path, fix="correct the path")
+    if name == "" or not path.exists():
+        return False
+    list_files(path)
+    return True
 
 
 def small_files(names: Iterable[str]) -> list[str]:

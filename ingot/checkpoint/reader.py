@@ -1,7 +1,8 @@
-"""A checkpoint folder, read one tensor at a time.
+"""A checkpoint, read one tensor at a time.
 
-Owns the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it neither
-renames nor reshapes. Host memory stays near one shard, whatever the size of the checkpoint.
+Owns the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it does
+not reshape, and renames only what OpenAI's files call otherwise (openai.py). Host memory stays near one
+shard, whatever the size of the checkpoint.
 
     with open_checkpoint(folder) as checkpoint:
         embedding = checkpoint.read("model.embed_tokens.weight")
@@ -11,17 +12,19 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_files, read_json, shorten
+from ingot.checkpoint.openai import STATE, config_of, is_openai, names_of
 from ingot.checkpoint.packed import PackedLayers
 from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
-from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, scan_shard
+from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, read_values, scan_shard
 from ingot.config.build import MANIFEST_FILE
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, NoSuchPathError
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -31,6 +34,7 @@ class Checkpoint:
 
     Attributes:
         folder: where the files are.
+        alone: whether it is one file, whose configs are not beside it.
         config: config.json as it is.
         generation_config: generation_config.json as it is; {} where there is none.
         tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
@@ -44,14 +48,17 @@ class Checkpoint:
         generation_config: dict[str, Any],
         tensors: dict[str, TensorInfo],
         inner: str | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
+        self.alone = names is not None
         self.config = config
         self.generation_config = generation_config
         self.tensors = tensors
         self.packed: PackedLayers | None = None
         self._stored = tensors
         self._inner = inner
+        self._names = names or {}
         self._shard: Shard | None = None
         self._file = ""
         self._closed = False
@@ -86,7 +93,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
             )
-        tensor = self._open(info.file).read(name)
+        tensor = self._open(info.file).read(self._names.get(name, name))
         _check_finite(self.folder / info.file, name, tensor)
         return tensor
 
@@ -114,11 +121,12 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a Hugging Face checkpoint folder; reads what the files hold, not the tensors.
+    """Open a Hugging Face checkpoint folder, or a ``.pt`` file of OpenAI's Whisper; reads what the files
+    hold, not the tensors.
 
-    Layouts, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with shards; one
-    other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards. With an
-    index, the tensors are those that it names.
+    Layouts of a folder, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with
+    shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
+    With an index, the tensors are those that it names.
 
     Raises:
         CheckpointError: the folder is missing or holds no checkpoint, a JSON file or a weight file is
@@ -126,6 +134,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             supported, or weights are quantized in a way that is not read.
     """
     folder = Path(folder)
+    if is_openai(folder):
+        return _open_openai(folder)
     names = list_files(folder)
     if CONFIG not in names:
         what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
@@ -143,6 +153,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return found
 
 
+def read_config(place: Path) -> dict[str, Any]:
+    """A model's config.json: the file, that of its folder, or what a ``.pt`` file of OpenAI's says.
+
+    Raises:
+        NoSuchPathError: there is none.
+        CheckpointError: it cannot be read.
+    """
+    if is_openai(place):
+        return config_of(place, read_values(place))
+    file = place / CONFIG if place.is_dir() else place
+    if not file.is_file():
+        raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
+    return read_json(file)
+
+
 def open_weights(file: Path, inner: str | None = None) -> Checkpoint:
     """Open a weight file that stands alone, without config.json: ``eva_vit_g.pth``, ``large-v3.pt``.
 
@@ -156,6 +181,15 @@ def open_weights(file: Path, inner: str | None = None) -> Checkpoint:
     """
     file = Path(file)
     return Checkpoint(file.parent, {}, {}, scan_shard(file, inner), inner)
+
+
+def _open_openai(file: Path) -> Checkpoint:
+    """Under the names and with the config.json that Hugging Face's would have."""
+    config = config_of(file, read_values(file))
+    stored = scan_shard(file, STATE)
+    names = names_of(stored)
+    tensors = {name: stored[own] for name, own in names.items()}
+    return Checkpoint(file.parent, config, {}, tensors, STATE, names)
 
 
 def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:

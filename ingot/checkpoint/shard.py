@@ -97,6 +97,16 @@ def scan_shard(path: Path, inner: str | None = None) -> dict[str, TensorInfo]:
     return _TorchShard(path, _load(path, head, inner, skip_data=True)).infos()
 
 
+def read_values(path: Path) -> dict[str, object]:
+    """What a torch file holds by name at its top level, its tensors without their data; errors as
+    ``open_shard``.
+    """
+    state = _unpickled(path, _head(path), skip_data=True)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds no values by name", seen=type(state).__name__, allowed="dict")
+    return {str(name): value for name, value in state.items()}
+
+
 class _SafetensorsShard:
     """A safetensors file; its header is checked against its size when it is opened."""
 
@@ -161,17 +171,24 @@ def _head(path: Path) -> bytes:
 
 
 def _load(path: Path, head: bytes, inner: str | None, skip_data: bool = False) -> dict[str, torch.Tensor]:
-    """Unpickle tensors and nothing else; with ``skip_data`` they are on the meta device."""
+    """The tensors of a file; with ``skip_data`` they are on the meta device."""
+    return _tensors(path, _unpickled(path, head, skip_data), inner)
+
+
+def _unpickled(path: Path, head: bytes, skip_data: bool) -> object:
+    """Unpickle tensors and plain values, and nothing else."""
     is_zip = head.startswith(_ZIP_MAGIC)
     if not is_zip and not head.startswith(_LEGACY_MAGIC):
         raise _unknown(path, head)
     device = "meta" if skip_data else "cpu"
     try:
-        state = torch.load(path, map_location=device, weights_only=True, mmap=is_zip and not skip_data)
+        state: object = torch.load(
+            path, map_location=device, weights_only=True, mmap=is_zip and not skip_data
+        )
     # The parser of an untrusted file raises whatever the damage leads to: KeyError, EOFError, struct.error.
     except Exception as error:
         raise _refused(path, error) from error
-    return _tensors(path, state, inner)
+    return state
 
 
 def _tensors(path: Path, state: object, inner: str | None) -> dict[str, torch.Tensor]:

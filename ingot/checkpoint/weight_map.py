@@ -256,5 +256,6 @@ class _Resolver:
         raise CheckpointError(
             "the checkpoint's tensors do not fit the model",
             seen="".join(lists),
-            fix="check that config.json belongs to these weights, and that the architecture is the right one",
+            fix="check that config.json (of a .pt file: dims) belongs to these weights, and that the "
+            "architecture is the right one",
         )

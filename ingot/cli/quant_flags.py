@@ -23,7 +23,7 @@ _BY_ROW = listed(name for name in choosing("group") if 0 in SCHEMES[name].group)
 _COARSE = listed(name for name in choosing("group") if 32 not in SCHEMES[name].group)
 _SCALED = listed(choosing("activations"))
 _ROTATING = listed(choosing("rotation"))
-_QUANT = f"Quantize: {', '.join(NARROW)}, or FILE.yaml."
+_QUANT = f"Quantize: {', '.join(NARROW)}, encoder=…,decoder=… or FILE.yaml."
 _BLOCK = f"per block in RPTQ: 32 (not {_COARSE}), 64, 128."
 _GROUP = f"Columns per scale in {_BY_ROW} (0: one scale per row) and {_COARSE}, or {_BLOCK}"
 _SYMMETRIC = f"Whether {listed(choosing('symmetric'))} goes without zero points."

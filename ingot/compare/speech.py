@@ -19,6 +19,7 @@ import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import GENERATION_CONFIG
 from ingot.compare.engine import OpenEngine
 from ingot.compare.huggingface import OpenClass, class_features, class_memory, generation_config
 from ingot.compare.spec import HUGGINGFACE, ModelSpec, decoder_config, folder_of, read_text
@@ -28,7 +29,7 @@ from ingot.errors import ConfigError, RequestError
 from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
-from ingot.speech.transcriber import Transcriber, mel_bins, vocabulary_of
+from ingot.speech.transcriber import Transcriber, mel_bins
 from ingot.speech.window import Vocabulary
 
 _FRAMES = WINDOW // HOP  # of a window
@@ -151,9 +152,13 @@ class ClassListener(OpenClass):
         tokenizer = (
             None if random_weights is not None or spec.path is None else read_text(spec.path).tokenizer
         )
-        self.vocabulary, self.batch = vocabulary_of(self.config, tokenizer), batch
-        self._extract = class_features(mel_bins(self.config))
         folder = None if random_weights is not None else resolve_checkpoint(spec.path or "")
+        told = folder / GENERATION_CONFIG if folder is not None else None
+        generation = read_json(told) if told is not None and told.exists() else {}
+        longest = self.config.max_positions
+        self.vocabulary = Vocabulary.of_model(self.config, tokenizer, longest, generation)
+        self.batch = batch
+        self._extract = class_features(mel_bins(self.config))
         values = _generation(self.vocabulary)
         self.model.generation_config = generation_config(folder, **values)
 

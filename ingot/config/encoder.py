@@ -16,6 +16,8 @@ from ingot.errors import ConfigError
 
 Kind = Literal["text", "prefix", "cross"]
 _MOST_POSITIONS = 1 << 20
+# As of decoders: a file that says more is damaged, and would be looped over.
+_MOST = {"hidden_size": 1 << 18, "intermediate_size": 1 << 20, "num_layers": 1 << 10}
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class StackConfig(JsonConfig):
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1 or self.num_heads < 1 or self.hidden_size % self.num_heads:
+        for name, most in _MOST.items():
+            if not 0 < getattr(self, name) <= most:
+                what = f"{name} of the encoder is out of range"
+                raise ConfigError(what, seen=getattr(self, name), allowed=f"1 to {most}")
+        if self.num_heads < 1 or self.hidden_size % self.num_heads:
             seen = (self.num_layers, self.num_heads, self.hidden_size)
             raise ConfigError("num_heads must divide hidden_size of the encoder", seen=seen)

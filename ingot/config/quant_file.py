@@ -24,6 +24,8 @@ from ingot.config.yaml_text import YamlError, load_yaml
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
+_HALVES = ("encoder", "decoder")
+_ENCODER = "encoder.*"  # the names of its layers
 
 
 def read_quant(
@@ -39,6 +41,7 @@ def read_quant(
     rotation: bool | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
+    Of ``encoder=SCHEME,decoder=SCHEME`` a half that is not named is not quantized.
 
     The file holds ``QuantConfig``'s fields; what is given beside it counts before it.
 
@@ -57,11 +60,13 @@ def read_quant(
         return named.replace(**changes) if changes else named
     if named is not None and named.endswith(_ENDS):
         return _of_file(Path(named), changes)
+    if named is not None and "=" in named:
+        return QuantConfig(**_halves(named) | changes)
     if named is not None and named not in SCHEMES:
         raise ConfigError(
             "unknown quantization scheme",
             seen=named,
-            allowed=[*SCHEMES, "FILE.yaml"],
+            allowed=[*SCHEMES, "encoder=SCHEME,decoder=SCHEME", "FILE.yaml"],
             flag="--quant, or quant= in Python",
         )
     return QuantConfig(**({"scheme": named or "none"} | changes))
@@ -76,6 +81,20 @@ def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
     fields = {"scheme": quant.scheme} | told | fields | ({"layers": quant.layers} if quant.layers else {})
     lines = [f"# {line}\n" for comment in comments for line in comment.splitlines()]
     return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+
+
+def _halves(named: str) -> dict[str, Any]:
+    """The fields of ``encoder=w8a16,decoder=w4a16``."""
+    pairs = [part.strip().partition("=") for part in named.split(",")]
+    found = {half: scheme for half, _, scheme in pairs}
+    if len(found) < len(pairs) or not {*found} <= {*_HALVES} or not {*found.values()} <= {*SCHEMES}:
+        raise ConfigError(
+            "the halves of a model and their schemes are not named",
+            seen=named,
+            allowed=f"encoder=SCHEME,decoder=SCHEME or one of them, with {', '.join(SCHEMES)}",
+            flag="--quant, or quant= in Python",
+        )
+    return {"scheme": found.get("decoder", "none"), "layers": {_ENCODER: found.get("encoder", "none")}}
 
 
 def _of_file(path: Path, changes: dict[str, Any]) -> QuantConfig:

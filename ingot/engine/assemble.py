@@ -85,13 +85,15 @@ class Assembly:
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
+        if architecture.check_generation is not None:
+            architecture.check_generation(checkpoint.generation_config, whole.vocab_size)
         config = _cut(whole, build)
         if config.encoder is not None and quant.calibrated:
             raise ConfigError(
                 "calibration reads text alone, and this model has an encoder",
                 seen=quant.needs_samples,
-                allowed="schemes that need no samples, such as w8a16",
-                flag="--quant",
+                allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
+                flag="--quant, without --method, --activations and --calib",
             )
         shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import shutil
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.layout import CONFIG
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.plan import KernelPlan
@@ -81,7 +83,8 @@ def build(
     proof_progress: Progress | None = None,
     finish: Finish | None = None,
 ) -> Path:
-    """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
+    """Build an engine folder from a checkpoint folder, a Hugging Face id, or a ``.pt`` file of OpenAI's
+    Whisper; returns the folder.
 
     The same checkpoint, arguments and version give the same bytes on the same machine in every file but
     verify.json, which tells when, and a plan.json that a GPU measured. On another machine the proof's numbers
@@ -346,4 +349,8 @@ def _copy_text(folder: Path, text: TextParts) -> dict[str, str]:
         name = text.name_of(file)
         shutil.copyfile(file, folder / name)
         hashes[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    if text.model_config is not None:
+        data = json.dumps(text.model_config, indent=1).encode()
+        (folder / CONFIG).write_bytes(data)
+        hashes[CONFIG] = hashlib.sha256(data).hexdigest()
     return hashes

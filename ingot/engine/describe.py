@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
+from ingot.checkpoint.rules import Concat
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
@@ -33,6 +34,7 @@ from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import Ways
+from ingot.models.registry import architecture_named
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def _describe(
         plan=plan,
         plan_unused=_why_unused(plan, dtype),
         num_parameters=_count(model),
-        bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
+        bytes_on_disk=_bytes_on_disk(folder),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
         kernels=_kernels(model, manifest, dtype),
         tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
@@ -200,6 +202,12 @@ def _describe(
         chat_format=text.chat.name if text.chat else None,
         tensors=tensors,
     )
+
+
+def _bytes_on_disk(place: Path) -> int:
+    """Of a folder's files, or of a checkpoint that is one file."""
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str, str]:
@@ -218,7 +226,10 @@ def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:
 
 
 def _count(model: Decoder) -> int:
-    """Logical weights of a model; a tied head is the embedding again."""
-    total = sum(math.prod(shape) for shape in logical_shapes(model).values())
-    config = model.config
+    """Logical weights of a model; a tied head is the embedding again, and a bias that the checkpoint lacks is
+    zeros that a joined product needs.
+    """
+    total, config = sum(math.prod(shape) for shape in logical_shapes(model).values()), model.config
+    rules = architecture_named(config.architecture).weight_map(config, None).transforms()
+    total -= sum(rule.gap[1] for rule in rules if isinstance(rule, Concat))
     return total - config.vocab_size * config.hidden_size if config.tie_word_embeddings else total

@@ -290,8 +290,14 @@ def _encoder_items(setting: Setting) -> Iterator[Item]:
         return
     positions = setting.encoder_blocks * runtime.block_size
     held = "embeddings" if model.kind == "prefix" else "keys and values"
-    size = positions * encoded_position_bytes(model, dtype)
-    yield Item("encoders", "encoder cache", size, f"{held} of {positions} positions")
+    narrow = runtime.kv_dtype in NARROW_KV_DTYPES and model.kind == "cross"
+    size = positions * encoded_position_bytes(model, dtype, setting.kv_dtype)
+    yield Item(
+        "encoders",
+        "encoder cache",
+        size,
+        f"{held} of {positions} positions" + (f", {runtime.kv_dtype}" if narrow else ""),
+    )
     encoding = encoding_bytes(model, dtype, runtime, setting.max_batch_size)
     yield Item("encoders", "encoding", encoding, f"one input of {model.encoder.max_positions} positions")
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ingot.checkpoint.hub import resolve_config
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.openai import is_openai
 from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
@@ -80,6 +81,8 @@ def _manifest(
 
 def _stored_quant(path: Path, manifest: Manifest) -> QuantConfig:
     """The quantization that the weights have already: by their tensors where they are, else by the config."""
+    if is_openai(path):
+        return QuantConfig()
     folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
     beside = folder / PACKED_CONFIG
     form = packed_format(read_json(config), read_json(beside) if beside.is_file() else None)
@@ -94,7 +97,7 @@ def _stored_quant(path: Path, manifest: Manifest) -> QuantConfig:
 
 def _stored_dtype(folder: Path, dtype: str) -> str:
     """The dtype of a build: that of the weights where they are, else what config.json says."""
-    if dtype != "auto" or folder.is_file():
+    if dtype != "auto" or (folder.is_file() and not is_openai(folder)):
         return dtype
     try:
         with open_checkpoint(folder) as source:

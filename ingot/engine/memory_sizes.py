@@ -231,10 +231,13 @@ def encoder_blocks(config: DecoderConfig, runtime: RuntimeConfig, max_batch_size
     return max(one, -(-2 * runtime.encoder_budget // runtime.block_size))
 
 
-def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes of a position in the encoder cache: an embedding, or keys and values in all layers."""
-    values = config.hidden_size if config.kind == "prefix" else 2 * config.num_layers * config.kv_size
-    return values * dtype.itemsize
+def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+    """Bytes of a position in the encoder cache: an embedding in ``dtype``, or keys and values in all layers,
+    which a KV cache in 8 bits has in 8 bits, too.
+    """
+    if config.kind == "prefix":
+        return config.hidden_size * dtype.itemsize
+    return kv_bytes_per_token(config, kv_dtype)
 
 
 def encoding_bytes(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import read_config
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
@@ -27,7 +27,6 @@ from ingot.engine.loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
 from ingot.engine.manifest import Manifest
 from ingot.engine.memory_error import explained
 from ingot.engine.text import TextParts
-from ingot.errors import NoSuchPathError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.models.registry import architecture_named, find_architecture
@@ -82,10 +81,7 @@ def config_manifest(
     quant: str | QuantConfig | None = None,
 ) -> Manifest:
     """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
-    file = config / CONFIG if config.is_dir() else config
-    if not file.is_file():
-        raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
-    hf = read_json(file)
+    hf = read_config(config)
     model = find_architecture(hf.get("architectures") or ()).read_config(hf)
     longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
     build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ingot.checkpoint.reader import Checkpoint
 from ingot.engine.integrity import check_files
@@ -26,7 +27,7 @@ class TextParts:
     ids.
 
     ``chat_template`` names a built-in format that the user chose; ``template_file`` is a Jinja file that
-    they gave.
+    they gave. ``model_config``: the config.json that the tokenizer needs beside it, where it is no file.
     """
 
     tokenizer: Tokenizer | None
@@ -35,6 +36,7 @@ class TextParts:
     files: tuple[Path, ...] = ()
     chat_template: str | None = None
     template_file: Path | None = None
+    model_config: dict[str, Any] | None = None
 
     def name_of(self, file: Path) -> str:
         """The name of a file inside the engine."""
@@ -47,7 +49,8 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
     Raises:
         TokenizerError: tokenizer files or the template are broken.
     """
-    tokenizer = load_foreign_tokenizer(source.folder)
+    config = source.config if source.alone else None
+    tokenizer = load_foreign_tokenizer(source.folder, model=config)
     chat = load_chat_format(source.folder, source.generation_config, chat_template)
     stops = tuple(sorted(stop_ids_for(source.generation_config, source.config, tokenizer, chat)))
     files = () if tokenizer is None else tuple(tokenizer.files)
@@ -55,7 +58,9 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
     if template_file is not None:
         files = (*(f for f in files if f.name != TEMPLATE_FILE), template_file)
     builtin = None if template_file else chat_template
-    return TextParts(tokenizer, chat, stops, files, builtin, template_file)
+    if not any(file.suffix == ".tiktoken" for file in files):
+        config = None
+    return TextParts(tokenizer, chat, stops, files, builtin, template_file, config)
 
 
 def read_engine_text(folder: Path, manifest: Manifest) -> TextParts:

@@ -74,6 +74,8 @@ class Architecture:
         weight_map: (config of the whole checkpoint, layers to keep) → weight map.
         encoder: builds the module that encodes inputs (layers/encoder.py: ``Encoder``), whose weights are
             named ``encoder.…``; None where the kind is text.
+        check_generation: refuses a generation_config.json (and the vocabulary's size) by which the model
+            could not run; None where only end tokens matter.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Architecture:
     config_from_hf: Callable[[HfConfig], DecoderConfig]
     weight_map: Callable[[DecoderConfig, LayerRange], WeightMap]
     encoder: Callable[[DecoderConfig, BuildContext], nn.Module] | None = None
+    check_generation: Callable[[HfConfig, int], object] | None = None
 
     def read_config(self, hf: HfConfig) -> DecoderConfig:
         """``config_from_hf`` on a file that may hold anything.

@@ -20,6 +20,7 @@ from ingot.layers.encoder import EncoderStack
 from ingot.layers.norm import LayerNorm
 from ingot.models.base import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, refused
+from ingot.models.whisper_generation import SpeechGeneration
 
 _KEYS = frozenset(
     {"vocab_size", "d_model", "num_mel_bins", "max_source_positions", "max_target_positions"}
@@ -161,4 +162,5 @@ WHISPER = Architecture(
     config_from_hf,
     weight_map,
     WhisperEncoder,
+    check_generation=SpeechGeneration.of,
 )

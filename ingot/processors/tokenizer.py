@@ -8,7 +8,9 @@ merges. Knows none of these formats.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ingot.errors import TokenizerError
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
@@ -17,7 +19,7 @@ from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_l
 from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, file_text, read_object
 from ingot.processors.tokenizer_sentencepiece import SentencePieceTokenizer
 from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN, QWEN_SPLIT, TiktokenTokenizer
-from ingot.processors.tokenizer_whisper import whisper_rules
+from ingot.processors.tokenizer_whisper import whisper_rules, whisper_vocabulary
 
 __all__ = ["Tokenizer", "default_tokens", "load_foreign_tokenizer", "load_tokenizer"]
 
@@ -33,17 +35,18 @@ VOCABULARIES = {
 QWEN2_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
-def load_tokenizer(folder: Path) -> Tokenizer | None:
+def load_tokenizer(folder: Path, model: Mapping[str, Any] | None = None) -> Tokenizer | None:
     """The tokenizer of a checkpoint or engine folder; None when there are no tokenizer files at all.
 
     tokenizer.json wins over the other formats, since it is what Hugging Face reads first. The others are told
-    apart by tokenizer_config.json's ``tokenizer_class`` and, without it, config.json's ``model_type``.
+    apart by tokenizer_config.json's ``tokenizer_class`` and, without it, config.json's ``model_type``;
+    ``model`` stands for config.json where it is given.
 
     Raises:
         TokenizerError: a file is broken, nothing says which rules its vocabulary follows, or there are
             files about a vocabulary and none that holds it.
     """
-    here = TokenizerFolder(folder)
+    here = TokenizerFolder(folder, model)
     if found := here.existing("tokenizer.json"):
         here.set_defaults(_class_defaults(here.tokenizer_class))
         return FastTokenizer.from_json(here, found[0])
@@ -75,7 +78,9 @@ def _check_no_tokenizer(here: TokenizerFolder) -> None:
         )
 
 
-def load_foreign_tokenizer(folder: Path, limits: ProcessLimits = PROBE_LIMITS) -> Tokenizer | None:
+def load_foreign_tokenizer(
+    folder: Path, limits: ProcessLimits = PROBE_LIMITS, model: Mapping[str, Any] | None = None
+) -> Tokenizer | None:
     """``load_tokenizer`` for files that no build has tried.
 
     tokenizer.json and tokenizer.model say what a library is to do, and one that runs out of memory ends its
@@ -90,7 +95,7 @@ def load_foreign_tokenizer(folder: Path, limits: ProcessLimits = PROBE_LIMITS) -
                 process.ask({"folder": str(folder)})
             except ProcessEndedError as error:
                 raise TokenizerError(f"the tokenizer in {folder} {error}", fix="use another one") from None
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, model)
 
 
 def default_tokens(here: TokenizerFolder) -> dict[str, str]:
@@ -111,12 +116,15 @@ def _class_defaults(name: str | None) -> dict[str, str]:
 
 
 def _load_tiktoken(here: TokenizerFolder, paths: tuple[Path, ...]) -> Tokenizer:
+    if here.model_type == "whisper" and len(paths) > 1:  # OpenAI keeps both of its vocabularies in one folder
+        paths = (
+            tuple(path for path in paths if path.stem == whisper_vocabulary(here.model_vocab_size)) or paths
+        )
     if len(paths) > 1:
         names = [path.name for path in paths]
         raise TokenizerError(f"{here.path} has several .tiktoken files", seen=names, allowed="one")
     if here.model_type == "whisper":
-        rules = whisper_rules(here.model_vocab_size)
-        return TiktokenTokenizer.from_ranks(here, paths[0], rules, needs_model_config=True)
+        return _load_whisper(here, paths[0])
     _check_class(here, (QWEN1_CLASS,))
     by_name = here.tokenizer_class == QWEN1_CLASS or paths[0].name == "qwen.tiktoken"
     if not by_name and here.model_type != "qwen":
@@ -126,6 +134,20 @@ def _load_tiktoken(here: TokenizerFolder, paths: tuple[Path, ...]) -> Tokenizer:
             fix=f'put "tokenizer_class": "{QWEN1_CLASS}" into tokenizer_config.json',
         )
     return TiktokenTokenizer.from_ranks(here, paths[0], QWEN, needs_model_config=not by_name)
+
+
+def _load_whisper(here: TokenizerFolder, path: Path) -> Tokenizer:
+    """A vocabulary that fills the model's; one of another model would number the special tokens otherwise."""
+    rules = whisper_rules(here.model_vocab_size)
+    found = TiktokenTokenizer.from_ranks(here, path, rules, needs_model_config=True)
+    if found.vocab_size != here.model_vocab_size:
+        raise TokenizerError(
+            f"{path} is not the vocabulary of this model",
+            seen=f"{found.vocab_size} tokens with the special ones",
+            allowed=here.model_vocab_size,
+            fix=f"put {whisper_vocabulary(here.model_vocab_size)}.tiktoken there",
+        )
+    return found
 
 
 def _load_byte_level(here: TokenizerFolder, vocabulary: Path, merges: Path) -> Tokenizer:

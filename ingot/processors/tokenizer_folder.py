@@ -8,7 +8,7 @@ name the tokenizer. Knows no vocabulary format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +80,20 @@ def file_text(path: Path) -> str:
 class TokenizerFolder:
     """A checkpoint folder as seen by a tokenizer.
 
+    Args:
+        model: what config.json would say, of a checkpoint that lies in the folder without one.
+
     Raises:
         TokenizerError: one of the JSON files is broken; the message names it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, model: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        self._own_model = model is None
         self.config = read_object(path / CONFIG_FILE)
         self._map = read_object(path / "special_tokens_map.json")
         self._added = read_object(path / "added_tokens.json")
-        self._model = read_object(path / "config.json")
+        self._model = read_object(path / "config.json") if model is None else model
 
     def existing(self, *names: str) -> tuple[Path, ...]:
         """Those of ``names`` that are files here, in the order given.
@@ -108,7 +112,7 @@ class TokenizerFolder:
 
     def files(self, *vocabulary: Path, needs_model_config: bool = False) -> tuple[Path, ...]:
         """Everything to copy so that the same tokenizer and chat template load elsewhere."""
-        names = (*SIDE_FILES, "config.json") if needs_model_config else SIDE_FILES
+        names = (*SIDE_FILES, "config.json") if needs_model_config and self._own_model else SIDE_FILES
         return (*vocabulary, *self.existing(*names))
 
     @property

@@ -29,3 +29,8 @@ def whisper_rules(vocab_size: int | None) -> TiktokenRules:
     middle = ("startoftranscript", *CODES[: LANGUAGES[vocab_size]], *names)
     times = (f"{index / 50:.2f}" for index in range(TIMESTAMPS))
     return TiktokenRules(GPT2_SPLIT, (END_OF_TEXT, *(f"<|{name}|>" for name in (*middle, *times))))
+
+
+def whisper_vocabulary(vocab_size: int | None) -> str:
+    """The name of OpenAI's file without its end, by the size of the model's vocabulary."""
+    return "gpt2" if vocab_size == min(LANGUAGES) else "multilingual"

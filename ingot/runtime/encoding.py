@@ -46,7 +46,7 @@ class Encoding:
         for layer, cache in zip(model.layers, caches, strict=True):
             assert isinstance(layer, DecoderLayer)
             sizes = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-            cache.encoded = LayerCache.zeros(*sizes, self.dtype, device)
+            cache.encoded = LayerCache.zeros(*sizes, cache.keys.dtype, device)
             self._layers.append((layer, cache.encoded))
 
     def encode(self, jobs: Sequence[EncoderJob]) -> None:

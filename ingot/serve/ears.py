@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import torch
 
-from ingot.config.model import DecoderConfig
 from ingot.config.serve import ServeConfig
+from ingot.engine.manifest import Manifest
 from ingot.errors import EngineError, RequestError
 from ingot.llm.outputs import Output
 from ingot.processors.audio import RATE
@@ -36,7 +36,6 @@ from ingot.serve.windows import Windows
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Asked, Vocabulary
 
 Value = TypeVar("Value")
@@ -72,11 +71,12 @@ class Ears:
     """Of one model; for the event loop's thread. ``mels``: of its features."""
 
     def __init__(
-        self, model: DecoderConfig, tokenizer: Tokenizer, engine: EngineClient, config: ServeConfig
+        self, manifest: Manifest, tokenizer: Tokenizer, engine: EngineClient, config: ServeConfig
     ) -> None:
+        model = manifest.model
         assert model.encoder is not None
         longest = min(model.max_positions, engine.limits.max_seq_len)
-        self.vocabulary = Vocabulary.of(SpeechTokens.of_tokenizer(tokenizer), tokenizer, longest)
+        self.vocabulary = Vocabulary.of_model(model, tokenizer, longest, manifest.generation)
         self._engine = engine
         self._positions = model.encoder.max_positions
         self._most_seconds = config.max_audio_seconds

@@ -114,7 +114,7 @@ class ServedModel:
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
         self._long = LongPrompts(side.folder, side.manifest, self.max_seq_len + _MOST_IDS)
-        self.ears = None if side.hears is None else Ears(side.manifest.model, self.tokenizer, engine, config)
+        self.ears = None if side.hears is None else Ears(side.manifest, self.tokenizer, engine, config)
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
 

@@ -10,10 +10,11 @@ transcript never holds. Knows no model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.errors import CheckpointError, RequestError
+from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.languages import CODES
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_whisper import LANGUAGES, whisper_rules
@@ -74,6 +75,12 @@ class SpeechTokens:
                 "the model does not know this language", seen=code, allowed=allowed, flag="language"
             )
         return self.languages[code]
+
+    def told(self, told: SpeechGeneration) -> SpeechTokens:
+        """With the languages that the checkpoint names."""
+        languages = self.languages if told.languages is None else told.languages
+        multilingual = self.multilingual if told.multilingual is None else told.multilingual
+        return replace(self, languages=languages, multilingual=multilingual)
 
     @classmethod
     def of_vocabulary(cls, size: int) -> SpeechTokens:

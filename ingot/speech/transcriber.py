@@ -24,11 +24,9 @@ from ingot.llm.llm import LLM
 from ingot.llm.outputs import Output
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors.audio import read_audio
-from ingot.processors.tokenizer_base import Tokenizer
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Asked, Decoded, Vocabulary, decode_window
 
 Source = str | Path | bytes | torch.Tensor | np.ndarray
@@ -61,9 +59,11 @@ class Transcriber:
         return transcriber
 
     def _setup(self, llm: LLM) -> None:
-        config = llm.engine.manifest.model
+        manifest = llm.engine.manifest
+        config = manifest.model
         self.llm, self._mels = llm, mel_bins(config)
-        self.vocabulary = vocabulary_of(config, llm.engine.text.tokenizer)
+        tokenizer, longest = llm.engine.text.tokenizer, config.max_positions
+        self.vocabulary = Vocabulary.of_model(config, tokenizer, longest, manifest.generation)
 
     def __call__(self, source: Source, **options: Any) -> Transcript:
         """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
@@ -162,15 +162,6 @@ def mel_bins(config: DecoderConfig) -> int:
         seen = f"{config.architecture} ({config.kind})"
         raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
     return config.encoder.features[0]
-
-
-def vocabulary_of(config: DecoderConfig, tokenizer: Tokenizer | None) -> Vocabulary:
-    """A model's tokens: named by its tokenizer, or, without one, by the size of its vocabulary."""
-    if tokenizer is None:
-        tokens = SpeechTokens.of_vocabulary(config.vocab_size)
-    else:
-        tokens = SpeechTokens.of_tokenizer(tokenizer)
-    return Vocabulary.of(tokens, tokenizer, config.max_positions)
 
 
 def _samples(source: Source) -> torch.Tensor:

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from ingot.config.model import DecoderConfig
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import DETECT, TranscriptRules
 from ingot.llm.outputs import Answer, Output
 from ingot.llm.prompts import Input, Prompt
+from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.tokens import SpeechTokens, non_speech_tokens
 
 _TOP_LANGUAGES = 20
+_LAST_FIRST = 50  # timestamps: a window begins within its first second
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,43 @@ class Vocabulary:
     longest: int  # tokens that the decoder takes
     suppressed: tuple[int, ...] = ()  # besides the tokens that start and frame transcripts
     begin_suppressed: tuple[int, ...] = ()
-    last_first: int | None = 50
+    last_first: int | None = _LAST_FIRST
 
     @classmethod
-    def of(cls, tokens: SpeechTokens, tokenizer: Tokenizer | None, longest: int) -> Vocabulary:
-        """With the tokens that the original suppresses: what is not speech, and a first space."""
+    def of_model(
+        cls,
+        config: DecoderConfig,
+        tokenizer: Tokenizer | None,
+        longest: int,
+        generation: Mapping[str, Any],
+    ) -> Vocabulary:
+        """Of a model with this generation_config.json; its tokens are named by the tokenizer, or, without one,
+        by the size of its vocabulary.
+        """
         if tokenizer is None:
-            return cls(tokens, None, longest, begin_suppressed=(tokens.end,))
-        blank = tokenizer.encode_parts([" "])
-        return cls(
-            tokens, tokenizer, longest, tuple(sorted(non_speech_tokens(tokenizer))), (*blank, tokens.end)
-        )
+            tokens = SpeechTokens.of_vocabulary(config.vocab_size)
+        else:
+            tokens = SpeechTokens.of_tokenizer(tokenizer)
+        return cls.of(tokens, tokenizer, longest, SpeechGeneration.of(generation, config.vocab_size))
+
+    @classmethod
+    def of(
+        cls,
+        tokens: SpeechTokens,
+        tokenizer: Tokenizer | None,
+        longest: int,
+        told: SpeechGeneration = SpeechGeneration(),  # noqa: B008 - it is frozen
+    ) -> Vocabulary:
+        """With the tokens that the checkpoint suppresses, else those of the original: what is not speech, and
+        a first space.
+        """
+        suppressed, blank = told.suppress, told.begin_suppress
+        if suppressed is None:
+            suppressed = () if tokenizer is None else tuple(sorted(non_speech_tokens(tokenizer)))
+        if blank is None:
+            blank = (*([] if tokenizer is None else tokenizer.encode_parts([" "])), tokens.end)
+        last = _LAST_FIRST if told.last_first is None else told.last_first
+        return cls(tokens.told(told), tokenizer, longest, suppressed, blank, last)
 
     def rules(self, forced: Sequence[int], options: TranscribeOptions) -> TranscriptRules:
         """A transcript's behind its forced tokens."""

@@ -61,6 +61,13 @@ def written(
     rope_kv_write_triton(qkv, *place, norm, norm, 1e-6, scales=scales)
 
 
+def encoded(dtype: torch.dtype, kv_heads: int, head_dim: int, kind: torch.dtype = torch.int8) -> None:
+    """Writes of keys and values alone."""
+    cache, scales = narrow_cache(kind, kv_heads, head_dim)
+    index, kv = empty(4, dtype=LONG), empty(4, 2 * kv_heads * head_dim, dtype=dtype)
+    rope_kv_write_triton(kv, None, index, index, index, cache, cache, 0, kv_heads, head_dim, scales=scales)
+
+
 def invariant(
     dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, kind: torch.dtype = torch.int8
 ) -> None:
@@ -85,6 +92,7 @@ CACHE_CASES: dict[str, Callable[[], Any]] = {
     "int8 cache 14/2x64 fp32": lambda: attention(FULL, 14, 2, 64, 4, 512),
     "int8 cache 8x256 bf16": lambda: attention(BRAIN, 8, 8, 256, 4, 512),
     "int8 cache 16/8x256 fp16": lambda: attention(HALF, 16, 8, 256, 16, 512),
+    "int8 cache 6x64 fp16 no queries": lambda: encoded(HALF, 6, 64),
     "int8 cache 8/2x64 fp32 half turned": lambda: written(FULL, 8, 2, 64, 32),
     "int8 cache 8/2x64 fp16 half turned": lambda: written(HALF, 8, 2, 64, 32),
     "int8 cache 16x80 bf16 all turned": lambda: written(BRAIN, 16, 16, 80, 80),
@@ -105,6 +113,7 @@ CACHE_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "fp8 cache 12x64 fp32": lambda: attention(FULL, 12, 12, 64, 4, 512, kind=E4M3),
     "fp8 cache 14/2x64 fp32": lambda: attention(FULL, 14, 2, 64, 4, 512, kind=E4M3),
     "fp8 cache 16/8x256 fp16": lambda: attention(HALF, 16, 8, 256, 16, 512, kind=E4M3),
+    "fp8 cache 6x64 fp16 no queries": lambda: encoded(HALF, 6, 64, E4M3),
     "fp8 cache 8/2x64 fp32 half turned": lambda: written(FULL, 8, 2, 64, 32, E4M3),
     "fp8 cache 16x80 bf16 all turned": lambda: written(BRAIN, 16, 16, 80, 80, E4M3),
     "fp8 cache invariant 32x128 fp16": lambda: invariant(HALF, 32, 32, 128, E4M3),

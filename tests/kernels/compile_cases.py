@@ -245,6 +245,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "rope qwen fp16": lambda: rope(HALF, 32, 32, 128, 128, False, 8192),
     "rope qwen3 bf16": lambda: rope(BRAIN, 32, 8, 128, 128, True, 0),
     "rope gpt2 fp32": lambda: rope(FULL, 12, 12, 64, 0, False, 0),
+    "rope of no queries fp16": lambda: rope(HALF, 0, 20, 64, 0, False, 0),
     "rope partial fp16": lambda: rope(HALF, 32, 32, 80, 32, False, 0),
     "decode 32x128 fp16": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0),
     "decode 32/8x128 bf16": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0),

@@ -1,0 +1,218 @@
+"""Whisper in every scheme that needs no samples: both halves, one of them, their sizes, what they compute."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import LLM, Input, Prompt, SamplingParams, build
+from ingot.config.quant import QuantConfig
+from ingot.config.quant_file import read_quant
+from ingot.config.runtime import RuntimeConfig
+from ingot.engine.describe import describe
+from ingot.engine.ledger import ledger
+from ingot.engine.loader import setting_of
+from ingot.engine.manifest import Manifest
+from ingot.errors import ConfigError
+from ingot.layers import attention, cross_attention, forms, norm, products
+from ingot.layers.linear import linears
+from ingot.llm.verify import verify
+from tests.e2e.terminal import ingot
+from tests.encoders.speech import FRAMES, MELS, POSITIONS, write_speech
+from tests.parity.kernel_witness import Witness, interpreted
+from tests.quant.test_engines import dense_twin
+from tests.tiny_models import random_ids
+
+HALVES = {
+    "encoder alone": read_quant("encoder=w8a16"),
+    "decoder alone": read_quant("decoder=w8a8"),
+    "apart": read_quant("encoder=w8a8,decoder=w4a16", group=32, head="w8a16"),
+    "kinds of layers": QuantConfig("w8a16", layers={"*.mlp.*": "w8a8", "*.encoder_attn.*": "none"}),
+}
+SCHEMES = {
+    "w8a16": QuantConfig("w8a16"),
+    "w4a16": QuantConfig("w4a16", 32, head="w8a16"),
+    "w4a16 symmetric": QuantConfig("w4a16", symmetric=True),
+    "w8a8": QuantConfig("w8a8"),
+    "w8a8 by tensor": QuantConfig("w8a8", weight_scales="tensor"),
+    "w4a8": QuantConfig("w4a8", rotation=False),
+} | HALVES
+GREEDY = SamplingParams(max_new_tokens=6, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speech")
+    write_speech(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dense(checkpoint: Path) -> LLM:
+    return LLM(checkpoint, "cpu", max_batch_size=4)
+
+
+def spoken(seed: int, tokens: int, frames: int = FRAMES) -> Prompt:
+    features = torch.randn(MELS, frames, generator=torch.Generator().manual_seed(seed))
+    return Prompt([Input(features), random_ids(tokens, seed=seed)])
+
+
+PROMPTS = [spoken(1, 3), spoken(2, 20, 34), spoken(3, 1)]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_logits_are_near_the_dense_ones(checkpoint: Path, dense: LLM, name: str, tmp_path: Path) -> None:
+    quant = SCHEMES[name]
+    engine = build(checkpoint, tmp_path / "engine", quant=quant, device="cpu", dtype="fp32")
+    assert verify(engine, "cpu", note=False).verdict == "proven"
+    llm = LLM(engine, "cpu", max_batch_size=4)
+    for prompt in PROMPTS:
+        found, exact = llm.logits(prompt), dense.logits(prompt)
+        most = 0.5 if "w4" in quant.label else 0.1
+        assert 1e-4 < float((found - exact).norm() / exact.norm()) < most
+        assert torch.equal(LLM(checkpoint, "cpu", quant=quant).logits(prompt), found)
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w4a16", "w4a16 symmetric", "encoder alone"])
+def test_they_compute_with_what_their_numbers_mean(checkpoint: Path, name: str) -> None:
+    """In both halves: a dense model of the dequantized weights gives the same."""
+    llm = LLM(checkpoint, "cpu", quant=SCHEMES[name])
+    twin = dense_twin(checkpoint, llm)
+    for prompt in PROMPTS:
+        torch.testing.assert_close(llm.logits(prompt), twin.logits(prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8", "w4a8", "apart"])
+def test_fused_steps_give_the_same(checkpoint: Path, name: str) -> None:
+    """Norms with biases, sums and rounding in one kernel, by the kernels' twins."""
+    llm = LLM(checkpoint, "cpu", quant=SCHEMES[name], max_batch_size=4)
+    forward = llm.executor.runner.forward
+    found = []
+    for forward.fused in (False, True):
+        found.append(llm.generate(PROMPTS, GREEDY))
+    for one, other in zip(*found, strict=True):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-3 if "a8" in name else 1e-4)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_each_layer_has_the_scheme_that_was_asked_for(checkpoint: Path, name: str) -> None:
+    quant = SCHEMES[name]
+    own = linears(LLM(checkpoint, "cpu", quant=quant).engine.model)
+    halves = {half: {n for n in own if n.startswith("encoder.") == half} for half in (True, False)}
+    assert halves[True]
+    wide = {n for n, linear in own.items() if linear.scheme.dense} - {"lm_head"}
+    if name == "encoder alone":
+        assert wide == halves[False] - {"lm_head"}
+    elif name == "decoder alone":
+        assert wide == halves[True]
+    elif name == "kinds of layers":
+        assert wide == {n for n in own if ".encoder_attn." in n}
+    else:
+        assert not wide
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), list(zip(SCHEMES, itertools.cycle(("fp16", "bf16", "fp32")), strict=False))
+)
+def test_sizes_are_told_to_the_byte(checkpoint: Path, dtype: str, name: str, tmp_path: Path) -> None:
+    """Of the loaded weights, of each stored tensor, of the folder; what is not linear keeps the dtype."""
+    quant = SCHEMES[name]
+    folder = build(checkpoint, tmp_path / "engine", quant=quant, device="cpu", dtype=dtype, proof=False)
+    llm = LLM(folder, "cpu", compute_dtype=dtype, max_batch_size=2)
+    engine = llm.engine
+    bill = ledger(setting_of(engine.manifest, engine.dtype, engine.device)).items
+    encoder = sum(p.nbytes for n, p in engine.model.named_parameters() if n.startswith("encoder."))
+    weights = [item for item in bill if item.kind == "weights"]
+    assert {item.name: item.bytes for item in weights}["encoder"] == encoder
+    assert sum(item.bytes for item in weights) == sum(p.nbytes for p in engine.model.parameters())
+    told = describe(folder)
+    assert told.bytes_on_disk == sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    assert told.num_parameters == describe(checkpoint).num_parameters
+    plain = {entry.dtype for n, entry in told.manifest.tensors.items() if "conv" in n or "norm" in n}
+    assert plain == {{"fp16": "F16", "bf16": "BF16", "fp32": "F32"}[dtype]}
+    assert bool(torch.isfinite(llm.logits(PROMPTS[0])).all())
+
+
+def test_inspect_shows_the_halves(checkpoint: Path, tmp_path: Path) -> None:
+    engine, options = tmp_path / "engine", ("--no-proof", "--device", "cpu", "--dtype", "fp16")
+    made = ingot("build", checkpoint, "-o", engine, "--quant", "encoder=w8a16,decoder=w4a16", *options)
+    assert made.exit_code == 0, made.output
+    manifest = Manifest.read(engine)
+    assert manifest.quant == QuantConfig("w4a16", layers={"encoder.*": "w8a16"})
+    assert "w4a16+w8a16" in ingot("inspect", engine).output
+
+
+def test_lengths_of_an_engine(checkpoint: Path, tmp_path: Path) -> None:
+    """As many tokens as the decoder has positions, or fewer."""
+    whole = build(checkpoint, tmp_path / "whole", device="cpu", proof=False)
+    assert Manifest.read(whole).build.max_seq_len == POSITIONS
+    short = build(checkpoint, tmp_path / "short", max_seq_len=40, max_batch_size=2, device="cpu", proof=False)
+    assert LLM(short, "cpu").executor.admission.max_batch_size == 2
+    with pytest.raises(ConfigError, match=rf"exceeds the model's context.*seen: 97.*<= {POSITIONS}"):
+        build(checkpoint, tmp_path / "long", max_seq_len=POSITIONS + 1, device="cpu")
+    with pytest.raises(ConfigError, match="max_batch_size"):
+        build(checkpoint, tmp_path / "none", max_batch_size=0, device="cpu")
+    with pytest.raises(ConfigError, match=r"max_seq_len.*40"):
+        LLM(short, "cpu", max_seq_len=41)
+
+
+NEED_SAMPLES: dict[str, dict[str, Any]] = {
+    "gptq": {"scheme": "w4a16", "method": "gptq"},
+    "awq": {"scheme": "w4a16", "method": "awq"},
+    "smoothquant": {"scheme": "w8a8", "method": "smoothquant"},
+    "static": {"scheme": "w8a8", "activations": "static"},
+    "rptq": {"scheme": "rptq-w8a8"},
+}
+
+
+@pytest.mark.parametrize("name", NEED_SAMPLES)
+def test_schemes_that_need_samples_are_refused(checkpoint: Path, name: str, tmp_path: Path) -> None:
+    samples = tmp_path / "ids.jsonl"
+    samples.write_text('{"token_ids": [1, 2, 3]}\n')
+    with pytest.raises(ConfigError, match=r"has an encoder.*w8a16, w4a16 or w8a8 by rounding"):
+        build(checkpoint, tmp_path / "engine", quant=QuantConfig(**NEED_SAMPLES[name]), calib=samples)
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "encoder=w3,decoder=w8a16",
+        "encoder=",
+        "encoder=w8a16,encoder=w4a16",
+        "vision=w8a16",
+        "=w8a16",
+        "a=b=c",
+    ],
+)
+def test_halves_that_are_not_named_well(named: str) -> None:
+    with pytest.raises(ConfigError, match=r"halves of a model.*encoder=SCHEME,decoder=SCHEME"):
+        read_quant(named)
+
+
+def test_halves_are_patterns_of_layers() -> None:
+    assert read_quant("decoder=w4a16, encoder=w8a16") == QuantConfig("w4a16", layers={"encoder.*": "w8a16"})
+    assert read_quant("encoder=w8a16") == QuantConfig("none", layers={"encoder.*": "w8a16"})
+    assert read_quant("decoder=w8a8").at("encoder.layers.0.mlp.up_proj").scheme == "none"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU's interpreter")
+@pytest.mark.parametrize(("name", "kv_dtype"), [("w8a8", "int8"), ("w4a16", "int8"), ("w8a16", "auto")])
+def test_interpreted_kernels(checkpoint: Path, name: str, kv_dtype: str) -> None:
+    """Each kernel of steps with cross-attention is its twin on the step's operands, caches in 8 bits too."""
+    runtime = RuntimeConfig(kv_dtype=kv_dtype, cuda_graphs=False)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"quant": SCHEMES[name], "max_batch_size": 4, "runtime": runtime}
+    llm = LLM(checkpoint, "cpu", compute_dtype="fp16", **given)
+    llm.executor.runner.forward.fused = True
+    watched = (forms, norm, products, attention, cross_attention)
+    brief = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    with Witness(torch.float16, *watched) as witness, interpreted(lambda: not witness.by_twin):
+        llm.generate([spoken(1, 3, 18), spoken(3, 1, 10)], brief)
+    assert witness.faults() == []
+    assert witness.calls["paged_attention"] > witness.calls["prefill_attention"] > 0
