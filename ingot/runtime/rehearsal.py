@@ -8,11 +8,11 @@ and short prompts be captured. Leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ingot.config.sampling import SamplingParams
-from ingot.config.step_sizes import DRAW_KINDS, TOKEN_BUCKETS
+from ingot.config.step_sizes import TOKEN_BUCKETS
 from ingot.errors import RequestError
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.scheduler import Scheduler
@@ -46,15 +46,15 @@ def checked_sizes(batch_sizes: Iterable[int] | None, most: int) -> list[int]:
     return sizes
 
 
-def checked_kinds(kinds: Iterable[str]) -> list[str]:
-    """Kinds of sampling to warm up.
+def checked_kinds(kinds: Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    """Kinds of sampling to warm up, all that the model has for None.
 
     Raises:
-        RequestError: one is not of ``DRAW_KINDS``.
+        RequestError: one is not ``known``.
     """
-    found = list(kinds)
-    if not set(found) <= set(DRAW_KINDS):
-        raise RequestError("unknown kind of sampling", seen=found, allowed=", ".join(DRAW_KINDS), fix="kinds")
+    found = list(known if kinds is None else kinds)
+    if not set(found) <= set(known):
+        raise RequestError("unknown kind of sampling", seen=found, allowed=", ".join(known), fix="kinds")
     return found
 
 

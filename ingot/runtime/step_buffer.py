@@ -80,7 +80,8 @@ class StepBuffer:
         self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
-        eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_requests)
+        num_draws = num_logits if encoded_positions else num_requests  # probes draw, too
+        eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_draws)
         four = {
             "block_tables": num_requests * table_width,
             "query_start": num_requests + 1,
@@ -148,8 +149,7 @@ class StepBuffer:
     def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
         """As much of the device side as a step takes."""
         items = step.requests
-        rows = sum(i.count if i.request.all_logits else int(i.samples) for i in items)
-        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": rows}
+        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": step.num_logits}
         ends |= {"block_tables": len(items), "seq_lens": len(items), "query_start": len(items) + 1}
         fields: dict[str, Any] = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
         return ForwardBatch(
@@ -219,11 +219,16 @@ class StepBuffer:
         """Returns the number of tokens; the leading requests of one token are filled together."""
         token = step.num_single
         logits = self._fill_singles(step.requests[:token], block_size)
+        probes = [i for i, item in enumerate(step.requests[:token]) if item.probes]
         for row, item in enumerate(step.requests[token:], start=token):
             end = token + item.count
             self._fill_request(row, token, item, block_size)
             logits.extend(range(token, end) if item.request.all_logits else [end - 1] if item.samples else [])
+            if item.probes:
+                assert item.request.probe is not None
+                probes.append(token + item.request.probe.place - item.start)
             token = end
+        logits += probes
         self.host["logits_indices"][: len(logits)] = logits
         return token
 
@@ -296,8 +301,9 @@ class StepBuffer:
         host = self.host
         host["temperature"].fill(0.0)
         host["slot"].fill(-1)
-        host["mask"].fill(-1)
-        rules = any(draw.slot >= 0 or draw.mask >= 0 for draw in draws)
+        for name in ("mask", "transcript", "probed"):
+            host[name].fill(-1)
+        rules = any(max(draw.slot, draw.mask, draw.transcript, draw.probed) >= 0 for draw in draws)
         names: tuple[str, ...] = (*RULE_LONGS, *RULE_DOUBLES) if rules else ()
         if rules or any(draw.temperature > 0 for draw in draws):
             names += (*DRAW_LONGS, *DRAW_DOUBLES)
