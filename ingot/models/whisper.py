@@ -48,14 +48,21 @@ class WhisperEncoder(nn.Module):
         self.layers = EncoderStack(stack, ctx.at("layers"))
         self.norm = LayerNorm(size, stack.norm_eps, ctx)
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """[mels, frames] of a whole window."""
+        return self.conv1.in_channels, 2 * self.embed_positions.weight.shape[0]
+
     def positions(self, shape: tuple[int, ...]) -> int:
         """Two frames of [mels, frames] make one."""
         return -(-shape[1] // 2)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """[mels, frames] → [positions, hidden_size]."""
-        hidden = F.gelu(self.conv2(F.gelu(self.conv1(features[None]))))[0].t().contiguous()
-        encoded: torch.Tensor = self.norm(self.layers(hidden + self.embed_positions.weight[: len(hidden)]))[0]
+        """[mels, frames] → [positions, hidden_size]; of N windows [N, mels, frames] one after another."""
+        windows = features if features.dim() == 3 else features[None]
+        hidden = F.gelu(self.conv2(F.gelu(self.conv1(windows)))).transpose(1, 2)
+        hidden = (hidden + self.embed_positions.weight[: hidden.shape[1]]).flatten(0, 1).contiguous()
+        encoded: torch.Tensor = self.norm(self.layers(hidden, len(windows)))[0]
         return encoded
 
 

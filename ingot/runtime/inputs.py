@@ -94,6 +94,13 @@ class InputRules:
         given = RequestInput(tensor, digest.digest(), positions, place)
         return replace(given, tokens=positions) if self.kind == "prefix" else given
 
+    def blank(self, value: float) -> RequestInput | None:
+        """The longest input, of one value, for requests of no one; None where the cache is too small for it."""
+        longest = self.encoder.longest
+        if self.encoder.positions(longest) > self.cache_positions:
+            return None
+        return self.read(torch.full(longest, value), 0)
+
     def placeholders(self, given: RequestInput) -> list[int]:
         """The token ids that stand in the prompt for an input."""
         return [self.config.placeholder_id] * given.tokens

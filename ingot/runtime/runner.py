@@ -154,7 +154,7 @@ class Runner:
         self._copy_blocks(step.copies)
         if self.encoding is None:
             return not self.eager
-        self.encoding.encode(step.jobs)
+        self.encoding.encode(step.jobs, by_module=self.eager)
         return not self.eager and self.encoding.has_graph(step)
 
     @staticmethod
