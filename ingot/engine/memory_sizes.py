@@ -252,8 +252,8 @@ def encoded_at_once(config: EncoderConfig, runtime: RuntimeConfig, *, on_gpu: bo
 def encoding_bytes(
     config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int, *, on_gpu: bool
 ) -> int:
-    """Bytes that the largest inputs which are encoded together take meanwhile, and CUDA graphs of that; in kind
-    ``prefix`` also of the rows that a step splices.
+    """Bytes that the longest inputs which are encoded together take meanwhile, and CUDA graphs of that; in
+    kind ``prefix`` also of the rows that a step splices.
     """
     if config.encoder is None:
         return 0

@@ -34,8 +34,8 @@ class Encoder(Protocol):
         ...
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions, hidden_size]
-        of one after another.
+        """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
+        hidden_size], of one after another.
         """
         ...
 

@@ -95,7 +95,7 @@ class InputRules:
         return replace(given, tokens=positions) if self.kind == "prefix" else given
 
     def blank(self, value: float) -> RequestInput | None:
-        """The longest input, of one value, for requests of no one; None where the cache is too small for it."""
+        """The longest input, of one value, for requests of no one; None where the cache is too small."""
         longest = self.encoder.longest
         if self.encoder.positions(longest) > self.cache_positions:
             return None
