@@ -23,6 +23,7 @@ _LINEAR_HZ = 1000.0  # below, mels are linear in Hz
 _MELS_AT = 15.0  # at that frequency
 _STEP = math.log(6.4) / 27  # of a mel above it, in log Hz
 _LEAST = 1e-10  # of a power, before the logarithm
+_AT_ONCE = 16 * WINDOW  # samples of several clips: some 30 bytes are held for each
 _RANGE = 8.0  # below the loudest value, in powers of ten
 
 
@@ -34,15 +35,20 @@ def log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
             so silence that is appended belongs to it.
         mels: 80 or 128 in published models.
     """
-    window = torch.hann_window(_FFT, device=samples.device)
-    shape = samples.shape[:-1]
-    spectrum = torch.stft(
-        samples.float().reshape(-1, samples.shape[-1]), _FFT, HOP, window=window, return_complex=True
-    )[..., :-1]
+    clips = samples.reshape(-1, samples.shape[-1])
+    together = max(1, _AT_ONCE // clips.shape[1])
+    logs = torch.cat([_log_mel(part, mels) for part in clips.split(together)])
+    return logs.reshape(*samples.shape[:-1], mels, -1)
+
+
+def _log_mel(clips: torch.Tensor, mels: int) -> torch.Tensor:
+    """[clips, N] → [clips, mels, frames]."""
+    window, filters = _constants(mels, clips.device)
+    spectrum = torch.stft(clips.float(), _FFT, HOP, window=window, return_complex=True)[..., :-1]
     power = spectrum.real.square() + spectrum.imag.square()
-    logs = (_filters_on(mels, samples.device) @ power).clamp(min=_LEAST).log10()
+    logs = (filters @ power).clamp_(min=_LEAST).log10_()
     logs = torch.maximum(logs, logs.amax((-2, -1), keepdim=True) - _RANGE)
-    return ((logs + 4) / 4).reshape(*shape, mels, -1)
+    return logs.add_(4).div_(4)
 
 
 def fit(samples: torch.Tensor, length: int = WINDOW) -> torch.Tensor:
@@ -64,8 +70,9 @@ def mel_filters(mels: int) -> torch.Tensor:
 
 
 @functools.cache
-def _filters_on(mels: int, device: torch.device) -> torch.Tensor:
-    return mel_filters(mels).to(device)
+def _constants(mels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The window of the Fourier transform, and the filters."""
+    return torch.hann_window(_FFT, device=device), mel_filters(mels).to(device)
 
 
 def _mels(hertz: float) -> float:
