@@ -36,7 +36,6 @@ from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, chat_ids, promp
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
-from ingot.runtime.graphs import KINDS
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.tap import Seen, tap
 
@@ -318,7 +317,7 @@ class LLM:
         """
         return explain_request(self.engine.manifest, self.engine.text, prompt, params)
 
-    def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] = tuple(KINDS)) -> None:
+    def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] | None = None) -> None:
         """Do now what the first requests would wait for: capture the graphs for batches of these sizes (None:
         of every size that the engine takes) and for prompts that join them, build kernels, run prompts of
         many lengths. Nothing to do on a CPU.

@@ -15,6 +15,7 @@ from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
 from ingot.layers.context import BuildContext
+from ingot.layers.convolution import FrameConvolution
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder import EncoderStack
 from ingot.layers.norm import LayerNorm
@@ -42,8 +43,8 @@ class WhisperEncoder(nn.Module):
         assert config.encoder is not None
         stack = StackConfig.from_json(config.encoder.settings)
         size, mels = stack.hidden_size, config.encoder.features[0]
-        self.conv1 = nn.Conv1d(mels, size, 3, padding=1, dtype=ctx.dtype)
-        self.conv2 = nn.Conv1d(size, size, 3, stride=2, padding=1, dtype=ctx.dtype)
+        self.conv1 = FrameConvolution(mels, size, stride=1, dtype=ctx.dtype)
+        self.conv2 = FrameConvolution(size, size, stride=2, dtype=ctx.dtype)
         self.embed_positions = Embedding(config.encoder.max_positions, size, ctx)
         self.layers = EncoderStack(stack, ctx.at("layers"))
         self.norm = LayerNorm(size, stack.norm_eps, ctx)
