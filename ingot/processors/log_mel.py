@@ -51,6 +51,21 @@ def _log_mel(clips: torch.Tensor, mels: int) -> torch.Tensor:
     return logs.add_(4).div_(4)
 
 
+def features_by(device: torch.device, samples: torch.Tensor, mels: int) -> torch.Tensor:
+    """``log_mel`` of samples on the CPU, back on the CPU, computed by a device; on a GPU on a stream of its
+    own, so that it does not wait for what else runs there.
+    """
+    if device.type != "cuda":
+        return log_mel(samples.to(device), mels).cpu()
+    with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+        return log_mel(samples.pin_memory().to(device, non_blocking=True), mels).cpu()
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def fit(samples: torch.Tensor, length: int = WINDOW) -> torch.Tensor:
     """Samples [..., N], cut or followed by silence: [..., length]."""
     missing = length - samples.shape[-1]

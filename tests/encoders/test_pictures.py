@@ -203,10 +203,10 @@ def test_a_request_names_what_is_wrong_with_its_picture(pictures: Side) -> None:
                 llm.generate(Prompt([[1, 2], Input(features)]), GREEDY)
     whole = pictures.open()
     for value in (float("nan"), float("-inf")):
+        features = torch.zeros(3, IMAGE, IMAGE)
+        features[0, :2, 3] = value
         for call in (whole.generate, whole.logits):
             with pytest.raises(RequestError, match="2 of 1200 are NaN or infinite"):
-                features = torch.zeros(3, IMAGE, IMAGE)
-                features[0, :2, 3] = value
                 call(Prompt([[1, 2], Input(features)]))  # type: ignore[operator]
     with pytest.raises(RequestError, match="prompt 2: the prompt is too long"):
         whole.generate([[1, 2], prompt([100] * 11)], GREEDY)

@@ -8,9 +8,13 @@ import torch
 from ingot.layers.convolution import FrameConvolution
 
 
-@pytest.mark.parametrize(("count", "inputs", "outputs", "frames"), [(1, 3, 5, 1), (3, 8, 4, 7), (2, 5, 6, 40)])
+@pytest.mark.parametrize(
+    ("count", "inputs", "outputs", "frames"), [(1, 3, 5, 1), (3, 8, 4, 7), (2, 5, 6, 40)]
+)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_frames_follow_the_definition(count: int, inputs: int, outputs: int, frames: int, stride: int) -> None:
+def test_frames_follow_the_definition(
+    count: int, inputs: int, outputs: int, frames: int, stride: int
+) -> None:
     torch.manual_seed(frames)
     conv = FrameConvolution(inputs, outputs, stride, torch.float32)
     x = torch.randn(count, inputs, frames)
