@@ -50,7 +50,7 @@ def step_buffer_bytes(
     four = requests * table_width + 2 * requests + buffers
     if encoded_width:  # a request's blocks in the encoder cache and their positions; a token's request
         eight += tokens
-        four += requests * (encoded_width + 1)
+        four += (requests + buffers) * (encoded_width + 1)
     if tiles:
         four += 2 * tiles + requests
     return 8 * eight + 4 * four + 4 * requests * kv_heads

@@ -37,5 +37,5 @@ class StepAhead:
             if request.ended:
                 continue
             wanted = request.params.logprobs
-            told = rows is None or wanted is None
-            yield request, tokens[i], None if told else read_logprobs(rows[i], tokens[i], wanted)
+            found = None if rows is None or wanted is None else read_logprobs(rows[i], tokens[i], wanted)
+            yield request, tokens[i], found

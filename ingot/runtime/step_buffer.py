@@ -89,9 +89,10 @@ class StepBuffer:
         }
         tables = {"block_tables": (num_requests, table_width)}
         if encoded_positions:
-            tables["encoded_tables"] = (num_requests, -(-encoded_positions // block_size))
+            # One row more: padding tokens belong to a request without an input.
+            tables["encoded_tables"] = (num_requests + 1, -(-encoded_positions // block_size))
             eight["encoded_rows"] = num_tokens
-            four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests}
+            four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests + 1}
         if tile_rows:
             tables["tile_list"] = (tile_list_length(num_tokens, num_requests, tile_rows), 2)
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
@@ -143,7 +144,7 @@ class StepBuffer:
             max_seq_len=max_seq_len,
             split=split,
             arrivals=self._arrivals,
-            encoded=self._encoded(self.num_requests, None, some_without=False),
+            encoded=self._encoded(self.num_requests + (max_query_len > 1), None, some_without=False),
         )
 
     def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
@@ -290,6 +291,7 @@ class StepBuffer:
     def _fill_encoded(self, step: ScheduledBatch) -> None:
         host, token = self.host, 0
         host["encoded_lens"].fill(0)
+        host["encoded_rows"].fill(self.num_requests)
         for row, item in enumerate(step.requests):
             host["encoded_rows"][token : token + item.count] = row
             token += item.count
