@@ -90,11 +90,12 @@ def sampling_bytes(
     config: DecoderConfig, max_batch_size: int, max_seq_len: int, *, kernels: bool = True
 ) -> int:
     """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries. And of
-    the token counts, biases and masks, which the first request with penalties or a grammar has made.
+    the token counts, biases and masks, which the first request with penalties, a grammar or a transcript has
+    made.
     """
     logits = max_batch_size * config.vocab_size
     counts = logits * count_dtype(max_seq_len).itemsize + max_batch_size * MAX_BIASES * _BIAS_BYTES
-    counts += -(-logits // 8)  # masks
+    counts += -(-logits // 8) * (3 if config.kind == "cross" else 1)  # masks; of transcripts two for each
     if kernels:
         return counts + max_batch_size * (_DRAW_ROW_BYTES + _LOGPROBS_ROW_BYTES)
     return counts + min(logits, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
@@ -113,6 +114,7 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     step = (2 * config.hidden_size + wide) * dtype.itemsize
     logits = (buckets[-1] + requests[-1]) * config.vocab_size * dtype.itemsize
-    logits += buckets[-1] * config.vocab_size * torch.float32.itemsize
+    changed = 2 if config.kind == "cross" else 1  # by transcripts, then by penalties
+    logits += changed * buckets[-1] * config.vocab_size * torch.float32.itemsize
     driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
     return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits

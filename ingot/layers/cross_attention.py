@@ -16,6 +16,7 @@ from ingot.config.model import DecoderConfig
 from ingot.kernels.attention.int8_heads import OutScales
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
@@ -48,12 +49,10 @@ class CrossAttention(nn.Module):
 
     def write(self, encoded: torch.Tensor, cache: LayerCache, slots: torch.Tensor) -> None:
         """Keys and values of encoded positions [P, encoder's hidden_size] go into ``slots`` [P] of a second
-        cache (``block * block_size + offset``).
+        cache (``block * block_size + offset``), in 8 bits where it has scales.
         """
-        kv = self.kv_proj(encoded).unflatten(1, (2, self.config.num_kv_heads, self.config.head_dim))
-        blocks, offsets = slots // cache.block_size, slots % cache.block_size
-        cache.keys[blocks, :, offsets] = kv[:, 0]
-        cache.values[blocks, :, offsets] = kv[:, 1]
+        kv, heads = self.kv_proj(encoded), (0, self.config.num_kv_heads, self.config.head_dim)
+        rope_kv_write(kv, None, slots, slots, slots, cache.keys, cache.values, *heads, scales=cache.scales)
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:
         """[T, q_size] → queries [T, num_heads, head_dim]."""

@@ -251,6 +251,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "norms 16384 bf16": lambda: norms(BRAIN, 16384, True),
     "silu_mul 11008 bf16": lambda: silu_mul_triton(empty(4, 22016, dtype=BRAIN)),
     "silu_mul 100 fp32": lambda: silu_mul_triton(empty(4, 200, dtype=FULL)),
+    "rope of no queries fp16": lambda: rope(HALF, 0, 20, 64, 0, False, 0),
     "rope qwen fp16": lambda: rope(HALF, 32, 32, 128, 128, False, 8192),
     "rope qwen3 bf16": lambda: rope(BRAIN, 32, 8, 128, 128, True, 0),
     "rope gpt2 fp32": lambda: rope(FULL, 12, 12, 64, 0, False, 0),

@@ -25,6 +25,7 @@ CASES = {
     "qwen": (2, 2, 128, 128, False, 8),
     "everything": (5, 5, 96, 32, True, 8),
     "norm_only": (2, 1, 32, 0, True, 0),
+    "no queries": (0, 20, 64, 0, False, 0),
 }
 
 

@@ -299,7 +299,7 @@ def rope_kv_write(
         key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or in 8 bits with
             ``scales``; changed in place.
         value_cache: as key_cache, and with the same strides.
-        num_heads: query heads.
+        num_heads: query heads; 0: keys and values alone are placed.
         num_kv_heads: key-value heads.
         head_dim: channels of a head, at most 256.
         q_norm_weight: [head_dim] or None; given together with k_norm_weight.
@@ -316,7 +316,7 @@ def rope_kv_write(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_group(num_heads, num_kv_heads)
+    expect_group(num_heads or num_kv_heads, num_kv_heads)
     expect_range("head_dim", head_dim, 1, MAX_HEAD_DIM)
     like = _expect_qkv(qkv, (num_heads + 2 * num_kv_heads) * head_dim)
     for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
