@@ -222,7 +222,9 @@ def transcripts(dtype: torch.dtype, rows: int, vocab: int) -> None:
 
 
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
-    logprobs_triton(empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE))
+    logits, ids, out = empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE)
+    logprobs_triton(logits, ids, out)
+    logprobs_triton(logits, ids, out[:, :3])
 
 
 def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: int = 1) -> None:
