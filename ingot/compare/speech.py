@@ -267,7 +267,7 @@ class ClassListener(OpenClass):
         """Ids that never occur; None: as the checkpoint says."""
         if options.suppress is None and options.timestamps:
             return None
-        rules, tokens = self.vocabulary.rules((), options), self.vocabulary.tokens
+        rules, tokens = self.vocabulary.rules(options), self.vocabulary.tokens
         times = [] if options.timestamps else range(tokens.first_timestamp, self.config.vocab_size)
         return sorted({*rules.suppressed, *times} - {tokens.no_timestamps})
 
@@ -299,7 +299,7 @@ def _kind(options: TranscribeOptions) -> TranscribeOptions:
 
 def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
     """Values of a generation_config.json for a checkpoint that has none."""
-    tokens, rules = vocabulary.tokens, vocabulary.rules((), TranscribeOptions())
+    tokens, rules = vocabulary.tokens, vocabulary.rules(TranscribeOptions())
     return {
         "is_multilingual": tokens.multilingual,
         "no_timestamps_token_id": tokens.no_timestamps,

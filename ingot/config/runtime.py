@@ -48,7 +48,8 @@ class RuntimeConfig(JsonConfig):
             (e4m3), with a scale for each token's head of keys and of values (docs/quantization.md has what
             they cost); ``auto``, as the
             engine was built.
-        encoder_budget: positions that one step encodes at most; a longer input takes a step's budget alone.
+        encoder_budget: positions that one step encodes at most, on a GPU inputs of one shape together; a
+            longer input takes a step's budget alone.
         encoder_positions: size of the encoder cache in positions; None holds what a full batch of longest
             inputs needs (kind ``cross``), or twice the budget (``prefix``), and at least one input.
     """
@@ -65,7 +66,7 @@ class RuntimeConfig(JsonConfig):
     run_ahead: bool = True
     batch_invariant: bool = False
     kv_dtype: Literal["auto", "model", "int8", "fp8"] = "auto"
-    encoder_budget: int = 4096
+    encoder_budget: int = 12288
     encoder_positions: int | None = None
 
     def __post_init__(self) -> None:

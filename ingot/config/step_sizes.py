@@ -14,8 +14,14 @@ LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of e
 # kernel after another, and requests.
 TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2176)
 REQUEST_BUCKETS = (1, 8, 64, 256)
-# Ways of sampling; a decode step has a graph for each.
+# Ways of sampling; a decode step has a graph for each. Transcripts, which models of speech write, have their
+# own: greedy ones, and those that draw or have other rules besides.
 DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "logprobs")
+SPEECH_KINDS = ("transcript", "everything")
+ENCODED_AT_ONCE = 8  # inputs of one shape: their products fill a GPU
+_CAPTURED_WIDTH = (
+    4096  # of inputs and width: beyond it a GPU takes longer for a kernel than a host to launch it
+)
 LOGITS_AT_ONCE = 5 * 2**20  # that sampling in PyTorch handles: bounds its 64-bit temporaries to about 320 MB
 
 
@@ -33,6 +39,16 @@ def spare_tokens(token_budget: int) -> int:
 def most_logits(token_budget: int, max_batch_size: int) -> int:
     """Rows of logits of the largest step."""
     return min(most_tokens(token_budget, max_batch_size), max(max_batch_size, LOGITS_CHUNK))
+
+
+def draw_kinds(kind: str) -> tuple[str, ...]:
+    """Ways of sampling that requests to a model of this kind have."""
+    return (*SPEECH_KINDS, *DRAW_KINDS) if kind == "cross" else DRAW_KINDS
+
+
+def captured_inputs(hidden_size: int, at_once: int) -> int:
+    """Most inputs of an encoder of this width that are encoded by a CUDA graph."""
+    return max(min(_CAPTURED_WIDTH // hidden_size, at_once), 1)
 
 
 def request_buckets(max_batch_size: int) -> tuple[int, ...]:

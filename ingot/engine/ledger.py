@@ -28,6 +28,7 @@ from ingot.engine.memory_sizes import (
     HostBytes,
     activation_bytes,
     cache_dtype,
+    encoded_at_once,
     encoded_position_bytes,
     encoder_blocks,
     encoding_bytes,
@@ -298,8 +299,10 @@ def _encoder_items(setting: Setting) -> Iterator[Item]:
         size,
         f"{held} of {positions} positions" + (f", {runtime.kv_dtype}" if narrow else ""),
     )
-    encoding = encoding_bytes(model, dtype, runtime, setting.max_batch_size)
-    yield Item("encoders", "encoding", encoding, f"one input of {model.encoder.max_positions} positions")
+    on_gpu, most = setting.device == "cuda", model.encoder.max_positions
+    encoding = encoding_bytes(model, dtype, runtime, setting.max_batch_size, on_gpu=on_gpu)
+    inputs = encoded_at_once(model.encoder, runtime, on_gpu=on_gpu)
+    yield Item("encoders", "encoding", encoding, f"{inputs} of {most} positions at once")
 
 
 def _stored_as(setting: Setting, kind: str) -> str:

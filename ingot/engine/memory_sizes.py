@@ -17,11 +17,14 @@ import torch
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
+from ingot.config.encoder import EncoderConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import (
+    ENCODED_AT_ONCE,
+    captured_inputs,
     most_logits,
     most_tokens,
 )
@@ -240,15 +243,27 @@ def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: 
     return kv_bytes_per_token(config, kv_dtype)
 
 
+def encoded_at_once(config: EncoderConfig, runtime: RuntimeConfig, *, on_gpu: bool) -> int:
+    """Longest inputs that are encoded together: as many as a step's budget has, up to ENCODED_AT_ONCE. One on
+    a CPU, which has enough to do with it, and where a result must not depend on its neighbours.
+    """
+    if not on_gpu or runtime.batch_invariant:
+        return 1
+    return min(max(runtime.encoder_budget // config.max_positions, 1), ENCODED_AT_ONCE)
+
+
 def encoding_bytes(
-    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int
+    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int, *, on_gpu: bool
 ) -> int:
-    """Bytes that the largest input takes while it is encoded; in kind ``prefix`` also of the rows that a step
-    splices.
+    """Bytes that the longest inputs which are encoded together take meanwhile, and CUDA graphs of that; in
+    kind ``prefix`` also of the rows that a step splices.
     """
     if config.encoder is None:
         return 0
-    values = config.encoder.max_positions * config.encoder.activation_values
+    inputs = encoded_at_once(config.encoder, runtime, on_gpu=on_gpu)
+    if on_gpu and runtime.cuda_graphs and config.kind == "cross":
+        inputs += captured_inputs(config.encoder.hidden_size, inputs)
+    values = inputs * config.encoder.max_positions * config.encoder.activation_values
     if config.kind == "prefix":
         values += most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
     return values * dtype.itemsize

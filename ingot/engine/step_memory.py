@@ -11,10 +11,10 @@ from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import MAX_BIASES, MAX_LOGPROBS
 from ingot.config.step_sizes import (
-    DRAW_KINDS,
     LOGITS_AT_ONCE,
     TOKEN_BUCKETS,
     batch_buckets,
+    draw_kinds,
     most_tokens,
     request_buckets,
     tile_list_length,
@@ -22,7 +22,8 @@ from ingot.config.step_sizes import (
 from ingot.kernels.sampling.penalties import count_dtype
 
 _PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
-_DRAW_FIELDS = 13  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step, slot, mask, five rules
+# 8 bytes each: temperature, top-p, min-p, top-k, seed, step, slot, mask, five rules, four of transcripts
+_DRAW_FIELDS = 17
 _BIAS_BYTES = 12  # of a token: its id and a float64
 _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
 _LOGPROBS_ROW_BYTES = 96 * (MAX_LOGPROBS + 1) * 8  # likeliest tokens and the sum of 96 tiles
@@ -45,11 +46,11 @@ def step_buffer_bytes(
     """Bytes of one step's tensors (``StepBuffer``) on the device; of several buffers by their sums. Its list
     holds so many ``tiles``.
     """
-    eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * requests
+    eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * (logits if encoded_width else requests)
     four = requests * table_width + 2 * requests + buffers
     if encoded_width:  # a request's blocks in the encoder cache and their positions; a token's request
         eight += tokens
-        four += requests * (encoded_width + 1)
+        four += (requests + buffers) * (encoded_width + 1)
     if tiles:
         four += 2 * tiles + requests
     return 8 * eight + 4 * four + 4 * requests * kv_heads
@@ -64,7 +65,9 @@ def all_step_buffers_bytes(
     heads = config.num_kv_heads
     encoder = config.encoder if config.kind == "cross" else None
     encoded = 0 if encoder is None else -(-encoder.max_positions // runtime.block_size)
-    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads, encoded_width=encoded)
+    probes = 2 if encoded else 1  # rows of logits of a request, one of which may be a probe's
+    logits = max(tokens, probes * max_batch_size)
+    total = step_buffer_bytes(tokens, max_batch_size, width, logits, heads, encoded_width=encoded)
     if graphs:
         buckets = batch_buckets(max_batch_size)
         rows = sum(buckets)
@@ -73,7 +76,7 @@ def all_step_buffers_bytes(
         )
         total += sum(
             step_buffer_bytes(
-                *(t, r, width, r, heads),
+                *(t, r, width, probes * r, heads),
                 encoded_width=encoded,
                 tiles=tile_list_length(t, r, _LEAST_TILE_ROWS),
             )
@@ -87,11 +90,12 @@ def sampling_bytes(
     config: DecoderConfig, max_batch_size: int, max_seq_len: int, *, kernels: bool = True
 ) -> int:
     """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries. And of
-    the token counts, biases and masks, which the first request with penalties or a grammar has made.
+    the token counts, biases and masks, which the first request with penalties, a grammar or a transcript has
+    made.
     """
     logits = max_batch_size * config.vocab_size
     counts = logits * count_dtype(max_seq_len).itemsize + max_batch_size * MAX_BIASES * _BIAS_BYTES
-    counts += -(-logits // 8)  # masks
+    counts += -(-logits // 8) * (3 if config.kind == "cross" else 1)  # masks; of transcripts two for each
     if kernels:
         return counts + max_batch_size * (_DRAW_ROW_BYTES + _LOGPROBS_ROW_BYTES)
     return counts + min(logits, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
@@ -106,10 +110,11 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     their logits.
     """
     buckets, requests = batch_buckets(max_batch_size), request_buckets(max_batch_size)
-    graphs = len(buckets) * len(DRAW_KINDS) + len(TOKEN_BUCKETS) * len(requests)
+    graphs = len(buckets) * len(draw_kinds(config.kind)) + len(TOKEN_BUCKETS) * len(requests)
     wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     step = (2 * config.hidden_size + wide) * dtype.itemsize
     logits = (buckets[-1] + requests[-1]) * config.vocab_size * dtype.itemsize
-    logits += buckets[-1] * config.vocab_size * torch.float32.itemsize
+    changed = 2 if config.kind == "cross" else 1  # by transcripts, then by penalties
+    logits += changed * buckets[-1] * config.vocab_size * torch.float32.itemsize
     driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
     return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits

@@ -182,7 +182,9 @@ class Decoder(nn.Module):
         return self.rotary.offset(prompt_len) if self.rotary is not None else 0
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Features of one input, in the model's dtype → [positions, encoder's hidden_size]."""
+        """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
+        hidden_size], of one after another.
+        """
         assert self.encoder is not None
         encoded: torch.Tensor = self.encoder(features)
         return encoded

@@ -3,7 +3,7 @@
 Owns bidirectional attention and its pre-norm layer. Knows no features and no architecture: what is before the
 layers and after them is in ``models/``.
 
-    hidden = EncoderStack(config, ctx)(hidden)       # [positions, hidden_size]
+    hidden = EncoderStack(config, ctx)(hidden, inputs)       # [inputs * positions, hidden_size]
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ from ingot.layers.norm import LayerNorm
 class Encoder(Protocol):
     """The module that an architecture's ``encoder`` builds; ``EncoderConfig`` says what features it takes."""
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """The shape of features that have the most outputs."""
+        ...
+
     def positions(self, shape: tuple[int, ...]) -> int:
         """How many outputs features of this shape have."""
         ...
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        """Features of one input, in the model's dtype → [positions, hidden_size]."""
+        """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
+        hidden_size], of one after another.
+        """
         ...
 
 
 class BidirectionalAttention(nn.Module):
-    """Every position attends to all; queries, keys and values are one product, in that order."""
+    """Every position attends to all of its input; queries, keys and values are one product, in that order."""
 
     def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -45,12 +52,12 @@ class BidirectionalAttention(nn.Module):
             size, size, bias=True, ctx=ctx.at("o_proj"), input_group=size // config.num_heads
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[P, hidden_size] → [P, hidden_size]."""
-        heads = self.qkv_proj(x).unflatten(1, (3, self.num_heads, -1))
-        query, key, value = heads.transpose(0, 2).unbind(1)  # [num_heads, P, head_dim] each
-        attended = F.scaled_dot_product_attention(query[None], key[None], value[None])[0]
-        output: torch.Tensor = self.o_proj(attended.transpose(0, 1).flatten(1))
+    def forward(self, x: torch.Tensor, inputs: int = 1) -> torch.Tensor:
+        """[inputs * P, hidden_size] → the same shape."""
+        heads = self.qkv_proj(x).unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # [inputs, num_heads, P, head_dim] each
+        attended = F.scaled_dot_product_attention(query, key, value)
+        output: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2).flatten(0, 1))
         return output
 
 
@@ -64,10 +71,10 @@ class EncoderLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(config.hidden_size, config.norm_eps, ctx)
         self.mlp = MLP(config, ctx.at("mlp"))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[P, hidden_size] → [P, hidden_size]."""
+    def forward(self, hidden: torch.Tensor, inputs: int = 1) -> torch.Tensor:
+        """[inputs * P, hidden_size] → the same shape."""
         x, hidden = self.input_layernorm(hidden)
-        x, hidden = self.post_attention_layernorm(self.self_attn(x), hidden)
+        x, hidden = self.post_attention_layernorm(self.self_attn(x, inputs), hidden)
         inner = self.mlp.activate(self.mlp.up_proj(x))
         return hidden + self.mlp.down_proj(inner)
 
@@ -78,8 +85,8 @@ class EncoderStack(nn.ModuleList):
     def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
         super().__init__(EncoderLayer(config, ctx.at(f"{index}")) for index in range(config.num_layers))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[P, hidden_size] → [P, hidden_size]."""
+    def forward(self, hidden: torch.Tensor, inputs: int = 1) -> torch.Tensor:
+        """[inputs * P, hidden_size] → the same shape."""
         for layer in self:
-            hidden = layer(hidden)
+            hidden = layer(hidden, inputs)
         return hidden

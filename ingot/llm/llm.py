@@ -36,7 +36,6 @@ from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, chat_ids, promp
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
-from ingot.runtime.graphs import KINDS
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.tap import Seen, tap
 
@@ -318,7 +317,7 @@ class LLM:
         """
         return explain_request(self.engine.manifest, self.engine.text, prompt, params)
 
-    def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] = tuple(KINDS)) -> None:
+    def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] | None = None) -> None:
         """Do now what the first requests would wait for: capture the graphs for batches of these sizes (None:
         of every size that the engine takes) and for prompts that join them, build kernels, run prompts of
         many lengths. Nothing to do on a CPU.
@@ -326,7 +325,8 @@ class LLM:
         Args:
             kinds: of sampling, each with graphs of its own: ``greedy``, ``unfiltered`` (a temperature),
                 ``filtered`` (top-k or top-p too), ``penalized`` (penalties or a minimum length too), and
-                ``logprobs`` (everything). All sizes of a 7B take 1.2 s a kind on an H200.
+                ``logprobs`` (everything); of speech also ``transcript`` (a greedy one) and ``everything``
+                (transcripts too). None: all. All sizes of a 7B take 1.2 s a kind on an H200.
 
         Raises:
             RequestError: a size that the engine's batch does not hold, or an unknown kind.

@@ -15,6 +15,7 @@ from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
 from ingot.layers.context import BuildContext
+from ingot.layers.convolution import FrameConvolution
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder import EncoderStack
 from ingot.layers.norm import LayerNorm
@@ -43,20 +44,27 @@ class WhisperEncoder(nn.Module):
         assert config.encoder is not None
         stack = StackConfig.from_json(config.encoder.settings)
         size, mels = stack.hidden_size, config.encoder.features[0]
-        self.conv1 = nn.Conv1d(mels, size, 3, padding=1, dtype=ctx.dtype)
-        self.conv2 = nn.Conv1d(size, size, 3, stride=2, padding=1, dtype=ctx.dtype)
+        self.conv1 = FrameConvolution(mels, size, stride=1, dtype=ctx.dtype)
+        self.conv2 = FrameConvolution(size, size, stride=2, dtype=ctx.dtype)
         self.embed_positions = Embedding(config.encoder.max_positions, size, ctx)
         self.layers = EncoderStack(stack, ctx.at("layers"))
         self.norm = LayerNorm(size, stack.norm_eps, ctx)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """[mels, frames] of a whole window."""
+        return self.conv1.in_channels, 2 * self.embed_positions.weight.shape[0]
 
     def positions(self, shape: tuple[int, ...]) -> int:
         """Two frames of [mels, frames] make one."""
         return -(-shape[1] // 2)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """[mels, frames] → [positions, hidden_size]."""
-        hidden = F.gelu(self.conv2(F.gelu(self.conv1(features[None]))))[0].t().contiguous()
-        encoded: torch.Tensor = self.norm(self.layers(hidden + self.embed_positions.weight[: len(hidden)]))[0]
+        """[mels, frames] → [positions, hidden_size]; of N windows [N, mels, frames] one after another."""
+        windows = features if features.dim() == 3 else features[None]
+        hidden = F.gelu(self.conv2(F.gelu(self.conv1(windows)))).transpose(1, 2)
+        hidden = (hidden + self.embed_positions.weight[: hidden.shape[1]]).flatten(0, 1).contiguous()
+        encoded: torch.Tensor = self.norm(self.layers(hidden, len(windows)))[0]
         return encoded
 
 

@@ -25,6 +25,7 @@ _MELS_AT = 15.0  # at that frequency
 _STEP = math.log(6.4) / 27  # of a mel above it, in log Hz
 _LEAST = 1e-10  # of a power, before the logarithm
 _BLOCK = 6000  # frames of which spectra are in memory at once: 10 MB, not 6 GB for three hours
+_AT_ONCE = 16 * WINDOW  # samples of several clips: some 30 bytes are held for each
 _RANGE = 8.0  # below the loudest value, in powers of ten
 
 
@@ -36,23 +37,45 @@ def log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
             so silence that is appended belongs to it.
         mels: 80 or 128 in published models.
     """
-    shape, frames = samples.shape[:-1], samples.shape[-1] // HOP
-    clips = samples.float().reshape(-1, samples.shape[-1])
-    padded = torch.nn.functional.pad(clips, (_FFT // 2, _FFT // 2), mode="reflect")
-    logs = torch.empty(len(clips), mels, frames, device=samples.device)
+    clips = samples.reshape(-1, samples.shape[-1])
+    together = max(1, _AT_ONCE // clips.shape[1])
+    logs = torch.cat([_log_mel(part, mels) for part in clips.split(together)])
+    return logs.reshape(*samples.shape[:-1], mels, -1)
+
+
+def _log_mel(clips: torch.Tensor, mels: int) -> torch.Tensor:
+    """[clips, N] → [clips, mels, frames]."""
+    frames = clips.shape[1] // HOP
+    padded = torch.nn.functional.pad(clips.float(), (_FFT // 2, _FFT // 2), mode="reflect")
+    logs = torch.empty(len(clips), mels, frames, device=clips.device)
     for first in range(0, frames, _BLOCK):
         last = min(first + _BLOCK, frames)
         logs[..., first:last] = _log_power(padded[:, first * HOP : (last - 1) * HOP + _FFT], mels)
     torch.maximum(logs, logs.amax((-2, -1), keepdim=True) - _RANGE, out=logs)
-    return logs.add_(4).div_(4).reshape(*shape, mels, -1)
+    return logs.add_(4).div_(4)
 
 
 def _log_power(samples: torch.Tensor, mels: int) -> torch.Tensor:
     """[clips, mels, frames] of samples that begin and end with half a window."""
-    window = torch.hann_window(_FFT, device=samples.device)
+    window, filters = _constants(mels, samples.device)
     spectrum = torch.stft(samples, _FFT, HOP, window=window, center=False, return_complex=True)
     power = spectrum.real.square() + spectrum.imag.square()
-    return (_filters_on(mels, samples.device) @ power).clamp_(min=_LEAST).log10_()
+    return (filters @ power).clamp_(min=_LEAST).log10_()
+
+
+def features_by(device: torch.device, samples: torch.Tensor, mels: int) -> torch.Tensor:
+    """``log_mel`` of samples on the CPU, back on the CPU, computed by a device; on a GPU on a stream of its
+    own, so that it does not wait for what else runs there.
+    """
+    if device.type != "cuda":
+        return log_mel(samples.to(device), mels).cpu()
+    with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+        return log_mel(samples.pin_memory().to(device, non_blocking=True), mels).cpu()
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def fit(samples: torch.Tensor, length: int = WINDOW) -> torch.Tensor:
@@ -74,8 +97,9 @@ def mel_filters(mels: int) -> torch.Tensor:
 
 
 @functools.cache
-def _filters_on(mels: int, device: torch.device) -> torch.Tensor:
-    return mel_filters(mels).to(device)
+def _constants(mels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The window of the Fourier transform, and the filters."""
+    return torch.hann_window(_FFT, device=device), mel_filters(mels).to(device)
 
 
 def _mels(hertz: float) -> float:

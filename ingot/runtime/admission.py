@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ingot.config.sampling import SamplingParams
+from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.request import Request
+from ingot.runtime.request import Probe, Request
 from ingot.structured.grammars import GrammarMatcher, Grammars
 
 
@@ -47,9 +48,8 @@ class Admission:
         ids = self.checked_ids(prompt_ids, room=1)
         self._check_bias(params)
         self._check_fit(len(ids), params)
-        if params.transcript is not None and params.transcript.largest >= self.vocab_size:
-            seen, allowed = params.transcript.largest, f"below {self.vocab_size}"
-            raise RequestError("an id of the transcript's rules is unknown", seen=seen, allowed=allowed)
+        if params.transcript is not None:
+            self._check_transcript(params.transcript, len(ids))
         return ids
 
     def matcher(self, params: SamplingParams) -> GrammarMatcher | None:
@@ -94,6 +94,7 @@ class Admission:
             sample_index=index,
             inputs=tuple(inputs),
             matcher=None if matcher is None else matcher.copy(),
+            probe=_probe(len(ids), params),
         )
 
     def checked_ids(self, prompt_ids: Sequence[int], room: int) -> list[int]:
@@ -124,6 +125,17 @@ class Admission:
                 fix="shorten the prompt, or raise --max-seq-len, up to the engine's own limit",
             )
         return ids
+
+    def _check_transcript(self, rules: TranscriptRules, length: int) -> None:
+        if rules.largest >= self.vocab_size:
+            seen, allowed = rules.largest, f"below {self.vocab_size}"
+            raise RequestError("an id of the transcript's rules is unknown", seen=seen, allowed=allowed)
+        if rules.framed >= length:
+            raise RequestError(
+                "the transcript's prompt lacks the token that starts it",
+                seen=f"{length} tokens, {rules.framed} of them behind it",
+                fix="the prompt, or the rules' framed",
+            )
 
     def _check_bias(self, params: SamplingParams) -> None:
         bad = [token for token in params.logit_bias if token >= self.vocab_size]
@@ -164,6 +176,14 @@ class Admission:
                 allowed=f"<= {self.blocks.num_blocks} blocks",
                 fix="lower num_beams or max_new_tokens, or raise cache_tokens",
             )
+
+
+def _probe(length: int, params: SamplingParams) -> Probe | None:
+    """Of a transcript that wants log-probabilities: behind the token that starts it."""
+    rules = params.transcript
+    if rules is None or params.logprobs is None:
+        return None
+    return Probe(length - 1 - rules.framed, rules.no_speech)
 
 
 def _cache_key(offset: int, inputs: Sequence[RequestInput]) -> bytes:

@@ -10,19 +10,29 @@ Owns the tensors behind ``EncoderCache``: rows of embeddings (kind ``prefix``) o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 
+from ingot.config.step_sizes import ENCODED_AT_ONCE, captured_inputs
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.encoder import Encoder
+from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 
 class Encoding:
-    """Encodes inputs of one model; ``caches`` of a model of kind ``cross`` get their second caches here."""
+    """Encodes inputs of one model; ``caches`` of a model of kind ``cross`` get their second caches here.
+
+    Args:
+        at_once: longest inputs that are encoded together.
+        cuda_graphs: capture the encoder of kind ``cross``.
+    """
 
     def __init__(
         self,
@@ -31,9 +41,14 @@ class Encoding:
         num_blocks: int,
         block_size: int,
         device: torch.device,
+        *,
+        at_once: int = 1,
+        cuda_graphs: bool = False,
     ) -> None:
         config, self.dtype = model.config, model.dtype
         assert config.encoder is not None
+        self._positions = at_once * config.encoder.max_positions
+        self._graphs: EncoderGraphs | None = None
         self.model = model
         self.block_size = block_size
         self.device = device
@@ -48,19 +63,47 @@ class Encoding:
             sizes = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
             cache.encoded = LayerCache.zeros(*sizes, cache.keys.dtype, device)
             self._layers.append((layer, cache.encoded))
+        if cuda_graphs:
+            most = captured_inputs(config.encoder.hidden_size, at_once)
+            longest = cast(Encoder, model.encoder).longest
+            self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, most, device)
 
-    def encode(self, jobs: Sequence[EncoderJob]) -> None:
-        """Encode a step's inputs, one after another: what one becomes does not depend on the others."""
+    def encode(self, jobs: Sequence[EncoderJob], *, by_module: bool = False) -> None:
+        """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
+        without CUDA graphs, which hooks would not see.
+        """
+        alike: dict[torch.Size, list[EncoderJob]] = defaultdict(list)
         for job in jobs:
-            features = job.given.features.to(self.device, self.dtype)
-            encoded = self.model.encode(features)  # [positions, hidden_size]
-            assert len(encoded) == job.given.positions
-            slots = self._on_device(self._slots(job.entry, np.arange(job.given.positions)))
-            if not self._layers:
-                self._rows[slots] = encoded
-            for layer, cache in self._layers:
-                assert layer.encoder_attn is not None
-                layer.encoder_attn.write(encoded, cache, slots)
+            alike[job.given.features.shape].append(job)
+        for shape, group in alike.items():
+            positions = group[0].given.positions
+            while group:
+                most = min(len(group), max(self._positions // positions, 1), ENCODED_AT_ONCE)
+                count = 1 << most.bit_length() - 1  # few sizes, each with a graph
+                together, group = group[:count], group[count:]
+                self._encode(torch.Size((count, *shape)), together, by_module)
+
+    def _encode(self, shape: torch.Size, jobs: Sequence[EncoderJob], by_module: bool) -> None:
+        on_gpu = self.device.type == "cuda"
+        features = torch.empty(shape, pin_memory=on_gpu)
+        torch.stack([job.given.features for job in jobs], out=features)
+        rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
+        slots = torch.from_numpy(rows).pin_memory() if on_gpu else torch.from_numpy(rows)
+        if self._graphs is not None and not by_module and self._graphs.fits(shape):
+            self._graphs.run(features, slots)
+        else:
+            self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
+
+    @torch.inference_mode()
+    def _keep(self, features: torch.Tensor, slots: torch.Tensor) -> None:
+        """Encode features [N, ...] into the places [N * positions] of their outputs."""
+        encoded = self.model.encode(features.to(self.dtype))
+        assert encoded.shape[0] == slots.shape[0]
+        if not self._layers:
+            self._rows[slots] = encoded
+        for layer, cache in self._layers:
+            assert layer.encoder_attn is not None
+            layer.encoder_attn.write(encoded, cache, slots)
 
     def has_graph(self, step: ScheduledBatch) -> bool:
         """Whether a captured step can compute this one: it splices nothing, and with second caches every

@@ -9,18 +9,19 @@ Owns the requests under way. Knows ids, not text; decides nothing that scheduler
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
 one's tokens on the device; then those tokens are read. A request that turns out to have ended has a token
 computed for nothing. One with a grammar sits out until its mask is found. Those whose next step depends on
-the host (beams, logits processors, transcripts, logits of a whole prompt) hold everyone to the plain order.
+the host (beams, logits processors, logits of a whole prompt) hold everyone to the plain order.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from ingot.config.sampling import SamplingParams
+from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
 from ingot.engine.ledger import Setting
 from ingot.engine.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
@@ -30,7 +31,6 @@ from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.grammar_masks import GrammarMasks
-from ingot.runtime.graphs import KINDS
 from ingot.runtime.inputs import InputRules, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.likelihood import Keep, keep_logits
@@ -38,22 +38,14 @@ from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.scheduler import Chunking, ScheduledBatch, ScheduledRequest, Scheduler
-from ingot.runtime.selection import Choice, TokenSelector, not_a_number
-from ingot.runtime.token_feed import TokensInFlight
-from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
+from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_draws, take_probes
+from ingot.runtime.step_ahead import StepAhead
+from ingot.runtime.token_logprobs import TokenLogprobs, with_probe
 from ingot.runtime.update import Update, updates_of_beams
 from ingot.structured.grammars import GrammarMatcher, Grammars
 
 __all__ = ["Executor", "Update"]
 _PATIENCE = 0.0005  # seconds that a step ahead waits for masks: the device is busy with the one before it
-
-
-@dataclass(frozen=True)
-class _StepAhead:
-    """A step whose tokens the host has not read: the requests that they are for, in the tokens' order."""
-
-    requests: list[Request]
-    tokens: TokensInFlight
 
 
 class Executor:
@@ -90,7 +82,7 @@ class Executor:
         token_budget = max(token_budget, max_batch_size)
         self.scheduler = Scheduler(blocks, max_batch_size, token_budget, encoders, chunking)
         self.masks = GrammarMasks(runner.feed.masks)
-        self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks)
+        self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks, runner.feed.transcripts)
         self.num_preemptions = 0
         self._setting = setting
         self._owner: dict[str, str] = {}
@@ -98,7 +90,7 @@ class Executor:
         self._reading: dict[str, tuple[Keep, list[torch.Tensor]]] = {}  # of prompts that are read
         self._host_bound: set[str] = set()
         self._held_to_grammars: dict[str, Request] = {}
-        self._ahead: _StepAhead | None = None
+        self._ahead: StepAhead | None = None
         self.before_taps: list[tuple[bool, bool]] = []
 
     @property
@@ -186,19 +178,19 @@ class Executor:
         self._groups.pop(request_id, None)
         self._reading.pop(request_id, None)
 
-    def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] = tuple(KINDS)) -> None:
-        """Capture graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps that need
+    def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] | None = None) -> None:
+        """Capture graphs for these batch sizes and kinds of sampling (None: all) ahead of the steps that need
         them and, when nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
 
         Raises:
-            RequestError: a size that is not 1 to ``max_batch_size``, or a kind that is not of ``KINDS``.
+            RequestError: a size that is not 1 to ``max_batch_size``, or an unknown kind.
         """
-        sizes = checked_sizes(batch_sizes, self.max_batch_size)
-        kinds = checked_kinds(kinds)
+        sizes, inputs = checked_sizes(batch_sizes, self.max_batch_size), self.admission.inputs
+        known = checked_kinds(kinds, draw_kinds("text" if inputs is None else inputs.kind))
         if self.runner.device.type != "cuda":
             return
         with on_device(self.runner.device):
-            self.runner.warm_up(sizes, kinds)
+            self.runner.warm_up(sizes, known)
         if not self.has_work:
             rehearse(self)
 
@@ -261,27 +253,20 @@ class Executor:
                 self.abort(owner)
         return updates
 
-    def _send(self, batch: ScheduledBatch) -> _StepAhead:
+    def _send(self, batch: ScheduledBatch) -> StepAhead:
         """Start a step whose tokens are read later."""
-        requests = [item.request for item in batch.requests if item.samples]
-        tokens = self.runner.launch(batch, self.selector.draws(requests, counted=True))
+        requests, probed = [item.request for item in batch.requests if item.samples], batch.probed
+        draws = self.selector.draws(requests, counted=True) + probe_draws(probed)
+        tokens = self.runner.launch(batch, draws)
         self.scheduler.computed(batch)
         for row, request in enumerate(requests):
             request.pending_row = row
             request.num_pending += 1
-        return _StepAhead(requests, tokens)
+        return StepAhead(requests, probed, tokens)
 
-    def _read(self, step: _StepAhead) -> list[Update]:
+    def _read(self, step: StepAhead) -> list[Update]:
         """Wait for a step's tokens and give them to its requests."""
-        updates = []
-        tokens, rows = step.tokens.wait()
-        for i, (request, token) in enumerate(zip(step.requests, tokens, strict=True)):
-            request.num_pending -= 1
-            if request.ended:
-                continue
-            wanted = request.params.logprobs
-            found = None if rows is None or wanted is None else read_logprobs(rows[i], token, wanted)
-            updates.append(self._apply_token(request, token, found))
+        updates = [self._apply_token(*read) for read in step.read()]
         self.masks.begin(step.requests)
         return updates
 
@@ -308,6 +293,7 @@ class Executor:
                 sampling.append(request)
             row += wanted_rows
             token += item.count
+        take_probes(batch.probed, logits[row:])
         if sampling:
             wanted = logits if len(rows) == logits.shape[0] else logits[rows]
             width = max((g.search.num_candidates for g in self._groups.values()), default=0)
@@ -339,6 +325,7 @@ class Executor:
         if token in request.params.end_ids(self.stop_ids):
             ended = self._finished(request, FinishReason.STOP, token)
             return ended if logprobs is None else replace(ended, stop_logprob=logprobs.logprob)
+        logprobs = with_probe(request, logprobs)
         request.output_ids.append(token)
         reason = FinishReason.LENGTH if request.num_known >= request.max_total_tokens else None
         owner = self._owner_of(request)

@@ -60,6 +60,10 @@ class Forward:
         self.record = record
         return logits
 
+    def most_logits(self, num_requests: int) -> int:
+        """Rows of logits of so many requests, one each; those of speech may have a probe besides."""
+        return num_requests * (2 if self.encoded_positions else 1)
+
     def with_hidden(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The same logits, and the hidden states [T, hidden_size] of all tokens behind the final norm."""
         found = []

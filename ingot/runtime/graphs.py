@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.config.step_sizes import DRAW_KINDS, batch_buckets
+from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS, batch_buckets
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
@@ -30,16 +30,22 @@ FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
 PENALIZED = (replace(FILTERED[0], slot=0),)
 MASKED = (replace(PENALIZED[0], mask=0),)
-LOGPROBS = (replace(MASKED[0], logprobs=True),)
+LOGPROBS = (replace(MASKED[0], logprobs=True, likeliest=True),)
+TRANSCRIPT = (RowSampling(transcript=0, logprobs=True),)
+EVERYTHING = (replace(LOGPROBS[0], transcript=0),)
 KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED, PENALIZED, MASKED, LOGPROBS), strict=True))
+KINDS |= dict(zip(SPEECH_KINDS, (TRANSCRIPT, EVERYTHING), strict=True))
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
     """The least general of the ways of sampling that does all rows' work; each has a graph of its own.
 
     A min-p needs no way of its own: every draw applies it. Penalties filter, too, masks penalize, and
-    log-probabilities do everything: more ways would save microseconds and cost graphs.
+    log-probabilities do everything but transcripts: more ways would save microseconds and cost graphs.
     """
+    if any(d.transcript >= 0 for d in draws):
+        plain = all(d.temperature == 0 and d.slot < 0 and d.mask < 0 and not d.likeliest for d in draws)
+        return TRANSCRIPT if plain else EVERYTHING
     if any(d.logprobs for d in draws):
         return LOGPROBS
     if any(d.mask >= 0 for d in draws):

@@ -8,8 +8,12 @@ Owns an input as a request holds it, where it is encoded, and which inputs a mod
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -17,24 +21,43 @@ from ingot.config.encoder import EncoderConfig, Kind
 from ingot.errors import RequestError
 from ingot.layers.encoder import Encoder
 
+_MOST_THREADS = 8
+
+
+class Content(NamedTuple):
+    """``features``: what is encoded, float32 on the CPU. ``digest``: of shape and values; equal ones are
+    encoded once.
+    """
+
+    features: torch.Tensor
+    digest: bytes
+
 
 @dataclass(frozen=True, eq=False)
 class RequestInput:
     """One input of a request.
 
     Attributes:
-        features: what is encoded, float32 on the CPU.
-        digest: of shape and values; equal ones are encoded once.
+        content: copied and hashed beside its neighbours; whoever asks first waits for it.
         positions: how many outputs it has.
         place: index in the prompt of its first placeholder token.
         tokens: how many placeholders there are: one for each position (kind ``prefix``), or none.
     """
 
-    features: torch.Tensor
-    digest: bytes
+    content: Future[Content]
     positions: int
     place: int = 0
     tokens: int = 0
+
+    @property
+    def features(self) -> torch.Tensor:
+        """As ``Content``."""
+        return self.content.result().features
+
+    @property
+    def digest(self) -> bytes:
+        """As ``Content``."""
+        return self.content.result().digest
 
     @property
     def end(self) -> int:
@@ -74,10 +97,11 @@ class InputRules:
     cache_positions: int
 
     def read(self, features: object, place: int) -> RequestInput:
-        """An input from a tensor, or what torch makes one of, at a place in the prompt.
+        """An input from a tensor, or what torch makes one of, at a place in the prompt. Its values may be
+        written over once ``check`` has returned.
 
         Raises:
-            RequestError: it is not a tensor of the right shape with finite values, or has too many positions.
+            RequestError: it is not a tensor of the right shape, or has too many positions.
         """
         tensor = self._tensor(features)
         positions = self.encoder.positions(tuple(tensor.shape))
@@ -89,10 +113,15 @@ class InputRules:
                 allowed=f"1 to {most}",
                 fix="a shorter input, or a larger encoder_positions",
             )
-        digest = hashlib.blake2b(repr(tuple(tensor.shape)).encode(), digest_size=16)
-        digest.update(tensor.numpy().tobytes())
-        given = RequestInput(tensor, digest.digest(), positions, place)
+        given = RequestInput(_threads().submit(_content, tensor), positions, place)
         return replace(given, tokens=positions) if self.kind == "prefix" else given
+
+    def blank(self, value: float) -> RequestInput | None:
+        """The longest input, of one value, for requests of no one; None where the cache is too small."""
+        longest = self.encoder.longest
+        if self.encoder.positions(longest) > self.cache_positions:
+            return None
+        return self.read(torch.full(longest, value), 0)
 
     def placeholders(self, given: RequestInput) -> list[int]:
         """The token ids that stand in the prompt for an input."""
@@ -100,17 +129,20 @@ class InputRules:
 
     def check(self, inputs: Sequence[RequestInput]) -> None:
         """Raises:
-        RequestError: more inputs than a request to this model may have.
+        RequestError: more inputs than a request to this model may have, or one with values that are not
+            finite.
         """
         if self.kind == "cross" and len(inputs) > 1:
             raise RequestError(
                 "a request to this model takes one input", seen=f"{len(inputs)} inputs", allowed="at most 1"
             )
+        for given in inputs:
+            given.content.result()
 
     def _tensor(self, features: object) -> torch.Tensor:
         try:
-            # A copy: what the caller writes later is not what was hashed.
-            tensor = torch.as_tensor(features).detach().to("cpu", torch.float32, copy=True).contiguous()
+            tensor = torch.as_tensor(features).detach()
+            tensor = tensor if tensor.is_floating_point() else tensor.to(torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
                 "an input's features must be a tensor of numbers", seen=error, fix="the input"
@@ -123,13 +155,26 @@ class InputRules:
                 allowed=allowed,
                 fix="the features: they must be made as for this model",
             )
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(
-                "the input's features hold values that are not finite",
-                seen=f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} are NaN or infinite",
-                fix="the input",
-            )
         return tensor
+
+
+def _content(tensor: torch.Tensor) -> Content:
+    """A copy: what the caller writes later is not what was hashed. Copy and hash leave Python's lock."""
+    features = tensor.to("cpu", torch.float32, copy=True).contiguous()
+    if not bool(torch.isfinite(features).all()):
+        raise RequestError(
+            "the input's features hold values that are not finite",
+            seen=f"{int((~torch.isfinite(features)).sum())} of {features.numel()} are NaN or infinite",
+            fix="the input",
+        )
+    digest = hashlib.blake2b(repr(tuple(features.shape)).encode(), digest_size=16)
+    digest.update(features.numpy().data)
+    return Content(features, digest.digest())
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "ingot-input")
 
 
 def no_inputs() -> RequestError:

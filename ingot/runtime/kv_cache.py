@@ -51,12 +51,13 @@ class BlockManager:
     def reuse_prefix(self, request: Request) -> int:
         """Give a request that holds nothing the blocks of its known prefix; returns the tokens gained.
 
-        The last token is never taken from the cache: its logits are wanted.
+        The last token is never taken from the cache, nor is that of a probe: their logits are wanted.
         """
         assert not request.blocks
         if not self.may_reuse(request):
             return 0
-        for index in range((request.num_tokens - 1) // self.block_size):
+        wanted = request.num_tokens - 1 if request.probe is None else request.probe.place
+        for index in range(wanted // self.block_size):
             block = self._by_hash.get(self._block_hash(request, index))
             if block is None:
                 break

@@ -23,7 +23,7 @@ from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
-from ingot.runtime.sampler import RowSampling
+from ingot.runtime.sampler import Newest, RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_feed import TokenFeed
@@ -33,6 +33,7 @@ from ingot.runtime.token_feed import TokenFeed
 class _Captured:
     graph: torch.cuda.CUDAGraph
     buffer: StepBuffer
+    newest: Newest
     record: StepRecord | None
 
 
@@ -67,16 +68,19 @@ class PromptGraphs:
         tokens = TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, num_tokens)]
         return tokens, self.buckets[bisect_left(self.buckets, num_requests)]
 
-    def run(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> tuple[torch.Tensor, StepBuffer]:
-        """Logits [requests that reached their last token, vocab_size], valid until the next graph's run, and
-        the buffer that holds how they draw.
+    def run(
+        self, step: ScheduledBatch, draws: Sequence[RowSampling]
+    ) -> tuple[torch.Tensor, StepBuffer, Newest]:
+        """Logits [last tokens of requests and probes, vocab_size], valid until the next graph's run, the
+        buffer that holds how they draw, and the tokens that they follow.
         """
         captured = self._capture(*self.bucket_of(step.num_tokens, len(step.requests)))
         captured.buffer.fill(step, self.cache.block_size, draws)
         captured.buffer.upload()
         captured.graph.replay()
         self.forward.observed(captured.record)
-        return self._logits[: sum(item.samples for item in step.requests)], captured.buffer
+        count, newest = step.num_logits, captured.newest
+        return self._logits[:count], captured.buffer, Newest(newest.ids, newest.places[:count])
 
     def warm_up(self, num_requests: int, num_tokens: int) -> None:
         """Capture all buckets that steps of up to so many requests and tokens need."""
@@ -95,16 +99,18 @@ class PromptGraphs:
         batch = buffer.padded_batch(tokens, self.max_seq_len)
         model = self.forward.model
         if not len(self._logits):  # of all graphs: each would keep its own
-            shape = (self.buckets[-1], model.config.vocab_size)
+            shape = (self.forward.most_logits(self.buckets[-1]), model.config.vocab_size)
             self._logits = torch.empty(shape, dtype=model.dtype, device=self.device)
+        ids = torch.empty_like(batch.input_ids)
 
         def run() -> None:
-            ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)
-            self._logits[:requests] = self.forward(replace(batch, input_ids=ids))
+            ids.copy_(take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table))
+            self._logits[: len(batch.logits_indices)] = self.forward(replace(batch, input_ids=ids))
 
         run()  # compiles kernels and fills workspaces outside of the capture
         graph, _ = self._recorder.record(run)
-        self._captured[tokens, requests] = _Captured(graph, buffer, self.forward.record)
+        newest = Newest(ids, batch.logits_indices)
+        self._captured[tokens, requests] = _Captured(graph, buffer, newest, self.forward.record)
         return self._captured[tokens, requests]
 
     def _buffer(self, tokens: int, requests: int) -> StepBuffer:
@@ -114,7 +120,7 @@ class PromptGraphs:
         rows = layer.self_attn.tile_rows(tokens, self.cache, self.forward.model.dtype)
         width = -(-self.max_seq_len // self.cache.block_size)
         buffer = StepBuffer(
-            *(tokens, requests, width, requests, self.device),
+            *(tokens, requests, width, self.forward.most_logits(requests), self.device),
             num_kv_heads=self.cache.num_kv_heads,
             encoded_positions=self.forward.encoded_positions,
             block_size=self.cache.block_size,

@@ -8,12 +8,14 @@ and short prompts be captured. Leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ingot.config.sampling import SamplingParams
-from ingot.config.step_sizes import DRAW_KINDS, TOKEN_BUCKETS
+from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
 from ingot.errors import RequestError
+from ingot.runtime.admission import Admission
+from ingot.runtime.inputs import RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.scheduler import Scheduler
 
@@ -23,13 +25,21 @@ _NEW_TOKENS = 4
 class _Executor(Protocol):
     blocks: BlockManager
     scheduler: Scheduler
+    admission: Admission
+    max_batch_size: int
     max_seq_len: int
     num_preemptions: int
 
     @property
     def has_work(self) -> bool: ...
 
-    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> None: ...
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        inputs: Sequence[RequestInput],
+    ) -> None: ...
 
     def step(self) -> object: ...
 
@@ -46,23 +56,26 @@ def checked_sizes(batch_sizes: Iterable[int] | None, most: int) -> list[int]:
     return sizes
 
 
-def checked_kinds(kinds: Iterable[str]) -> list[str]:
-    """Kinds of sampling to warm up.
+def checked_kinds(kinds: Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    """Kinds of sampling to warm up, all that the model has for None.
 
     Raises:
-        RequestError: one is not of ``DRAW_KINDS``.
+        RequestError: one is not ``known``.
     """
-    found = list(kinds)
-    if not set(found) <= set(DRAW_KINDS):
-        raise RequestError("unknown kind of sampling", seen=found, allowed=", ".join(DRAW_KINDS), fix="kinds")
+    found = list(known if kinds is None else kinds)
+    if not set(found) <= set(known):
+        raise RequestError("unknown kind of sampling", seen=found, allowed=", ".join(known), fix="kinds")
     return found
 
 
 def rehearse(executor: _Executor) -> None:
-    """Run prompts of many lengths, first each alone, then beside decodes; nothing may be under way."""
+    """Run prompts of many lengths, first each alone, then beside decodes; nothing may be under way. Those of
+    speech have an input, and as many as are encoded together come first.
+    """
     reuse, preemptions = executor.blocks.prefix_reuse, executor.num_preemptions
     executor.blocks.prefix_reuse = False
     try:
+        _encode(executor)
         longest = min(executor.scheduler.token_budget, executor.max_seq_len - 1)
         for length in sorted({min(size, longest) for size in TOKEN_BUCKETS}):
             _add(executor, length, 1)
@@ -77,9 +90,27 @@ def rehearse(executor: _Executor) -> None:
         executor.blocks.prefix_reuse, executor.num_preemptions = reuse, preemptions
 
 
-def _add(executor: _Executor, length: int, new_tokens: int) -> None:
+def _encode(executor: _Executor) -> None:
+    """Inputs of no one in all numbers that are encoded together."""
+    if not _heard(executor, 0.0):
+        return
+    for power in range(ENCODED_AT_ONCE.bit_length()):
+        for index in range(min(2**power, executor.max_batch_size)):
+            _add(executor, 1, 1, value=2**power + index)  # no two are one
+        _drain(executor)
+
+
+def _heard(executor: _Executor, value: float) -> list[RequestInput]:
+    """What a request to a model of speech carries; nothing to others."""
+    rules = executor.admission.inputs
+    blank = None if rules is None or rules.kind != "cross" else rules.blank(value)
+    return [] if blank is None else [blank]
+
+
+def _add(executor: _Executor, length: int, new_tokens: int, value: float = 0.0) -> None:
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0)
-    executor.add(f"rehearsal of {length} and {new_tokens}", [0] * length, params)
+    name = f"rehearsal of {length} and {new_tokens} at {value}"
+    executor.add(name, [0] * length, params, _heard(executor, value))
 
 
 def _drain(executor: _Executor) -> None:

@@ -25,6 +25,14 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A place in a prompt, and the token whose log-probability behind it is wanted."""
+
+    place: int
+    token: int
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt and what has been generated for it.
@@ -50,6 +58,7 @@ class Request:
         matcher: what its grammar allows; it is asked between two tokens, by the host.
         sits_out: not scheduled until the mask of its next token is there.
         is_long: its prompt is cut into chunks beside decodes, to its end.
+        probe: what else is wanted of its prompt; ``probed``: what the model gave it, once that is known.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
 
@@ -75,6 +84,8 @@ class Request:
     sits_out: bool = False
     is_long: bool = False
     ended: bool = False
+    probe: Probe | None = None
+    probed: float | None = None
     inputs: tuple[RequestInput, ...] = ()
     encoded: dict[int, EncoderEntry] = field(default_factory=dict)
 

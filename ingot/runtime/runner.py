@@ -68,7 +68,8 @@ class Runner:
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
         counts = TokenCounts(max_batch_size, model.config.vocab_size, max_seq_len, device)
-        self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], counts)  # a graph writes its padding too
+        rows = batch_buckets(max_batch_size)[-1]  # a graph writes its padding too
+        self.feed = TokenFeed(self.forward.most_logits(rows), counts)
         self._tokens = most_tokens(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
@@ -94,7 +95,7 @@ class Runner:
         """Logits of the step's wanted tokens, [L, vocab_size] in the model's dtype.
 
         A request that wants all logits gets a row for each of its tokens, one that reaches its last token
-        gets one, others none; rows follow the step's order.
+        gets one, others none; rows follow the step's order, and behind them are those of probes.
         """
         graphable = self._prepare(step)
         if self.graphs is not None and graphable and self._decodes(step, self.graphs):
@@ -120,14 +121,15 @@ class Runner:
         """Start a step and the drawing of its tokens; nothing waits for the device.
 
         Requests with pending tokens read them from where the step before left them: ``draws`` has a row for
-        each request that samples, in the step's order, which is the order of the tokens too.
+        each request that samples, in the step's order, which is the order of the tokens too; then one for
+        each probe.
         """
         graphable = self._prepare(step)
         if self.graphs is not None and graphable and self._decodes(step, self.graphs):
             self.graphs.launch(step, draws)
         elif self.prompts is not None and graphable and self.prompts.fits(step):
-            logits, buffer = self.prompts.run(step, draws)
-            leave_tokens(logits, buffer.draws(len(draws), self._way(draws)), self.feed)
+            logits, buffer, newest = self.prompts.run(step, draws)
+            leave_tokens(logits, buffer.draws(len(draws), self._way(draws)), self.feed, newest)
         else:
             batch = self._eager_batch(step, draws)
             buffer = self._eager_buffer()
@@ -152,19 +154,21 @@ class Runner:
         self._copy_blocks(step.copies)
         if self.encoding is None:
             return not self.eager
-        self.encoding.encode(step.jobs)
+        self.encoding.encode(step.jobs, by_module=self.eager)
         return not self.eager and self.encoding.has_graph(step)
 
     @staticmethod
     def _decodes(step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
-        single = all(item.count == 1 and item.samples for item in step.requests)
+        single = all(item.count == 1 and item.samples and not item.probes for item in step.requests)
         return single and graphs.fits(len(step.requests))
 
     def _way(self, draws: Sequence[RowSampling]) -> Sequence[RowSampling]:
         """Rows that say what the sampler may skip: on a GPU those of a graph, whose kernels are built.
         Kernels of a batch's own would be built in the middle of the others' streams.
         """
-        return draws if self.graphs is None else sampling_kind(draws)
+        if self.graphs is None:
+            return draws
+        return (*sampling_kind(draws), *(draw for draw in draws if draw.probed >= 0))
 
     def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
         buffer = self._eager_buffer()
@@ -178,7 +182,8 @@ class Runner:
         """One buffer for all steps without a graph, made with the first."""
         if self._buffer is None:
             width = -(-self.max_seq_len // self.block_size)
-            sizes = (self._tokens, self._requests, width, self._tokens)
+            rows = max(self._tokens, self.forward.most_logits(self._requests))
+            sizes = (self._tokens, self._requests, width, rows)
             heads, encoded = self.caches[0].num_kv_heads, self.forward.encoded_positions
             self._buffer = StepBuffer(*sizes, self.device, heads, encoded, self.block_size)
         return self._buffer

@@ -1,7 +1,7 @@
 """A step from the tokens it reads to the tokens it leaves, without a wait for the device.
 
-Owns the order feed → model → penalties → masks → sampler → feed, which a CUDA graph holds whole. Knows no
-request.
+Owns the order feed → model → transcripts → penalties → masks → sampler → feed, which a CUDA graph holds
+whole. Knows no request.
 
     sampled_step(forward, batch, feed_rows, draws, feed)
 """
@@ -16,9 +16,9 @@ from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
 from ingot.layers.batch import ForwardBatch
 from ingot.runtime.forward import Forward
-from ingot.runtime.sampler import SamplingTensors, sample
+from ingot.runtime.sampler import Newest, SamplingTensors, sample
 from ingot.runtime.token_feed import TokenFeed
-from ingot.runtime.token_logprobs import leave_logprobs
+from ingot.runtime.token_logprobs import NARROW_WIDTH, leave_logprobs
 
 
 def sampled_step(
@@ -40,15 +40,21 @@ def sampled_step(
     """
     ids = take_tokens(batch.input_ids, feed_rows, feed.table)
     logits = forward(dataclasses.replace(batch, input_ids=ids))
-    leave_tokens(logits, draws, feed)
+    leave_tokens(logits, draws, feed, Newest(ids, batch.logits_indices))
 
 
-def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, feed: TokenFeed) -> None:
+def leave_tokens(
+    logits: torch.Tensor, draws: SamplingTensors, feed: TokenFeed, newest: Newest | None = None
+) -> None:
     """Choose a token for each of L rows of logits, [L, vocab_size]: leave it in the feed's ``table[:L]``,
     count it where its row has a slot, and leave log-probabilities in ``logprobs[:L]`` if some row wants them.
+    ``newest``: the tokens that the step read, for transcripts.
     """
     if not logits.shape[0]:
         return
+    if draws.any_transcripts:
+        assert newest is not None
+        logits = draws.held(logits, feed.transcripts, newest)
     counts = feed.counts.table if draws.any_rules else None
     rows = draws.penalized(logits, feed.counts) if draws.any_rules else logits
     if draws.any_masks:
@@ -57,4 +63,13 @@ def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, feed: TokenFeed) 
     chosen = sample(rows, draws)
     keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot)
     if draws.any_logprobs:
-        leave_logprobs(logits, chosen.token_ids, feed.logprobs)
+        leave_row_logprobs(logits, chosen.token_ids, draws, feed.logprobs)
+
+
+def leave_row_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, draws: SamplingTensors, out: torch.Tensor
+) -> None:
+    """``leave_logprobs`` of drawn tokens, and of the probed ones in rows that have such."""
+    if draws.any_probes:
+        token_ids = torch.where(draws.probed >= 0, draws.probed, token_ids)
+    leave_logprobs(logits, token_ids, out if draws.any_likeliest else out[:, :NARROW_WIDTH])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -23,14 +24,17 @@ from ingot.config.step_sizes import LOGITS_AT_ONCE
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
 from ingot.kernels.sampling.penalties import penalize
+from ingot.kernels.sampling.transcript import hold_transcripts
 from ingot.runtime.log_normaliser import WEIGHT_ONE
 from ingot.runtime.token_counts import TokenCounts
+from ingot.runtime.transcript import Transcripts
 
 _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # A row's values on the device; rules are used by rows with a slot alone.
 DRAW_LONGS, DRAW_DOUBLES = ("top_k", "seed", "step"), ("temperature", "top_p", "min_p")
-RULE_LONGS, RULE_DOUBLES = ("slot", "min_new", "biased", "mask"), ("repetition", "presence", "frequency")
+RULE_LONGS = ("slot", "min_new", "biased", "mask", "transcript", "last_time", "paired", "probed")
+RULE_DOUBLES = ("repetition", "presence", "frequency")
 ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
 
 
@@ -41,7 +45,9 @@ class RowSampling:
     ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot`` is the
     request's row of the token counts; -1: it has no penalties, no bias (of ``biased`` tokens), and no end
     tokens that are banned before ``min_new``. ``mask``: row of the step's masks; -1: every token is
-    allowed. ``logprobs``: it wants log-probabilities.
+    allowed. ``transcript``, ``last_time`` and ``paired``: its ``Mark``; -1: it is no transcript.
+    ``logprobs``: it wants log-probabilities, with ``likeliest`` those of other tokens too. ``probed``: the
+    token that they are of, in a row that draws nothing; -1: of the one that is drawn.
     """
 
     temperature: float = 0.0
@@ -57,7 +63,19 @@ class RowSampling:
     slot: int = -1
     biased: int = 0
     mask: int = -1
+    transcript: int = -1
+    last_time: int = -1
+    paired: int = 0
+    probed: int = -1
     logprobs: bool = False
+    likeliest: bool = False
+
+
+class Newest(NamedTuple):
+    """Where each row's newest token is: ``ids[places]``, both int64 on the device."""
+
+    ids: torch.Tensor
+    places: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -66,13 +84,15 @@ class SamplingTensors:
 
     Attributes:
         temperature, top_p, min_p, repetition, presence, frequency: [B] float64.
-        top_k, seed, step, min_new, slot, biased, mask: [B] int64.
+        top_k, seed, step, min_new, slot, biased, mask, transcript, last_time, paired, probed: [B] int64.
         all_greedy: no row draws.
         max_top_k: largest top_k of a drawing row, 0 where none filters.
         any_top_p, any_min_p: some drawing row filters so.
         any_rules: some row has a slot.
         any_masks: some row has a mask.
-        any_logprobs: some row wants log-probabilities.
+        any_transcripts: some row is a transcript's.
+        any_probes: some row has a probe.
+        any_logprobs: some row wants log-probabilities; any_likeliest: of the likeliest tokens, too.
     """
 
     temperature: torch.Tensor
@@ -88,13 +108,20 @@ class SamplingTensors:
     slot: torch.Tensor
     biased: torch.Tensor
     mask: torch.Tensor
+    transcript: torch.Tensor
+    last_time: torch.Tensor
+    paired: torch.Tensor
+    probed: torch.Tensor
     all_greedy: bool
     max_top_k: int
     any_top_p: bool
     any_min_p: bool
     any_rules: bool
     any_masks: bool
+    any_transcripts: bool
+    any_probes: bool
     any_logprobs: bool
+    any_likeliest: bool
 
     @classmethod
     def from_rows(cls, rows: Sequence[RowSampling], device: torch.device | str) -> SamplingTensors:
@@ -119,8 +146,16 @@ class SamplingTensors:
             any_min_p=any(r.min_p > 0 for r in drawing),
             any_rules=any(r.slot >= 0 for r in rows),
             any_masks=any(r.mask >= 0 for r in rows),
+            any_transcripts=any(r.transcript >= 0 for r in rows),
+            any_probes=any(r.probed >= 0 for r in rows),
             any_logprobs=any(r.logprobs for r in rows),
+            any_likeliest=any(r.likeliest for r in rows),
         )
+
+    def held(self, logits: torch.Tensor, transcripts: Transcripts, newest: Newest) -> torch.Tensor:
+        """Rows of logits [B, V] as the rules of their transcripts leave them, float32."""
+        marks = (self.transcript, self.last_time, self.paired)
+        return hold_transcripts(logits, transcripts.tables, *marks, newest.ids, newest.places)
 
     def penalized(self, logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
         """Rows of logits [B, V] as their rules leave them, float32."""

@@ -32,6 +32,12 @@ class ScheduledRequest:
     count: int
     samples: bool
 
+    @property
+    def probes(self) -> bool:
+        """Whether the step reaches the place of the request's probe."""
+        probe = self.request.probe
+        return probe is not None and self.start <= probe.place < self.start + self.count
+
 
 @dataclass
 class ScheduledBatch:
@@ -49,6 +55,17 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         """Tokens of the step."""
         return sum(r.count for r in self.requests)
+
+    @property
+    def probed(self) -> list[Request]:
+        """Requests whose probes it reaches, in its order; their rows of logits follow all others."""
+        return [item.request for item in self.requests if item.probes]
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits: of every token that a request wants all of, of last tokens and of probes."""
+        wanted = sum(r.count if r.request.all_logits else int(r.samples) for r in self.requests)
+        return wanted + len(self.probed)
 
     @property
     def num_single(self) -> int:

@@ -1,7 +1,8 @@
 """From a step's logits to each request's next token.
 
-Owns the order of things between logits and token (penalties, logits processors, masks, sampling or beam
-candidates, log-probabilities), and how a request's values become a row's. Knows nothing of scheduling.
+Owns the order of things between logits and token (transcripts, penalties, logits processors, masks, sampling
+or beam candidates, log-probabilities), and how a request's values become a row's. Knows nothing of
+scheduling.
 
     draws = selector.draws(requests, counted=True)       # for a step that chooses the tokens itself
     choices = selector.select(requests, logits)          # here, on the host's turn
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,11 +26,18 @@ from ingot.runtime.grammar_masks import GrammarMasks
 from ingot.runtime.log_normaliser import log_normaliser
 from ingot.runtime.logits import apply_brought
 from ingot.runtime.request import Request
-from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
+from ingot.runtime.sampled_step import leave_row_logprobs
+from ingot.runtime.sampler import Newest, RowSampling, SamplingTensors, sample
 from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_logprobs import ROW_WIDTH, TokenLogprobs, leave_logprobs, read_logprobs
+from ingot.runtime.token_logprobs import (
+    NARROW_WIDTH,
+    ROW_WIDTH,
+    TokenLogprobs,
+    leave_logprobs,
+    read_logprobs,
+)
 from ingot.runtime.token_masks import TokenMasks
-from ingot.runtime.transcript import hold_to_transcript
+from ingot.runtime.transcript import Mark, Transcripts
 
 
 @dataclass
@@ -42,34 +50,34 @@ class Choice:
     candidates: list[tuple[int, float]] = field(default_factory=list)
     error: RequestError | None = None
 
-    def tell_first(self, likely: tuple[int, float] | None) -> None:
-        """Put a token before the likeliest ones, where log-probabilities are wanted."""
-        if likely is not None and self.logprobs is not None:
-            self.logprobs = replace(self.logprobs, top=(likely, *self.logprobs.top))
-
 
 class TokenSelector:
     """Gives each request's row its values, and turns rows of logits into choices."""
 
     def __init__(
-        self, stop_ids: frozenset[int], counts: TokenCounts, masks: GrammarMasks | None = None
+        self,
+        stop_ids: frozenset[int],
+        counts: TokenCounts,
+        masks: GrammarMasks | None = None,
+        transcripts: Transcripts | None = None,
     ) -> None:
         self._stop_ids = stop_ids
         self._counts = counts
-        own = TokenMasks(counts.max_requests, counts.vocab_size, counts.device)
-        self._masks = GrammarMasks(own) if masks is None else masks
+        sizes = (counts.max_requests, counts.vocab_size, counts.device)
+        self._masks = GrammarMasks(TokenMasks(*sizes)) if masks is None else masks
+        self._transcripts = Transcripts(*sizes) if transcripts is None else transcripts
 
     @staticmethod
     def needs_host(request: Request) -> bool:
         """Whether what follows from the request's logits is decided on the host: beams, functions that the
-        request brought, the rules of transcripts.
+        request brought.
         """
-        params = request.params
-        return params.num_beams > 1 or bool(params.logits_processors) or params.transcript is not None
+        return request.params.num_beams > 1 or bool(request.params.logits_processors)
 
     def forget(self, request: Request) -> None:
         """Give back what a request holds on the device: it has ended or was preempted."""
         self._counts.release(request)
+        self._transcripts.release(request)
 
     def draws(self, requests: Sequence[Request], *, counted: bool) -> list[RowSampling]:
         """How each request's next token is chosen, once the device holds what is known of its tokens, and the
@@ -82,7 +90,11 @@ class TokenSelector:
         slots = self._counts.slots([requests[i] for i in ruled], [ends[i] for i in ruled], counted=counted)
         slot_of = dict(zip(ruled, slots, strict=True))
         masks = self._masks.place(requests)
-        return [row_sampling(request, slot_of.get(i, -1), masks[i]) for i, request in enumerate(requests)]
+        marks = self._transcripts.marks(requests)
+        return [
+            row_sampling(request, slot_of.get(i, -1), masks[i], marks[i])
+            for i, request in enumerate(requests)
+        ]
 
     @torch.inference_mode()
     def select(
@@ -95,13 +107,11 @@ class TokenSelector:
         tensors = SamplingTensors.from_rows(self.draws(requests, counted=False), self._counts.device)
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
         bringing = [(i, r) for i, r in enumerate(requests) if r.params.logits_processors]
+        if tensors.any_transcripts:
+            logits = tensors.held(logits, self._transcripts, _newest(requests, logits.device))
         rows = logits
-        speech = any(request.params.transcript is not None for request in requests)
-        if beams or bringing or speech or tensors.any_masks:  # rows will change
+        if beams or bringing or tensors.any_masks:  # rows will change
             rows = logits.to(torch.float32, copy=True)
-        said = _hold_to_transcripts(requests, rows) if speech else {}
-        if speech:
-            logits = rows.clone()
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         if tensors.any_rules:
@@ -119,8 +129,6 @@ class TokenSelector:
                 choices[i].candidates = found
         if len(beams) < len(requests):
             _sample(choices, rows, logits, tensors)
-        for i, likely in said.items():
-            choices[i].tell_first(likely)
         return choices
 
     def _banned(self, request: Request) -> frozenset[int]:
@@ -139,7 +147,7 @@ def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensor
     told: list[list[float]] = []
     if tensors.any_logprobs:
         found = torch.empty(len(choices), ROW_WIDTH, dtype=torch.float64, device=raw.device)
-        leave_logprobs(raw, output.token_ids, found)
+        leave_row_logprobs(raw, output.token_ids, tensors, found)
         told = found.tolist()
     both = torch.stack([output.token_ids.double(), output.values.double()])
     tokens, logits = both.tolist()  # one wait for the device
@@ -150,21 +158,27 @@ def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensor
             choice.logprobs = read_logprobs(told[i], token, wanted)
 
 
-def _hold_to_transcripts(
-    requests: Sequence[Request], rows: torch.Tensor
-) -> dict[int, tuple[int, float] | None]:
-    """Rule out tokens in the rows of transcripts: by row, at their first place ``no_speech`` and its
-    log-probability.
-    """
-    found: dict[int, tuple[int, float] | None] = {}
-    for i, request in enumerate(requests):
-        rules = request.params.transcript
-        if rules is None:
-            continue
-        first = not request.output_ids and request.params.logprobs is not None
-        found[i] = (rules.no_speech, float(rows[i].log_softmax(0)[rules.no_speech])) if first else None
-        hold_to_transcript(rules, request.output_ids, rows[i])
-    return found
+def _newest(requests: Sequence[Request], device: torch.device) -> Newest:
+    """The last token of each request, which the host knows."""
+    ids = torch.tensor([request.tokens(request.num_known - 1, request.num_known)[0] for request in requests])
+    return Newest(ids.to(device), torch.arange(len(requests), device=device))
+
+
+@torch.inference_mode()
+def take_probes(requests: Sequence[Request], logits: torch.Tensor) -> None:
+    """Give requests what they probe, of the rows of logits that their probes have."""
+    if not requests:
+        return
+    found = torch.empty(len(requests), NARROW_WIDTH, dtype=torch.float64, device=logits.device)
+    tokens = [request.probe.token for request in requests if request.probe is not None]
+    leave_logprobs(logits, torch.tensor(tokens, device=logits.device), found)
+    for request, (value, *_) in zip(requests, found.tolist(), strict=True):
+        request.probed = value
+
+
+def probe_draws(requests: Sequence[Request]) -> list[RowSampling]:
+    """The rows of the requests' probes."""
+    return [RowSampling(probed=one.probe.token, logprobs=True) for one in requests if one.probe is not None]
 
 
 def has_rules(params: SamplingParams) -> bool:
@@ -182,11 +196,12 @@ def not_a_number(request: Request) -> EngineError:
     )
 
 
-def row_sampling(request: Request, slot: int = -1, mask: int = -1) -> RowSampling:
-    """How the request draws its next token, with the slot and the mask that it has: a pure function of its
-    values, its answer index and its output's length.
+def row_sampling(request: Request, slot: int = -1, mask: int = -1, mark: Mark | None = None) -> RowSampling:
+    """How the request draws its next token, with the slot, the mask and the mark that it has: a pure function
+    of its values, its answer index and its output's length.
     """
     params = request.params
+    mark = mark or Mark(-1, -1, 0)
     temperature = params.temperature if params.num_beams == 1 else 0.0
     seed = params.seed if params.seed is not None else 0
     return RowSampling(
@@ -204,5 +219,9 @@ def row_sampling(request: Request, slot: int = -1, mask: int = -1) -> RowSamplin
         slot=slot,
         biased=len(params.logit_bias),
         mask=mask,
+        transcript=mark.place,
+        last_time=mark.last_time,
+        paired=mark.paired,
         logprobs=params.logprobs is not None,
+        likeliest=bool(params.logprobs),
     )

@@ -17,7 +17,7 @@ from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.ledger import Capacity, Setting, blocks_in, ledger
 from ingot.engine.memory_error import explained, measured, out_of_memory
-from ingot.engine.memory_sizes import cache_dtype
+from ingot.engine.memory_sizes import cache_dtype, encoded_at_once
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder import Encoder
@@ -60,7 +60,7 @@ def make_executor(
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
         encoding = encoders = None
         if model.encoder is not None:
-            encoding = Encoding(model, caches, setting.encoder_blocks, config.block_size, device)
+            encoding = _encoding(model, caches, setting, device)
             encoders = EncoderCache(setting.encoder_blocks, config.block_size, config.encoder_budget)
     runner = Runner(
         model,
@@ -88,6 +88,17 @@ def make_executor(
         inputs=_input_rules(model, setting),
         grammars=grammars,
         chunking=Chunking(config.prompt_chunk, config.long_prompt),
+    )
+
+
+def _encoding(model: Decoder, caches: list[LayerCache], setting: Setting, device: torch.device) -> Encoding:
+    assert model.config.encoder is not None
+    runtime = setting.runtime
+    at_once = encoded_at_once(model.config.encoder, runtime, on_gpu=device.type == "cuda")
+    return Encoding(
+        *(model, caches, setting.encoder_blocks, runtime.block_size, device),
+        at_once=at_once,
+        cuda_graphs=runtime.cuda_graphs and device.type == "cuda",
     )
 
 

@@ -80,7 +80,8 @@ class StepBuffer:
         self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
-        eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_requests)
+        num_draws = num_logits if encoded_positions else num_requests  # probes draw, too
+        eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_draws)
         four = {
             "block_tables": num_requests * table_width,
             "query_start": num_requests + 1,
@@ -88,9 +89,10 @@ class StepBuffer:
         }
         tables = {"block_tables": (num_requests, table_width)}
         if encoded_positions:
-            tables["encoded_tables"] = (num_requests, -(-encoded_positions // block_size))
+            # One row more: padding tokens belong to a request without an input.
+            tables["encoded_tables"] = (num_requests + 1, -(-encoded_positions // block_size))
             eight["encoded_rows"] = num_tokens
-            four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests}
+            four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests + 1}
         if tile_rows:
             tables["tile_list"] = (tile_list_length(num_tokens, num_requests, tile_rows), 2)
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
@@ -142,14 +144,13 @@ class StepBuffer:
             max_seq_len=max_seq_len,
             split=split,
             arrivals=self._arrivals,
-            encoded=self._encoded(self.num_requests, None, some_without=False),
+            encoded=self._encoded(self.num_requests + (max_query_len > 1), None, some_without=False),
         )
 
     def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
         """As much of the device side as a step takes."""
         items = step.requests
-        rows = sum(i.count if i.request.all_logits else int(i.samples) for i in items)
-        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": rows}
+        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": step.num_logits}
         ends |= {"block_tables": len(items), "seq_lens": len(items), "query_start": len(items) + 1}
         fields: dict[str, Any] = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
         return ForwardBatch(
@@ -219,11 +220,16 @@ class StepBuffer:
         """Returns the number of tokens; the leading requests of one token are filled together."""
         token = step.num_single
         logits = self._fill_singles(step.requests[:token], block_size)
+        probes = [i for i, item in enumerate(step.requests[:token]) if item.probes]
         for row, item in enumerate(step.requests[token:], start=token):
             end = token + item.count
             self._fill_request(row, token, item, block_size)
             logits.extend(range(token, end) if item.request.all_logits else [end - 1] if item.samples else [])
+            if item.probes:
+                assert item.request.probe is not None
+                probes.append(token + item.request.probe.place - item.start)
             token = end
+        logits += probes
         self.host["logits_indices"][: len(logits)] = logits
         return token
 
@@ -285,6 +291,7 @@ class StepBuffer:
     def _fill_encoded(self, step: ScheduledBatch) -> None:
         host, token = self.host, 0
         host["encoded_lens"].fill(0)
+        host["encoded_rows"].fill(self.num_requests)
         for row, item in enumerate(step.requests):
             host["encoded_rows"][token : token + item.count] = row
             token += item.count
@@ -296,8 +303,9 @@ class StepBuffer:
         host = self.host
         host["temperature"].fill(0.0)
         host["slot"].fill(-1)
-        host["mask"].fill(-1)
-        rules = any(draw.slot >= 0 or draw.mask >= 0 for draw in draws)
+        for name in ("mask", "transcript", "probed"):
+            host[name].fill(-1)
+        rules = any(max(draw.slot, draw.mask, draw.transcript, draw.probed) >= 0 for draw in draws)
         names: tuple[str, ...] = (*RULE_LONGS, *RULE_DOUBLES) if rules else ()
         if rules or any(draw.temperature > 0 for draw in draws):
             names += (*DRAW_LONGS, *DRAW_DOUBLES)

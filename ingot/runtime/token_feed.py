@@ -1,7 +1,7 @@
 """Tokens between two steps: on the device for the next step, on their way to the host for its bookkeeping.
 
 Owns the tables that a step leaves its tokens and their log-probabilities in, and the copies of these to the
-host; has the token counts and the masks beside them. Knows no request.
+host; has token counts, masks and transcripts' rules beside them. Knows no request.
 
     feed = TokenFeed(max_rows=64, counts=counts)
     flight = feed.send(count)        # after a step that ended with leave_tokens(..., feed)
@@ -17,6 +17,7 @@ import torch
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_logprobs import ROW_WIDTH
 from ingot.runtime.token_masks import TokenMasks
+from ingot.runtime.transcript import Transcripts
 
 
 class TokensInFlight:
@@ -57,6 +58,7 @@ class TokenFeed:
         device = counts.device
         self.counts = counts
         self.masks = TokenMasks(counts.max_requests, counts.vocab_size, device)
+        self.transcripts = Transcripts(counts.max_requests, counts.vocab_size, device)
         self.table = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(max_rows, ROW_WIDTH, dtype=torch.float64, device=device)
         on_gpu = device.type == "cuda"

@@ -11,7 +11,7 @@ model's own: of the raw logits, before penalties, temperature and filters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,8 +19,10 @@ from ingot.config.sampling import MAX_LOGPROBS
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.logprobs import logprobs
 from ingot.runtime.log_normaliser import log_normaliser
+from ingot.runtime.request import Request
 
 ROW_WIDTH = 1 + 2 * MAX_LOGPROBS
+NARROW_WIDTH = 3  # of rows in which the chosen token's alone counts
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ def read_logprobs(row: Sequence[float], token_id: int, wanted: int) -> TokenLogp
     values, ids = row[1 : 1 + wanted], row[1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + wanted]
     top = tuple((int(token), value) for token, value in zip(ids, values, strict=True) if token >= 0)
     return TokenLogprobs(token_id, row[0], top)
+
+
+def with_probe(request: Request, found: TokenLogprobs | None) -> TokenLogprobs | None:
+    """A request's first log-probabilities with its probe before the likeliest tokens."""
+    if found is None or request.probe is None or request.output_ids:
+        return found
+    assert request.probed is not None
+    return replace(found, top=((request.probe.token, request.probed), *found.top))
 
 
 def leave_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,67 +1,153 @@
-"""Whisper's decoding rules on a row of logits.
+"""Which rules each request's transcript has, on the device.
 
-Owns which tokens may follow which in a transcript. Source: OpenAI's Whisper, ``SuppressTokens``,
-``SuppressBlank`` and ``ApplyTimestampRules``.
+Owns the tables that ``hold_transcripts`` reads, and which set of rules is where: requests with equal rules
+share one, which stays until its place is needed. Beside them, what the host knows of each request's tokens
+but for the newest; that one is read on the device, so a step can be sent before it is known here.
 
-    hold_to_transcript(rules, output_ids, logits)      # logits: float32 [vocab_size], changed in place
+    transcripts = Transcripts(max_requests=64, vocab_size=51865, device=device)
+    marks = transcripts.marks(requests)      # one each; None without rules
+    transcripts.release(request)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from ingot.config.transcript import DETECT, TranscriptRules
+from ingot.config.transcript import TranscriptRules
+from ingot.kernels.sampling.transcript import TranscriptTables
+from ingot.runtime.request import Request
+from ingot.structured.grammars import mask_words
 
-_NEVER = -math.inf
+
+class Mark(NamedTuple):
+    """Where a request's transcript stands; the values are those of ``hold_transcripts``."""
+
+    place: int
+    last_time: int
+    paired: int
 
 
-def hold_to_transcript(rules: TranscriptRules, output_ids: Sequence[int], row: torch.Tensor) -> None:
-    """Rule out what cannot be the next token behind ``output_ids``."""
-    place = len(output_ids)
-    if place < len(rules.forced):
-        forced = rules.forced[place]
-        _leave(row, [forced] if forced != DETECT else rules.languages)
-        return
-    _rule_out(row, rules.suppressed)
-    text = output_ids[len(rules.forced) :]
-    if not text:
-        _rule_out(row, rules.begin_suppressed)
+@dataclass
+class _Set:
+    """Rules in the tables, and how many requests hold them."""
+
+    index: int
+    holders: int = 0
+
+
+@dataclass
+class _Held:
+    """A request's set, and what is known of the first ``read`` tokens of its output."""
+
+    rules: TranscriptRules
+    index: int
+    read: int = 0
+    last_time: int = -1
+
+
+class Transcripts:
+    """Rules of up to ``max_requests`` requests that are in the batch at once."""
+
+    def __init__(self, max_requests: int, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._sets: dict[TranscriptRules, _Set] = {}
+        self._held: dict[str, _Held] = {}
+        self._free = list(range(max_requests))
+
+    @cached_property
+    def tables(self) -> TranscriptTables:
+        """Made when first asked for, and at one address from then on, since graphs hold it."""
+        count = len(self._free) + len(self._sets)
+        with torch.inference_mode(mode=False):  # they outlive the step that asks first
+            masks = torch.zeros(2 * count, mask_words(self.vocab_size), dtype=torch.int32, device=self.device)
+            return TranscriptTables(masks, torch.zeros(count, 2, dtype=torch.int64, device=self.device))
+
+    @property
+    def num_held(self) -> int:
+        """Requests that hold rules."""
+        return len(self._held)
+
+    def marks(self, requests: Sequence[Request]) -> list[Mark | None]:
+        """What the next token of each request is held to, once the device has its rules."""
+        return [None if one.params.transcript is None else self._mark(one) for one in requests]
+
+    def release(self, request: Request) -> None:
+        """A request has ended or was preempted; a step under way may still read its rules, which later copies
+        follow.
+        """
+        held = self._held.pop(request.request_id, None)
+        if held is not None:
+            self._sets[held.rules].holders -= 1
+
+    def _mark(self, request: Request) -> Mark:
+        held = self._held.get(request.request_id) or self._hold(request)
+        output, pending = request.output_ids, request.num_pending
+        assert pending <= 1, "the newest token alone is read on the device"
+        place = len(output) + pending
+        before = max(place - 1, 0)  # tokens before the newest
+        first = held.rules.first_timestamp
+        if held.rules.timestamps:
+            for token in output[held.read : before]:
+                held.last_time = token if token >= first else held.last_time
+            held.read = before
+        paired = place < 2 or output[before - 1] >= first
+        return Mark(2 * held.index + (place > 0), held.last_time, int(paired))
+
+    def _hold(self, request: Request) -> _Held:
+        rules = request.params.transcript
+        assert rules is not None
+        found = self._sets.get(rules)
+        if found is None:
+            found = self._sets[rules] = _Set(self._free_index())
+            self._send(found.index, rules)
+        found.holders += 1
+        held = self._held[request.request_id] = _Held(rules, found.index)
+        return held
+
+    def _free_index(self) -> int:
+        """A place in the tables: the oldest rules that nobody holds make room."""
+        if self._free:
+            return self._free.pop()
+        return self._sets.pop(next(rules for rules, one in self._sets.items() if not one.holders)).index
+
+    def _send(self, index: int, rules: TranscriptRules) -> None:
+        """Two copies to the device, neither of which waits."""
+        first = rules.first_timestamp if rules.timestamps and not rules.detect else self.vocab_size
+        masks = torch.from_numpy(np.stack([_packed(one) for one in _allowed(rules, self.vocab_size)]))
+        bounds = torch.tensor([first, rules.end], dtype=torch.int64)
+        for table, values in zip(self.tables, (masks, bounds), strict=True):
+            sent = values.pin_memory() if self.device.type == "cuda" else values
+            rows = table[2 * index : 2 * index + 2] if table is self.tables.masks else table[index]
+            rows.copy_(sent, non_blocking=True)
+
+
+def _allowed(rules: TranscriptRules, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the first place, and of any other: [vocab_size] bool."""
+    later = np.full(vocab_size, not rules.detect)
+    later[list(rules.detect)] = True
+    if rules.detect:
+        return later, later
+    later[list(rules.suppressed)] = False
+    if not rules.timestamps:
+        later[rules.first_timestamp :] = False
+    first = later.copy()
+    first[list(rules.begin_suppressed)] = False
     if rules.timestamps:
-        _hold_timestamps(rules, text, row)
-    else:
-        row[rules.first_timestamp :] = _NEVER
-
-
-def _hold_timestamps(rules: TranscriptRules, text: Sequence[int], row: torch.Tensor) -> None:
-    """In pairs, unless the text ends; never falling, and no pair of length 0 but the first; first of all."""
-    first = rules.first_timestamp
-    after_time = len(text) >= 1 and text[-1] >= first
-    in_pair = after_time and (len(text) < 2 or text[-2] >= first)
-    if in_pair:
-        row[first:] = _NEVER
-    elif after_time:
-        row[: rules.end] = _NEVER
-    times = [token for token in text if token >= first]
-    if times:
-        row[first : times[-1] + (not after_time or in_pair)] = _NEVER
-    if not text:
-        row[:first] = _NEVER
+        first[: rules.first_timestamp] = False
         if rules.last_first is not None:
-            row[first + rules.last_first + 1 :] = _NEVER
-    if row[first:].logsumexp(0) > row[:first].max():
-        row[:first] = _NEVER
+            first[rules.first_timestamp + rules.last_first + 1 :] = False
+    return first, later
 
 
-def _leave(row: torch.Tensor, ids: Sequence[int]) -> None:
-    kept = torch.tensor(ids, device=row.device)
-    values = row[kept].clone()
-    row.fill_(_NEVER)
-    row[kept] = values
-
-
-def _rule_out(row: torch.Tensor, ids: Sequence[int]) -> None:
-    if ids:
-        row[torch.tensor(ids, device=row.device)] = _NEVER
+def _packed(allowed: np.ndarray) -> np.ndarray:
+    """Bits of a mask, 32 in a word."""
+    bits = np.zeros(32 * mask_words(len(allowed)), np.uint8)
+    bits[: len(allowed)] = allowed
+    return np.packbits(bits, bitorder="little").view("<i4")

@@ -13,12 +13,13 @@ import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ingot.config.model import DecoderConfig
 from ingot.config.sampling import SamplingParams
-from ingot.config.transcript import DETECT, TranscriptRules
+from ingot.config.transcript import TranscriptRules
 from ingot.llm.outputs import Answer, Output
 from ingot.llm.prompts import Input, Prompt
 from ingot.models.whisper_generation import SpeechGeneration
@@ -49,8 +50,8 @@ class Vocabulary:
         longest: int,
         generation: Mapping[str, Any],
     ) -> Vocabulary:
-        """Of a model with this generation_config.json; its tokens are named by the tokenizer, or, without one,
-        by the size of its vocabulary.
+        """Of a model with this generation_config.json. Its tokens are named by the tokenizer, or, without
+        one, by the size of its vocabulary.
         """
         if tokenizer is None:
             tokens = SpeechTokens.of_vocabulary(config.vocab_size)
@@ -77,8 +78,10 @@ class Vocabulary:
         last = _LAST_FIRST if told.last_first is None else told.last_first
         return cls(tokens.told(told), tokenizer, longest, suppressed, blank, last)
 
-    def rules(self, forced: Sequence[int], options: TranscribeOptions) -> TranscriptRules:
-        """A transcript's behind its forced tokens."""
+    def rules(
+        self, options: TranscribeOptions, *, framed: int = 0, detect: Sequence[int] = ()
+    ) -> TranscriptRules:
+        """A transcript's, ``framed`` tokens behind its start; or those that ``detect`` one of some ids."""
         tokens = self.tokens
         frame = (tokens.transcribe, tokens.translate, tokens.start, tokens.previous, tokens.start_lm)
         chosen = self.suppressed if options.suppress is None else options.suppress
@@ -86,8 +89,8 @@ class Vocabulary:
             end=tokens.end,
             no_speech=tokens.no_speech,
             first_timestamp=tokens.first_timestamp,
-            forced=tuple(forced),
-            languages=tuple(tokens.languages.values()),
+            framed=framed,
+            detect=tuple(detect),
             suppressed=(*chosen, *frame, tokens.no_speech, tokens.no_timestamps),
             begin_suppressed=self.begin_suppressed,
             timestamps=options.timestamps,
@@ -138,11 +141,11 @@ def decode_window(
         language: code; None in models of English alone.
         previous: tokens that were said before; the last of them are read.
     """
-    *forced, prompt = _start(vocabulary, features, options, language, previous)
+    framed, prompt = _start(vocabulary, features, options, language, previous)
     decoded = None
     for temperature in options.temperatures:
-        output = yield Asked(prompt, _params(vocabulary, forced, options, temperature))
-        decoded = _best(vocabulary, output.answers, len(forced), temperature, options)
+        output = yield Asked(prompt, _params(vocabulary, framed, options, temperature))
+        decoded = _best(vocabulary, output.answers, temperature)
         if not needs_another(decoded, options):
             break
     assert decoded is not None
@@ -153,7 +156,7 @@ def detect_language(
     vocabulary: Vocabulary, features: torch.Tensor
 ) -> Generator[Asked, Output, dict[str, float]]:
     """Ask for the language of a window: probabilities by code, the likeliest first."""
-    rules = vocabulary.rules([DETECT], TranscribeOptions())
+    rules = vocabulary.rules(TranscribeOptions(), detect=[*vocabulary.tokens.languages.values()])
     params = SamplingParams(max_new_tokens=1, logprobs=_TOP_LANGUAGES, transcript=rules)
     output = yield Asked(Prompt([Input(features), [vocabulary.tokens.start]]), params)
     told = output.answers[0].logprobs
@@ -183,25 +186,25 @@ def _start(
     options: TranscribeOptions,
     language: str | None,
     previous: Sequence[int],
-) -> tuple[*tuple[int, ...], Prompt]:
-    """The forced tokens, then the prompt: what was said before, and the start."""
+) -> tuple[int, Prompt]:
+    """How many tokens stand behind the start, and the prompt: what was said before, the start, and they."""
     tokens = vocabulary.tokens
-    start, *forced = tokens.prompt(language, options.task, timestamps=options.timestamps)
+    frame = tokens.prompt(language, options.task, timestamps=options.timestamps)
     most = vocabulary.longest // 2 - 1
     hot = _encoded(vocabulary, options.hotwords)[: most // 2]
     read = [*hot, *previous[-(most - len(hot)) :]] if previous else hot
-    return (*forced, Prompt([Input(features), [*([tokens.previous, *read] if read else []), start]]))
+    return len(frame) - 1, Prompt([Input(features), [*([tokens.previous, *read] if read else []), *frame]])
 
 
 def _params(
-    vocabulary: Vocabulary, forced: Sequence[int], options: TranscribeOptions, temperature: float
+    vocabulary: Vocabulary, framed: int, options: TranscribeOptions, temperature: float
 ) -> SamplingParams:
     most = vocabulary.longest // 2
     params = SamplingParams(
-        max_new_tokens=len(forced) + min(options.max_new_tokens or most, most),
+        max_new_tokens=min(options.max_new_tokens or most, most),
         stop_token_ids=(vocabulary.tokens.end,),
         logprobs=0,
-        transcript=vocabulary.rules(forced, options),
+        transcript=vocabulary.rules(options, framed=framed),
     )
     if temperature > 0:
         return params.replace(temperature=temperature, n=options.best_of, seed=options.seed)
@@ -210,23 +213,17 @@ def _params(
     return params
 
 
-def _best(
-    vocabulary: Vocabulary,
-    answers: Sequence[Answer],
-    num_forced: int,
-    temperature: float,
-    options: TranscribeOptions,
-) -> Decoded:
+def _best(vocabulary: Vocabulary, answers: Sequence[Answer], temperature: float) -> Decoded:
     """The likeliest answer for its length."""
-    found = [_decoded(vocabulary, answer, num_forced, temperature) for answer in answers]
+    found = [_decoded(vocabulary, answer, temperature) for answer in answers]
     return max(found, key=lambda one: sum(one.logprobs) / max(len(one.tokens), 1))
 
 
-def _decoded(vocabulary: Vocabulary, answer: Answer, num_forced: int, temperature: float) -> Decoded:
+def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float) -> Decoded:
     told = answer.logprobs
     assert told is not None
-    tokens = answer.token_ids[num_forced:]
-    values = [one.logprob for one in told[num_forced:]]
+    tokens = answer.token_ids
+    values = [one.logprob for one in told]
     values += [] if answer.stop_logprob is None else [answer.stop_logprob]
     text = vocabulary.text(tokens).strip()
     return Decoded(

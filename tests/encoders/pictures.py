@@ -53,13 +53,21 @@ class PictureEncoder(nn.Module):
         self.linear_1 = Linear(width, size, bias=True, ctx=ctx.at("linear_1"))
         self.linear_2 = Linear(size, size, bias=True, ctx=ctx.at("linear_2"))
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        side = round((self.embed_positions.weight.shape[0] - 1) ** 0.5) * self.patch
+        return 3, side, side
+
     def positions(self, shape: tuple[int, ...]) -> int:
         return (shape[1] // self.patch) * (shape[2] // self.patch)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        patches = self.patch_embedding(features[None])[0].flatten(1).t()
-        hidden = torch.cat([self.class_embedding[None], patches]) + self.embed_positions.weight
-        hidden = self.layers(self.first_norm(hidden)[0])[1:]
+        pictures = features if features.dim() == 4 else features[None]
+        patches = self.patch_embedding(pictures).flatten(2).transpose(1, 2)
+        tokens = self.class_embedding.expand(len(pictures), 1, -1)
+        hidden = torch.cat([tokens, patches], dim=1) + self.embed_positions.weight
+        hidden = self.layers(self.first_norm(hidden.flatten(0, 1))[0], len(pictures))
+        hidden = hidden.unflatten(0, (len(pictures), -1))[:, 1:].flatten(0, 1)
         encoded: torch.Tensor = self.linear_2(F.gelu(self.linear_1(hidden)))
         return encoded
 

@@ -54,7 +54,7 @@ def test_a_text_model_has_no_encoder_in_its_ledger(speech: Side) -> None:
 
 
 def test_the_encoder_cache_has_the_asked_size(speech: Side, pictures: Side) -> None:
-    for side, default in ((speech, 8 * 3), (pictures, 2 * 4096 // 16)):
+    for side, default in ((speech, 8 * 3), (pictures, 2 * 12288 // 16)):
         model = read_setting(str(side.folder)).model
         runtime = RuntimeConfig(block_size=16)
         assert Setting(model, "fp16", 8, 96, runtime=runtime).encoder_blocks == default

@@ -194,7 +194,6 @@ def test_a_request_names_what_is_wrong_with_its_picture(pictures: Side) -> None:
     llm = pictures.open(encoder_positions=16)
     cases = {
         "another shape": [torch.zeros(3, IMAGE, IMAGE + 1), torch.zeros(IMAGE, IMAGE), torch.zeros(0)],
-        "not finite": [torch.full((3, IMAGE, IMAGE), value) for value in (float("nan"), float("-inf"))],
         "tensor of numbers": ["a.png", [[1], [2, 3]], None],
         "too many positions": [picture(1)],  # 25 of 16
     }
@@ -203,6 +202,12 @@ def test_a_request_names_what_is_wrong_with_its_picture(pictures: Side) -> None:
             with pytest.raises(RequestError, match=message):
                 llm.generate(Prompt([[1, 2], Input(features)]), GREEDY)
     whole = pictures.open()
+    for value in (float("nan"), float("-inf")):
+        features = torch.zeros(3, IMAGE, IMAGE)
+        features[0, :2, 3] = value
+        for call in (whole.generate, whole.logits):
+            with pytest.raises(RequestError, match="2 of 1200 are NaN or infinite"):
+                call(Prompt([[1, 2], Input(features)]))  # type: ignore[operator]
     with pytest.raises(RequestError, match="prompt 2: the prompt is too long"):
         whole.generate([[1, 2], prompt([100] * 11)], GREEDY)
     with pytest.raises(RequestError, match="too long"):

@@ -27,6 +27,7 @@ from ingot.kernels.sampling.logprobs import logprobs_triton
 from ingot.kernels.sampling.masks import mask_tokens_triton
 from ingot.kernels.sampling.penalties import BiasTable, penalize_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
+from ingot.kernels.sampling.transcript import TranscriptTables, hold_transcripts_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 
@@ -214,8 +215,16 @@ def masks(rows: int, vocab: int) -> None:
     mask_tokens_triton(empty(rows, vocab, dtype=FULL), table, empty(rows, dtype=LONG))
 
 
+def transcripts(dtype: torch.dtype, rows: int, vocab: int) -> None:
+    tables = TranscriptTables(empty(128, -(-vocab // 32), dtype=torch.int32), empty(64, 2, dtype=LONG))
+    column = empty(rows, dtype=LONG)
+    hold_transcripts_triton(empty(rows, vocab, dtype=dtype), tables, *[column] * 5)
+
+
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
-    logprobs_triton(empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE))
+    logits, ids, out = empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE)
+    logprobs_triton(logits, ids, out)
+    logprobs_triton(logits, ids, out[:, :3])
 
 
 def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: int = 1) -> None:
@@ -235,6 +244,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "penalties 1 of 50257 fp32": lambda: penalties(FULL, 1, 50257, torch.int32),
     "masks 32 of 151936": lambda: masks(32, 151936),
     "masks 1 of 50257": lambda: masks(1, 50257),
+    "transcripts 64 of 51866 fp16": lambda: transcripts(HALF, 64, 51866),
+    "transcripts 1 of 51864 fp32": lambda: transcripts(FULL, 1, 51864),
     "log-probabilities 32 of 151936 bf16": lambda: likeliest(BRAIN, 32, 151936),
     "log-probabilities 1 of 256000 fp32": lambda: likeliest(FULL, 1, 256000),
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),

@@ -55,6 +55,7 @@ KERNELS = {
     "tile_sums_kernel",
     "tile_tops_kernel",
     "tile_weights_kernel",
+    "transcript_kernel",
 }
 
 

@@ -21,6 +21,7 @@ CASES = (
     "sampling 1 of 151936 fp16 overlapping",
     "penalties 32 of 151936 bf16",
     "masks 32 of 151936",
+    "transcripts 64 of 51866 fp16",
     "log-probabilities 32 of 151936 bf16",
     "small_linear 1 fp16 overlapping",
     "small_gate_up 1 bf16",

@@ -54,7 +54,7 @@ def test_the_file_stands_before_the_tokenizer(tokenizers: dict[str, Tokenizer]) 
     assert found.tokens.prompt("de", "transcribe", timestamps=True) == [50258, 50261, 50359]
     with pytest.raises(RequestError, match=r"does not know.*fr"):
         found.tokens.prompt("fr", "transcribe", timestamps=True)
-    rules = found.rules([], TranscribeOptions())
+    rules = found.rules(TranscribeOptions())
     assert {5, 7} <= {*rules.suppressed}
     assert rules.last_first == 3
     assert found.tokens.start in rules.suppressed, "what frames a transcript is never part of it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.runtime.encoder_cache import EncoderCache
-from ingot.runtime.inputs import RequestInput
+from ingot.runtime.inputs import Content, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
@@ -19,12 +20,18 @@ SIZE = 4  # of a block, of both caches
 NOTHING = torch.empty(0)
 
 
+def at_hand(name: str) -> Future[Content]:
+    content: Future[Content] = Future()
+    content.set_result(Content(NOTHING, name.encode()))
+    return content
+
+
 def picture(name: str, place: int, positions: int = 6) -> RequestInput:
-    return RequestInput(NOTHING, name.encode(), positions, place, positions)
+    return RequestInput(at_hand(name), positions, place, positions)
 
 
 def speech(name: str, positions: int = 6) -> RequestInput:
-    return RequestInput(NOTHING, name.encode(), positions)
+    return RequestInput(at_hand(name), positions)
 
 
 def request(name: str, prompt: int, *inputs: RequestInput, output: int = 3, **fields: Any) -> Request:

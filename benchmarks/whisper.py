@@ -1,0 +1,268 @@
+"""Whisper on real shapes with random weights: one window with 50 tokens, 64 windows at once, a decode step.
+
+Windows are 30 seconds of noise, new ones in every run, since an encoder's output is kept. Every one takes
+exactly 50 tokens behind the prompt of an English transcript without timestamps, under the transcript's rules
+and with log-probabilities, as ``Transcriber`` asks. From raw samples on the host to ids on the host; "first"
+is the same with one token. The JSON holds command, machine, spreads and the seconds of every run.
+
+    python benchmarks/whisper.py small --json /tmp/small.fp16.json
+    python benchmarks/whisper.py tiny --dtype fp32 --against hf --json /tmp/tiny.fp32.json
+    python benchmarks/whisper.py large-v3 --quant w8a16 --kv-dtype int8 --parts windows --json /tmp/large.json
+
+Hugging Face gets log-mel features that are ready on the device, and applies no rules. ``--small`` runs
+narrow layers and few tokens anywhere: it tries the script, and its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ingot import LLM
+from ingot.bench.machine import machine
+from ingot.bench.run import spread
+from ingot.config.runtime import RuntimeConfig
+from ingot.config.sampling import SamplingParams
+from ingot.processors.log_mel import WINDOW, features_by
+from ingot.processors.prompt import Input, Prompt
+from ingot.speech.options import TranscribeOptions
+from ingot.speech.tokens import SpeechTokens
+from ingot.speech.window import Vocabulary
+
+SHAPES = Path(__file__).parent / "shapes"
+NAMES = sorted(file.stem.removeprefix("whisper-") for file in SHAPES.glob("whisper-*.json"))
+PARTS = ("window", "windows", "step")
+TOKENS, AT_ONCE, GROUP = 50, 64, 8  # GROUP windows are read by one thread
+FEW = {"tokens": 4, "at_once": 3}  # of --small
+NARROW = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    "d_model": 32,
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Load:
+    """``tokens`` of every window, windows ``at_once``, timed runs."""
+
+    tokens: int
+    at_once: int
+    repeats: int
+
+
+class Ours:
+    """An engine of a shape, and what asks it."""
+
+    def __init__(self, shape: Path, given: argparse.Namespace, load: Load) -> None:
+        self.llm = LLM.from_config(
+            shape,
+            given.device,
+            dtype=given.dtype,
+            runtime=RuntimeConfig(kv_dtype=given.kv_dtype),
+            max_batch_size=load.at_once,
+            quant=given.quant,
+        )
+        config = self.llm.engine.manifest.model
+        assert config.encoder is not None
+        self.mels = config.encoder.features[0]
+        tokens = SpeechTokens.of_vocabulary(config.vocab_size)
+        self.frame = tokens.prompt("en", "transcribe", timestamps=False)
+        vocabulary = Vocabulary.of(tokens, None, config.max_positions)
+        self.rules = vocabulary.rules(TranscribeOptions(timestamps=False), framed=len(self.frame) - 1)
+        self.llm.warm_up(sorted({1, load.at_once}), kinds=["transcript"])
+
+    @property
+    def device(self) -> torch.device:
+        return self.llm.engine.device
+
+    def prompts(self, samples: torch.Tensor) -> list[Prompt]:
+        """Of windows [N, samples], on the host."""
+        features = features_by(self.device, samples, self.mels)
+        return [Prompt([Input(one), self.frame]) for one in features]
+
+    def answer(self, prompts: list[Prompt], tokens: int) -> None:
+        params = SamplingParams(max_new_tokens=tokens, ignore_eos=True, logprobs=0, transcript=self.rules)
+        found = self.llm.generate(prompts, params)
+        assert all(len(one.token_ids) == tokens for one in found)
+
+    def run(self, samples: torch.Tensor, tokens: int) -> None:
+        """Windows [N, samples] to ids; threads read groups of them, as ``Transcriber.batch`` reads files."""
+        groups = samples.split(GROUP)
+        with ThreadPoolExecutor(len(groups)) as pool:
+            list(pool.map(lambda group: self.answer(self.prompts(group), tokens), groups))
+
+
+class HuggingFace:
+    """The class of the same shape, one batch at a time."""
+
+    def __init__(self, shape: Path, ours: Ours, dtype: str) -> None:
+        from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+        config = WhisperConfig.from_json_file(shape)
+        wanted = {"fp16": torch.float16, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        self.dtype = wanted if ours.device.type == "cuda" else torch.float32
+        with ours.device:
+            self.model = WhisperForConditionalGeneration(config).eval().to(self.dtype)
+        settings = self.model.generation_config
+        for name in ("forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens"):
+            setattr(settings, name, None)
+        self.ours = ours
+
+    def ready(self, samples: torch.Tensor) -> torch.Tensor:
+        """Features on the device."""
+        return features_by(self.ours.device, samples, self.ours.mels).to(self.ours.device, self.dtype)
+
+    @torch.inference_mode()
+    def run(self, features: torch.Tensor, tokens: int) -> None:
+        ids = torch.tensor([self.ours.frame] * len(features), device=features.device)
+        self.model.generate(
+            features, decoder_input_ids=ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
+        )
+
+
+def noise(count: int, seed: int) -> torch.Tensor:
+    """Windows that nobody has heard."""
+    return 0.1 * torch.randn(count, WINDOW, generator=torch.Generator().manual_seed(seed))
+
+
+def seconds(run: Callable[[Any, int], None], given: Any, tokens: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run(given, tokens)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def figures(
+    run: Callable[[Any, int], None],
+    ready: Callable[[torch.Tensor], Any],
+    count: int,
+    load: Load,
+    device: torch.device,
+) -> Row:
+    """Windows ``count`` at once: seconds with all tokens and with the first, one run thrown away."""
+    found: Row = {"windows": count, "tokens": load.tokens}
+    for name, tokens in (("all", load.tokens), ("first", 1)):
+        times = []
+        for repeat in range(load.repeats + 1):
+            given = ready(noise(count, seed=1000 * count + 2 * repeat + (name == "first")))
+            times.append(seconds(run, given, tokens, device))
+        told = spread(times[1:])
+        assert told is not None
+        found[f"{name}_s"], found[f"{name}_seconds"] = told, [round(one, 6) for one in times[1:]]
+    found["windows_per_s"] = round(count / found["all_s"]["p50"], 2)
+    found["rtfx"] = round(30 * found["windows_per_s"], 1)
+    return found
+
+
+def kernels(ours: Ours, count: int, load: Load) -> list[Row]:
+    """Launches and µs of one decode step by kernel, the longest first: what all tokens take more than the
+    first alone, of windows whose encoder outputs are kept.
+    """
+    prompts = ours.prompts(noise(count, seed=7))
+    ours.answer(prompts, 1)
+    many, one = (_kernel_times(lambda n=n: ours.answer(prompts, n)) for n in (load.tokens, 1))
+    steps, rows = load.tokens - 1, []
+    for name, (launches, us) in many.items():
+        less = one.get(name, (0, 0.0))
+        if launches > less[0]:
+            told = {"launches": (launches - less[0]) / steps, "us": round((us - less[1]) / steps, 3)}
+            rows.append({"kernel": name[:120], **told})
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def _kernel_times(run: Callable[[], None]) -> dict[str, tuple[int, float]]:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        run()
+        torch.cuda.synchronize()
+    found: dict[str, list[float]] = defaultdict(list)
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.name].append(event.time_range.elapsed_us())
+    return {name: (len(times), sum(times)) for name, times in found.items()}
+
+
+def measured(given: argparse.Namespace, shape: Path) -> Row:
+    """The record of one shape."""
+    few = FEW if given.small else {"tokens": TOKENS, "at_once": AT_ONCE}
+    load = Load(repeats=given.repeats, **few)
+    ours = Ours(shape, given, load)
+    record: Row = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine(ours.device),
+        "shape": given.shape,
+        "dtype": given.dtype,
+        "quant": given.quant,
+        "kv_dtype": given.kv_dtype,
+    }
+    counts = {"window": 1, "windows": load.at_once}
+    for part in (part for part in given.parts if part in counts):
+        record[part] = figures(ours.run, lambda samples: samples, counts[part], load, ours.device)
+    if "step" in given.parts and ours.device.type == "cuda":
+        record["step"] = {str(count): kernels(ours, count, load) for count in counts.values()}
+    if given.against == "hf":
+        theirs = HuggingFace(shape, ours, given.dtype)
+        record["hf"] = {
+            part: figures(theirs.run, theirs.ready, counts[part], load, ours.device)
+            for part in given.parts
+            if part in counts
+        }
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=NAMES)
+    parser.add_argument("--dtype", choices=("fp16", "bf16", "fp32"), default="fp16")
+    parser.add_argument("--quant", default=None, help="as of `ingot build`")
+    parser.add_argument("--kv-dtype", default="auto", help="of the KV cache")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured")
+    parser.add_argument("--against", choices=("hf",), default=None, help="measured beside it")
+    parser.add_argument("--repeats", type=int, default=5, help="timed runs, after one that is thrown away")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--small", action="store_true", help="narrow layers, few tokens: tries the script")
+    parser.add_argument("--json", type=Path, required=True, help="where the figures go")
+    given = parser.parse_args()
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        shape = SHAPES / f"whisper-{given.shape}.json"
+        if given.small:
+            shape = narrowed(shape, Path(folder))
+        record = measured(given, shape)
+    given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for name, found in [("", record), *(("Hugging Face: ", record[key]) for key in ("hf",) if key in record)]:
+        for part in (part for part in ("window", "windows") if part in found):
+            told = found[part]
+            print(f"{name}{told['windows']} windows: {told['all_s']['p50']:.4f} s, {told['windows_per_s']}/s")
+
+
+def narrowed(shape: Path, folder: Path) -> Path:
+    """The same with two narrow layers."""
+    config = json.loads(shape.read_text(encoding="utf-8")) | NARROW
+    found = folder / "config.json"
+    found.write_text(json.dumps(config), encoding="utf-8")
+    return found
+
+
+if __name__ == "__main__":
+    main()
