@@ -20,6 +20,7 @@ from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.batch import Spliced
+from ingot.layers.checking_encoder import PlainSpeechEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.models.config_keys import check_keys
@@ -74,6 +75,8 @@ class Architecture:
         weight_map: (config of the whole checkpoint, layers to keep) → weight map.
         encoder: builds the module that encodes inputs (layers/encoder.py: ``Encoder``), whose weights are
             named ``encoder.…``; None where the kind is text.
+        plain_encoder: the same in plain PyTorch for proofs, of an encoder of log-mel frames; None: proofs say
+            nothing of the encoder.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Architecture:
     config_from_hf: Callable[[HfConfig], DecoderConfig]
     weight_map: Callable[[DecoderConfig, LayerRange], WeightMap]
     encoder: Callable[[DecoderConfig, BuildContext], nn.Module] | None = None
+    plain_encoder: Callable[[DecoderConfig], PlainSpeechEncoder] | None = None
 
     def read_config(self, hf: HfConfig) -> DecoderConfig:
         """``config_from_hf`` on a file that may hold anything.
