@@ -75,7 +75,9 @@ class _Under:
         prompt, new = self.sums("prompt"), self.sums("new")
         ids = tuple(self.new_ids)
         steps, rows = tuple(self.steps), tuple(self.rows)
-        return Case(self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new, self.input)
+        return Case(
+            self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new, self.input
+        )
 
 
 def make_proof(

@@ -1,7 +1,7 @@
 """The speech of golden cases: samples that are the same everywhere, and their log-mel features in fp64.
 
-Owns the samples and a log-mel of its own, by a plain Fourier sum, so that a proof does not repeat the mistakes
-of ``processors/log_mel.py``. Knows no model.
+Owns the samples and a log-mel of its own, by a plain Fourier sum, so that a proof does not repeat the
+mistakes of ``processors/log_mel.py``. Knows no model.
 Source: Slaney's Auditory Toolbox for the mel scale, OpenAI's Whisper for the rest.
 
     features = exact_log_mel(golden_samples("whole", 480_000), mels=80)        # float64 [80, 3000]
@@ -33,9 +33,7 @@ def golden_samples(name: str, count: int) -> torch.Tensor:
     return torch.from_numpy(noise).float()
 
 
-def exact_log_mel(
-    samples: torch.Tensor, mels: int, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
+def exact_log_mel(samples: torch.Tensor, mels: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """[N] at 16 kHz → log-mel features [mels, N // 160], with all sums in ``dtype``."""
     wide = samples.to(dtype)
     half = _SPAN // 2

@@ -43,9 +43,7 @@ def encoder_stages(run: ReferenceRun, number: int, see: See) -> list[Stage]:
     return [*plain.stages(run.vector, _EncoderHooks(run, see)), *keeping]
 
 
-def _keys_values(
-    run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor
-) -> torch.Tensor:
+def _keys_values(run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor) -> torch.Tensor:
     """Keep a layer's keys and values of an input; returns its outputs as they are."""
     name = f"layers.{layer}.encoder_attn.kv_proj"
     output = run.had("kv", run.product(name, run.had("encoded", encoded)))
@@ -60,7 +58,7 @@ class _EncoderHooks(Hooks):
 
     def __init__(self, run: ReferenceRun, see: See) -> None:
         self._run = run
-        self.see = see  # type: ignore[method-assign]
+        self._see = see
 
     def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return self._run.product(name, x)
@@ -76,3 +74,6 @@ class _EncoderHooks(Hooks):
 
     def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         return self._run.had(place, computed, change)
+
+    def see(self, name: str, output: torch.Tensor) -> None:
+        self._see(name, output)

@@ -30,8 +30,8 @@ class PlainSpeechEncoder:
     name: str = "encoder"
 
     def stages(self, read: ReadVector, hooks: Hooks) -> list[Stage]:
-        """What to compute one after another, [mels, frames] → [positions, hidden_size]: the front, each layer,
-        the norm. ``read`` gives weights that no product has, when they are needed.
+        """What to compute one after another, [mels, frames] → [positions, hidden_size]: the front, each
+        layer, the norm. ``read`` gives weights that no product has, when they are needed.
         """
         layers = [partial(self._layer, index, read, hooks) for index in range(self.stack.num_layers)]
         return [partial(self._front, read, hooks), *layers, partial(self._last, read, hooks)]
@@ -50,9 +50,7 @@ class PlainSpeechEncoder:
         hooks.see(f"{self.name}.norm", hidden)
         return hidden
 
-    def _conv(
-        self, name: str, x: torch.Tensor, stride: int, read: ReadVector, hooks: Hooks
-    ) -> torch.Tensor:
+    def _conv(self, name: str, x: torch.Tensor, stride: int, read: ReadVector, hooks: Hooks) -> torch.Tensor:
         """Frames [T, C] → [ceil(T / stride), hidden_size]: each sees one frame before and one behind it."""
         path = f"{self.name}.{name}"
         around = F.pad(x, (0, 0, 1, 1)).unfold(0, _TAPS, stride)  # [T / stride, C, taps]

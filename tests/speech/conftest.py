@@ -1,4 +1,4 @@
-"""Folders that hold Whisper's published vocabularies, and no model."""
+"""Folders that hold Whisper's published vocabularies, and a tiny Whisper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ingot.engine.builder import build
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from tests.encoders.speech import write_speech
 
 SIZES = {"gpt2": 51864, "multilingual": 51865}
 
@@ -25,3 +27,17 @@ def tokenizers(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         assert tokenizer is not None
         found[name] = tokenizer
     return found
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Whisper of random weights that hears 0.8 seconds; without a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny-whisper")
+    write_speech(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_checkpoint: Path) -> Path:
+    """Its engine in fp32, with a proof."""
+    return build(tiny_checkpoint, tiny_checkpoint.with_name("tiny-whisper-engine"), device="cpu")
