@@ -92,7 +92,7 @@ def chat(
 
 
 def _local(engine: str, system: str | None, sampling: dict[str, Any], how: Any) -> Turns[Any]:
-    llm = open_llm(engine, *how)
+    llm = open_llm(engine, *how, "`ingot chat`")
     from ingot.llm.conversation import Conversation
 
     talk = Conversation(llm, system, with_given(llm.default_params, sampling))
