@@ -68,7 +68,7 @@ def isolated_encoder(model: Decoder, stage: str, get: Get, cast: Callable[[Any],
     if stage.startswith("encoder.layers."):
         return _of_layer(model, stage, x, get, cast)
     if kind == "embedding":
-        places = model.get_submodule("encoder.embed_positions").weight[: len(x)]
+        places = model.get_parameter("encoder.embed_positions.weight")[: len(x)]
         return F.gelu(x) + places.to(x)
     if kind == "final_norm":
         return cast(model.get_submodule("encoder.norm"))(x)[0]

@@ -60,7 +60,7 @@ _FAMILIES = (
 
 def stage_names(num_layers: int, encoder_layers: int = 0) -> list[str]:
     """Every stage of a step, in order; those of an encoder are in the first step alone."""
-    kinds = LAYER_STAGES
+    kinds: tuple[str, ...] = LAYER_STAGES
     before: list[str] = []
     if encoder_layers:
         kinds = (*LAYER_STAGES[:3], *CROSS_STAGES, *LAYER_STAGES[3:])
