@@ -56,7 +56,8 @@ class Hearing(nn.Module):
             encoder = self.inner.get_encoder()
             weight = encoder.conv1.weight
             self.get_submodule(LOG_MEL)(self._shown.T)
-            self._encoded = encoder(self.speech.features.to(weight.device, weight.dtype)[None])
+            with torch.backends.cudnn.flags(enabled=False):  # whose convolutions round fp32 to TF32
+                self._encoded = encoder(self.speech.features.to(weight.device, weight.dtype)[None])
         return self.inner(
             encoder_outputs=self._encoded,
             decoder_input_ids=input_ids,

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
 from ingot.device import cpu_name, dtype_name, parse_dtype
 from ingot.engine.golden_encoder import Speech, encoder_distances, finer, golden_speech, heard
 from ingot.engine.manifest import WEIGHTS_FILE
@@ -301,7 +302,7 @@ def _floors(
     found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, speech), progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
-    floors |= {"fp32": _of_any_order(floors["fp32"], model.config.hidden_size)}
+    floors |= {"fp32": _of_any_order(floors["fp32"], _terms(model.config))}
     flips = floors.pop(_FLIPS, None)
     return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
 
@@ -311,12 +312,18 @@ def _larger(one: Floor, other: Floor) -> Floor:
     return Floor(modules, max(one.logits, other.logits), max(one.logprobs, other.logprobs))
 
 
-def _of_any_order(floor: Floor, hidden_size: int) -> Floor:
+def _terms(config: DecoderConfig) -> int:
+    """Of the sums that set the floors: a row's channels, or the positions that cross-attention adds up."""
+    encoder = config.encoder if config.kind == "cross" else None
+    return max(config.hidden_size, 0 if encoder is None else encoder.max_positions)
+
+
+def _of_any_order(floor: Floor, terms: int) -> Floor:
     """An fp32 floor for libraries that sum one term after another, as they do for a single row: the error of
     such a sum of K terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors
     grow as the first module's does, since errors pass through the layers in proportion.
     """
-    walk = torch.finfo(torch.float32).eps * math.sqrt(hidden_size) / 4
+    walk = torch.finfo(torch.float32).eps * math.sqrt(terms) / 4
     scale = max(1.0, walk / next(iter(floor.modules.values())))
     modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
     return Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
