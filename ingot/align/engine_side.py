@@ -8,22 +8,36 @@ Knows no reference and no verdict.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ingot.align.stages import OWN_NAMES
+from ingot.align.stages import CONVS, LOG_MEL, OWN_NAMES
 from ingot.align.trace import TraceWriter
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
+from ingot.engine.golden_encoder import Speech
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm import LLM
+from ingot.llm.encoder_record import KEYS_VALUES, encoder_observed
+from ingot.processors.log_mel import log_mel
+from ingot.runtime.inputs import RequestInput
 from ingot.runtime.request import Request
 
 _NAME = "align"
+_OF_ENCODER = {"encoder.embed_positions": "encoder.embedding", "encoder.norm": "encoder.final_norm"}
+_OF_LAYER = {
+    "input_layernorm": "input_norm",
+    "self_attn.o_proj": "attention",
+    "post_attention_layernorm/sum": "residual",
+    "post_attention_layernorm": "post_norm",
+    "mlp.down_proj": "mlp",
+    "": "output",
+}
 
 
 class _Pieces:
@@ -50,6 +64,7 @@ def record_engine(
     forced: Sequence[int] | None = None,
     *,
     as_served: bool = False,
+    speech: Speech | None = None,
 ) -> list[int]:
     """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
 
@@ -58,6 +73,7 @@ def record_engine(
         forced: tokens to feed after the prompt; None: the greedy choices.
         as_served: run as requests do, with fused kernels and CUDA graphs; only the logits of each step's last
             token are written.
+        speech: the input of a model that hears.
 
     Returns:
         The greedy choices after the prompt and after each step.
@@ -67,10 +83,14 @@ def record_engine(
     """
     executor = llm.executor
     given, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
-    request = executor.admission.request(_NAME, given, params, 0)
+    inputs = () if speech is None else (_input(llm, speech),)
+    request = executor.admission.request(_NAME, given, params, 0, inputs)
     request.all_logits = not as_served
     writer = TraceWriter(path)
     try:
+        if speech is not None and not as_served:
+            made = log_mel(speech.samples.to(llm.engine.device), len(speech.features))
+            writer.add(f"0/{LOG_MEL}", made.T)
         executor.scheduler.add(request)
         choices = _steps(llm, request, writer, steps, forced, as_served=as_served)
     except BaseException:
@@ -94,7 +114,9 @@ def _steps(
     as_served: bool,
 ) -> list[int]:
     pieces, choices = _Pieces(), []
-    with nullcontext() if as_served else _by_module(llm, pieces), on_device(llm.engine.device):
+    seeing = nullcontext() if as_served else _by_module(llm, pieces)
+    encoding = _encoder(llm, pieces) if request.inputs and not as_served else nullcontext()
+    with seeing, encoding, on_device(llm.engine.device):
         for step in range(steps + 1):
             fed = request.tokens(request.num_computed, request.num_tokens)
             writer.add(f"{step}/input_ids", torch.tensor([*fed], dtype=torch.int64))
@@ -102,6 +124,34 @@ def _steps(
             pieces.flush(writer, step)
             request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
     return choices
+
+
+def _input(llm: LLM, speech: Speech) -> RequestInput:
+    rules = llm.executor.admission.inputs
+    assert rules is not None
+    return rules.read(speech.features.float(), 0)
+
+
+def _encoder(llm: LLM, pieces: _Pieces) -> AbstractContextManager[None]:
+    """The stages of the encoder, and each decoder layer's keys and values of its outputs."""
+
+    def see(name: str, rows: torch.Tensor) -> None:
+        if name.endswith(KEYS_VALUES):
+            for part, half in zip(("keys", "values"), rows.chunk(2, dim=-1), strict=True):
+                pieces.add(f"{name.removesuffix(KEYS_VALUES)}.cross_{part}", half)
+        stage = _encoder_stage(name)
+        if stage is not None:
+            pieces.add(stage, rows)
+
+    return encoder_observed(llm, see)
+
+
+def _encoder_stage(name: str) -> str | None:
+    """The stage that a record of encoder_record.py is."""
+    if name in (*CONVS, *_OF_ENCODER):
+        return _OF_ENCODER.get(name, name)
+    found = re.fullmatch(r"(encoder\.layers\.\d+)\.?(.*)", name)
+    return f"{found[1]}.{_OF_LAYER[found[2]]}" if found is not None and found[2] in _OF_LAYER else None
 
 
 def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:
@@ -136,7 +186,13 @@ def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
         assert isinstance(layer, DecoderLayer)
         keep(layer.input_layernorm, f"layers.{i}.input_norm", 0)
         keep(layer.self_attn.o_proj, f"layers.{i}.attention")
-        keep(layer.post_attention_layernorm, f"layers.{i}.residual", 1)
+        joined = "residual"
+        if layer.encoder_attn is not None:
+            keep(layer.encoder_attn_layernorm, f"layers.{i}.residual", 1)
+            keep(layer.encoder_attn_layernorm, f"layers.{i}.cross_norm", 0)
+            keep(layer.encoder_attn.o_proj, f"layers.{i}.cross_attention")
+            joined = "cross_residual"
+        keep(layer.post_attention_layernorm, f"layers.{i}.{joined}", 1)
         keep(layer.post_attention_layernorm, f"layers.{i}.post_norm", 0)
         keep(layer.mlp.down_proj, f"layers.{i}.mlp")
         keep(layer, f"layers.{i}.output", 1)

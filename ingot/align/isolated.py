@@ -16,7 +16,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ingot.align.stages import StageFile, kind_of, layer_of
+from ingot.align.isolated_encoder import CROSS_PARTS, cross_attention_of, encoder_source, isolated_encoder
+from ingot.align.stages import LOG_MEL, StageFile, kind_of, layer_of
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
@@ -51,7 +52,11 @@ class Isolated:
     def run(self, step: int, stage: str) -> torch.Tensor | None:
         """The module's output for the step's tokens, on the host; None where the file lacks its input."""
         layer = layer_of(stage)
-        if layer is None:
+        if stage.startswith("encoder.") or kind_of(stage) in CROSS_PARTS:
+            found = isolated_encoder(self.model, stage, self._get, self._cast)
+        elif stage == LOG_MEL:
+            found = None
+        elif layer is None:
             found = self._outside(step, stage)
         elif stage == f"layers.{layer}":
             found = self._whole(step, layer)
@@ -64,9 +69,16 @@ class Isolated:
         attention and for a whole layer (``layers.3``) those of all tokens so far.
         """
         layer, kind = layer_of(stage), kind_of(stage)
+        if stage == LOG_MEL:
+            return None
+        source = encoder_source(self.model, stage)
+        if source is not None:
+            return self.reference.get(step, source)
         if kind == "attention":
             return self.reference.so_far(step, f"layers.{layer}.input_norm")
         if stage == f"layers.{layer}":
+            if self.model.kind == "cross":  # what its input became is not among its inputs
+                return None
             return self.reference.so_far(step, self._source(f"{stage}.input_norm"))
         if stage == "embedding":
             return torch.tensor(self.reference.ids(step))
@@ -79,7 +91,11 @@ class Isolated:
             return {"final_norm": last, "logits": "final_norm"}[stage]
         before = "embedding" if layer == 0 else f"layers.{layer - 1}.output"
         names = {"input_norm": before, "residual": "attention", "post_norm": "residual"}
-        name = (names | {"mlp": "post_norm", "output": "mlp"})[kind_of(stage)]
+        names |= {"cross_norm": "residual", "cross_attention": "cross_norm", "mlp": "post_norm"}
+        names |= {"cross_residual": "cross_attention", "output": "mlp"}
+        if self.model.kind == "cross":
+            names["post_norm"] = "cross_residual"
+        name = names[kind_of(stage)]
         return name if name == before else f"layers.{layer}.{name}"
 
     def _outside(self, step: int, stage: str) -> torch.Tensor | None:
@@ -108,22 +124,28 @@ class Isolated:
             return self._cast(layer.input_layernorm)(x)[0]
         if kind == "post_norm":
             return self._cast(layer.post_attention_layernorm)(x)[0]
+        if kind == "cross_norm":
+            return self._cast(layer.encoder_attn_layernorm)(x)[0]
+        if kind == "cross_attention":
+            assert layer.encoder_attn is not None
+            parts = (self._get(0, f"layers.{index}.cross_{part}") for part in ("keys", "values"))
+            return cross_attention_of(self._cast(layer.encoder_attn), x, *parts)
         return self._joined(step, index, kind, x)
 
     def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
         """The stream after a branch joins it, which the norm behind the branch computes."""
-        name = (
-            self._source(f"layers.{index}.input_norm") if kind == "residual" else f"layers.{index}.residual"
-        )
+        before = "cross_residual" if self.model.kind == "cross" and kind == "output" else "residual"
+        name = f"layers.{index}.{before}"
+        name = self._source(f"layers.{index}.input_norm") if kind == "residual" else name
         stream = self._get(step, name)
         if stream is None:
             return None
         layers, norm = self.model.layers, self.model.norm
-        if kind == "residual":
+        if kind in ("residual", "cross_residual"):
             norm = layers[index].post_attention_layernorm  # type: ignore[assignment]
         elif index + 1 < len(layers):
             norm = layers[index + 1].input_layernorm  # type: ignore[assignment]
-        post = layers[index].self_attn_norm if kind == "residual" else layers[index].mlp_norm
+        post = layers[index].mlp_norm if kind == "output" else layers[index].self_attn_norm
         if isinstance(post, RMSNorm):
             branch = self._cast(post)(branch)[0]
         return self._cast(norm)(branch, stream)[1]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ingot.align.engine_side import record_engine
+from ingot.align.hearing import Hearing
 from ingot.align.precision import PLAIN, Precision, permute_channels, round_weights
 from ingot.align.stages import StageFile, hf_patterns
 from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
@@ -31,6 +32,7 @@ from ingot.compare.memory import free_memory
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name
+from ingot.engine.golden_encoder import Speech
 from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.engine.manifest import is_engine
 from ingot.errors import CheckpointError, ConfigError
@@ -63,9 +65,11 @@ class Reference(ABC):
         noise_name: what its noise is measured between.
         inputs: those of its products that are rounded to 8 bits, as the engine's are. With noise the closest
             calls go the other way.
+        speech: the input of a model that hears.
     """
 
     inputs: tuple[Int8Input, ...] = ()
+    speech: Speech | None = None
 
     def __init__(self, name: str, checkpoint: Path, device: torch.device) -> None:
         self.name, self.checkpoint, self.device = name, checkpoint, device
@@ -145,6 +149,8 @@ class HuggingFace(Reference):
             flag="--original ingot",
         )
         self.name = f"Hugging Face's {type(model).__name__}, fp32"
+        if self.speech is not None:
+            model = Hearing(model, self.speech)
         choices = self._traced(model, folder, "expected", cases, steps, [None] * len(cases))
         _lower(model, noise)
         self._traced(model, folder, "noise", cases, steps, choices)
@@ -162,6 +168,8 @@ class HuggingFace(Reference):
         forced: Sequence[list[int] | None],
     ) -> list[list[int]]:
         """The greedy choices of each case; ``forced`` ones are fed."""
+        if isinstance(model, Hearing):
+            model.as_noise(noise=tag == "noise")
         names = hf_patterns(name for name, _ in model.named_modules())
         found = []
         for i, ids in enumerate(cases):

@@ -25,7 +25,7 @@ from ingot.align.precision import noisy
 from ingot.align.reference import Reference, ReferenceRun, Trace, open_reference, room_for
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
-from ingot.align.target import Target, check_same_model, find_target, make_cases
+from ingot.align.target import Target, check_same_model, find_target, make_cases, speech_for
 from ingot.align.tensors import TensorCheck, compare_tensors
 from ingot.align.texts import Case, PromptGiven, TextCheck
 from ingot.align.verdict import (
@@ -43,6 +43,7 @@ from ingot.align.verdict import (
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.dequantized import write_dequantized
+from ingot.engine.golden_encoder import Speech
 from ingot.engine.int8_inputs import read_int8_inputs
 from ingot.errors import RequestError
 from ingot.llm import LLM
@@ -144,6 +145,7 @@ def align(
     target = find_target(str(engine), place, dtype)
     source = open_reference(str(reference), original, target.path, target.build, place)
     check_same_model(target, source)
+    source.speech = speech_for(target, source)
     cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
     quant, tensors = _quant_text(target, source), _tensors(target, source, progress)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
@@ -169,6 +171,7 @@ def _of_same_weights(
     progress("dequantizing the engine's weights")
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
     found = open_reference(str(own), original, target.path, target.build, source.device)
+    found.speech = source.speech
     found.inputs = read_int8_inputs(Path(target.path), source.checkpoint)
     return found
 
@@ -189,7 +192,7 @@ def _run(
     cache_tokens = room_for(target.build.max_seq_len)
     runtime = RuntimeConfig(cache_tokens=cache_tokens, prefix_reuse=False, kv_dtype="model")
     llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
-    rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, progress)
+    rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, source.speech, progress)
     stops = _stops(llm, target, source, runs)
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
     if not findings and first is None:
@@ -214,7 +217,13 @@ def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[Reference
 
 
 def _compare(
-    llm: LLM, folder: Path, cases: list[Case], runs: list[ReferenceRun], steps: int, progress: Progress
+    llm: LLM,
+    folder: Path,
+    cases: list[Case],
+    runs: list[ReferenceRun],
+    steps: int,
+    speech: Speech | None,
+    progress: Progress,
 ) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
     rows: list[Row] = []
     greedy: list[GreedyRow] = []
@@ -223,8 +232,8 @@ def _compare(
     findings: list[Finding] = []
     for i, (case, run) in enumerate(zip(cases, runs, strict=True)):
         paths = [folder / f"{kind}-{i}.safetensors" for kind in ("engine", "served")]
-        record_engine(llm, paths[0], case.ids, steps, run.forced)
-        choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True)
+        record_engine(llm, paths[0], case.ids, steps, run.forced, speech=speech)
+        choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True, speech=speech)
         progress(f"comparing {i + 1}/{len(cases)}")
         got, served = StageFile(paths[0]), StageFile(paths[1])
         isolated = Isolated(engine.model, engine.dtype, engine.device, run.expected)

@@ -35,18 +35,41 @@ GEMMA2_NAMES = LLAMA_NAMES | {
     "post_norm": "pre_feedforward_layernorm",
 }
 GPT2_NAMES = dict(zip(LAYER_STAGES, _GPT2, strict=True))
+# A decoder layer that attends to an encoder's outputs; between residual and post_norm
+CROSS_STAGES = ("cross_norm", "cross_attention", "cross_residual")
+_WHISPER = ("self_attn_layer_norm", "self_attn", "final_layer_norm/in", "final_layer_norm", "fc2", "")
+WHISPER_ENCODER_NAMES = dict(zip(LAYER_STAGES, _WHISPER, strict=True))
+WHISPER_NAMES = WHISPER_ENCODER_NAMES | {
+    "residual": "encoder_attn_layer_norm/in",
+    "cross_norm": "encoder_attn_layer_norm",
+    "cross_attention": "encoder_attn",
+    "cross_residual": "final_layer_norm/in",
+    "cross_keys": "encoder_attn.k_proj",
+    "cross_values": "encoder_attn.v_proj",
+}
+LOG_MEL = "log_mel"
+CONVS = ("encoder.conv1", "encoder.conv2")
 # (the layers, the embedding, the final norm, a layer's modules), most specific first
 _FAMILIES = (
     ("layers", "embed_tokens", "norm", GEMMA2_NAMES),
     ("layers", "embed_tokens", "norm", LLAMA_NAMES),
     ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # what is embedded: tokens and, in GPT-2, positions
+    ("decoder.layers", "decoder.layers.0.self_attn_layer_norm/in", "decoder.layer_norm", WHISPER_NAMES),
 )
 
 
-def stage_names(num_layers: int) -> list[str]:
-    """Every stage of a step, in order."""
-    inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in LAYER_STAGES]
-    return ["embedding", *inner, "final_norm", "logits"]
+def stage_names(num_layers: int, encoder_layers: int = 0) -> list[str]:
+    """Every stage of a step, in order; those of an encoder are in the first step alone."""
+    kinds: tuple[str, ...] = LAYER_STAGES
+    before: list[str] = []
+    if encoder_layers:
+        kinds = (*LAYER_STAGES[:3], *CROSS_STAGES, *LAYER_STAGES[3:])
+        before = [LOG_MEL, *CONVS, "encoder.embedding"]
+        before += [f"encoder.layers.{i}.{kind}" for i in range(encoder_layers) for kind in LAYER_STAGES]
+        before += ["encoder.final_norm"]
+        before += [f"layers.{i}.cross_{part}" for i in range(num_layers) for part in ("keys", "values")]
+    inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in kinds]
+    return [*before, "embedding", *inner, "final_norm", "logits"]
 
 
 def layer_of(stage: str) -> int | None:
@@ -54,8 +77,11 @@ def layer_of(stage: str) -> int | None:
 
 
 def kind_of(stage: str) -> str:
-    """``mlp`` of ``layers.3.mlp``; the stage itself outside the layers."""
-    return stage.rpartition(".")[2]
+    """``mlp`` of ``layers.3.mlp``, ``encoder.mlp`` of ``encoder.layers.3.mlp``; the stage itself outside the
+    layers.
+    """
+    kind = stage.rpartition(".")[2]
+    return f"encoder.{kind}" if stage.startswith("encoder.") else kind
 
 
 class StageFile:
@@ -83,7 +109,8 @@ class StageFile:
         if self.metadata.get("format") != FORMAT:
             raise _no_trace(path, f"format {self.metadata.get('format')!r}")
         self._names = self._find_names()
-        self.num_layers = self._count_layers()
+        self.num_layers = self._count_layers("")
+        self.encoder_layers = self._count_layers("encoder.")
         self._starts = self._find_starts()
 
     @property
@@ -109,6 +136,8 @@ class StageFile:
         if key not in self._keys:
             return None
         found = self._read(key, step)
+        if stage in CONVS and self._names:  # of a class, whose convolutions have frames last
+            found = found.T
         if self.permutation is not None and stage != "logits":
             found = found[..., self.permutation]
         return found
@@ -166,39 +195,56 @@ class StageFile:
             prefix = next((k[2 : -len(own)] for k in self._keys if _ends(k, own)), None)
             if prefix is not None:
                 found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
-                found |= dict(_layer_names(f"{prefix}{layers}", names, self._keys))
-                return found
+                found |= dict(_layer_names(f"{prefix}{layers}", "layers", names, self._keys))
+                return found | _encoder_names(f"{prefix}encoder", self._keys)
         raise CheckpointError(
             "the trace has no known module names",
             seen=sorted(self._keys)[:5],
-            allowed="LLaMA's (layers.0.input_layernorm) or GPT-2's (h.0.ln_1)",
+            allowed="LLaMA's (layers.0.input_layernorm), GPT-2's (h.0.ln_1) or Whisper's",
             flag="--reference",
         )
 
-    def _count_layers(self) -> int:
+    def _count_layers(self, side: str) -> int:
         found = 0
-        while self._key(0, f"layers.{found}.attention") in self._keys:
+        while self._key(0, f"{side}layers.{found}.attention") in self._keys:
             found += 1
         return found
 
 
 def hf_patterns(keys: Iterable[str]) -> list[str]:
     """The modules of a class that are stages, as ``trace`` takes them: those of ``keys`` that end alike."""
-    named = (*LLAMA_NAMES.values(), *GEMMA2_NAMES.values(), *GPT2_NAMES.values())
-    ends = {"norm", "ln_f", "embed_tokens", *named}
+    named = (*LLAMA_NAMES.values(), *GEMMA2_NAMES.values(), *GPT2_NAMES.values(), *_WHISPER)
+    ends = {"norm", "ln_f", "embed_tokens", *named, "layer_norm", "conv1", "conv2", LOG_MEL}
+    ends |= {"encoder_attn_layer_norm", "encoder_attn"}
     wanted = {end for end in ends if end and not end.endswith("/in")}
-    return [k for k in keys if k.rpartition(".")[2] in wanted or k.rpartition(".")[2].isdigit()]
+    crossing = ("encoder_attn.k_proj", "encoder_attn.v_proj")
+    return [k for k in keys if _last(k) in wanted or _last(k).isdigit() or k.endswith(crossing)]
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _encoder_names(root: str, keys: set[str]) -> dict[str, str]:
+    """Of Whisper's encoder; none where the trace has no encoder."""
+    names = WHISPER_ENCODER_NAMES
+    found = dict(_layer_names(f"{root}.layers", "encoder.layers", names, keys))
+    if not found:
+        return {}
+    found |= {"encoder.embedding": f"{root}.layers.0.{names['input_norm']}/in"}
+    found |= {"encoder.final_norm": f"{root}.layer_norm"}
+    return found | {conv: f"{root}.{_last(conv)}" for conv in CONVS}
 
 
 def _ends(key: str, name: str) -> bool:
     return key == f"0/{name}" or (key.startswith("0/") and key.endswith("." + name))
 
 
-def _layer_names(root: str, names: dict[str, str], keys: set[str]) -> Iterator[tuple[str, str]]:
+def _layer_names(root: str, ours: str, names: dict[str, str], keys: set[str]) -> Iterator[tuple[str, str]]:
     layer = 0
     while f"0/{root}.{layer}.{names['input_norm']}" in keys:
         for kind, name in names.items():
-            yield f"layers.{layer}.{kind}", f"{root}.{layer}.{name}".removesuffix(".")
+            yield f"{ours}.{layer}.{kind}", f"{root}.{layer}.{name}".removesuffix(".")
         layer += 1
 
 

@@ -9,22 +9,25 @@ Owns every check that can be made early. Knows no tensor but a trace's shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from ingot.align.reference import Reference, Trace
+from ingot.align.reference import HuggingFace, Reference, Trace
 from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.compare.huggingface import class_log_mel
 from ingot.compare.spec import decoder_config, folder_of
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.describe import read_text_side
+from ingot.engine.golden_encoder import Speech, golden_speech
 from ingot.engine.loader import compute_dtype
+from ingot.engine.prompts import golden_prompts
 from ingot.engine.text import TextParts
-from ingot.errors import CheckpointError, RequestError
+from ingot.errors import CheckpointError, ConfigError, RequestError
 
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 was"
 
@@ -99,6 +102,25 @@ def check_same_model(target: Target, source: Reference) -> None:
         )
 
 
+def speech_for(target: Target, source: Reference) -> Speech | None:
+    """What both sides of a model with cross-attention hear: one window of golden speech, with the original's
+    features; None of another model.
+
+    Raises:
+        ConfigError: the original is not Hugging Face's class.
+    """
+    if target.model.kind != "cross":
+        return None
+    if not isinstance(source, HuggingFace):
+        raise ConfigError(
+            "a speech engine is compared with Hugging Face's class alone",
+            seen=source.name,
+            flag="--reference CHECKPOINT, without --original ingot",
+        )
+    speech = golden_speech(target.model)[0]
+    return replace(speech, features=class_log_mel(speech.samples, len(speech.features)))
+
+
 def _check_fit(target: Target, case: Case, steps: int) -> None:
     size, limit = target.model.vocab_size, target.build.max_seq_len
     odd = [i for i in case.ids if not 0 <= i < size]
@@ -124,6 +146,8 @@ def make_cases(
     if isinstance(source, Trace):
         cases, steps = [_traced_case(target, source, prompts)], source.file.steps
     else:
+        if not prompts and target.model.kind == "cross":
+            prompts = [_ids_that_hear(target)]
         if not prompts and target.text.tokenizer is None:
             raise RequestError(
                 "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
@@ -133,6 +157,12 @@ def make_cases(
     for case in cases:
         _check_fit(target, case, steps)
     return cases, steps
+
+
+def _ids_that_hear(target: Target) -> list[int]:
+    """A few ids, the same for a vocabulary: what a model that hears writes needs no words."""
+    prompts = golden_prompts(None, target.model.vocab_size, target.build.max_seq_len // 2)
+    return list(prompts[0].ids)
 
 
 def _traced_case(target: Target, source: Trace, prompts: Sequence[PromptGiven]) -> Case:

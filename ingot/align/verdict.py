@@ -105,7 +105,7 @@ def compare_case(
 
 def _rows(case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float) -> Iterator[Row]:
     wide = None if isolated.dtype == torch.float32 else isolated.widened()
-    for stage in stage_names(run.expected.num_layers):
+    for stage in stage_names(run.expected.num_layers, run.expected.encoder_layers):
         floor, _ = _floor(run.noise, stage)
         for step in range(run.expected.steps + 1):
             expected, got = run.expected.get(step, stage), engine.get(step, stage)

@@ -27,6 +27,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
 from ingot.compare.spec import HUGGINGFACE, against_parts
 from ingot.config.build import NARROW_KV_DTYPES
+from ingot.config.encoder import BENCH_TRANSCRIBE, expect_text
 from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
@@ -156,6 +157,7 @@ def run_sweep(
         IngotError: a side cannot be loaded for another reason than memory.
     """
     model = read_shape(wanted.spec).config
+    expect_text(model.kind, "a sweep", BENCH_TRANSCRIBE)
     flag = "--prompt-tokens or --new-tokens"
     check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
     lines = wanted.lines()

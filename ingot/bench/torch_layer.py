@@ -9,7 +9,7 @@ no Ingot kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ def torch_layer(
     """
     hooks = _Operators(layer, keys, values)
     plain = plain_layer(config, 0, hooks.tensor, positions, turns, "layer")
+    plain = replace(plain, cross=None)  # as Ingot's step, which has no encoded positions
     return plain.run(hidden, hooks)
 
 

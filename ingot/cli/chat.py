@@ -91,8 +91,10 @@ def chat(
         raise typer.Exit(1)
 
 
-def _local(engine: str, system: str | None, sampling: dict[str, Any], how: Any) -> Turns[Any]:
-    llm = open_llm(engine, *how)
+def _local(
+    engine: str, system: str | None, sampling: dict[str, Any], how: tuple[str | None, int | None, Limits]
+) -> Turns[Any]:
+    llm = open_llm(engine, *how, verb="`ingot chat`")
     from ingot.llm.conversation import Conversation
 
     talk = Conversation(llm, system, with_given(llm.default_params, sampling))

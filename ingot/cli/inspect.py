@@ -67,6 +67,7 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     yield "attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")
     yield "MLP", f"{model.mlp}, {model.intermediate_size} wide"
     yield "positions", _positions(found)
+    yield from _encoder(found)
     yield "parameters", f"{found.num_parameters:,}"
     kept = "" if build.layers is None else f", layers {build.layers[0]}:{build.layers[1]} of the checkpoint"
     yield "weights", f"{build.dtype} (checkpoint: {found.manifest.source_dtype}){kept}"
@@ -112,6 +113,34 @@ def _proof(found: Description) -> Iterator[tuple[str, str]]:
             "verified",
             f"here, {found.proof.verified}" if found.proof.verified else "not on this machine yet",
         )
+
+
+def _encoder(found: Description) -> Iterator[tuple[str, str]]:
+    """Of a model with an encoder: its layers, what it takes, and the languages that it writes."""
+    config = found.manifest.model.encoder
+    if config is None:
+        return
+    own = config.settings
+    layers = f"{own['num_layers']} layers, " if "num_layers" in own else ""
+    heads = f", {own['num_heads']} heads" if "num_heads" in own else ""
+    inner = f", {own['intermediate_size']} wide" if "intermediate_size" in own else ""
+    yield "encoder", f"{layers}hidden {config.hidden_size}{heads}{inner}"
+    size = " x ".join(str(n) if n else "any" for n in config.features)
+    cache = f"{size_text(found.input_bytes)} of encoder cache"
+    yield "features", f"{size}, at most {config.max_positions} positions: {cache}"
+    if found.manifest.model.kind == "cross":
+        yield "languages", _languages(found)
+
+
+def _languages(found: Description) -> str:
+    from ingot.errors import IngotError
+    from ingot.speech.tokens import SpeechTokens
+
+    try:
+        tokens = SpeechTokens.of_vocabulary(found.manifest.model.vocab_size)
+    except IngotError:  # not a published vocabulary: only its tokenizer's names tell
+        return "those of its tokenizer" if found.tokenizer else "unknown: no tokenizer"
+    return f"{len(tokens.languages)}" if tokens.multilingual else "English"
 
 
 def _positions(found: Description) -> str:

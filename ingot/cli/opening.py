@@ -2,7 +2,7 @@
 
 Owns what is shown meanwhile. Knows no defaults: a limit that was not given is the library's.
 
-    llm = open_llm(engine, device, threads, limits)
+    llm = open_llm(engine, device, threads, limits, "`ingot run`")
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ from ingot.cli.console import size_text, stderr
 from ingot.cli.flags import given, set_threads
 from ingot.cli.limits import Limits
 from ingot.cli.steps import status_shown
+from ingot.config.encoder import TRANSCRIBE, expect_text
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
 
 
-def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
-    """Load an engine, showing so on a terminal."""
+def open_llm(
+    path: str, device: str | None, threads: int | None, limits: Limits, verb: str, instead: str = TRANSCRIBE
+) -> LLM:
+    """Load an engine of text for ``verb``, showing so on a terminal; ``instead``: what an engine that hears
+    has in its place.
+    """
     with status_shown("loading"):
         from ingot.llm import LLM
 
         set_threads(threads)
         llm = LLM(path, **given(device=device), **limits.arguments())
+    expect_text(llm.engine.model.kind, verb, instead)
     _note_cache(llm)
     return llm
 

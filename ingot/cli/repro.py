@@ -91,7 +91,8 @@ def _refuse(flags: ReproFlags) -> None:
 def _capture(engine: str, name: str, layer: int, flags: ReproFlags, limits: Limits) -> Bundle:
     """The bundle, with the names that only the command line knows."""
     request, step = one_prompt(flags.messages, flags.prompt, flags.ids), flags.step or 0
-    llm = open_llm(engine, flags.device, flags.threads, limits)
+    instead = "`ingot verify` and `ingot align` name what is wrong in an engine that hears"
+    llm = open_llm(engine, flags.device, flags.threads, limits, "`ingot repro`", instead)
     from ingot.llm.repro import capture_layer
 
     bundle = capture_layer(llm, request, layer, step, flags.expected)

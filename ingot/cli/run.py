@@ -56,7 +56,7 @@ def run(
     given = read_prompts(flags.prompts or [], flags.file, chat=flags.chat, ids=flags.ids)
     grammar = structure.grammar()
     start = time.perf_counter()
-    llm = open_llm(engine, flags.device, flags.threads, limits)
+    llm = open_llm(engine, flags.device, flags.threads, limits, verb="`ingot run`")
     params = with_given(llm.default_params, sampling).replace(grammar=grammar)
     inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len

@@ -46,7 +46,12 @@ def triton(
             seen=error.name,
             fix="pip install 'ingot[serve]'",
         ) from None
+    from ingot.compare.spec import model_of
+    from ingot.config.encoder import expect_text
+
     limits.arguments()  # which says now what is out of range
+    instead = "`ingot serve ENGINE` serves one that hears"
+    expect_text(model_of(str(engine)).kind, "Triton's backend", instead)
     found = name or engine.resolve().name
     settings = Settings(
         str(engine), unproven=unproven, max_queue=max_queue, threads=threads, **given_of(limits)

@@ -35,7 +35,6 @@ from ingot.engine.random_weights import config_manifest
 from ingot.errors import CheckpointError, DeviceError
 
 _PAD = 0
-_CLASSES = {"whisper": "AutoModelForSpeechSeq2Seq"}  # by model_type; any other: AutoModelForCausalLM
 
 
 class OpenClass:
@@ -129,7 +128,8 @@ def check_class(folder: Path) -> str | None:
         return missing
     import transformers
 
-    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = transformers.models.auto.modeling_auto
+    known = {*names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
     return None if kind in known else missing
 
 
@@ -172,6 +172,13 @@ def load_class(
             what = "Hugging Face's class cannot load this"
             raise CheckpointError(what, seen=f"{source}: {why}", flag=flag) from None
         return model.to(device).eval()
+
+
+def class_log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
+    """Features [mels, N // 160] of samples [N] at 16 kHz, by the class that prepares Whisper's."""
+    extractor = _transformers().WhisperFeatureExtractor(feature_size=mels)
+    found = extractor(samples.numpy(), sampling_rate=16000, padding=False, truncation=False)
+    return torch.from_numpy(found["input_features"][0])
 
 
 def class_memory(fix: str) -> AbstractContextManager[None]:
@@ -269,7 +276,8 @@ def _read(
 ) -> Any:
     """The class; random weights are made on the device, others read on the CPU."""
     transformers = _transformers()
-    auto = getattr(transformers, _CLASSES.get(str(hf.get("model_type")), "AutoModelForCausalLM"))
+    hears = hf.get("model_type") == "whisper"
+    auto = transformers.AutoModelForSpeechSeq2Seq if hears else transformers.AutoModelForCausalLM
     is_qwen_v1 = QWEN_V1 in (hf.get("architectures") or ())
     if is_qwen_v1:
         config = transformers.Qwen2Config(**qwen2_config(decoder_config(hf)))
@@ -278,7 +286,9 @@ def _read(
         config = transformers.AutoConfig.for_model(hf.get("model_type"), **values)
     else:
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
-    if num_layers is not None:
+    if num_layers is not None and hears:
+        config.decoder_layers = num_layers
+    elif num_layers is not None:
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]

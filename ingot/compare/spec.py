@@ -84,6 +84,16 @@ def folder_of(path: str) -> Path:
     return Path(path) if is_engine(Path(path)) else resolve_checkpoint(path)
 
 
+def model_of(path: str) -> DecoderConfig:
+    """The model of an engine or checkpoint, without its weights.
+
+    Raises:
+        IngotError: nothing is there, or it cannot be read.
+    """
+    folder = folder_of(path)
+    return Manifest.read(folder).model if is_engine(folder) else decoder_config(read_json(folder / CONFIG))
+
+
 def read_text(path: str) -> TextParts:
     """Tokenizer, chat format and end tokens of an engine or checkpoint, without its weights.
 

@@ -15,9 +15,27 @@ from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
 Kind = Literal["text", "prefix", "cross"]
+TRANSCRIBE = "`ingot transcribe ENGINE FILE` makes text of speech"
+BENCH_TRANSCRIBE = "`ingot bench transcribe ENGINE` measures one that hears"
+EVAL_WER = "`ingot eval wer ENGINE --data MANIFEST` evaluates one that hears"
 _MOST_POSITIONS = 1 << 20
 # As of decoders: a file that says more is damaged, and would be looped over.
 _MOST = {"hidden_size": 1 << 18, "intermediate_size": 1 << 20, "num_layers": 1 << 10}
+
+
+def expect_text(kind: Kind, what: str, instead: str = TRANSCRIBE) -> None:
+    """Refuse a model that hears where only text goes in.
+
+    Args:
+        what: what was asked for, as the subject of a sentence.
+
+    Raises:
+        ConfigError: the model's answers follow from speech.
+    """
+    if kind == "cross":
+        raise ConfigError(
+            f"{what} needs a model of text, and this one hears", seen=f"kind {kind}", flag=instead
+        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
@@ -25,7 +26,7 @@ from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, logical_shapes, model_of
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.memory_sizes import cache_dtype, kv_bytes_per_token
+from ingot.engine.memory_sizes import cache_dtype, encoded_position_bytes, kv_bytes_per_token
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.proof import Made, Metric, read_note, read_proof, read_when, standing, this_host
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
@@ -68,6 +69,7 @@ class Description(JsonConfig):
         num_parameters: weights of the model, a tied head counted once, whatever their packing.
         bytes_on_disk: all files of the folder together.
         kv_bytes_per_token: bytes of KV cache that one token takes in the build's ``kv_dtype``.
+        input_bytes: bytes of the encoder cache that the longest input takes; 0 without an encoder.
         kernels: what computes the products of a GPU's steps, by kind of step (layers/told.py).
         tokenizer: kind of tokenizer, None where there is none.
         chat_format: name of the chat format, None where there is none.
@@ -93,6 +95,7 @@ class Description(JsonConfig):
     tensors: dict[str, TensorFact]
     proof: ProofFact | None = None
     doubt: str | None = None
+    input_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """See ``JsonConfig.to_json``; tensors come once, the manifest's fields beside the others."""
@@ -197,6 +200,7 @@ def _describe(
         bytes_on_disk=_bytes_on_disk(folder),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
         kernels=_kernels(model, manifest, dtype),
+        input_bytes=_input_bytes(manifest.model, dtype),
         tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
         vocabulary=text.tokenizer.vocab_size if text.tokenizer else None,
         chat_format=text.chat.name if text.chat else None,
@@ -217,6 +221,12 @@ def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str
     shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
     kept = cache_dtype(dtype, manifest.build.kv_dtype)
     return told(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("cpu"))]))
+
+
+def _input_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    if config.encoder is None:
+        return 0
+    return config.encoder.max_positions * encoded_position_bytes(config, dtype)
 
 
 def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:

@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +26,9 @@ from pathlib import Path
 import torch
 
 from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
 from ingot.device import cpu_name, dtype_name, parse_dtype
+from ingot.engine.golden_encoder import Speech, encoder_distances, finer, golden_speech, heard
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.prompts import GoldenPrompt, golden_prompts
 from ingot.engine.proof import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
@@ -59,13 +60,14 @@ class _Under:
     number: int
     prompt: GoldenPrompt
     rope_offset: int
+    input: int | None = None
     new_ids: list[int] = field(default_factory=list)
     steps: list[Position] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     sketches: dict[str, dict[str, Sketch]] = field(default_factory=lambda: {"prompt": {}, "new": {}})
 
     def span(self, ids: Sequence[int], start: int) -> Span:
-        return Span(self.number, tuple(ids), start, self.rope_offset)
+        return Span(self.number, tuple(ids), start, self.rope_offset, self.input)
 
     def sums(self, part: str) -> dict[str, Checksum]:
         return {name: sketch.checksum() for name, sketch in self.sketches[part].items()}
@@ -74,7 +76,9 @@ class _Under:
         prompt, new = self.sums("prompt"), self.sums("new")
         ids = tuple(self.new_ids)
         steps, rows = tuple(self.steps), tuple(self.rows)
-        return Case(self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new)
+        return Case(
+            self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new, self.input
+        )
 
 
 def make_proof(
@@ -118,16 +122,21 @@ def _make(
         count = _new_tokens(weights, build.max_seq_len)
         room = build.max_seq_len - count if count else 0
         prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
-        cases = [_Under(i, p, model.rope_offset(len(p.ids))) for i, p in enumerate(prompts)]
+        speech = golden_speech(model.config)
+        cases = [
+            _Under(i, p, model.rope_offset(len(p.ids)), i % len(speech) if speech else None)
+            for i, p in enumerate(prompts)
+        ]
         try:
             run = ReferenceRun(model, weights, EXACT, kv_dtype=build.kv_dtype)
+            inputs = tuple(heard(run, i, one) for i, one in enumerate(speech))
             _continue(run, cases, count, progress or _silent)
-            floors = _floors(model, weights, cases, dtype, build.kv_dtype, progress or _silent)
+            floors = _floors(model, weights, cases, speech, dtype, build.kv_dtype, progress or _silent)
             _tell_overflow(floors)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite")
             return None
-    claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors)
+    claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors, inputs=inputs)
     where = device_name(device)
     return Proof.of(claims, Made(where, threads, dtype_name(dtype), VERSION, torch.__version__))
 
@@ -266,6 +275,7 @@ def _floors(
     model: Decoder,
     weights: Weights,
     cases: list[_Under],
+    speech: Sequence[Speech],
     dtype: torch.dtype,
     kv_dtype: str,
     progress: Progress,
@@ -289,10 +299,10 @@ def _floors(
     runs = {
         name: ReferenceRun(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()
     }
-    found = _outputs(weights, runs, spans, chosen, progress)
+    found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, speech), progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
-    floors |= {"fp32": _of_any_order(floors["fp32"], model.config.hidden_size)}
+    floors |= {"fp32": _of_any_order(floors["fp32"], _terms(model.config))}
     flips = floors.pop(_FLIPS, None)
     return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
 
@@ -302,12 +312,18 @@ def _larger(one: Floor, other: Floor) -> Floor:
     return Floor(modules, max(one.logits, other.logits), max(one.logprobs, other.logprobs))
 
 
-def _of_any_order(floor: Floor, hidden_size: int) -> Floor:
+def _terms(config: DecoderConfig) -> int:
+    """Of the sums that set the floors: a row's channels, or the positions that cross-attention adds up."""
+    encoder = config.encoder if config.kind == "cross" else None
+    return max(config.hidden_size, 0 if encoder is None else encoder.max_positions)
+
+
+def _of_any_order(floor: Floor, terms: int) -> Floor:
     """An fp32 floor for libraries that sum one term after another, as they do for a single row: the error of
     such a sum of K terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors
     grow as the first module's does, since errors pass through the layers in proportion.
     """
-    walk = torch.finfo(torch.float32).eps * math.sqrt(hidden_size) / 4
+    walk = torch.finfo(torch.float32).eps * math.sqrt(terms) / 4
     scale = max(1.0, walk / next(iter(floor.modules.values())))
     modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
     return Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
@@ -337,16 +353,15 @@ def _outputs(
     runs: dict[str, ReferenceRun],
     spans: list[Span],
     cases: list[_Under],
+    modules: dict[str, dict[str, float]],
     progress: Progress,
 ) -> _Distances:
-    """All runs layer by layer, so that a matrix is read once."""
+    """All runs layer by layer, so that a matrix is read once; ``modules`` are those that ran before."""
     counts = [len(span.ids) for span in spans]
-    modules: dict[str, dict[str, float]] = defaultdict(dict)
     hidden = {name: run.embed(spans) for name, run in runs.items()}
 
     def compare(seen: dict[str, dict[str, torch.Tensor]]) -> None:
-        for name in list(runs)[1:]:
-            better = "fp64" if name == "fp32" else "fp32"
+        for name, better in finer(runs):
             for module, output in seen[name].items():
                 pairs = zip(output.split(counts), seen[better][module].split(counts), strict=True)
                 modules[name][module] = max(distance(a, b) for a, b in pairs)

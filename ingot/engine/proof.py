@@ -55,6 +55,24 @@ class Row(JsonConfig):
 
 
 @dataclass(frozen=True)
+class Heard(JsonConfig):
+    """Speech (golden_speech.py) and what an encoder makes of it in fp32.
+
+    Attributes:
+        samples: of speech at 16 kHz, which follow from the name.
+        features: checksum of the log-mel features [frames, mels], computed in fp64.
+        floor: what fp32 does to them, relative.
+        modules: checksums by module of the encoder, and of each decoder layer's keys and values.
+    """
+
+    name: str
+    samples: int
+    features: Checksum
+    floor: float
+    modules: dict[str, Checksum]
+
+
+@dataclass(frozen=True)
 class Case(JsonConfig):
     """A prompt and what becomes of it in fp32.
 
@@ -65,6 +83,7 @@ class Case(JsonConfig):
         rows: whole logits at some positions of the prompt.
         prompt, new: checksums by module of the prompt's tokens and of the new ones that were computed (all
             but the last).
+        input: which of ``Claims.inputs`` it goes with; None: there is none.
     """
 
     name: str
@@ -75,6 +94,7 @@ class Case(JsonConfig):
     rows: tuple[Row, ...]
     prompt: dict[str, Checksum]
     new: dict[str, Checksum]
+    input: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,12 +157,14 @@ class Claims(JsonConfig):
         manifest_sha256: of the engine's manifest.json.
         floors: by dtype of arithmetic; the engine's own and fp32.
         metrics: what ``--prove`` measured.
+        inputs: what the cases of a model that hears go with.
     """
 
     manifest_sha256: str
     cases: tuple[Case, ...]
     floors: dict[str, Floor]
     metrics: tuple[Metric, ...] = ()
+    inputs: tuple[Heard, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,16 @@ import torch
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.stored_weight import StoredWeight, row_pieces
-from ingot.layers.checking import Hooks, PlainAttention, Turns, capped, norm_spec, plain_layer, turns_of
+from ingot.layers.checking import (
+    Hooks,
+    PlainAttention,
+    PlainCross,
+    Turns,
+    capped,
+    norm_spec,
+    plain_layer,
+    turns_of,
+)
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.plain_rows import rounded_heads
@@ -63,13 +72,14 @@ FLIPPED = Arithmetic(torch.float32, flips=True)
 @dataclass(frozen=True)
 class Span:
     """New tokens of one sequence; ``start`` tokens of it were computed before. ``rope_offset`` is its row
-    of the rotary table.
+    of the rotary table; ``input`` is the number of the input that its cross-attention reads (``encoded``).
     """
 
     sequence: int
     ids: tuple[int, ...]
     start: int
     rope_offset: int
+    input: int | None = None
 
 
 class WeightSource(Protocol):
@@ -134,6 +144,10 @@ class Witness(Protocol):
         """
         ...
 
+    def encoded(self, layer: int) -> list[KeysValues]:
+        """For each span the encoded keys and values that its cross-attention reads."""
+        ...
+
 
 class ReferenceRun(Hooks):
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
@@ -161,6 +175,7 @@ class ReferenceRun(Hooks):
         self.weights = weights
         self.arithmetic = arithmetic
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.encoded: dict[tuple[int, int], KeysValues] = {}
         self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
         self._table: torch.Tensor | None = None  # the rotary embedding's, on the device
 
@@ -180,11 +195,14 @@ class ReferenceRun(Hooks):
         self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
         turns = self._turns(where, spans)
-        return plain_layer(self.config, index, self._vector, where, turns).run(hidden, self)
+        layer = plain_layer(self.config, index, self.vector, where, turns)
+        if all(span.input is None for span in spans):  # a request without an input skips cross-attention
+            layer = replace(layer, cross=None)
+        return layer.run(hidden, self)
 
     def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
         """[T, hidden_size] after the last norm."""
-        hidden = self.norm(norm_spec(self.config, "norm", self._vector), hidden)
+        hidden = self.norm(norm_spec(self.config, "norm", self.vector), hidden)
         see("norm", hidden)
         return hidden
 
@@ -213,7 +231,12 @@ class ReferenceRun(Hooks):
         rows = table[torch.tensor(ids, device=table.device)]
         return rows.to(self.weights.device, self.arithmetic.dtype)
 
-    def _vector(self, name: str) -> torch.Tensor:
+    def features(self, features: torch.Tensor) -> torch.Tensor:
+        """An input as the encoder takes it."""
+        return self.arithmetic.round(features.to(self.weights.device, self.arithmetic.dtype))
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A stored tensor that no product has, in this arithmetic's dtype."""
         return self.weights[name].to(self.weights.device, self.arithmetic.dtype)
 
     def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
@@ -237,7 +260,7 @@ class ReferenceRun(Hooks):
             pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
         y = torch.cat([x @ piece.T for piece in pieces], dim=-1)
         if linear.has_bias:
-            y += self._vector(f"{name}.bias")
+            y += self.vector(f"{name}.bias")
         return self.arithmetic.round(y)
 
     def _rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -271,6 +294,16 @@ class ReferenceRun(Hooks):
             read = self._witness.cached(index, key, value)
         asked = zip(query.split(counts), read, attention.positions.split(counts), strict=True)
         return torch.cat([attention.attend(q, *pair, places) for q, pair, places in asked])
+
+    def attend_encoded(self, attention: PlainCross, query: torch.Tensor) -> torch.Tensor:
+        """Each span's queries over what its input became."""
+        index, spans, _ = self._at
+        if self._witness is None:
+            read = [self.encoded[index, span.input] for span in spans if span.input is not None]
+        else:
+            read = self._witness.encoded(index)
+        asked = zip(query.split([len(span.ids) for span in spans]), read, strict=True)
+        return torch.cat([attention.attend(own, *pair) for own, pair in asked])
 
     def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         """All keys and values of a sequence, the new ones with those before."""

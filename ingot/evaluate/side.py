@@ -22,9 +22,11 @@ from ingot.compare.spec import (
     ModelSpec,
     against_parts,
     longest,
+    model_of,
     read_text,
     trained_length,
 )
+from ingot.config.encoder import EVAL_WER, expect_text
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.text import TextParts
 from ingot.evaluate.items import Item
@@ -104,6 +106,7 @@ def check_side(spec: SideSpec) -> None:
     if spec.kind == HUGGINGFACE:
         check_huggingface(spec.path)
     longest(spec)
+    expect_text(model_of(spec.path).kind, "an evaluation of text", EVAL_WER)
 
 
 def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:

@@ -57,6 +57,10 @@ class Hooks:
         sequences = zip(*(part.tensor_split(starts) for part in (query, key, value, at)), strict=True)
         return torch.cat([attention.attend(q, k, v, own - own[0]) for q, k, v, own in sequences])
 
+    def attend_encoded(self, attention: PlainCross, query: torch.Tensor) -> torch.Tensor:
+        """Queries [T, heads, head_dim] over the encoded positions of their own requests → the same shape."""
+        raise NotImplementedError
+
     def round(self, x: torch.Tensor) -> torch.Tensor:
         """A result as the next operation gets it."""
         return x
@@ -191,6 +195,29 @@ class PlainAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlainCross:
+    """Cross-attention: every query sees all positions that an encoder gave."""
+
+    name: str
+    head_dim: int
+    scale: float
+
+    def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        query = hooks.product(f"{self.name}.q_proj", hooks.had("cross_in", x))
+        query = hooks.had("cross_query", query.unflatten(-1, (-1, self.head_dim)))
+        attended = hooks.round(hooks.attend_encoded(self, query).flatten(1))
+        output = hooks.product(f"{self.name}.o_proj", hooks.had("cross_attended", attended))
+        hooks.see(self.name, output)
+        return output
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """[t, heads, head_dim] over one input's keys and values [P, heads, head_dim]."""
+        weights = (torch.einsum("qhd,khd->hqk", query, key) * self.scale).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlainMlp:
     """down(act(gate(x)) · up(x)); ``on`` names the branch that is bent, None: down(act(up(x)))."""
 
@@ -240,7 +267,8 @@ def bend(x: torch.Tensor, activation: Activation) -> torch.Tensor:
 class PlainLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)), each sum with factors.
 
-    ``attention_norm`` and ``mlp_norm`` norm what a branch adds. ``placement``: norms before their branch
+    ``attention_norm`` and ``mlp_norm`` norm what a branch adds. Between the branches may be cross-attention
+    with a norm before it. ``placement``: norms before their branch
     (pre), after the sum (post), both branches from the layer's input (parallel), or sums with the normed
     states (normed_residual).
     """
@@ -252,6 +280,8 @@ class PlainLayer:
     mlp: PlainMlp
     attention_norm: NormSpec | None = None
     mlp_norm: NormSpec | None = None
+    cross_norm: NormSpec | None = None
+    cross: PlainCross | None = None
     placement: Placement = "pre"
     attention_residual: float = 1.0
     attention_branch: float = 1.0
@@ -267,6 +297,9 @@ class PlainLayer:
         branch = _scaled(branch, self.attention_branch)
         middle = self._joined(_scaled(stream, self.attention_residual), branch, hooks)
         middle = hooks.norm(self.input_norm, middle) if post else middle
+        if self.cross is not None and self.cross_norm is not None:
+            branch = self.cross.run(hooks.norm(self.cross_norm, middle), hooks)
+            middle = self._joined(middle, branch, hooks)
         normed = middle if post else hooks.norm(self.post_norm, x if self.placement == "parallel" else middle)
         stream = normed if self.placement == "normed_residual" else middle
         branch = _normed(self.mlp_norm, self.mlp.run(normed, hooks), hooks)
@@ -351,6 +384,8 @@ def plain_layer(
 ) -> PlainLayer:
     """A layer for tokens at ``positions`` [T]; ``name`` None: it is ``layers.{layer}``."""
     name = f"layers.{layer}" if name is None else name
+    attends = config.kind == "cross"
+    size, scale, to = config.head_dim, config.attention_scale, f"{name}.encoder_attn"
     return PlainLayer(
         name=name,
         input_norm=norm_spec(config, f"{name}.input_layernorm", read),
@@ -359,4 +394,6 @@ def plain_layer(
         mlp=plain_mlp(config, f"{name}.mlp"),
         attention_norm=post_norm_spec(config, f"{name}.self_attn_norm", read),
         mlp_norm=post_norm_spec(config, f"{name}.mlp_norm", read),
+        cross_norm=norm_spec(config, f"{to}_layernorm", read) if attends else None,
+        cross=PlainCross(name=to, head_dim=size, scale=scale) if attends else None,
     )

@@ -110,8 +110,12 @@ class DecoderLayer(nn.Module):
         assert products.encoded is not None
         to_query, output = products.encoded
         x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, to_query.form)
+        batch.see("stream", hidden)
+        _see(batch, "cross_in", x, to_query)
         query = attention.query(to_query.whole(x))
+        batch.see("cross_query", query)
         attended = output.form.attention(attention, query, batch, cache)
+        _see(batch, "cross_attended", attended, output)
         if encoded.some_without:
             output = SkippingProduct(output, encoded.lens == 0)
         return attended, hidden, output

@@ -8,10 +8,11 @@ it. Knows no arithmetic.
 
 | name | what | how many |
 |---|---|---|
-| stream | hidden states: embedded, then after each attention and each MLP | 2 layers + 1 |
+| stream | hidden states: embedded, then after each attention, cross-attention, MLP | 2 or 3 per layer + 1 |
 | attn_in, mlp_in | what the norms give to the QKV and the up products | one per layer, or none |
 | query | queries [T, num_heads, head_dim] as attention takes them | one per layer |
 | attended, inner | what the output and the down products take | one per layer, or none |
+| cross_in, cross_query, cross_attended | the same of cross-attention | as of attention |
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ quarter, and a kernel may round where the reference does not.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,15 +24,19 @@ from ingot.config.base import JsonConfig
 from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.device import dtype_name
 from ingot.engine.golden import row_checksum, row_digest
+from ingot.engine.golden_encoder import LOG_MEL, speech_of
 from ingot.engine.proof import Case, Claims, Floor, Position
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.errors import EngineError
+from ingot.llm.encoder_replay import encoder_deviations, log_mel_deviations
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
+from ingot.processors.prompt import Input, Prompt
 from ingot.runtime.token_logprobs import TokenLogprobs
 
 FACTOR = 5.0
 _TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")
+_CROSS = "layers.*.encoder_attn"
 
 
 @dataclass(frozen=True)
@@ -81,16 +86,24 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
         played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
         return played
     floor = claims.floors[dtype_name(llm.engine.dtype)]
+    speech = speech_of(claims.inputs)
+    features = [one.features.float() for one in speech]
     _limits(floor, played)
     _tokenizer(llm, claims, played)
     say("golden cases")
+    prompts = [_prompt(case, features) for case in claims.cases]
     try:
-        _answers(llm, claims, floor, played)
+        _answers(llm, claims, prompts, floor, played)
     except EngineError as error:  # logits that are not numbers
         played.fail("engine", "logits", str(error))
-    _rows(llm, claims, floor, played)
+    _rows(llm, claims, prompts, floor, played)
     say("modules")
-    _modules(llm, claims, floor, played)
+    for name, off, limit in log_mel_deviations(llm, claims.inputs, speech):
+        if not played.measure(LOG_MEL, off, limit):
+            played.fail("module", LOG_MEL, f"{LOG_MEL} of {name} {_told(off, limit)}")
+    _modules(llm, claims, prompts, features, floor, played)
+    if llm.engine.manifest.model.encoder is not None and not claims.inputs:
+        played.notes.append("the proof says nothing of the encoder; build the engine again for one that does")
     if played.failures and played.first_bad_module is None and played.failures[0].kind != "tokenizer":
         played.notes.append(
             "run module by module, every layer is right: the fault is in what runs instead of "
@@ -104,6 +117,12 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
 def percent(share: float) -> str:
     """A limit as it is read: two digits that count, and no exponent where it is more than 100 %."""
     return f"{100 * share:.{'0f' if 0.1 <= share < 1e4 else '2g'}} %"
+
+
+def _prompt(case: Case, features: Sequence[torch.Tensor]) -> Prompt:
+    """As the case was made: with its input, if it has one."""
+    own = [] if case.input is None else [Input(features[case.input])]
+    return Prompt([*own, list(case.prompt_ids)])
 
 
 def _limits(floor: Floor, played: Replay) -> None:
@@ -126,9 +145,8 @@ def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:
             played.fail("tokenizer", case.name, text)
 
 
-def _answers(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
+def _answers(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: Replay) -> None:
     """Greedy ids as they are served, and again with log-probabilities, which takes another way on a GPU."""
-    prompts = [list(case.prompt_ids) for case in claims.cases]
     count = max(len(case.new_ids) for case in claims.cases)
     params = SamplingParams(max_new_tokens=count, ignore_eos=True)
     if llm.engine.device.type == "cuda":
@@ -183,12 +201,12 @@ def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
         yield token, logit - position.log_sum
 
 
-def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
+def _rows(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: Replay) -> None:
     equal = total = 0
-    for case in claims.cases:
+    for case, prompt in zip(claims.cases, prompts, strict=True):
         if not case.rows:
             continue
-        logits = llm.logits(list(case.prompt_ids))
+        logits = llm.logits(prompt)
         for row in case.rows:
             error = deviation(row_checksum(logits[row.position]), row.checksum)
             total += 1
@@ -200,35 +218,49 @@ def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
     played.equal_rows, played.num_rows = equal, total
 
 
-def _modules(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
-    """Checksums of every module's output, prompts and decoded tokens apart; names the first that is off."""
+def _modules(
+    llm: LLM,
+    claims: Claims,
+    prompts: list[Prompt],
+    features: Sequence[torch.Tensor],
+    floor: Floor,
+    played: Replay,
+) -> None:
+    """Checksums of every module's output, of inputs, prompts and decoded tokens apart; names the first one
+    that is off.
+    """
     first: tuple[int, str, str] | None = None
     order = {name: place for place, name in enumerate(floor.modules)}
-    for case in claims.cases:
-        for name, part, error in _deviations(llm, case):
-            if played.measure("modules", error, floor.modules[name]):
-                continue
-            text = f'{name} {_told(error, floor.modules[name])} (case "{case.name}"'
-            found = (order[name], name, f"{text}, {part} tokens)")
-            first = found if first is None or found[0] < first[0] else first
+    cases = zip(claims.cases, prompts, strict=True)
+    of_cases = ((f'case "{c.name}"', *found) for c, prompt in cases for found in _deviations(llm, c, prompt))
+    of_inputs = (
+        (f'speech "{one.name}"', name, "encoded", error)
+        for one, given in zip(claims.inputs, features, strict=True)
+        for name, error in encoder_deviations(llm, one, given)
+    )
+    for what, name, part, error in itertools.chain(of_inputs, of_cases):
+        if played.measure("modules", error, floor.modules[name]):
+            continue
+        text = f"{name} {_told(error, floor.modules[name])} ({what}, {part})"
+        first = (order[name], name, text) if first is None or order[name] < first[0] else first
     if first is not None:
         played.first_bad_module = first[1]
         played.fail("module", first[1], f"the first module that is off: {first[2]}")
 
 
-def _deviations(llm: LLM, case: Case) -> Iterator[tuple[str, str, float]]:
+def _deviations(llm: LLM, case: Case, prompt: Prompt) -> Iterator[tuple[str, str, float]]:
     params = SamplingParams(max_new_tokens=len(case.new_ids), ignore_eos=True)
-    with llm.tap(*_TAPPED) as seen:
+    with llm.tap(*_TAPPED, *(() if case.input is None else (_CROSS,))) as seen:
         try:
-            ids = tuple(llm.generate(list(case.prompt_ids), params)[0].token_ids)
+            ids = tuple(llm.generate(prompt, params)[0].token_ids)
         except EngineError:  # the prompt ran, and what was seen of it tells where its numbers end
             ids = ()
     same = first_difference(ids, case.new_ids)
     length = len(case.prompt_ids)
     for name, expected in case.prompt.items():
-        yield name, "prompt", deviation(_sketch(name, seen[name][:length]), expected)
+        yield name, "prompt tokens", deviation(_sketch(name, seen[name][:length]), expected)
         if name in case.new and same >= len(case.new_ids) - 1:
-            yield name, "decoded", deviation(_sketch(name, seen[name][length:]), case.new[name])
+            yield name, "decoded tokens", deviation(_sketch(name, seen[name][length:]), case.new[name])
 
 
 def _told(error: float, floor: float) -> str:

@@ -30,9 +30,11 @@ from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.layers.step_record import StepRecord
+from ingot.llm.encoder_check import check_encoder
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import Judge
 from ingot.llm.step_witness import StepWitness, TokenRows
+from ingot.processors.prompt import Input, Prompt
 from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
@@ -57,13 +59,23 @@ class StepCheck:
 
 
 @torch.inference_mode()
-def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> StepCheck:
+def check_steps(
+    llm: LLM,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    features: Sequence[torch.Tensor] = (),
+) -> StepCheck:
     """Run prompts of token ids greedily, together, one alone and (on a GPU) in crowds, and judge every step.
 
     Args:
         llm: of the engine in ``folder``, which has run nothing yet: graphs are captured with their records.
+            Its encoder cache has room for all ``features``.
+        features: inputs of a model that hears, which the prompts take in turns; the encoding of the last is
+            judged, too.
     """
-    records = _recorded(llm, [list(prompt) for prompt in prompts], new_tokens)
+    given = [with_features(prompt, features, place) for place, prompt in enumerate(prompts)]
+    records = _recorded(llm, given, new_tokens)
     manifest, device = llm.engine.manifest, llm.engine.device
     model = model_of(manifest)
     weights = Weights(folder / WEIGHTS_FILE, model, device)
@@ -77,7 +89,8 @@ def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_to
     rows = TokenRows(records, dtype, llm.executor.runner.block_size, prompts)
     runs = []
     for alike in _ways(records):
-        witness = StepWitness(rows, alike, llm.engine.model, judge, arithmetic.dtype)
+        caches = llm.executor.runner.caches
+        witness = StepWitness(rows, alike, llm.engine.model, judge, arithmetic.dtype, caches)
         runs.append((witness, ReferenceRun(model, weights, arithmetic, witness=witness)))
     hidden = [run.embed(witness.spans) for witness, run in runs]
     for index in range(manifest.model.num_layers):
@@ -86,8 +99,18 @@ def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_to
         weights.release()
     for states, (witness, run) in zip(hidden, runs, strict=True):
         run.logits(run.final_norm(states, _unseen)[witness.logits_rows])
-    failures = [*judge.failures(), *rows.wrong_tokens]
-    return StepCheck(failures, judge.worst, len(records), rows.num_tokens)
+    of_encoder = Judge(judge.unit, judge.eps)
+    if features:  # last: it encodes anew, into the cache that the steps have read
+        check_encoder(llm, model, weights, features[-1], arithmetic, of_encoder)
+    worst = judge.worst | {f"encoder {kind}": ratio for kind, ratio in of_encoder.worst.items()}
+    failures = [*of_encoder.failures(), *judge.failures(), *rows.wrong_tokens]
+    return StepCheck(failures, worst, len(records), rows.num_tokens)
+
+
+def with_features(ids: Sequence[int], features: Sequence[torch.Tensor], place: int) -> Prompt:
+    """The ``place``th prompt of token ids, with one of the inputs where there are any."""
+    own = [Input(features[place % len(features)])] if features else []
+    return Prompt([*own, list(ids)])
 
 
 def _unseen(name: str, output: torch.Tensor) -> None:
@@ -107,7 +130,7 @@ def _unit(dtype: torch.dtype, model: Decoder) -> float:
     return eps * math.sqrt(terms) * (_OF_ZEROS if with_zeros else 1)
 
 
-def _recorded(llm: LLM, prompts: list[list[int]], new_tokens: int) -> list[StepRecord]:
+def _recorded(llm: LLM, prompts: list[Prompt], new_tokens: int) -> list[StepRecord]:
     """Records of every step that these prompts take; where logits are not finite, of those up to there."""
     records: list[StepRecord] = []
     with suppress(EngineError), _observed(llm.executor.runner.forward, records):
@@ -116,7 +139,7 @@ def _recorded(llm: LLM, prompts: list[list[int]], new_tokens: int) -> list[StepR
         few = params.replace(max_new_tokens=min(new_tokens, _CROWD_TOKENS))
         llm.generate(prompts[:1], few)
         if llm.engine.device.type == "cuda":
-            shortest = min(prompts, key=len)
+            shortest = min(prompts, key=lambda prompt: len(prompt.parts[-1]))  # type: ignore[arg-type]
             most = llm.engine.manifest.build.max_batch_size
             for crowd in dict.fromkeys(min(crowd, most) for crowd in CROWDS):
                 llm.generate([shortest] * crowd, few)

@@ -17,11 +17,12 @@ import torch
 
 ALLOWED = 4.0  # units
 # An error of a score is one of its weight, times the score; one of a gate, times the channel beside it.
-ALLOWED_OF = {"attended": 16.0, "inner": 16.0}
+ALLOWED_OF = {"attended": 16.0, "cross_attended": 16.0, "inner": 16.0}
 _SIGMAS = 6.0  # of what chance makes of a factor
 _FEW = 0.005  # of all numbers
 _TINY = 1e-30
-_LABELS = {0: "prompt", 1: "decoded"}
+ENCODED = 2
+_LABELS = {0: "prompt tokens", 1: "decoded tokens", ENCODED: "encoded positions"}
 
 
 class Judge:
@@ -46,6 +47,10 @@ class Judge:
             others = f", and so are {len(of_kind) - 1} places like it" if len(of_kind) > 1 else ""
             found.append((place, f"{place} {message}{others}"))
         return found
+
+    def fail(self, kind: str, place: str, message: str) -> None:
+        """Remember what is wrong without a number."""
+        self._keep(kind, place, float("inf"), message)
 
     def value(
         self,
@@ -104,10 +109,10 @@ class Judge:
         for label in labels.unique().tolist():
             chosen = labels == label
             worst, beyond = float(rows[chosen].max()), int((rows[chosen] > 1).sum())
-            of_tokens = f"in {beyond} of {int(chosen.sum())} {_LABELS[label]} tokens"
+            of_tokens = f"in {beyond} of {int(chosen.sum())} {_LABELS[label]}"
             self._keep(kind, place, worst, f"is off by {worst:.3g} times the limit for rounding, {of_tokens}")
             factor, allowed = self._factor(signed[chosen], of[chosen])
-            told = f"is off by a factor of {1 + factor:.5g} in {_LABELS[label]} tokens"
+            told = f"is off by a factor of {1 + factor:.5g} in {_LABELS[label]}"
             self._keep(kind, place, abs(factor) / allowed, told)
 
     def _factor(self, signed: torch.Tensor, of: torch.Tensor) -> tuple[float, float]:

@@ -11,13 +11,15 @@ mean. Knows no limit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ingot.engine.reference import KeysValues, Span
 from ingot.kernels.cache.scales import E4M3, dequantize_heads
 from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.layers.step_record import Recorded, StepRecord
@@ -29,10 +31,22 @@ _MODULES = {  # place of a layer → the module that makes it, for people
     "keys": "self_attn.qkv_proj (keys)",
     "values": "self_attn.qkv_proj (values)",
     "attended": "self_attn (attention)",
+    "cross_in": "encoder_attn_layernorm",
+    "cross_query": "encoder_attn.q_proj",
+    "cross_attended": "encoder_attn (attention)",
     "mlp_in": "post_attention_layernorm",
     "inner": "mlp (activation)",
 }
-_INPUTS = {"qkv_proj": "attn_in", "o_proj": "attended", "down_proj": "inner"}
+_INPUTS = {
+    "self_attn.qkv_proj": "attn_in",
+    "self_attn.o_proj": "attended",
+    "encoder_attn.q_proj": "cross_in",
+    "encoder_attn.o_proj": "cross_attended",
+    "mlp.down_proj": "inner",
+}
+_TAKEN = {"mlp_in", *_INPUTS.values()}
+_BRANCHES = ("self_attn.o_proj", "mlp.down_proj")
+_CROSS_BRANCHES = ("self_attn.o_proj", "encoder_attn.o_proj", "mlp.down_proj")
 _E4M3_FRACTION, _E4M3_LEAST_POWER = 3, -6
 
 
@@ -42,6 +56,7 @@ class TokenRows:
     Attributes:
         spans: of each record, a request's new tokens.
         reads: of each span, the rows of the tokens whose keys and values it reads.
+        heard: of each span, the slots of the second cache that its cross-attention reads, or none.
         wrong_tokens: greedy tokens that are not the likeliest of the logits that the step before had.
     """
 
@@ -60,6 +75,7 @@ class TokenRows:
         self.num_tokens = sum(int(mask.sum()) for mask in self.valid)
         self.spans: list[list[Span]] = []
         self.reads: list[list[torch.Tensor]] = []
+        self.heard: list[list[tuple[int, ...]]] = []
         self.wrong_tokens: list[tuple[str, str]] = []
         self._layers: dict[int, KeysValues] = {}
         self._follow(block_size)
@@ -95,15 +111,19 @@ class TokenRows:
             id_of |= dict(zip(told["slot_mapping"], told["input_ids"], strict=True))
             self.spans.append([])
             self.reads.append([])
+            self.heard.append([])
             for request, length in enumerate(told["seq_lens"]):
                 start, end = told["query_start"][request : request + 2]
                 if not length or start == end:
                     continue
                 table, positions = told["block_tables"][request], told["positions"]
-                slots = [table[p // block_size] * block_size + p % block_size for p in range(length)]
+                slots = _slots(table, length, block_size)
                 offset = told["rope_rows"][start] - positions[start]
                 ids = tuple(told["input_ids"][start:end])
-                self.spans[-1].append(Span(request, ids, positions[start], offset))
+                heard = _heard(told, request, block_size)
+                number = 0 if heard else None
+                self.spans[-1].append(Span(request, ids, positions[start], offset, number))
+                self.heard[-1].append(heard)
                 self.reads[-1].append(torch.tensor([row_of[slot] for slot in slots]))
                 if end - start == 1 and length > 1 and not self._of_prompt([id_of[s] for s in slots]):
                     self._same_token(ids[0], logits_of.get(slots[-2]))
@@ -129,11 +149,19 @@ class StepWitness:
         numbers: which records.
         model: the one that ran, for what its numbers mean.
         dtype: of the reference's arithmetic.
+        caches: of the run, whose second ones still hold what the records' steps read.
     """
 
     def __init__(
-        self, rows: TokenRows, numbers: Sequence[int], model: Decoder, judge: Judge, dtype: torch.dtype
+        self,
+        rows: TokenRows,
+        numbers: Sequence[int],
+        model: Decoder,
+        judge: Judge,
+        dtype: torch.dtype,
+        caches: Sequence[LayerCache],
     ) -> None:
+        self._seconds = [cache.encoded for cache in caches]
         self._rows = rows
         self._numbers = numbers
         self._records = [rows.records[n] for n in numbers]
@@ -145,6 +173,8 @@ class StepWitness:
         self._met: Counter[str] = Counter()
         self._taken: Recorded | None = None  # what the next product takes, as it was recorded
         self.spans = [span for n in numbers for span in rows.spans[n]]
+        self._heard = [slots for n in numbers for slots in rows.heard[n]]
+        self._branches = _CROSS_BRANCHES if any(self._heard) else _BRANCHES
         self._reads = [read.to(self._device) for n in numbers for read in rows.reads[n]]
         counts = [int(mask.sum()) for mask in self._valid]
         decodes = [all(len(span.ids) == 1 for span in rows.spans[n]) for n in numbers]
@@ -157,28 +187,24 @@ class StepWitness:
         number = self._met[place]
         self._met[place] += 1
         had = self._logits() if place == "logits" else self._had(place, number)
-        if place in ("attn_in", "attended", "inner", "mlp_in"):
+        if place in _TAKEN:
             self._taken = had
         if not isinstance(had, torch.Tensor):
             return computed
         wide = had.to(computed.dtype).view_as(computed)
         labels = self._labels[self.logits_rows] if place == "logits" else self._labels
-        self._judge.value(place, _name(place, number), wide, computed, change, labels)
+        self._judge.value(place, self._name(place, number), wide, computed, change, labels)
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
         """As of ``Witness``. What was recorded before it was rounded is rounded by the run's own scheme."""
-        linear = self._model.get_submodule(product)
-        assert isinstance(linear, Linear)
-        scheme, tensors = linear.scheme, linear._parameters
         taken, self._taken = self._taken, None
         if taken is None:
             return near
-        rows = scheme.quantize_input(taken, tensors) if isinstance(taken, torch.Tensor) else taken
-        had, step = scheme.dequantize_input(rows, tensors, exact)
-        place = _INPUTS.get(product.rpartition(".")[2], "mlp_in")
-        name = _name(place, int(product.split(".")[1]))
-        self._judge.rounded(place, name, had, step, exact, near, self._labels)
+        had, step = rounded_by(self._model, product, taken, exact)
+        _, layer, part = product.split(".", 2)
+        place = _INPUTS.get(part, "mlp_in")
+        self._judge.rounded(place, self._name(place, int(layer)), had, step, exact, near, self._labels)
         return had
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
@@ -188,13 +214,35 @@ class StepWitness:
             place = ("keys", "values")[side]
             had = torch.cat([self._rows.meant(tensors, side) for tensors in own]).to(computed)
             if len(own[0]) == 2:
-                self._judge.value(place, _name(place, layer), had, computed, None, self._labels)
+                self._judge.value(place, self._name(place, layer), had, computed, None, self._labels)
                 continue
             step = torch.cat([_cache_steps(tensors[side], tensors[2 + side]) for tensors in own]).to(computed)
             flat = (had.flatten(1), step.flatten(1), computed.flatten(1))
-            self._judge.rounded(place, _name(place, layer), *flat, flat[0], self._labels)
+            self._judge.rounded(place, self._name(place, layer), *flat, flat[0], self._labels)
         everything = [part.to(keys) for part in self._rows.keys_values(layer)]
         return [(everything[0][read], everything[1][read]) for read in self._reads]
+
+    def encoded(self, layer: int) -> list[KeysValues]:
+        """As of ``Witness``: the run's own, which encoder_check.py judges."""
+        second = self._seconds[layer]
+        assert second is not None
+        kept: dict[tuple[int, ...], KeysValues] = {}
+        for slots in self._heard:
+            if slots and slots not in kept:
+                at = torch.tensor(slots, device=self._device)
+                blocks, offsets = at // second.block_size, at % second.block_size
+                pair = (part[blocks, :, offsets].to(self._dtype) for part in (second.keys, second.values))
+                kept[slots] = (*pair,)  # type: ignore[assignment]
+        return [kept[slots] for slots in self._heard if slots]
+
+    def _name(self, place: str, number: int) -> str:
+        """The ``number``th time that a place is met, by the module that made it."""
+        if place == "logits":
+            return "lm_head"
+        if place != "stream":
+            return f"layers.{number}.{_MODULES[place]}"
+        layer, part = divmod(number - 1, len(self._branches))
+        return f"layers.{layer}.{self._branches[part]}" if number else "embed_tokens"
 
     def _had(self, place: str, number: int) -> Recorded | None:
         """A place's rows of all records; None where they do not tell."""
@@ -241,14 +289,26 @@ def _wanted(record: StepRecord, valid: torch.Tensor) -> list[tuple[int, int]]:
     return [(row, token) for token, row in rows.items()]
 
 
-def _name(place: str, number: int) -> str:
-    """The ``number``th time that a place is met, by the module that made it."""
-    if place == "logits":
-        return "lm_head"
-    if place != "stream":
-        return f"layers.{number}.{_MODULES[place]}"
-    layer, part = divmod(number - 1, 2)
-    return f"layers.{layer}.{('self_attn.o_proj', 'mlp.down_proj')[part]}" if number else "embed_tokens"
+def rounded_by(
+    model: Decoder, product: str, taken: Recorded, exact: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a product took, and the steps between its numbers, by the run's own scheme."""
+    linear = model.get_submodule(product)
+    assert isinstance(linear, Linear)
+    scheme, tensors = linear.scheme, linear._parameters
+    rows = scheme.quantize_input(taken, tensors) if isinstance(taken, torch.Tensor) else taken
+    return scheme.dequantize_input(rows, tensors, exact)
+
+
+def _slots(table: Sequence[int], length: int, block_size: int) -> list[int]:
+    return [table[p // block_size] * block_size + p % block_size for p in range(length)]
+
+
+def _heard(told: Mapping[str, list[Any]], request: int, block_size: int) -> tuple[int, ...]:
+    """Slots of the second cache that a request's cross-attention reads."""
+    if "encoded_lens" not in told:
+        return ()
+    return tuple(_slots(told["encoded_tables"][request], told["encoded_lens"][request], block_size))
 
 
 def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

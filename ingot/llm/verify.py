@@ -23,6 +23,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.golden import device_name
+from ingot.engine.golden_encoder import speech_of
 from ingot.engine.integrity import find_damage
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
@@ -133,7 +134,9 @@ def _run(
 ) -> _Ran:
     """Load the engine, judge its steps and replay its cases."""
     tokens = _room(claims, manifest.build.max_seq_len)
-    runs = runs.replace(cache_tokens=max(tokens, _CACHE_TOKENS))
+    runs = runs.replace(
+        cache_tokens=max(tokens, _CACHE_TOKENS), encoder_positions=_heard(claims, manifest, runs)
+    )
     try:
         loaded = load_engine(folder, device, max_seq_len=tokens, runtime=runs)
     except NoSuchPathError:
@@ -211,7 +214,16 @@ def _steps(llm: LLM, folder: Path, claims: Claims, say: Progress) -> StepCheck:
         return StepCheck()
     say("steps")
     count = max(len(case.new_ids) for case in claims.cases)
-    return check_steps(llm, folder, [case.prompt_ids for case in claims.cases], count)
+    features = [one.features.float() for one in speech_of(claims.inputs)]
+    return check_steps(llm, folder, [case.prompt_ids for case in claims.cases], count, features)
+
+
+def _heard(claims: Claims, manifest: Manifest, runtime: RuntimeConfig) -> int | None:
+    """Encoded positions for which all inputs fit into the encoder cache at once."""
+    if not claims.inputs or manifest.model.encoder is None:
+        return runtime.encoder_positions
+    one = -(-manifest.model.encoder.max_positions // runtime.block_size) * runtime.block_size
+    return one * len(claims.inputs)
 
 
 def _proof(folder: Path) -> tuple[Proof | None, list[Failure]]:

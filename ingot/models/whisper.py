@@ -14,6 +14,7 @@ from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
 from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
+from ingot.layers.checking_encoder import PlainSpeechEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.convolution import FrameConvolution
 from ingot.layers.embedding import Embedding
@@ -162,6 +163,12 @@ def _layer(ours: str, theirs: str, size: int) -> list[Rule]:
     ]
 
 
+def plain_encoder(config: DecoderConfig) -> PlainSpeechEncoder:
+    """The encoder's mathematics, for proofs."""
+    assert config.encoder is not None
+    return PlainSpeechEncoder(StackConfig.from_json(config.encoder.settings))
+
+
 WHISPER = Architecture(
     "whisper",
     ("WhisperForConditionalGeneration",),
@@ -171,4 +178,5 @@ WHISPER = Architecture(
     weight_map,
     WhisperEncoder,
     check_generation=SpeechGeneration.of,
+    plain_encoder=plain_encoder,
 )

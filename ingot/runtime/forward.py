@@ -56,6 +56,8 @@ class Forward:
         record = StepRecord()
         logits = self._logits(replace(batch, record=record))
         told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+        if batch.encoded is not None:
+            told |= {"encoded_tables": batch.encoded.block_tables, "encoded_lens": batch.encoded.lens}
         record.close(told, [cache.tensors for cache in self.caches], logits)
         self.record = record
         return logits

@@ -48,8 +48,8 @@ from ingot.serve.scoring import keep_scores, scores
 from ingot.serve.windows import WindowReader
 
 # What a step takes of one prompt beside decodes, where no flag says. On a GPU the prompts of most chats are
-# whole: at 64 tokens a step the first token of 512 took three times as long (docs/results/load_curve/). Chunks
-# of longer ones should make the others' steps no more than 10 % longer (benchmarks/stalls.py).
+# whole: at 64 tokens a step the first token of 512 took three times as long (docs/results/load_curve/).
+# Chunks of longer ones should make the others' steps no more than 10 % longer (benchmarks/stalls.py).
 PROMPT_CHUNKS = {
     "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget},
     "cpu": {"prompt_chunk": 16, "long_prompt": 0},

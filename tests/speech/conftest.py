@@ -1,4 +1,4 @@
-"""Folders that hold Whisper's published vocabularies, a tiny model, and recordings."""
+"""Folders that hold Whisper's published vocabularies, tiny models, and recordings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import torch
 
+from ingot.engine.builder import build
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
 from ingot.speech.tokens import SpeechTokens
 from tests.encoders.speech import write_speech
@@ -61,3 +62,17 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         swell = (torch.arange(count) / 16000 * (3 + seed)).sin() ** 2
         soundfile.write(path, (0.2 * torch.randn(count, generator=generator) * swell).numpy(), 16000)
     return paths
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Whisper of random weights that hears 0.8 seconds; without a tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny-whisper")
+    write_speech(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_checkpoint: Path) -> Path:
+    """Its engine in fp32, with a proof."""
+    return build(tiny_checkpoint, tiny_checkpoint.with_name("tiny-whisper-engine"), device="cpu")

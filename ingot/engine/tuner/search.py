@@ -21,6 +21,7 @@ import torch
 from triton.errors import TritonError
 
 from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
 from ingot.config.plan import row_bucket
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import on_device
@@ -73,6 +74,11 @@ def measured_steps(limits: BuildConfig) -> list[Kind]:
     longest = min(limits.max_seq_len, RuntimeConfig().token_budget)
     prompts = sorted({min(tokens, longest) for tokens in PROMPTS})
     return [*(Kind(True, rows) for rows in batches), *(Kind(False, tokens) for tokens in prompts)]
+
+
+def encoder_steps(config: DecoderConfig) -> list[Kind]:
+    """The encoding of the longest input, as the runtime does it: one by one."""
+    return [] if config.encoder is None else [Kind(False, config.encoder.max_positions, encodes=True)]
 
 
 @dataclass

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
 from ingot.config.build import BuildConfig
+from ingot.config.encoder import EncoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype
@@ -23,6 +25,7 @@ from ingot.engine.assemble import empty_model, logical_shapes, packed_tensors
 from ingot.engine.tuner.trial import TrialPlan
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.layers.encoder import Encoder
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
 from ingot.layers.ways import Step, Ways
@@ -35,13 +38,38 @@ _DISTINCT = 256 << 20  # bytes of keys and values that no L2 cache holds; the L2
 
 @dataclass(frozen=True)
 class Kind:
-    """A step: one token each of ``rows`` requests, or one prompt of ``rows`` tokens."""
+    """A step: one token each of ``rows`` requests, or one prompt of ``rows`` tokens; or, where it
+    ``encodes``, one input of ``rows`` positions.
+    """
 
     decodes: bool
     rows: int
+    encodes: bool = False
 
     def __str__(self) -> str:
+        if self.encodes:
+            return f"an input of {self.rows} encoded positions"
         return f"{self.rows} decode tokens" if self.decodes else f"a prompt of {self.rows} tokens"
+
+
+def _cut(encoder: EncoderConfig | None) -> EncoderConfig | None:
+    """An encoder with a few layers, where its settings tell how many it has."""
+    if encoder is None or "num_layers" not in encoder.settings:
+        return encoder
+    few = min(LAYERS, encoder.settings["num_layers"])
+    return encoder.replace(settings=encoder.settings | {"num_layers": few})
+
+
+def longest_input(config: EncoderConfig, positions: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
+    """The shape of the largest features that an encoder takes; ``positions`` is the encoder's."""
+    size = 1
+    while positions(_of_size(config, size + 1)) <= config.max_positions and 0 in config.features:
+        size += 1
+    return _of_size(config, size)
+
+
+def _of_size(config: EncoderConfig, size: int) -> tuple[int, ...]:
+    return tuple(fixed or size for fixed in config.features)
 
 
 @dataclass(frozen=True)
@@ -66,6 +94,7 @@ class Steps:
         self._limits = limits
         self._context = min(CONTEXT, limits.max_seq_len)
         config = model.config.replace(num_layers=min(LAYERS, model.config.num_layers))
+        config = config.replace(encoder=_cut(config.encoder))
         # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
         quant = QuantConfig() if model.quant.in_blocks else model.quant
         quant = QuantConfig(quant.scheme, head=quant.head)
@@ -92,6 +121,9 @@ class Steps:
 
     def step(self, kind: Kind) -> Callable[[], torch.Tensor]:
         """A call that runs the step again; its inputs are always the same."""
+        if kind.encodes:
+            features = self._features()
+            return lambda: self._model.encode(features)
         made = self._made(kind)
         return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
 
@@ -99,6 +131,8 @@ class Steps:
         """What the first layer of the step computes and writes, and the logits; where memory is not written
         it is NaN.
         """
+        if kind.encodes:
+            return [self._model.encode(self._features())]
         made = self._made(kind)
         slots, size = made.batch.slot_mapping, made.caches[0].block_size
         for cache in made.caches:
@@ -112,6 +146,14 @@ class Steps:
         count = {"stream": 2}  # behind attention, and behind the MLP
         seen = [value for name, values in record.values.items() for value in values[: count.get(name, 1)]]
         return [value for value in (*seen, *record.cached[0], logits) if isinstance(value, torch.Tensor)]
+
+    def _features(self) -> torch.Tensor:
+        """Of the longest input."""
+        config, encoder = self._model.config.encoder, self._model.encoder
+        assert config is not None
+        shape = longest_input(config, cast(Encoder, encoder).positions)
+        generator = torch.Generator(self._device).manual_seed(0)
+        return torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
 
     def _made(self, kind: Kind) -> _Made:
         if kind not in self._kinds:

@@ -22,7 +22,7 @@ from ingot.device import on_device, parse_dtype, resolve_device
 from ingot.engine.assemble import model_of
 from ingot.engine.manifest import PLAN_FILE, Manifest
 from ingot.engine.plan_file import expect_writable, machine_of, read_own_plan, usable_plan, write_plan
-from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, measured_steps
+from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, encoder_steps, measured_steps
 from ingot.engine.tuner.steps import Steps
 from ingot.engine.tuner.timing import GraphTimer
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
@@ -102,7 +102,8 @@ def tune_model(
     try:
         with torch.inference_mode(), on_device(device):
             search = Search(Steps(model, limits, device), device, timer or GraphTimer(), progress)
-            search.prepare(measured_steps(limits), _tunable(model.quant) & set(OPS if ops is None else ops))
+            kinds = [*measured_steps(limits), *encoder_steps(model.config)]
+            search.prepare(kinds, _tunable(model.quant) & set(OPS if ops is None else ops))
             compiled = time.perf_counter()
             choices = search.choices()
     except torch.AcceleratorError as error:

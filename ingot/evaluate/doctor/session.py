@@ -19,7 +19,9 @@ import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
+from ingot.compare.spec import model_of
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.encoder import expect_text
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import SCHEMES
 from ingot.device import parse_dtype, resolve_device
@@ -169,6 +171,8 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
     """
     ladder = check_wanted(wanted)
     folder = resolve_checkpoint(wanted.checkpoint)
+    instead = "`ingot build --quant SCHEME`, then `ingot eval wer` for what it costs"
+    expect_text(model_of(str(folder)).kind, "doctor", instead)
     device = resolve_device(wanted.device)
     spec = SideSpec(str(folder), device=wanted.device)
     reading, documents, short = prepare([spec], data, wanted.reading, DEFAULT_WINDOW, apart=True)

@@ -1,0 +1,133 @@
+"""One module of an encoder, or of cross-attention, run on the reference's input.
+
+Owns the way from a stage's name to the call. Knows no verdict.
+
+    got = isolated_encoder(model, "encoder.layers.1.mlp", get, cast)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ingot.align.stages import LOG_MEL
+from ingot.layers.batch import Encoded, LayerCache
+from ingot.layers.cross_attention import CrossAttention
+from ingot.layers.decoder import Decoder
+from ingot.runtime.one_layer import request_batch
+
+Get = Callable[[int, str], torch.Tensor | None]
+_BLOCK = 64
+CROSS_PARTS = ("cross_keys", "cross_values")
+_OF_LAYER = {
+    "attention": "input_norm",
+    "residual": "attention",
+    "post_norm": "residual",
+    "mlp": "post_norm",
+    "output": "mlp",
+}
+
+
+def encoder_source(model: Decoder, stage: str) -> str | None:
+    """The stage that a stage of the encoder reads; None of another stage."""
+    kind = stage.rpartition(".")[2]
+    if kind in CROSS_PARTS:
+        return "encoder.final_norm"
+    if not stage.startswith("encoder."):
+        return None
+    if not stage.startswith("encoder.layers."):
+        last = f"encoder.layers.{_num_layers(model) - 1}.output"
+        names = {"conv1": LOG_MEL, "conv2": "encoder.conv1", "embedding": "encoder.conv2", "final_norm": last}
+        return names[kind]
+    index = int(stage.split(".")[2])
+    if kind == "input_norm":
+        return f"encoder.layers.{index - 1}.output" if index else "encoder.embedding"
+    return f"encoder.layers.{index}.{_OF_LAYER[kind]}"
+
+
+def isolated_encoder(model: Decoder, stage: str, get: Get, cast: Callable[[Any], Any]) -> torch.Tensor | None:
+    """What the stage's module makes of the reference's input, [positions, size]; None where that is not
+    recorded.
+
+    Args:
+        get: the reference's stage of a step, on the device and in the dtype of ``cast``'s modules.
+    """
+    source = encoder_source(model, stage)
+    x = None if source is None else get(0, source)
+    if x is None:
+        return None
+    kind = stage.rpartition(".")[2]
+    if kind in CROSS_PARTS:
+        attention = model.get_submodule(f"layers.{stage.split('.')[1]}.encoder_attn")
+        both: torch.Tensor = cast(attention).kv_proj(x)
+        return both.chunk(2, dim=-1)[CROSS_PARTS.index(kind)]
+    if stage.startswith("encoder.layers."):
+        return _of_layer(model, stage, x, get, cast)
+    if kind == "embedding":
+        places = model.get_parameter("encoder.embed_positions.weight")[: len(x)]
+        return F.gelu(x) + places.to(x)
+    if kind == "final_norm":
+        return cast(model.get_submodule("encoder.norm"))(x)[0]
+    x = F.gelu(x) if kind == "conv2" else x
+    return cast(model.get_submodule(stage))(x.T[None])[0].T
+
+
+def _of_layer(
+    model: Decoder, stage: str, x: torch.Tensor, get: Get, cast: Callable[[Any], Any]
+) -> torch.Tensor | None:
+    name, _, kind = stage.rpartition(".")
+    layer: Any = model.get_submodule(name)
+    if kind == "input_norm":
+        return cast(layer.input_layernorm)(x)[0]
+    if kind == "post_norm":
+        return cast(layer.post_attention_layernorm)(x)[0]
+    if kind == "attention":
+        return cast(layer.self_attn)(x)
+    if kind == "mlp":
+        mlp = cast(layer.mlp)
+        return mlp.down_proj(mlp.activate(mlp.up_proj(x)))
+    before = encoder_source(model, f"{name}.input_norm") if kind == "residual" else f"{name}.residual"
+    stream = get(0, before or "")
+    return None if stream is None else stream + x
+
+
+def cross_attention_of(
+    attention: CrossAttention, x: torch.Tensor, keys: torch.Tensor | None, values: torch.Tensor | None
+) -> torch.Tensor | None:
+    """What cross-attention adds for normalised states [T, hidden_size], over keys and values [P, kv_size]."""
+    if keys is None or values is None:
+        return None
+    query = attention.query(attention.q_proj(x))
+    count = len(keys)
+    second = _cache_of(attention, keys, values)
+    tables = (
+        torch.arange(len(second.keys), dtype=torch.int32, device=x.device).expand(len(x), -1).contiguous()
+    )
+    lens = torch.full((len(x),), count, dtype=torch.int32, device=x.device)
+    rows = torch.arange(len(x), device=x.device)
+    encoded = Encoded(tables, lens, rows, count, some_without=False)
+    batch = request_batch(rows, rows, len(x), 1, max_seq_len=len(x))
+    cache = LayerCache(second.keys, second.values, encoded=second)
+    attended = attention.attend(query, replace(batch, encoded=encoded), cache)
+    added: torch.Tensor = attention.o_proj(attended.flatten(1))
+    return added
+
+
+def _cache_of(attention: CrossAttention, keys: torch.Tensor, values: torch.Tensor) -> LayerCache:
+    """A second cache that holds keys and values [P, kv_size] in its first blocks."""
+    heads, size = attention.config.num_kv_heads, attention.config.head_dim
+    blocks = -(-len(keys) // _BLOCK)
+    cache = LayerCache.zeros(blocks, heads, _BLOCK, size, keys.dtype, keys.device)
+    for side, part in ((cache.keys, keys), (cache.values, values)):
+        padded = F.pad(part, (0, 0, 0, blocks * _BLOCK - len(part)))
+        side.copy_(padded.view(blocks, _BLOCK, heads, size).transpose(1, 2))
+    return cache
+
+
+def _num_layers(model: Decoder) -> int:
+    layers: Any = model.get_submodule("encoder.layers")
+    return len(layers)

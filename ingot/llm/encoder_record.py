@@ -1,0 +1,74 @@
+"""What the modules of an encoder compute for an input, as it runs.
+
+Owns the hooks, and the form in which outputs are told: rows of positions. Changes no output: while it is
+observed the encoder runs module by module. Knows no verdict.
+
+    with encoder_observed(llm, see): llm.generate(Prompt([Input(features), [1]]), params)
+
+| name | what ``see`` gets |
+|---|---|
+| a convolution, a product, a layer | its output |
+| NAME/in | what a product takes |
+| NORM, NORM/sum | the normed states, and the states before the norm |
+| encoder.embed_positions | hidden states with positions |
+| layers.N.encoder_attn.kv_proj | keys and values side by side |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.layers.linear import Linear
+from ingot.layers.norm import LayerNorm
+from ingot.llm.llm import LLM
+
+See = Callable[[str, torch.Tensor], None]
+KEYS_VALUES = ".encoder_attn.kv_proj"
+
+
+@contextmanager
+def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
+    """Tell ``see`` of every module of the encoder while the block runs; inputs are encoded again."""
+    encoders, model = llm.executor.scheduler.encoders, llm.engine.model
+    assert encoders is not None
+    encoders.clear()
+    handles = [
+        _hooked(name, module, see)
+        for name, module in model.named_modules()
+        if name.startswith("encoder.") or name.endswith(KEYS_VALUES)
+    ]
+    first = model.get_submodule("encoder.layers.0")
+    handles.append(
+        first.register_forward_pre_hook(lambda _, given: see("encoder.embed_positions", _rows(given[0])))
+    )
+    try:
+        with llm.tap("norm"):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooked(name: str, module: nn.Module, see: See) -> Any:
+    def hook(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if isinstance(module, nn.Conv1d):
+            output = output.transpose(-1, -2)
+        if isinstance(module, LayerNorm):
+            see(f"{name}/sum", _rows(output[1]))
+            output = output[0]
+        if isinstance(module, Linear) and isinstance(given[0], torch.Tensor):
+            see(f"{name}/in", _rows(given[0]))
+        if isinstance(output, torch.Tensor):
+            see(name, _rows(output))
+
+    return module.register_forward_hook(hook)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[..., P, size] → [P of all, size]."""
+    return x.reshape(-1, x.shape[-1])
