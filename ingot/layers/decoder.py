@@ -111,6 +111,8 @@ class DecoderLayer(nn.Module):
         to_query, output = products.encoded
         x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, to_query.form)
         query = attention.query(to_query.whole(x))
+        if batch.take_query is not None:
+            batch.take_query(query)
         attended = output.form.attention(attention, query, batch, cache)
         if encoded.some_without:
             output = SkippingProduct(output, encoded.lens == 0)
