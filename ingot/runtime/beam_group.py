@@ -5,14 +5,16 @@ held, until all of its step have, then all are replaced by the beams that contin
 ranking rule (``beam.py`` has it).
 
     group = BeamGroup(request, stop_ids)
-    group.offer(beam_request, candidates); if group.complete: group.advance(scheduler)
+    group.offer(choice); if group.complete: group.advance(scheduler)
 """
 
 from __future__ import annotations
 
-from ingot.runtime.beam import BeamResult, BeamSearch
+from ingot.runtime.beam import BeamSearch
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.selection import Choice
+from ingot.runtime.update import Update, updates_of_beams
 
 
 class BeamGroup:
@@ -23,6 +25,7 @@ class BeamGroup:
         self.search = BeamSearch(root.params, len(root.prompt_ids), stop_ids, root.max_total_tokens)
         self.beams: list[Request] = [root]
         self._candidates: dict[str, list[tuple[int, float]]] = {}
+        self._first: tuple[int, float] | None = None
         self._made = 0
 
     @property
@@ -30,10 +33,11 @@ class BeamGroup:
         """Whether every live beam has run its step."""
         return len(self._candidates) == len(self.beams)
 
-    def offer(self, beam: Request, candidates: list[tuple[int, float]]) -> None:
+    def offer(self, choice: Choice) -> None:
         """A beam has run; it is held until the others have."""
-        self._candidates[beam.request_id] = candidates
-        beam.held = True
+        self._candidates[choice.request.request_id] = choice.candidates
+        self._first = self._first or choice.first
+        choice.request.held = True
 
     def advance(self, scheduler: Scheduler) -> list[Request]:
         """Replace the beams by those that continue; returns the requests that ended.
@@ -48,9 +52,11 @@ class BeamGroup:
             scheduler.fork(parents[step.parent], child)
         return parents
 
-    def results(self) -> list[BeamResult]:
-        """The best ``n`` hypotheses, once the search is done."""
-        return self.search.results(self.root.params.n)
+    def updates(self, owner: str) -> list[Update]:
+        """The ends of the best ``n`` hypotheses, once the search is done."""
+        params = self.root.params
+        results = self.search.results(params.n)
+        return updates_of_beams(owner, results, self._first, logprobs=params.logprobs is not None)
 
     def _child(self, parent: Request, token: int) -> Request:
         self._made += 1

@@ -43,7 +43,7 @@ from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number
 from ingot.runtime.token_feed import TokensInFlight
 from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
-from ingot.runtime.update import Update, updates_of_beams
+from ingot.runtime.update import Update
 from ingot.structured.grammars import GrammarMatcher, Grammars
 
 __all__ = ["Executor", "Update"]
@@ -359,7 +359,7 @@ class Executor:
         if not group.search.done:
             return []
         del self._groups[owner]
-        return updates_of_beams(owner, group.results())
+        return group.updates(owner)
 
     def _finished(self, request: Request, reason: FinishReason, stop_id: int | None = None) -> Update:
         update = Update(self._owner_of(request), request.sample_index, (), reason, stop_id)

@@ -34,16 +34,21 @@ from ingot.runtime.transcript import hold_to_transcript
 
 @dataclass
 class Choice:
-    """What a step gives a request: a token, or candidates for its beam search; ``error``: neither."""
+    """What a step gives a request: a token, or candidates for its beam search; ``error``: neither.
+
+    ``first`` is told before the likeliest tokens.
+    """
 
     request: Request
     token_id: int = NOT_A_NUMBER
     logprobs: TokenLogprobs | None = None
     candidates: list[tuple[int, float]] = field(default_factory=list)
+    first: tuple[int, float] | None = None
     error: RequestError | None = None
 
     def tell_first(self, likely: tuple[int, float] | None) -> None:
         """Put a token before the likeliest ones, where log-probabilities are wanted."""
+        self.first = likely
         if likely is not None and self.logprobs is not None:
             self.logprobs = replace(self.logprobs, top=(likely, *self.logprobs.top))
 

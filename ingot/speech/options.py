@@ -28,7 +28,7 @@ class TranscribeOptions(JsonConfig):
         timestamps: the model says when segments begin and end; without, windows do not overlap.
         temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
         beam_size: beams at temperature 0.
-        patience: searches go on for so many times the beams' answers.
+        patience: a search of beams ends with so many times ``beam_size`` answers.
         length_penalty: answers of beams are compared by log-probability over length to this power.
         best_of: answers to choose from at other temperatures.
         compression_ratio: a text that zlib shrinks further than this repeats itself.
