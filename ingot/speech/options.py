@@ -26,6 +26,10 @@ class TranscribeOptions(JsonConfig):
         language: code or English name; None detects it in the first window.
         task: ``translate`` gives English.
         timestamps: the model says when segments begin and end; without, windows do not overlap.
+        word_timestamps: segments have words with times; segments and windows then begin and end with them.
+        batched: the stretches with speech are recordings of their own, of at most 30 s, and decode together.
+        clip_timestamps: seconds at which what is heard begins and ends, in turn; the recording's end may be
+            left out.
         temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
         beam_size: beams at temperature 0.
         patience: a search of beams ends with so many times ``beam_size`` answers.
@@ -45,6 +49,8 @@ class TranscribeOptions(JsonConfig):
     task: Task = "transcribe"
     timestamps: bool = True
     word_timestamps: bool = False
+    batched: bool = False
+    clip_timestamps: tuple[float, ...] = ()
     temperatures: tuple[float, ...] = TEMPERATURES
     beam_size: int = 1
     patience: float = 1.0
@@ -68,6 +74,7 @@ class TranscribeOptions(JsonConfig):
             raise RequestError(
                 "temperatures are out of range", seen=self.temperatures, allowed="0 to 2", flag="temperatures"
             )
+        self._check_clips()
         for name, least in (("beam_size", 1), ("best_of", 1)):
             if not least <= getattr(self, name) <= 64:
                 raise RequestError(
@@ -77,3 +84,14 @@ class TranscribeOptions(JsonConfig):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(f"{name} must be positive", seen=value, flag=name)
+
+    def _check_clips(self) -> None:
+        object.__setattr__(self, "clip_timestamps", tuple(self.clip_timestamps))
+        rising = all(a < b for a, b in zip(self.clip_timestamps, self.clip_timestamps[1:], strict=False))
+        if not rising or not all(0 <= one < math.inf for one in self.clip_timestamps):
+            raise RequestError(
+                "clip_timestamps must be rising times",
+                seen=self.clip_timestamps,
+                allowed="seconds",
+                flag="clip_timestamps",
+            )
