@@ -54,14 +54,14 @@ class Split(NamedTuple):
     closed: bool
 
 
-def shifted(segment: Segment, number: int, seconds: float) -> Segment:
-    """A chunk's segment as one of the recording: with its number, and later by some seconds."""
-    words = segment.words and [
-        replace(word, start=round(word.start + seconds, 2), end=round(word.end + seconds, 2))
-        for word in segment.words
-    ]
-    start, end = round(segment.start + seconds, 3), round(segment.end + seconds, 3)
-    return replace(segment, id=number, start=start, end=end, words=words)
+def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
+    """A segment of a chunk from ``start`` to ``end`` as one of the recording, with its number there."""
+
+    def at(seconds: float) -> float:
+        return round(min(start + seconds, end), 3)
+
+    words = segment.words and [replace(one, start=at(one.start), end=at(one.end)) for one in segment.words]
+    return replace(segment, id=number, start=at(segment.start), end=at(segment.end), words=words)
 
 
 def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> Split:

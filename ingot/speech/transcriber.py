@@ -27,7 +27,7 @@ from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.alignment import alignment_heads
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Request, Transcript, transcribe_recording
-from ingot.speech.segments import Segment, shifted
+from ingot.speech.segments import Segment, moved
 from ingot.speech.together import together
 from ingot.speech.tokens import SpeechTokens
 from ingot.speech.voice import Detector, VoiceDetector, speech_chunks
@@ -156,9 +156,9 @@ class Transcriber:
         def work(chunk: tuple[int, int], left: Event) -> Transcript:
             return self._one_by_one(samples[slice(*chunk)], options, lambda segment: None, left)
 
-        for (start, _), said in zip(chunks, together(work, chunks, self._width, left), strict=True):
+        for (start, end), said in zip(chunks, together(work, chunks, self._width, left), strict=True):
             for segment in said.segments:
-                found.segments.append(shifted(segment, len(found.segments), start / RATE))
+                found.segments.append(moved(segment, len(found.segments), start / RATE, end / RATE))
                 heard(found.segments[-1])
         return found
 

@@ -207,6 +207,8 @@ def _give_out(
         if segment.words:
             shorten_after_pause(segment.words, typical, last_end)
             agree(segment, segment.words, typical)
+            for one in (segment, *segment.words):
+                one.start, one.end = round(one.start, 3), round(one.end, 3)
             last_end = segment.end
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation.logits_process import (
@@ -14,7 +15,11 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
+from ingot.llm.prompts import Input, Prompt
 from ingot.processors.log_mel import fit, log_mel
+from ingot.runtime.transcript import hold_to_transcript
+from ingot.speech.alignment import smoothed, warp
+from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.tokens import SpeechTokens
 from ingot.speech.transcriber import Transcriber
@@ -129,3 +134,43 @@ def test_one_window(both: Both, timestamps: bool) -> None:
     assert found.tokens[: len(wanted)] == wanted
     assert len(found.tokens) == len(wanted) or len(wanted) == 60
     assert timestamps == (max(wanted) >= both.tokens.first_timestamp)
+
+
+def test_token_timestamps(both: Both) -> None:
+    """Of what Hugging Face has drawn; it times a token by what the token itself attends to, and normalises
+    over generated tokens alone.
+    """
+    heads = [(layer, head) for layer in range(both.theirs.config.decoder_layers) for head in (1, 3)]
+    features, settings = log_mel(noise(30.0), both.mels), both.theirs.generation_config
+    settings.alignment_heads, kept = [list(head) for head in heads], both.theirs.config._attn_implementation
+    both.theirs.set_attn_implementation("eager")
+    torch.manual_seed(3)
+    chosen = {"language": "en", "task": "transcribe"} if both.tokens.multilingual else {}
+    told = both.theirs.generate(
+        features[None], return_token_timestamps=True, return_dict_in_generate=True, max_new_tokens=40,
+        do_sample=True, num_beams=1, **chosen,
+    )  # fmt: skip
+    both.theirs.set_attn_implementation(kept)
+    ids, wanted = told["sequences"][0].tolist(), told["token_timestamps"][0]
+    first = len(both.tokens.prompt("en", "transcribe", timestamps=False))
+    _, scores = both.ours.llm.cross_attention(Prompt([Input(features), ids]), heads)
+    rows, positions = warp(-smoothed(scores[first:-1].softmax(-1).transpose(0, 1)).double().numpy())
+    found = positions[np.diff(rows, prepend=-1) > 0] * 0.02
+    assert len(set(found)) > 4
+    assert found == pytest.approx(wanted[first:-1].numpy(), abs=1e-4)
+
+
+def test_a_beam_tells_the_log_probability_of_its_text(both: Both) -> None:
+    features = log_mel(noise(30.0), both.mels)
+    options = TranscribeOptions(language="en", temperatures=(0.0,), beam_size=3)
+    found = both.ours.decode(features, **options.to_json())
+    forced = both.tokens.prompt("en", "transcribe", timestamps=True)
+    ids = [*forced, *found.tokens, both.tokens.end]
+    logits, rules = both.ours.logits(features, ids), both.ours.vocabulary.rules(forced[1:], options)
+    assert found.no_speech_prob == pytest.approx(float(logits[0].softmax(0)[rules.no_speech]), rel=1e-4)
+    total = 0.0
+    ended = len(found.logprobs) > len(found.tokens)
+    for place in range(len(forced) - 1, len(ids) - 2 + ended):
+        hold_to_transcript(rules, ids[1 : place + 1], logits[place])
+        total += float(logits[place].log_softmax(0)[ids[place + 1]])
+    assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
