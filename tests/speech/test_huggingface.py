@@ -17,9 +17,7 @@ from transformers.generation.logits_process import (
 
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors.log_mel import fit, log_mel
-from ingot.runtime.transcript import hold_to_transcript
 from ingot.speech.alignment import smoothed, warp
-from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.tokens import SpeechTokens
 from ingot.speech.transcriber import Transcriber
@@ -46,10 +44,10 @@ class Both:
         return self.ours.vocabulary.tokens
 
 
-def opened(folder: Path, shape: str, seed: int = 0) -> Both:
+def opened(folder: Path, shape: str, seed: int = 0, positions: int = 448) -> Both:
     changes = SHAPES[shape]
     tokens = SpeechTokens.of_vocabulary(changes["vocab_size"])
-    size = {"max_source_positions": 1500, "max_target_positions": 448, "eos_token_id": tokens.end}
+    size = {"max_source_positions": 1500, "max_target_positions": positions, "eos_token_id": tokens.end}
     model = write_speech(
         folder, seed, **changes, **size, pad_token_id=tokens.end, bos_token_id=tokens.end,
         decoder_start_token_id=tokens.start,
@@ -64,7 +62,7 @@ def opened(folder: Path, shape: str, seed: int = 0) -> Both:
         "suppress_tokens": sorted(getattr(tokens, name) for name in frame),
         "begin_suppress_tokens": [tokens.end],
         "max_initial_timestamp_index": 50,
-        "max_length": 448,
+        "max_length": positions,
         "decoder_start_token_id": tokens.start,
         "eos_token_id": tokens.end,
         "pad_token_id": tokens.end,
@@ -158,19 +156,3 @@ def test_token_timestamps(both: Both) -> None:
     found = positions[np.diff(rows, prepend=-1) > 0] * 0.02
     assert len(set(found)) > 4
     assert found == pytest.approx(wanted[first:-1].numpy(), abs=1e-4)
-
-
-def test_a_beam_tells_the_log_probability_of_its_text(both: Both) -> None:
-    features = log_mel(noise(30.0), both.mels)
-    options = TranscribeOptions(language="en", temperatures=(0.0,), beam_size=3)
-    found = both.ours.decode(features, **options.to_json())
-    forced = both.tokens.prompt("en", "transcribe", timestamps=True)
-    ids = [*forced, *found.tokens, both.tokens.end]
-    logits, rules = both.ours.logits(features, ids), both.ours.vocabulary.rules(forced[1:], options)
-    assert found.no_speech_prob == pytest.approx(float(logits[0].softmax(0)[rules.no_speech]), rel=1e-4)
-    total = 0.0
-    ended = len(found.logprobs) > len(found.tokens)
-    for place in range(len(forced) - 1, len(ids) - 2 + ended):
-        hold_to_transcript(rules, ids[1 : place + 1], logits[place])
-        total += float(logits[place].log_softmax(0)[ids[place + 1]])
-    assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
