@@ -137,10 +137,12 @@ class BeamSearch:
                 going_on.append((logprob, step))
             elif len(self._finished) < self._most:
                 self._finish(step, logprob, ended=True)
-        if at_limit:
-            for logprob, step in going_on[: max(self._params.num_beams - len(self._finished), 0)]:
-                self._finish(step, logprob, ended=False)
-        return [] if at_limit else going_on
+        if not at_limit and not self._settled():
+            return going_on
+        # With a patience below 1 the likeliest that have not ended compete, too.
+        for logprob, step in going_on[: max(self._params.num_beams - len(self._finished), 0)]:
+            self._finish(step, logprob, ended=False)
+        return []
 
     def _beam(self, step: BeamStep, logprob: float) -> Beam:
         parent = self.live[step.parent]
@@ -165,7 +167,7 @@ class BeamSearch:
             logprobs=beam.logprobs,
         )
         ranked = sorted([*self._finished, result], key=lambda r: -r.score)
-        self._finished = ranked[: self._params.num_beams if self._forced is None else self._most]
+        self._finished = ranked[: max(self._most, self._params.num_beams)]
 
     def _score(self, logprob: float, ended: bool = False) -> float:
         length = self._length if self._forced is None else max(self._length - self._forced - ended, 1)
