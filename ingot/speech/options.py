@@ -38,6 +38,8 @@ class TranscribeOptions(JsonConfig):
         compression_ratio: a text that zlib shrinks further than this repeats itself.
         logprob: least average log-probability of a text.
         no_speech: least probability at which a window without a likely text is silent.
+        hallucination_silence_threshold: with word timestamps: made-up text is dropped where silence around it
+            is longer than so many seconds.
         condition_on_previous_text: each window reads the text of those before it.
         initial_prompt: text that the first window reads before its own: names, spelling, style.
         hotwords: words that every window reads before its own.
@@ -59,6 +61,7 @@ class TranscribeOptions(JsonConfig):
     compression_ratio: float | None = 2.4
     logprob: float | None = -1.0
     no_speech: float | None = 0.6
+    hallucination_silence_threshold: float | None = None
     condition_on_previous_text: bool = True
     initial_prompt: str | None = None
     hotwords: str | None = None
@@ -80,7 +83,12 @@ class TranscribeOptions(JsonConfig):
                 raise RequestError(
                     f"{name} is out of range", seen=getattr(self, name), allowed=f"{least} to 64", flag=name
                 )
-        for name in ("patience", "compression_ratio"):
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise RequestError(
+                "made-up text is found by its words' times", allowed="with word_timestamps=True",
+                flag="hallucination_silence_threshold",
+            )  # fmt: skip
+        for name in ("patience", "compression_ratio", "hallucination_silence_threshold"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(f"{name} must be positive", seen=value, flag=name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel, fit
+from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.segments import Segment, clear_if_empty, split_window
 from ingot.speech.window import Asked, Decoded, Vocabulary, decode_window, detect_language
@@ -123,16 +124,40 @@ def _heard(
     if options.word_timestamps:
         sounding = Window(window, place.seconds, place.frames // 2)
         yield from add_words(vocabulary, sounding, segments, heads, options, language, said.last_end)
-        ends = [segment.words[-1].end for segment in segments if segment.words]
-        said.last_end = [segments[-1].end, *ends][-1]
-        if not closed and said.last_end > place.seconds:
-            onwards = round(said.last_end * RATE / HOP) - place.start
+        heard = Heard(place.seconds, place.end * HOP / RATE, features.seconds)
+        seek = heard.start + seconds if closed else None
+        segments, seek = _behind_words(segments, heard, options.hallucination_silence_threshold, said, seek)
+        onwards = onwards if seek is None else round(seek * RATE / HOP) - place.start
     for segment in segments:
         clear_if_empty(segment)
         said.tokens += segment.tokens
     if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
         said.read_from = len(said.tokens)
     return segments, onwards
+
+
+def _behind_words(
+    segments: list[Segment], heard: Heard, threshold: float | None, said: _Said, seek: float | None
+) -> tuple[list[Segment], float | None]:
+    """Segments that stay, and where the next window begins, in seconds; None: the segments say.
+
+    Args:
+        seek: of a window that is done with; None: it begins behind the last word.
+    """
+    last = _last_end(segments)
+    if seek is None and last is not None and last > heard.start:
+        seek = last if threshold is None else seek_behind_words(heard, last, threshold)
+    if threshold is not None:
+        segments, seek = without_hallucinations(segments, heard, threshold, said.last_end, seek)
+    last = _last_end(segments)
+    said.last_end = said.last_end if last is None else last
+    return segments, seek
+
+
+def _last_end(segments: Sequence[Segment]) -> float | None:
+    """Of the last word, or of the last segment where there is none."""
+    ends = [segment.words[-1].end for segment in segments if segment.words]
+    return [segments[-1].end, *ends][-1] if segments else None
 
 
 def _clips(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ import soundfile
 import torch
 
 from ingot.errors import RequestError
+from ingot.llm.prompts import Input, Prompt
 from ingot.processors.log_mel import RATE, LongLogMel, fit, log_mel
 from ingot.runtime.transcript import hold_to_transcript
 from ingot.speech.options import TranscribeOptions
@@ -187,3 +188,32 @@ def test_a_beam_tells_the_log_probability_of_its_text(hearing: Transcriber, beam
         hold_to_transcript(rules, ids[1 : place + 1], logits[place])
         total += float(logits[place].log_softmax(0)[ids[place + 1]])
     assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
+
+
+def test_attention_is_read_in_chunks_as_at_once(hearing: Transcriber, tmp_path: Path) -> None:
+    names = hearing.vocabulary.tokens
+    features, heads = log_mel(noise(30.0), 128), [(0, 3), (0, 0)]
+    ids = [*names.prompt("en", "transcribe", timestamps=False), *range(100, 130), names.end]
+    prompt = Prompt([Input(features), ids])
+    logprobs, scores = hearing.llm.cross_attention(prompt, heads, below=names.end)
+    assert (logprobs.shape, scores.shape) == ((len(ids) - 1,), (len(ids), 2, 1500))
+    assert (logprobs == -torch.inf).tolist() == [token >= names.end for token in ids[1:]]
+    wanted = hearing.logits(features, ids)[3:33, : names.end].log_softmax(-1)
+    torch.testing.assert_close(logprobs[3:33], wanted[range(30), ids[4:34]], rtol=0, atol=1e-4)
+    scheduler = hearing.llm.executor.scheduler
+    budget, scheduler.token_budget = scheduler.token_budget, 7
+    try:
+        again = hearing.llm.cross_attention(prompt, heads[::-1], below=names.end)
+    finally:
+        scheduler.token_budget = budget
+    torch.testing.assert_close(again[1].flip(1), scores, rtol=0, atol=1e-4)
+    torch.testing.assert_close(again[0], logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [[], [(1, 0)], [(0, 4)], [(-1, 0)]])
+def test_heads_that_are_not_there(hearing: Transcriber, heads: list[tuple[int, int]]) -> None:
+    prompt = Prompt([Input(log_mel(noise(2.0), 128)), [1, 2]])
+    with pytest.raises(RequestError, match="layer 0 to 0, head 0 to 3"):
+        hearing.llm.cross_attention(prompt, heads)
+    with pytest.raises(RequestError, match="no cross-attention"):
+        hearing.llm.cross_attention([1, 2], [(0, 0)])

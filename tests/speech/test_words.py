@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.processors.log_mel import LongLogMel
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.speech.hallucination import Heard, is_made_up, without_hallucinations
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment, Word
@@ -222,3 +224,60 @@ def test_the_pass_reads_text_alone(vocabulary: Vocabulary) -> None:
     start = [NAMES.start, NAMES.languages["en"], NAMES.translate, NAMES.no_timestamps]
     assert asked.prompt.parts[1] == [*start, *said, NAMES.end]
     assert asked.below == NAMES.end
+
+
+def spoken(start: float, end: float, *words: tuple[float, float, float]) -> Segment:
+    found = segment(start, end)
+    found.words = [Word(f" w{i}", *word) for i, word in enumerate(words)]
+    return found
+
+
+def fluent(start: float, count: int = 4) -> Segment:
+    return spoken(
+        start, start + 0.4 * count, *((start + 0.4 * i, start + 0.4 * (i + 1), 0.9) for i in range(count))
+    )
+
+
+def made_up(start: float) -> Segment:
+    return spoken(start, start + 0.04, *((start, start + 0.01, 0.05) for _ in range(4)))
+
+
+def test_text_is_judged_by_its_words() -> None:
+    assert not is_made_up(fluent(1.0))
+    assert is_made_up(made_up(1.0))
+    assert is_made_up(spoken(0, 6, (0, 6, 0.9))), "four seconds too long"
+    assert not is_made_up(spoken(0, 0, *[]))
+    assert not is_made_up(None)
+
+
+WINDOW = Heard(30.0, 60.0, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("segments", "kept", "seek"),
+    [
+        ([fluent(31), fluent(40)], 2, 60.0),
+        ([made_up(35)], 0, 35.0),  # the silence before it is skipped
+        ([fluent(31), made_up(45), fluent(55)], 1, 45.0),  # silence on both sides
+        ([fluent(31), made_up(33), fluent(55)], 3, 60.0),  # right behind what was said
+        ([fluent(31), made_up(59)], 1, 59.0),  # at the window's end
+        ([fluent(31), made_up(45), made_up(46)], 1, 45.0),  # the next is of its kind
+    ],
+)
+def test_made_up_text_in_silence_goes(segments: list[Segment], kept: int, seek: float) -> None:
+    found = without_hallucinations(segments, WINDOW, 2.0, last_end=29.0, seek=60.0)
+    assert found == (segments[:kept], seek)
+
+
+def test_a_recording_that_ends_in_made_up_text_is_done_with() -> None:
+    window = Heard(30.0, 50.0, 50.0)
+    found = without_hallucinations([fluent(31), made_up(49)], window, 2.0, last_end=29.0, seek=50.0)
+    assert found[1] == 50.0
+
+
+def test_windows_skip_silence_before_made_up_text(vocabulary: Vocabulary) -> None:
+    model = Model(vocabulary, [[0.0, " One two three four", 3.0], [0.0, " five", 1.0]])
+    found = heard(model, 31.0, hallucination_silence_threshold=1.0)
+    assert found.text == " One two three four five"
+    with pytest.raises(RequestError, match="word_timestamps=True"):
+        TranscribeOptions(hallucination_silence_threshold=1.0)
