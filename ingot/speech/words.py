@@ -207,8 +207,8 @@ def _give_out(
         if segment.words:
             shorten_after_pause(segment.words, typical, last_end)
             agree(segment, segment.words, typical)
-            for word in segment.words:
-                word.start, word.end = round(word.start, 3), round(word.end, 3)
+            for one in segment.words:
+                one.start, one.end = round(one.start, 3), round(one.end, 3)
             segment.start, segment.end = round(segment.start, 3), round(segment.end, 3)
             last_end = segment.end
 
