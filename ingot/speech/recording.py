@@ -3,7 +3,7 @@
 Owns the order of windows, what each reads of those before, and silence that is skipped. Source: OpenAI's
 Whisper, ``transcribe``. Knows no executor: it asks for windows, as they do.
 
-    asking = transcribe_recording(vocabulary, LongLogMel(samples, 80, device), options)
+    asking = transcribe_recording(vocabulary, samples, mels=80, options=options)
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import torch
 
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel, fit
 from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
@@ -45,17 +47,22 @@ Heads = Sequence[tuple[int, int]]
 
 def transcribe_recording(
     vocabulary: Vocabulary,
-    features: LongLogMel,
+    samples: torch.Tensor,
+    mels: int,
     options: TranscribeOptions,
     heard: Callable[[Segment], None] = lambda segment: None,
     heads: Heads = (),
+    device: torch.device | None = None,
 ) -> Recording:
     """Ask for one window after another.
 
     Args:
+        samples: float32 [N] at 16 kHz.
         heard: told each segment as it is known.
         heads: whose attention places words, as (layer, head).
+        device: that computes features; None: where the samples are.
     """
+    features = LongLogMel(samples, mels, device or samples.device)
     found = Transcript(duration=features.seconds, language=options.language)
     frames = features.num_frames
     if vocabulary.tokens.multilingual and options.language is None and frames:

@@ -139,9 +139,10 @@ class Transcriber:
     def _one_by_one(
         self, samples: torch.Tensor, options: TranscribeOptions, heard: Heard, left: Event
     ) -> Transcript:
-        features = LongLogMel(samples, self._mels, self.llm.engine.device)
         heads = self._heads() if options.word_timestamps else []
-        return self._answered(transcribe_recording(self.vocabulary, features, options, heard, heads), left)
+        device = self.llm.engine.device
+        asking = transcribe_recording(self.vocabulary, samples, self._mels, options, heard, heads, device)
+        return self._answered(asking, left)
 
     def _in_chunks(self, samples: torch.Tensor, wanted: _Wanted, heard: Heard, left: Event) -> Transcript:
         options, found = wanted.options, Transcript(duration=len(samples) / RATE)

@@ -89,9 +89,9 @@ def add_words(
         prompt = Prompt([Input(window.features), ids])
         logprobs, scores = yield AskedScores(prompt, heads, vocabulary.tokens.end)
         times = token_times(scores[:, :, : window.positions], len(start) - 1)
-        words = timed_words(
-            vocabulary, split_words(vocabulary, said, language), times, logprobs[len(start) - 1 :]
-        )
+        written = "en" if options.task == "translate" else language
+        cut = split_words(vocabulary, said, written)
+        words = timed_words(vocabulary, cut, times, logprobs[len(start) - 1 :])
     typical = typical_duration(words)
     shorten_at_sentences(words, 2 * typical)
     merge_punctuation(words)

@@ -55,6 +55,12 @@ def test_settings_of_the_detector_are_checked(wrong: dict[str, Any]) -> None:
         VoiceDetector(**wrong)
 
 
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"pip install 'ingot\[speech\]'"):
+        VoiceDetector()(silence(1.0))
+
+
 def chunks(samples: torch.Tensor, *spans: tuple[float, float]) -> list[tuple[float, float]]:
     return [(a / RATE, b / RATE) for a, b in speech_chunks(samples, lambda _: list(spans))]
 

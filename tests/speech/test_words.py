@@ -9,7 +9,6 @@ import torch
 
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
-from ingot.processors.log_mel import LongLogMel
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.token_logprobs import TokenLogprobs
 from ingot.speech.hallucination import Heard, is_made_up, without_hallucinations
@@ -172,9 +171,9 @@ class Model:
 
 
 def heard(model: Model, seconds: float, **options: Any) -> Transcript:
-    features = LongLogMel(0.1 * torch.randn(int(seconds * 16000)), 80, torch.device("cpu"))
-    wanted = TranscribeOptions(language="en", word_timestamps=True, **options)
-    asking = transcribe_recording(model.vocabulary, features, wanted, heads=[(0, 0), (1, 1)])
+    samples = 0.1 * torch.randn(int(seconds * 16000))
+    wanted = TranscribeOptions(**{"language": "en", "word_timestamps": True} | options)
+    asking = transcribe_recording(model.vocabulary, samples, 80, wanted, heads=[(0, 0), (1, 1)])
     try:
         asked = next(asking)
         while True:
@@ -216,12 +215,13 @@ def test_a_window_without_text_asks_for_no_scores(vocabulary: Vocabulary) -> Non
 
 def test_the_pass_reads_text_alone(vocabulary: Vocabulary) -> None:
     model = Model(vocabulary, [[0.0, " One", 1.0, 1.0, " two", 2.0]])
-    heard(model, 3.0, task="translate")
+    found = heard(model, 3.0, task="translate", language="zh")
+    assert [word.text for one in found.segments for word in one.words or []] == [" One", " two"], "English"
     asked = model.asked[1]
     assert isinstance(asked, AskedScores)
     assert vocabulary.tokenizer is not None
     said = vocabulary.tokenizer.encode_parts([" One", " two"])
-    start = [NAMES.start, NAMES.languages["en"], NAMES.translate, NAMES.no_timestamps]
+    start = [NAMES.start, NAMES.languages["zh"], NAMES.translate, NAMES.no_timestamps]
     assert asked.prompt.parts[1] == [*start, *said, NAMES.end]
     assert asked.below == NAMES.end
 
