@@ -69,9 +69,12 @@ class VoiceDetector:
         import webrtcvad
 
         detector = webrtcvad.Vad(self.mode)
-        words = (samples.clamp(-1, 1) * 32767).to(torch.int16).numpy()
-        words = np.pad(words, (0, -len(words) % _FRAME)).reshape(-1, _FRAME)
-        return [detector.is_speech(frame.tobytes(), RATE) for frame in words]
+        found: list[bool] = []
+        for part in samples.split(2000 * _FRAME):  # a minute: a copy of hours is memory
+            words = (part.clamp(-1, 1) * 32767).to(torch.int16).numpy()
+            words = np.pad(words, (0, -len(words) % _FRAME)).reshape(-1, _FRAME)
+            found += [detector.is_speech(frame.tobytes(), RATE) for frame in words]
+        return found
 
 
 def speech_chunks(samples: torch.Tensor, detector: Detector) -> list[tuple[int, int]]:
