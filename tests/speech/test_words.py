@@ -140,7 +140,7 @@ def test_segments_begin_and_end_with_their_words_or_know_better() -> None:
 class Model:
     """Answers windows with given transcripts, and scores with tokens half a second apart."""
 
-    def __init__(self, vocabulary: Vocabulary, texts: list[list[str | float]]) -> None:
+    def __init__(self, vocabulary: Vocabulary, texts: list[list[str | float | list[int]]]) -> None:
         self.vocabulary, self.texts = vocabulary, texts
         self.asked: list[Asked | AskedScores] = []
 
@@ -148,18 +148,19 @@ class Model:
         self.asked.append(asked)
         if isinstance(asked, AskedScores):
             return self.scores(asked)
-        assert self.vocabulary.tokenizer is not None
         forced, tokens = [*asked.params.transcript.forced], []  # type: ignore[union-attr]
         for part in self.texts.pop(0):
-            time = isinstance(part, float)
-            tokens += (
-                [NAMES.first_timestamp + round(part / 0.02)]  # type: ignore[operator]
-                if time
-                else self.vocabulary.tokenizer.encode_parts([str(part)])
-            )
+            if isinstance(part, float):
+                tokens.append(NAMES.first_timestamp + round(part / 0.02))
+            else:
+                tokens += part if isinstance(part, list) else self.encoded(part)
         ids = [*forced, *tokens]
         told = [TokenLogprobs(token, -0.1, ((NAMES.no_speech, -9.0),)) for token in ids]
         return Output([], [Answer("", ids, "stop", NAMES.end, told, -0.1)])
+
+    def encoded(self, text: str) -> list[int]:
+        assert self.vocabulary.tokenizer is not None
+        return self.vocabulary.tokenizer.encode_parts([text])
 
     def scores(self, asked: AskedScores) -> tuple[torch.Tensor, torch.Tensor]:
         ids = asked.prompt.parts[1]
@@ -197,6 +198,14 @@ def test_words_move_segments_and_the_next_window(vocabulary: Vocabulary) -> None
     assert first.end == pytest.approx(1.5, abs=0.1), "its words end where they are heard, not at 6 s"
     assert second.start == pytest.approx(first.end, abs=0.05), "and there the next window begins"
     assert [type(one) for one in model.asked] == [Asked, AskedScores] * 2
+
+
+def test_an_engine_without_a_tokenizer_has_words_too() -> None:
+    model = Model(Vocabulary.of(NAMES, None, 448), [[0.0, [5, 6], 6.0, 6.0, [7]], [0.0, [8], 1.0]])
+    found = heard(model, 31.0)
+    words = [word for segment in found.segments for word in segment.words or []]
+    assert [word.text for word in words] == ["5", "6", "8"]
+    assert [word.start for word in words] == [0.0, 0.5, 1.0], "the next window begins behind the last word"
 
 
 def test_a_closed_window_is_done_with(vocabulary: Vocabulary) -> None:
