@@ -30,11 +30,11 @@ class SamplingParams(JsonConfig):
 
     ``max_new_tokens=None`` runs to the end token or the engine's maximum length. ``top_k=0`` keeps all
     tokens. ``logprobs=k`` returns the log-probability of each chosen token and of the k likeliest (0: only
-    the chosen). ``stop`` are strings, ``stop_token_ids`` ids; neither appears in the text. ``ignore_eos``
-    turns the model's own end tokens off, not ``stop``. ``repetition_penalty`` covers prompt and output;
-    presence and frequency penalties the output alone. ``num_beams > 1`` is beam search: it excludes
-    sampling, penalties excepted. ``max_tokens``, as other libraries call it, is taken for
-    ``max_new_tokens``.
+    the chosen; of beams what the search adds up). ``stop`` are strings, ``stop_token_ids`` ids; neither
+    appears in the text. ``ignore_eos`` turns the model's own end tokens off, not ``stop``.
+    ``repetition_penalty`` covers prompt and output; presence and frequency penalties the output alone.
+    ``num_beams > 1`` is beam search: it excludes sampling, penalties excepted. ``max_tokens``, as other
+    libraries call it, is taken for ``max_new_tokens``.
 
     ``logit_bias`` adds a finite number to the logits of up to MAX_BIASES tokens, by id, greedy or not, before
     the penalties, as vLLM and Hugging Face do it. Ids may be text, as JSON has them.

@@ -7,6 +7,7 @@ Owns the values of Whisper's decoding rules as a request carries them. Knows no 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ingot.config.base import JsonConfig
@@ -31,6 +32,7 @@ class TranscriptRules(JsonConfig):
         begin_suppressed: ids that do not occur at the first place.
         timestamps: they come in pairs, never fall, and begin the text; False: none occurs.
         last_first: most steps of the first timestamp; None: any.
+        patience: a beam search ends with so many times ``num_beams`` hypotheses.
     """
 
     end: int
@@ -42,6 +44,7 @@ class TranscriptRules(JsonConfig):
     begin_suppressed: tuple[int, ...] = ()
     timestamps: bool = True
     last_first: int | None = 50
+    patience: float = 1.0
 
     def __post_init__(self) -> None:
         ids = (self.end, self.no_speech, self.first_timestamp, *self.suppressed, *self.begin_suppressed)
@@ -49,6 +52,8 @@ class TranscriptRules(JsonConfig):
             raise RequestError("ids of a transcript's rules must not be negative", flag="transcript")
         if self.framed < 0:
             raise RequestError("a transcript's frame cannot be negative", seen=self.framed, flag="transcript")
+        if not 0 < self.patience < math.inf:
+            raise RequestError("patience must be positive", seen=self.patience, flag="patience")
 
     @property
     def largest(self) -> int:

@@ -200,7 +200,7 @@ def _describe(
         bytes_on_disk=_bytes_on_disk(folder),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
         kernels=_kernels(model, manifest, dtype),
-        input_bytes=_input_bytes(manifest.model, dtype),
+        input_bytes=_input_bytes(manifest.model, dtype, cache_dtype(dtype, manifest.build.kv_dtype)),
         tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
         vocabulary=text.tokenizer.vocab_size if text.tokenizer else None,
         chat_format=text.chat.name if text.chat else None,
@@ -223,10 +223,10 @@ def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str
     return told(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("cpu"))]))
 
 
-def _input_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+def _input_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
     if config.encoder is None:
         return 0
-    return config.encoder.max_positions * encoded_position_bytes(config, dtype)
+    return config.encoder.max_positions * encoded_position_bytes(config, dtype, kv_dtype)
 
 
 def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:

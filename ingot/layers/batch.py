@@ -98,6 +98,8 @@ class ForwardBatch:
         spliced: embeddings that take the place of placeholders'; None: there are none.
         take_hidden: is given the hidden states [T, hidden_size] behind the last layer, before the final norm;
             None where nobody wants them, and in every captured step.
+        take_query: is given cross-attention's queries [T, num_heads, head_dim] of one layer after another;
+            None as of ``take_hidden``.
     """
 
     input_ids: torch.Tensor
@@ -117,6 +119,7 @@ class ForwardBatch:
     encoded: Encoded | None = None
     spliced: Spliced | None = None
     take_hidden: Callable[[torch.Tensor], None] | None = None
+    take_query: Callable[[torch.Tensor], None] | None = None
 
     def see(self, name: str, value: Recorded) -> None:
         """Keep a copy of a value under one of the names of step_record.py, where the step is recorded."""

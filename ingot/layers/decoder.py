@@ -114,6 +114,8 @@ class DecoderLayer(nn.Module):
         _see(batch, "cross_in", x, to_query)
         query = attention.query(to_query.whole(x))
         batch.see("cross_query", query)
+        if batch.take_query is not None:
+            batch.take_query(query)
         attended = output.form.attention(attention, query, batch, cache)
         _see(batch, "cross_attended", attended, output)
         if encoded.some_without:

@@ -19,6 +19,7 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import AnswerAssembler, Output, Piece
 from ingot.processors.tokenizer import Tokenizer
+from ingot.runtime.cross_scores import Head
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.inputs import RequestInput
 from ingot.runtime.likelihood import Keep
@@ -74,22 +75,31 @@ class ActiveRequest:
 
 class Reading:
     """A prompt whose logits (or last ``hidden`` states) at every position are wanted: ``kept`` is what
-    ``keep`` leaves of them.
+    ``keep`` leaves of them. ``scores`` are those of ``heads`` of cross-attention, where there are any.
     """
 
     def __init__(
-        self, prompt_ids: list[int], keep: Keep, inputs: Sequence[RequestInput] = (), *, hidden: bool = False
+        self,
+        prompt_ids: list[int],
+        keep: Keep,
+        inputs: Sequence[RequestInput] = (),
+        *,
+        hidden: bool = False,
+        heads: Sequence[Head] = (),
     ) -> None:
-        self.kept = torch.empty(0)
+        self.kept = self.scores = torch.empty(0)
         self._hidden = hidden
+        self._heads = heads
         self._prompt_ids = prompt_ids
         self._keep = keep
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
         """Queue the prompt."""
-        add = executor.add_hidden if self._hidden else executor.add_logits
-        add(request_id, self._prompt_ids, self._keep, self._inputs)
+        if self._hidden:
+            executor.add_hidden(request_id, self._prompt_ids, self._keep, self._inputs)
+        else:
+            executor.add_logits(request_id, self._prompt_ids, self._keep, self._inputs, self._heads)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """The prompt has been computed: there is no text."""
@@ -97,7 +107,8 @@ class Reading:
 
     def close(self, executor: Executor, request_id: str) -> list[Piece]:
         """The executor has computed the prompt."""
-        self.kept = executor.take_logits(request_id)
+        reading = executor.take_reading(request_id)
+        self.kept, self.scores = reading.kept, reading.scores
         return []
 
 

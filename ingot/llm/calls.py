@@ -23,6 +23,7 @@ from ingot.llm.active import ActiveRequest, Call, News, Reading
 from ingot.llm.loop import Loop
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompts import Entry, with_chat_stops
+from ingot.runtime.cross_scores import Head
 from ingot.runtime.executor import Executor
 from ingot.runtime.likelihood import Keep
 from ingot.structured.grammars import with_text_start
@@ -73,6 +74,18 @@ class Calls:
         reading = self._reading(entry, keep)
         self._finish([reading])
         return reading.kept
+
+    def read_cross(
+        self, entry: Entry, keep: Keep, heads: Sequence[Head]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``read``, and the scores of heads of cross-attention, float32 [tokens, heads, positions].
+
+        Raises:
+            RequestError: as ``read``.
+        """
+        reading = self._reading(entry, keep, heads=heads)
+        self._finish([reading])
+        return reading.kept, reading.scores
 
     def read_hidden(self, entries: Sequence[Entry], keep: Keep) -> list[torch.Tensor]:
         """What ``keep`` leaves of each prompt's last hidden states; the prompts share steps.
@@ -141,10 +154,14 @@ class Calls:
             self.loop.wait(call)
         return _opened(await news.get())
 
-    def _reading(self, entry: Entry, keep: Keep, *, hidden: bool = False) -> Reading:
+    def _reading(
+        self, entry: Entry, keep: Keep, *, hidden: bool = False, heads: Sequence[Head] = ()
+    ) -> Reading:
         admission = self._executor.admission
         admission.check_inputs(entry.inputs)
-        return Reading(admission.checked_ids(entry.ids, room=0), keep, entry.inputs, hidden=hidden)
+        return Reading(
+            admission.checked_ids(entry.ids, room=0), keep, entry.inputs, hidden=hidden, heads=heads
+        )
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from ingot.engine.random_weights import engine_from_config
 from ingot.errors import RequestError
 from ingot.llm.active import ActiveRequest
 from ingot.llm.calls import Calls, only_async_pieces, only_pieces
+from ingot.llm.cross_attention import cross_attention
 from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.embedding import embed, with_text
 from ingot.llm.explain import explain_request
@@ -286,6 +287,25 @@ class LLM:
         """
         entry = self._read_entry(prompt)
         return self._calls.read(entry, keep_likelihood(entry.ids))
+
+    def cross_attention(
+        self, prompt: PromptLike, heads: Sequence[tuple[int, int]], below: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the tokens of one prompt attend to in its input, teacher-forced.
+
+        Args:
+            heads: as (layer, head).
+            below: log-probabilities are those among the ids below it.
+
+        Returns:
+            ``log_likelihood`` of the prompt, and scores before the softmax, float32 [num_tokens, heads,
+            positions], both on the CPU.
+
+        Raises:
+            RequestError: as ``logits``; or the prompt has no input, the model no such head.
+        """
+        entry, model = self._read_entry(prompt), self.engine.manifest.model
+        return cross_attention(self._calls, entry, model, heads, below)
 
     def embed(self, prompts: PromptLike | Sequence[PromptLike], pooling: str = "mean") -> torch.Tensor:
         """One vector per prompt, of its tokens' hidden states behind the final norm (not of unit length):

@@ -26,6 +26,7 @@ MOST_CHANNELS = 16
 _RATES = (1_000, 768_000)
 _BLOCK_SECONDS = 30
 _MISSING_SECONDS = 1.0  # a file's own count of its frames is an estimate in some formats
+_NO_LENGTH = 0x7FFFFF00  # bytes, and more; 4 GiB less a little from ffmpeg, 2 GiB from sox
 _FORMATS = "wav, flac, ogg or mp3"
 
 
@@ -52,6 +53,7 @@ def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) 
     try:
         with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
             _check(file, name, max_seconds)
+            _check_length(file, source, name)
             return _samples(file, name, max_seconds)
     except soundfile.SoundFileError as error:
         if not isinstance(source, bytes) and not Path(source).is_file():
@@ -89,6 +91,26 @@ def _check(file: Any, name: str, max_seconds: float) -> None:
         raise RequestError("too many channels", seen=seen, allowed=f"at most {MOST_CHANNELS}")
     if file.frames > max_seconds * file.samplerate:
         raise _too_long(name, file.frames / file.samplerate, max_seconds)
+
+
+def _check_length(file: Any, source: str | Path | bytes, name: str) -> None:
+    """A wav file's own length against what is there: soundfile counts the frames that are left. Who writes
+    into a pipe names no length, or the largest.
+    """
+    if file.format != "WAV":
+        return
+    if isinstance(source, bytes):
+        head, there = source[:8], len(source)
+    else:
+        with Path(source).open("rb") as start:
+            head, there = start.read(8), Path(source).stat().st_size
+    promised = int.from_bytes(head[4:8], "little")
+    if head[:4] != b"RIFF" or not 0 < promised < _NO_LENGTH:
+        return
+    bytes_per_second = max(there // max(file.frames, 1), 1) * file.samplerate
+    if promised - there > _MISSING_SECONDS * bytes_per_second:
+        seen = f"{name}: {there} of {promised + 8} bytes"
+        raise RequestError("the audio ends early", seen=seen, fix="get the file again; it was cut off")
 
 
 def _samples(file: Any, name: str, max_seconds: float) -> np.ndarray:

@@ -4,6 +4,7 @@ Owns the mel filters and the arithmetic from samples to features, on whatever de
 files and no model.
 Source: Slaney's Auditory Toolbox for the scale and its area normalisation; OpenAI's Whisper for the rest.
 
+    LongLogMel(samples, 80, device).window(3000, 6000)    # of hours, a part at a time
     features = log_mel(samples, mels=80)        # [samples] in -1 to 1 at 16 kHz → [80, samples / 160]
 """
 
@@ -24,7 +25,7 @@ _LINEAR_HZ = 1000.0  # below, mels are linear in Hz
 _MELS_AT = 15.0  # at that frequency
 _STEP = math.log(6.4) / 27  # of a mel above it, in log Hz
 _LEAST = 1e-10  # of a power, before the logarithm
-_BLOCK = 6000  # frames of which spectra are in memory at once: 10 MB, not 6 GB for three hours
+_PART = 6000  # frames of which spectra are in memory at once: a minute, 10 MB
 _AT_ONCE = 16 * WINDOW  # samples of several clips: some 30 bytes are held for each
 _RANGE = 8.0  # below the loudest value, in powers of ten
 
@@ -48,19 +49,59 @@ def _log_mel(clips: torch.Tensor, mels: int) -> torch.Tensor:
     frames = clips.shape[1] // HOP
     padded = torch.nn.functional.pad(clips.float(), (_FFT // 2, _FFT // 2), mode="reflect")
     logs = torch.empty(len(clips), mels, frames, device=clips.device)
-    for first in range(0, frames, _BLOCK):
-        last = min(first + _BLOCK, frames)
-        logs[..., first:last] = _log_power(padded[:, first * HOP : (last - 1) * HOP + _FFT], mels)
-    torch.maximum(logs, logs.amax((-2, -1), keepdim=True) - _RANGE, out=logs)
-    return logs.add_(4).div_(4)
+    for first in range(0, frames, _PART):
+        last = min(first + _PART, frames)
+        logs[..., first:last] = _logs(padded[:, first * HOP : (last - 1) * HOP + _FFT], mels)
+    return _scaled(logs, logs.amax((-2, -1), keepdim=True))
 
 
-def _log_power(samples: torch.Tensor, mels: int) -> torch.Tensor:
-    """[clips, mels, frames] of samples that begin and end with half a window."""
+class LongLogMel:
+    """``log_mel`` of a recording and a window of silence behind it, a part at a time: samples stay where they
+    are, and of features there is never more than a minute.
+
+    Args:
+        samples: [N] in -1 to 1 at 16 kHz.
+        device: where features are computed.
+    """
+
+    def __init__(self, samples: torch.Tensor, mels: int, device: torch.device) -> None:
+        self._samples, self._mels, self._device = samples, mels, device
+        self.num_frames, self.seconds = len(samples) // HOP, len(samples) / RATE
+        sounding = self.num_frames + 3  # behind them a frame has no sample of the recording
+        self._first = self._part(0, min(_PART, sounding))
+        loudest = [float(self._first.max())]
+        loudest += [
+            float(self._part(start, min(start + _PART, sounding)).max())
+            for start in range(_PART, sounding, _PART)
+        ]
+        self._loudest = torch.tensor(max(loudest), device=device)
+
+    def window(self, start: int, end: int) -> torch.Tensor:
+        """Frames [start, end): float32 [mels, end - start] on the device."""
+        known = end <= self._first.shape[1]
+        logs = self._first[:, start:end] if known else self._part(start, end)
+        return _scaled(logs, self._loudest)
+
+    def _part(self, start: int, end: int) -> torch.Tensor:
+        """Logarithms of frames [start, end)."""
+        first, last = start * HOP - _FFT // 2, (end - 1) * HOP + _FFT // 2
+        samples = self._samples[max(first, 0) : last].to(self._device).float()
+        samples = fit(samples, last - max(first, 0))
+        if first < 0:  # only the first frame begins before the recording
+            samples = torch.cat([samples[1 : 1 - first].flip(0), samples])
+        return _logs(samples[None], self._mels)[0]
+
+
+def _logs(samples: torch.Tensor, mels: int) -> torch.Tensor:
+    """Logarithms of powers, [B, mels, frames] of samples [B, N] that begin and end with half a frame more."""
     window, filters = _constants(mels, samples.device)
     spectrum = torch.stft(samples, _FFT, HOP, window=window, center=False, return_complex=True)
     power = spectrum.real.square() + spectrum.imag.square()
     return (filters @ power).clamp_(min=_LEAST).log10_()
+
+
+def _scaled(logs: torch.Tensor, loudest: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(logs, loudest - _RANGE).add_(4).div_(4)
 
 
 def features_by(device: torch.device, samples: torch.Tensor, mels: int) -> torch.Tensor:

@@ -156,10 +156,9 @@ class Admission:
         for what it does not give.
         """
         width = params.num_beams
-        if width > 1 and params.logprobs is not None:
-            raise RequestError(
-                "beam search returns scores, not log-probabilities", seen=params.logprobs, flag="logprobs"
-            )
+        if width > 1 and params.logprobs:
+            what = "beam search tells the log-probabilities of its own tokens alone"
+            raise RequestError(what, seen=params.logprobs, allowed="0", flag="logprobs")
         if width > self.max_batch_size:
             raise RequestError(
                 "more beams than the engine's batch size",

@@ -1,7 +1,8 @@
 """Beam search, as a state machine over numbers on the host.
 
 Owns the live beams of one request, the finished hypotheses, their scores and the rule that ends the search:
-those of Hugging Face's ``generate(num_beams=...)``. Knows no model, cache or scheduler: whoever drives it
+those of Hugging Face's ``generate(num_beams=...)``, and for transcripts those of OpenAI's Whisper
+(``BeamSearchDecoder``, ``MaximumLikelihoodRanker``). Knows no model, cache or scheduler: whoever drives it
 computes each live beam's candidates and moves the cache as the steps say.
 
     search = BeamSearch(params, prompt_len=len(prompt), stop_ids=eos, max_total_tokens=2048)
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -24,10 +25,11 @@ from ingot.config.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Beam:
-    """A live hypothesis: its generated tokens and the sum of their log-probabilities."""
+    """A live hypothesis: its generated tokens, their log-probabilities and the sum of these."""
 
     output_ids: tuple[int, ...]
     logprob: float
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class BeamStep:
 
     parent: int
     token: int
+    logprob: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -43,20 +46,26 @@ class BeamResult:
     """A finished hypothesis.
 
     ``output_ids`` lacks the end token, which is ``end_token``: None where the length ended it. ``score`` is
-    sum of log-probabilities / generated_length ** length_penalty; both count the end token.
+    sum of log-probabilities / generated_length ** length_penalty; both count the end token. In transcripts
+    the length does not count the end token. ``logprobs`` has the end token's last.
     """
 
     output_ids: tuple[int, ...]
     score: float
     finish_reason: Literal["stop", "length"]
     end_token: int | None
+    logprobs: tuple[float, ...] = field(default=(), compare=False)
+
+
+Extended = tuple[float, BeamStep]  # a step, with the log-probability of all that it ends
 
 
 class BeamSearch:
     """One request's search.
 
     Args:
-        params: ``num_beams``, ``length_penalty``, ``early_stopping``, ``max_new_tokens`` and the end tokens.
+        params: ``num_beams``, ``length_penalty``, ``early_stopping``, ``max_new_tokens``, the end tokens and
+            the rules of a transcript, which ends with ``num_beams`` times its ``patience`` hypotheses.
         prompt_len: tokens of the prompt.
         stop_ids: the engine's own end tokens.
         max_total_tokens: the longest sequence that fits, prompt included.
@@ -77,6 +86,9 @@ class BeamSearch:
         self._max_new = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         self._length = 0
         self._finished: list[BeamResult] = []
+        rules = params.transcript
+        self._transcribes = rules is not None
+        self._most = round(params.num_beams * (1.0 if rules is None else rules.patience)) or 1
         self.live: list[Beam] = [Beam((), 0.0)]
         self.num_candidates = params.num_beams + len(self._end_ids)
         self.done = self._max_new <= 0
@@ -94,17 +106,9 @@ class BeamSearch:
         """
         self._length += 1
         at_limit = self._length >= self._max_new
-        going_on: list[tuple[float, BeamStep]] = []
-        for rank, (logprob, step) in enumerate(self._ranked(candidates)):
-            ended = step.token in self._end_ids
-            if not ended and not at_limit:
-                going_on.append((logprob, step))
-            elif rank < self._params.num_beams:  # lower ranks stand by to go on, never to finish
-                self._finish(step, logprob, ended)
-        kept = going_on[: self._params.num_beams]
-        self.live = [
-            Beam((*self.live[step.parent].output_ids, step.token), logprob) for logprob, step in kept
-        ]
+        extend = self._extended_transcripts if self._transcribes else self._extended
+        kept = extend(self._ranked(candidates), at_limit)[: self._params.num_beams]
+        self.live = [self._beam(step, logprob) for logprob, step in kept]
         self.done = at_limit or not self.live or self._settled()
         return [] if self.done else [step for _, step in kept]
 
@@ -112,9 +116,41 @@ class BeamSearch:
         """The best ``n`` finished hypotheses, best first; fewer where the search holds fewer."""
         return self._finished[:n]
 
-    def _ranked(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[float, BeamStep]]:
+    def _extended(self, ranked: Sequence[Extended], at_limit: bool) -> list[Extended]:
+        """Those that go on; others finish."""
+        going_on = []
+        for rank, (logprob, step) in enumerate(ranked):
+            ended = step.token in self._end_ids
+            if not ended and not at_limit:
+                going_on.append((logprob, step))
+            elif rank < self._params.num_beams:  # lower ranks stand by to go on, never to finish
+                self._finish(step, logprob, ended)
+        return going_on
+
+    def _extended_transcripts(self, ranked: Sequence[Extended], at_limit: bool) -> list[Extended]:
+        """As ``_extended``; hypotheses that are likelier than the last that goes on finish, in order."""
+        going_on: list[Extended] = []
+        for logprob, step in ranked:
+            if len(going_on) == self._params.num_beams:
+                break
+            if step.token not in self._end_ids:
+                going_on.append((logprob, step))
+            elif len(self._finished) < self._most:
+                self._finish(step, logprob, ended=True)
+        if not at_limit and not self._settled():
+            return going_on
+        # With a patience below 1 the likeliest that have not ended compete, too.
+        for logprob, step in going_on[: max(self._params.num_beams - len(self._finished), 0)]:
+            self._finish(step, logprob, ended=False)
+        return []
+
+    def _beam(self, step: BeamStep, logprob: float) -> Beam:
+        parent = self.live[step.parent]
+        return Beam((*parent.output_ids, step.token), logprob, (*parent.logprobs, step.logprob))
+
+    def _ranked(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[Extended]:
         pool = [
-            (beam.logprob + logprob, BeamStep(parent, token))
+            (beam.logprob + logprob, BeamStep(parent, token, logprob))
             for parent, (beam, offered) in enumerate(zip(self.live, candidates, strict=True))
             for token, logprob in offered
             if logprob > -math.inf
@@ -122,25 +158,30 @@ class BeamSearch:
         return sorted(pool, key=lambda item: -item[0])
 
     def _finish(self, step: BeamStep, logprob: float, ended: bool) -> None:
-        output_ids = self.live[step.parent].output_ids
+        beam = self._beam(step, logprob)
         result = BeamResult(
-            output_ids=output_ids if ended else (*output_ids, step.token),
-            score=self._score(logprob),
+            output_ids=beam.output_ids[:-1] if ended else beam.output_ids,
+            score=self._score(logprob, ended),
             finish_reason="stop" if ended else "length",
             end_token=step.token if ended else None,
+            logprobs=beam.logprobs,
         )
         ranked = sorted([*self._finished, result], key=lambda r: -r.score)
-        self._finished = ranked[: self._params.num_beams]
+        self._finished = ranked[: max(self._most, self._params.num_beams)]
 
-    def _score(self, logprob: float) -> float:
-        return float(logprob / self._length**self._params.length_penalty)
+    def _score(self, logprob: float, ended: bool = False) -> float:
+        length = max(self._length - ended, 1) if self._transcribes else self._length
+        return float(logprob / length**self._params.length_penalty)
 
     def _settled(self) -> bool:
-        """The finished hypotheses are complete, and no live beam is taken to improve on them.
+        """The finished hypotheses are complete, and, but in transcripts, no live beam is taken to improve on
+        them.
 
         The best live beam is judged by its score at its present length, Hugging Face's rule for
         ``early_stopping=False``: with a positive length penalty it may end a search that could still gain.
         """
+        if self._transcribes:
+            return len(self._finished) >= self._most
         if len(self._finished) < self._params.num_beams:
             return False
         return self._params.early_stopping or self._score(self.live[0].logprob) <= self._finished[-1].score

@@ -5,14 +5,16 @@ held, until all of its step have, then all are replaced by the beams that contin
 ranking rule (``beam.py`` has it).
 
     group = BeamGroup(request, stop_ids)
-    group.offer(beam_request, candidates); if group.complete: group.advance(scheduler)
+    group.offer(choice); if group.complete: group.advance(scheduler)
 """
 
 from __future__ import annotations
 
-from ingot.runtime.beam import BeamResult, BeamSearch
+from ingot.runtime.beam import BeamSearch
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.selection import Choice
+from ingot.runtime.update import Update, updates_of_beams
 
 
 class BeamGroup:
@@ -30,10 +32,10 @@ class BeamGroup:
         """Whether every live beam has run its step."""
         return len(self._candidates) == len(self.beams)
 
-    def offer(self, beam: Request, candidates: list[tuple[int, float]]) -> None:
+    def offer(self, choice: Choice) -> None:
         """A beam has run; it is held until the others have."""
-        self._candidates[beam.request_id] = candidates
-        beam.held = True
+        self._candidates[choice.request.request_id] = choice.candidates
+        choice.request.held = True
 
     def advance(self, scheduler: Scheduler) -> list[Request]:
         """Replace the beams by those that continue; returns the requests that ended.
@@ -48,9 +50,12 @@ class BeamGroup:
             scheduler.fork(parents[step.parent], child)
         return parents
 
-    def results(self) -> list[BeamResult]:
-        """The best ``n`` hypotheses, once the search is done."""
-        return self.search.results(self.root.params.n)
+    def updates(self, owner: str) -> list[Update]:
+        """The ends of the best ``n`` hypotheses, once the search is done."""
+        params, probe, probed = self.root.params, self.root.probe, self.root.probed
+        results = self.search.results(params.n)
+        first = None if probe is None or probed is None else (probe.token, probed)
+        return updates_of_beams(owner, results, first, logprobs=params.logprobs is not None)
 
     def _child(self, parent: Request, token: int) -> Request:
         self._made += 1

@@ -29,11 +29,13 @@ from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
+from ingot.runtime.cross_scores import Head, Scores
 from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.grammar_masks import GrammarMasks
 from ingot.runtime.inputs import InputRules, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.likelihood import Keep, keep_logits
+from ingot.runtime.prompt_reading import PromptReading
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
@@ -41,7 +43,7 @@ from ingot.runtime.scheduler import Chunking, ScheduledBatch, ScheduledRequest, 
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_draws, take_probes
 from ingot.runtime.step_ahead import StepAhead
 from ingot.runtime.token_logprobs import TokenLogprobs, with_probe
-from ingot.runtime.update import Update, updates_of_beams
+from ingot.runtime.update import Update
 from ingot.structured.grammars import GrammarMatcher, Grammars
 
 __all__ = ["Executor", "Update"]
@@ -87,7 +89,7 @@ class Executor:
         self._setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
-        self._reading: dict[str, tuple[Keep, list[torch.Tensor]]] = {}  # of prompts that are read
+        self._reading: dict[str, PromptReading] = {}
         self._host_bound: set[str] = set()
         self._held_to_grammars: dict[str, Request] = {}
         self._ahead: StepAhead | None = None
@@ -138,18 +140,17 @@ class Executor:
         prompt_ids: Sequence[int],
         keep: Keep = keep_logits,
         inputs: Sequence[RequestInput] = (),
+        heads: Sequence[Head] = (),
     ) -> None:
-        """Queue a prompt whose logits at every position are wanted; nothing is generated.
+        """Queue a prompt whose logits at every position are wanted; nothing is generated. Raises as ``add``.
 
         Args:
             keep: what of a chunk's logits ([count, vocab_size], in the model's dtype, on the device) stays,
-                given them and the position of their first token.
-
-        Raises:
-            RequestError: as ``add``.
+                given them and the position of their first token; by default all, float32 on the CPU.
+            heads: of cross-attention, as (layer, head), whose scores are wanted too; the prompt has an input.
         """
         request = self._read_request(request_id, prompt_ids, keep, inputs)
-        request.all_logits = True
+        request.all_logits, request.heads = True, tuple(heads)
         self._start(request, request_id)
 
     def add_hidden(
@@ -165,10 +166,12 @@ class Executor:
         return request_id not in self._owner
 
     def take_logits(self, request_id: str) -> torch.Tensor:
-        """What was kept of all positions, once the request has finished: of ``add_hidden`` what its ``keep``
-        leaves, of ``add_logits`` by default float32 [num_tokens, vocab_size] on the CPU.
-        """
-        return torch.cat(self._reading.pop(request_id)[1])
+        """What was kept of all positions, once the request has finished."""
+        return self.take_reading(request_id).kept
+
+    def take_reading(self, request_id: str) -> PromptReading:
+        """``take_logits`` with all that was read."""
+        return self._reading.pop(request_id)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request (or one of its answers) now and free its blocks; unknown ids are ignored."""
@@ -272,9 +275,9 @@ class Executor:
 
     def _run(self, batch: ScheduledBatch) -> list[Update]:
         """Run a step and give its requests what comes of it."""
-        hidden = None
-        if any(item.request.all_hidden for item in batch.requests):
-            logits, hidden = self.runner.run_with_hidden(batch)
+        hidden, scores = None, Scores()
+        if any(item.request.all_hidden or item.request.heads for item in batch.requests):
+            logits, hidden, scores = self.runner.run_reading(batch)
         else:
             logits = self.runner.run(batch)
         self.scheduler.computed(batch)
@@ -284,10 +287,10 @@ class Executor:
             request = item.request
             wanted_rows = item.count if request.all_logits else int(item.samples)
             if request.all_logits:
-                updates += self._kept(item, logits[row : row + item.count])
+                updates += self._kept(item, logits[row : row + item.count], scores)
             elif request.all_hidden:
                 assert hidden is not None
-                updates += self._kept(item, hidden[token : token + item.count])
+                updates += self._kept(item, hidden[token : token + item.count], scores)
             elif item.samples:
                 rows.append(row)
                 sampling.append(request)
@@ -301,12 +304,9 @@ class Executor:
                 updates += self._apply(choice)
         return updates
 
-    def _kept(self, item: ScheduledRequest, values: torch.Tensor) -> list[Update]:
-        """Keep what a read prompt wants of a step's logits or hidden states; returns its end."""
-        keep, pieces = self._reading[item.request.request_id]
-        if item.start == 0:
-            pieces.clear()  # a preempted prompt starts over
-        pieces.append(keep(values, item.start))
+    def _kept(self, item: ScheduledRequest, values: torch.Tensor, scores: Scores) -> list[Update]:
+        """Keep what a read prompt wants of a step; returns its end."""
+        self._reading[item.request.request_id].add(values, item.start, scores.get(item.request.request_id))
         return [self._finished(item.request, FinishReason.LENGTH)] if item.samples else []
 
     def _apply(self, choice: Choice) -> list[Update]:
@@ -336,7 +336,7 @@ class Executor:
 
     def _apply_beam(self, group: BeamGroup, choice: Choice) -> list[Update]:
         owner = self._owner_of(choice.request)
-        group.offer(choice.request, choice.candidates)
+        group.offer(choice)
         if not group.complete:
             return []
         for parent in group.advance(self.scheduler):
@@ -346,7 +346,7 @@ class Executor:
         if not group.search.done:
             return []
         del self._groups[owner]
-        return updates_of_beams(owner, group.results())
+        return group.updates(owner)
 
     def _finished(self, request: Request, reason: FinishReason, stop_id: int | None = None) -> Update:
         update = Update(self._owner_of(request), request.sample_index, (), reason, stop_id)
@@ -362,7 +362,7 @@ class Executor:
         ids = self.admission.checked_ids(prompt_ids, room=0)
         self.admission.check_inputs(inputs)
         request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
-        self._reading[request_id] = (keep, [])
+        self._reading[request_id] = PromptReading(keep)
         return request
 
     def _start(self, request: Request, owner: str) -> None:

@@ -26,14 +26,19 @@ def keep_logits(logits: torch.Tensor, start: int) -> torch.Tensor:
     return logits.cpu().float()
 
 
-def keep_likelihood(prompt_ids: Sequence[int]) -> Keep:
+def keep_likelihood(prompt_ids: Sequence[int], below: int | None = None) -> Keep:
     """Of a chunk's logits only the log-probabilities of the tokens that follow, [count] float32 on the CPU;
     after the prompt's last token nothing follows.
+
+    ``below``: among the ids below it, as if there were no others; others have -inf.
     """
 
     def keep(logits: torch.Tensor, start: int) -> torch.Tensor:
-        targets = torch.tensor(prompt_ids[start + 1 : start + 1 + len(logits)], device=logits.device)
-        return target_logprobs(logits[: len(targets)], targets.long()).cpu()
+        targets = torch.tensor(prompt_ids[start + 1 : start + 1 + len(logits)], device=logits.device).long()
+        logits = logits[: len(targets), :below]
+        known = targets < logits.shape[1]
+        found = target_logprobs(logits, torch.where(known, targets, 0))
+        return torch.where(known, found, -torch.inf).cpu()
 
     return keep
 

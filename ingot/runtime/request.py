@@ -44,6 +44,7 @@ class Request:
             only under equal keys.
         all_logits: wants the logits of every prompt position; such a request reuses no prefix.
         all_hidden: wants the last hidden states of every prompt position; it reuses no prefix either.
+        heads: of cross-attention, as (layer, head), whose scores it wants beside its logits.
         sample_index: which of the ``n`` answers to its prompt this is.
         width: places in the batch it will come to take (the root of a beam search counts for all its beams).
         num_computed: tokens whose keys and values are in the cache.
@@ -70,6 +71,7 @@ class Request:
     cache_key: bytes = b""
     all_logits: bool = False
     all_hidden: bool = False
+    heads: tuple[tuple[int, int], ...] = ()
     sample_index: int = 0
     width: int = 1
     output_ids: list[int] = field(default_factory=list)

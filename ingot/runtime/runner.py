@@ -18,6 +18,7 @@ import torch
 from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.runtime.cross_scores import ScoreReader, Scores
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs, sampling_kind
@@ -107,14 +108,18 @@ class Runner:
         return logits
 
     @torch.inference_mode()
-    def run_with_hidden(self, step: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """``run``, without a graph, and the hidden states of all the step's tokens behind the final norm,
-        [T, hidden_size] in the model's dtype.
+    def run_reading(self, step: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor, Scores]:
+        """``run``, without a graph; the hidden states of all the step's tokens behind the final norm,
+        [T, hidden_size] in the model's dtype; and the scores that requests want of cross-attention.
         """
         self._prepare(step)
-        logits, hidden = self.forward.with_hidden(self._eager_batch(step, ()))
+        batch, scores = self._eager_batch(step, ()), Scores()
+        if any(item.request.heads for item in step.requests):
+            reader = ScoreReader(step, self.caches, self.model.config.attention_scale)
+            batch, scores = replace(batch, take_query=reader), reader.scores
+        logits, hidden = self.forward.with_hidden(batch)
         self.forward.observed(self.forward.record)
-        return logits, hidden
+        return logits, hidden, scores
 
     @torch.inference_mode()
     def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:

@@ -8,7 +8,8 @@ Owns the news of a step. Knows no request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ingot.errors import IngotError
 from ingot.runtime.beam import BeamResult
@@ -37,9 +38,23 @@ class Update:
     error: IngotError | None = None
 
 
-def updates_of_beams(request_id: str, results: Sequence[BeamResult]) -> list[Update]:
-    """The ends of a beam search's answers."""
+def updates_of_beams(
+    request_id: str, results: Sequence[BeamResult], first: tuple[int, float] | None, *, logprobs: bool
+) -> list[Update]:
+    """The ends of a beam search's answers; ``first`` is told as the likeliest token of the first place."""
     return [
-        Update(request_id, i, one.output_ids, FinishReason(one.finish_reason), one.end_token, score=one.score)
+        replace(_ended(request_id, i, one), **(_told(one, first) if logprobs else {}))
         for i, one in enumerate(results)
     ]
+
+
+def _ended(request_id: str, index: int, one: BeamResult) -> Update:
+    reason = FinishReason(one.finish_reason)
+    return Update(request_id, index, one.output_ids, reason, one.end_token, score=one.score)
+
+
+def _told(one: BeamResult, first: tuple[int, float] | None) -> dict[str, Any]:
+    tops = [() if first is None or place else (first,) for place in range(len(one.output_ids))]
+    values = zip(one.output_ids, one.logprobs, tops, strict=False)
+    stop = one.logprobs[-1] if one.end_token is not None else None
+    return {"logprobs": tuple(TokenLogprobs(*told) for told in values), "stop_logprob": stop}

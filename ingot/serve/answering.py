@@ -29,7 +29,8 @@ from ingot.serve.protocol import Logprob, News
 class Job:
     """A prompt and its values. ``context``: ids that the answers' text continues. ``score``: the prompt's own
     log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
-    nothing else is. ``slot``: of the features that the prompt begins with."""
+    nothing else is. ``slot``: of the features that the prompt begins with. ``attend``: what it
+    attends to there is wanted, of these heads, with log-probabilities among the ids ``below``."""
 
     ids: list[int]
     params: SamplingParams | None
@@ -37,6 +38,7 @@ class Job:
     score: int | None = None
     pooling: str | None = None
     slot: int | None = None
+    attend: tuple[list[tuple[int, int]], int] | None = None
 
 
 class Answering:
@@ -44,7 +46,7 @@ class Answering:
 
     Attributes:
         scores: of each job that is to be scored, once they are there.
-        vectors: of each job that has a pooling, once they are there, as in ``protocol.Embedded``.
+        vectors: of each job that has a pooling or attends, once they are there, as in ``protocol.Embedded``.
         num_tokens: tokens of all answers so far.
         started: when it began (``time.monotonic``).
         last: when the newest token of each answer came, by job and index.
@@ -67,7 +69,9 @@ class Answering:
             for job in jobs
         ]
         self._open = sum(map(len, self._assemblers))
-        self._open += sum((job.score is not None) + (job.pooling is not None) for job in jobs)
+        self._open += sum(
+            (job.score is not None) + (job.pooling is not None) + (job.attend is not None) for job in jobs
+        )
         self._by_piece = by_piece
         self._most_unread = most_unread * max(1, sum(map(len, self._assemblers)))
         self._unread: deque[tuple[int, Piece]] = deque()

@@ -31,12 +31,15 @@ from ingot.processors.prompt import Input
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import RETRY_SECONDS, ApiError, refused
+from ingot.serve.errors import RETRY_SECONDS, ApiError, bad_request, refused
+from ingot.serve.protocol import MOST_BYTES
 from ingot.serve.windows import Windows
+from ingot.speech.alignment import alignment_heads
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment
 from ingot.speech.window import Asked, Vocabulary
+from ingot.speech.words import AskedScores, Scored
 
 Value = TypeVar("Value")
 _WORKERS = 2  # files that are decoded at once, and then made into features
@@ -77,6 +80,7 @@ class Ears:
         assert model.encoder is not None
         longest = min(model.max_positions, engine.limits.max_seq_len)
         self.vocabulary = Vocabulary.of_model(model, tokenizer, longest, manifest.generation)
+        self._heads = alignment_heads(manifest.generation, model)
         self._engine = engine
         self._positions = model.encoder.max_positions
         self._most_seconds = config.max_audio_seconds
@@ -108,7 +112,7 @@ class Ears:
             samples = await _in(self._pool, self._samples, data)
             seconds = len(samples) / RATE
             with self._room(seconds), windows.slot() as slot:
-                work = _Work(self.vocabulary, samples, windows, slot, options)
+                work = _Work(self.vocabulary, samples, windows, slot, options, self._heads)
                 del samples
                 job = await _in(self._pool, work.next, None)
                 while job is not None:
@@ -121,15 +125,23 @@ class Ears:
 
     def _check(self, options: TranscribeOptions) -> None:
         """Refuse what the model does not know, before anything is decoded."""
+        scores = 4 * len(self._heads) * self._positions * self.vocabulary.longest
+        if options.word_timestamps and scores > MOST_BYTES // 2:
+            text = f"{self._engine.name} does not know which of its heads place words; ask for segments"
+            raise bad_request(text, "timestamp_granularities", "unsupported_parameter")
         try:
             self.vocabulary.tokens.prompt(options.language, options.task, timestamps=options.timestamps)
         except RequestError as error:
             raise refused(error) from None
 
-    async def _answered(self, job: Job) -> Output:
+    async def _answered(self, job: Job) -> Output | Scored:
         with self._engine.answering([job], None, by_piece=False) as found:
             await found.finish()
-            return Output(job.ids, found.answers(0))
+            if job.attend is None:
+                return Output(job.ids, found.answers(0))
+            values = torch.frombuffer(bytearray(found.vectors[0]), dtype=torch.float32)
+            logprobs, scores = values.split([len(job.ids) - 1, len(values) - len(job.ids) + 1])
+            return logprobs, scores.view(len(job.ids), len(job.attend[0]), -1)
 
     def _samples(self, data: Callable[[], bytes]) -> torch.Tensor:
         """Of a file, decoded where it can do no harm."""
@@ -175,19 +187,20 @@ class _Work:
         windows: Windows,
         slot: int,
         options: TranscribeOptions,
+        heads: list[tuple[int, int]],
     ) -> None:
         self._heard: list[Segment] = []
         self._windows, self._slot = windows, slot
         self._written: torch.Tensor | None = None  # what the slot holds
         self._asking = transcribe_recording(
-            vocabulary, samples, windows.shape[0], options, self._heard.append
+            vocabulary, samples, windows.shape[0], options, self._heard.append, heads
         )
         self._whole: Transcript | None = None
         self._prompt_tokens = self._new_tokens = self._num_windows = 0
 
-    def next(self, output: Output | None) -> Job | None:
+    def next(self, output: Output | Scored | None) -> Job | None:
         """What to ask next, given what came of the last; None: nothing."""
-        if output is not None:
+        if isinstance(output, Output):
             self._new_tokens += sum(len(answer.token_ids) for answer in output.answers)
         try:
             asked = next(self._asking) if output is None else self._asking.send(output)
@@ -208,13 +221,16 @@ class _Work:
         audio = self._num_windows * positions
         return Whole(self._whole, self._prompt_tokens, audio, self._new_tokens)
 
-    def _job(self, asked: Asked) -> Job:
+    def _job(self, asked: Asked | AskedScores) -> Job:
         given, ids = asked.prompt.parts
         assert isinstance(given, Input)
         if given.features is not self._written:
             self._windows.put(self._slot, given.features)
             self._written = given.features
             self._num_windows += 1
+        if isinstance(asked, AskedScores):
+            attend = [*asked.heads], asked.below
+            return Job(list(ids), None, slot=self._slot, attend=attend)  # type: ignore[arg-type]
         self._prompt_tokens += len(ids)  # type: ignore[arg-type]
         return Job(list(ids), asked.params, slot=self._slot)  # type: ignore[arg-type]
 

@@ -34,6 +34,7 @@ from ingot.serve.metrics import EngineMetrics
 from ingot.serve.protocol import (
     Abort,
     Add,
+    Attend,
     Embed,
     Failed,
     FrameError,
@@ -172,6 +173,9 @@ class EngineClient(asyncio.Protocol):
                     self._ask(found, position, Score(next(self._ids), job.ids, job.score))
                 if job.pooling is not None:
                     self._ask(found, position, Embed(next(self._ids), job.ids, job.pooling))
+                if job.attend is not None and job.slot is not None:
+                    asked = Attend(next(self._ids), job.ids, *job.attend, job.slot)
+                    self._ask(found, position, asked)
                 if job.params is not None:
                     self._ask(found, position, Add(next(self._ids), job.ids, job.params.to_json(), job.slot))
             yield found
@@ -264,7 +268,7 @@ class EngineClient(asyncio.Protocol):
             del self._owners[news.id]
             self._metrics.finished(answering, position, now)
 
-    def _ask(self, answering: Answering, position: int, message: Add | Score | Embed) -> None:
+    def _ask(self, answering: Answering, position: int, message: Add | Score | Embed | Attend) -> None:
         self._owners[message.id] = answering, position
         self._send(message)
 

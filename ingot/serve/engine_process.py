@@ -24,12 +24,14 @@ from ingot.llm.embedding import keeping, pooled
 from ingot.llm.opening import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.inputs import RequestInput
+from ingot.runtime.likelihood import keep_likelihood
 from ingot.runtime.request import FinishReason
 from ingot.serve.compiling import Compiled, Compiling
 from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
     Add,
+    Attend,
     Embed,
     Embedded,
     Failed,
@@ -95,7 +97,7 @@ class EngineLoop:
         self._windows = windows
         self._executor = executor
         self._link = link
-        self._reading: dict[str, Score | Embed] = {}
+        self._reading: dict[str, Score | Embed | Attend] = {}
         grammars = executor.admission.grammars
         assert grammars is not None, "an executor has them, if only to refuse them"
         self._compiling = Compiling(grammars, executor.stop_ids, wake=link.wake)
@@ -140,6 +142,10 @@ class EngineLoop:
                 case Embed(name, prompt_ids, pooling):
                     self._executor.add_hidden(name, prompt_ids, keeping(pooling))
                     self._reading[name] = message
+                case Attend(name, prompt_ids, heads, below, slot):
+                    kept, inputs = keep_likelihood(prompt_ids, below), self._inputs(slot)
+                    self._executor.add_logits(name, prompt_ids, kept, inputs, heads)
+                    self._reading[name] = message
                 case Abort(name, index):
                     self._compiling.forget(name)
                     self._executor.abort(name, index)
@@ -147,7 +153,7 @@ class EngineLoop:
                 case Load():
                     raise RequestError("an engine is loaded once", seen=message.path)
         except IngotError as error:
-            if isinstance(message, (Add, Score, Embed)):
+            if isinstance(message, (Add, Score, Embed, Attend)):
                 return [_refusal(message.id, error)]
             raise
         return []
@@ -172,14 +178,17 @@ class EngineLoop:
     def _read(self, name: str) -> Scored | Embedded | News:
         """What a prompt that was only read gives; news of an error where that is not numbers."""
         asked = self._reading.pop(name)
-        kept = self._executor.take_logits(name)
+        reading = self._executor.take_reading(name)
+        kept = reading.kept
+        if isinstance(asked, Attend):
+            return Embedded(name, _floats(torch.cat([kept, reading.scores.flatten()])))
         if isinstance(asked, Score):
             if not kept.isnan().any():
                 return Scored(name, scores(asked.prompt_ids, kept))
             return News(name, 0, (), error="the model's logits are not numbers")
         vector = normalize(pooled(kept, len(asked.prompt_ids), asked.pooling), dim=0)
         if vector.isfinite().all():
-            return Embedded(name, vector.numpy().astype("<f4").tobytes())
+            return Embedded(name, _floats(vector))
         return News(name, 0, (), error="the model's hidden states are not finite")
 
     def _gauges(self) -> Gauges:
@@ -215,6 +224,11 @@ def _open(load: ToEngine) -> Executor:
     if executor.admission.grammars is not None:
         executor.admission.grammars.read_vocabulary()
     return executor
+
+
+def _floats(values: torch.Tensor) -> bytes:
+    data: bytes = values.numpy().astype("<f4").tobytes()
+    return data
 
 
 def _refusal(name: str, error: IngotError) -> News:

@@ -6,9 +6,9 @@ names the type. Decoding builds these types and nothing else. Knows no sockets.
     splitter = Splitter(ToEngine)
     splitter.feed(frame(Abort("7"))) == [Abort("7")]
 
-The conversation: ``Load``; ``Ready`` or ``Failed``; then ``Add``, ``Score``, ``Embed`` and ``Abort`` one way
-and one ``Step`` per step of the executor the other way. ``Failed`` is the last thing an engine says. The end
-of the stream ends the engine's process, and to the server it is the engine's death.
+The conversation: ``Load``; ``Ready`` or ``Failed``; then ``Add``, ``Score``, ``Embed``, ``Attend`` and
+``Abort`` one way and one ``Step`` per step of the executor the other way. ``Failed`` is the last thing an
+engine says. The end of the stream ends the engine's process, and to the server it is the engine's death.
 """
 
 from __future__ import annotations
@@ -67,6 +67,16 @@ class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     pooling: str
 
 
+class Attend(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A prompt of which is wanted what its tokens attend to in its input; as ``LLM.cross_attention``."""
+
+    id: str
+    prompt_ids: list[int]
+    heads: list[tuple[int, int]]
+    below: int
+    slot: int
+
+
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """End a request, or one of its answers; an unknown id is ignored."""
 
@@ -74,7 +84,7 @@ class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
     index: int | None = None
 
 
-ToEngine = Load | Add | Score | Embed | Abort
+ToEngine = Load | Add | Score | Embed | Attend | Abort
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -151,7 +161,9 @@ class Scored(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Embedded(msgspec.Struct, array_like=True, frozen=True):
-    """A prompt's vector of unit length: ``hidden_size`` float32 values, little-endian."""
+    """Float32 values, little-endian: a prompt's vector of unit length, ``hidden_size`` of them; or the
+    log-probabilities of all its tokens but the first, then scores [tokens, heads, positions].
+    """
 
     id: str
     vector: bytes

@@ -153,12 +153,4 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _words(segment: Segment) -> list[dict[str, Any]]:
-    """Words of a segment.
-
-    Raises:
-        ApiError: the transcriber tells none.
-    """
-    if segment.words is None and segment.text:
-        text = "timestamp_granularities: times of words are not supported by this server"
-        raise bad_request(text, "timestamp_granularities", "unsupported_parameter")
     return [{"word": one.text.strip(), "start": one.start, "end": one.end} for one in segment.words or ()]

@@ -26,15 +26,20 @@ class TranscribeOptions(JsonConfig):
         language: code or English name; None detects it in the first window.
         task: ``translate`` gives English.
         timestamps: the model says when segments begin and end; without, windows do not overlap.
-        word_timestamps: times of words, too.
+        word_timestamps: segments have words with times; segments and windows then begin and end with them.
+        batched: the stretches with speech are recordings of their own, of at most 30 s, and decode together.
+        clip_timestamps: seconds at which what is heard begins and ends, in turn; the recording's end may be
+            left out.
         temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
         beam_size: beams at temperature 0.
-        patience: searches go on for so many times the beams' answers.
+        patience: a search of beams ends with so many times ``beam_size`` answers.
         length_penalty: answers of beams are compared by log-probability over length to this power.
         best_of: answers to choose from at other temperatures.
         compression_ratio: a text that zlib shrinks further than this repeats itself.
         logprob: least average log-probability of a text.
         no_speech: least probability at which a window without a likely text is silent.
+        hallucination_silence_threshold: with word timestamps: made-up text is dropped where silence around it
+            is longer than so many seconds.
         condition_on_previous_text: each window reads the text of those before it.
         initial_prompt: text that the first window reads before its own: names, spelling, style.
         hotwords: words that every window reads before its own.
@@ -47,6 +52,8 @@ class TranscribeOptions(JsonConfig):
     task: Task = "transcribe"
     timestamps: bool = True
     word_timestamps: bool = False
+    batched: bool = False
+    clip_timestamps: tuple[float, ...] = ()
     temperatures: tuple[float, ...] = TEMPERATURES
     beam_size: int = 1
     patience: float = 1.0
@@ -55,6 +62,7 @@ class TranscribeOptions(JsonConfig):
     compression_ratio: float | None = 2.4
     logprob: float | None = -1.0
     no_speech: float | None = 0.6
+    hallucination_silence_threshold: float | None = None
     condition_on_previous_text: bool = True
     initial_prompt: str | None = None
     hotwords: str | None = None
@@ -71,6 +79,7 @@ class TranscribeOptions(JsonConfig):
             raise RequestError(
                 "temperatures are out of range", seen=self.temperatures, allowed="0 to 2", flag="temperatures"
             )
+        self._check_clips()
         for name, least in (("beam_size", 1), ("best_of", 1)):
             if not least <= getattr(self, name) <= 64:
                 raise RequestError(
@@ -80,7 +89,23 @@ class TranscribeOptions(JsonConfig):
             raise RequestError(
                 "max_new_tokens must be positive", seen=self.max_new_tokens, flag="max_new_tokens"
             )
-        for name in ("patience", "compression_ratio"):
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise RequestError(
+                "made-up text is found by its words' times", allowed="with word_timestamps=True",
+                flag="hallucination_silence_threshold",
+            )  # fmt: skip
+        for name in ("patience", "compression_ratio", "hallucination_silence_threshold"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RequestError(f"{name} must be positive", seen=value, flag=name)
+
+    def _check_clips(self) -> None:
+        object.__setattr__(self, "clip_timestamps", tuple(self.clip_timestamps))
+        rising = all(a < b for a, b in zip(self.clip_timestamps, self.clip_timestamps[1:], strict=False))
+        if not rising or not all(0 <= one < math.inf for one in self.clip_timestamps):
+            raise RequestError(
+                "clip_timestamps must be rising times",
+                seen=self.clip_timestamps,
+                allowed="seconds",
+                flag="clip_timestamps",
+            )

@@ -8,17 +8,20 @@ Whisper, ``transcribe``. Knows no executor: it asks for windows, as they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
-from ingot.llm.outputs import Output
-from ingot.processors.log_mel import HOP, RATE, WINDOW, WINDOW_SECONDS, fit, log_mel
+from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel, fit
+from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.segments import Segment, split_window
+from ingot.speech.segments import Segment, clear_if_empty, split_window
 from ingot.speech.window import Asked, Decoded, Vocabulary, decode_window, detect_language
+from ingot.speech.words import AskedScores, Window, add_words
 
+_FRAMES = WINDOW // HOP
 _CONFIDENT = 0.5  # above this temperature a text is nothing to go on from
 
 
@@ -37,7 +40,9 @@ class Transcript:
         return "".join(segment.text for segment in self.segments)
 
 
-Recording = Generator[Asked, Output, Transcript]
+Request = Asked | AskedScores
+Recording = Generator[Request, Any, Transcript]  # answered with an Output, or with Scored
+Heads = Sequence[tuple[int, int]]
 
 
 def transcribe_recording(
@@ -46,43 +51,128 @@ def transcribe_recording(
     mels: int,
     options: TranscribeOptions,
     heard: Callable[[Segment], None] = lambda segment: None,
+    heads: Heads = (),
+    device: torch.device | None = None,
 ) -> Recording:
     """Ask for one window after another.
 
     Args:
-        samples: float32 [N] at 16 kHz, on the device that computes features.
+        samples: float32 [N] at 16 kHz.
         heard: told each segment as it is known.
+        heads: whose attention places words, as (layer, head).
+        device: that computes features; None: where the samples are.
     """
-    found = Transcript(duration=len(samples) / RATE, language=options.language)
-    features = log_mel(fit(samples, len(samples) + WINDOW), mels)
-    frames = len(samples) // HOP
+    features = LongLogMel(samples, mels, device or samples.device)
+    found = Transcript(duration=features.seconds, language=options.language)
+    frames = features.num_frames
     if vocabulary.tokens.multilingual and options.language is None and frames:
-        probabilities = yield from detect_language(vocabulary, _window(features, 0))
+        probabilities = yield from detect_language(vocabulary, features.window(0, _FRAMES))
         found.language, found.language_probability = next(iter(probabilities.items()))
-    said = _initial(vocabulary, options)
-    read_from, seek = 0, 0
-    while seek < frames:
-        seconds = min(WINDOW_SECONDS, (frames - seek) * HOP / RATE)
-        window = _window(features, seek, min(seek + WINDOW // HOP, frames))
-        decoded = yield from decode_window(vocabulary, window, options, found.language, said[read_from:])
-        if _is_silent(decoded, options):
-            seek += round(seconds * RATE / HOP)
-            continue
-        segments, onwards = split_window(decoded, vocabulary, seek * HOP / RATE, seconds)
-        for segment in segments:
-            segment.id, segment.seek = len(found.segments), seek
-            found.segments.append(segment)
-            said += segment.tokens
-            heard(segment)
-        if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
-            read_from = len(said)
-        seek += max(round(onwards * RATE / HOP), 1)
+    said = _Said(_initial(vocabulary, options))
+    for start, end in _clips(options, frames):
+        seek = start
+        while seek < end:
+            place = _Place(seek, min(seek + _FRAMES, end))
+            split, onwards = yield from _heard(
+                vocabulary, features, place, options, found.language, said, heads
+            )
+            for segment in split:
+                segment.id, segment.seek = len(found.segments), seek
+                found.segments.append(segment)
+                heard(segment)
+            seek += max(onwards, 1)
     return found
 
 
-def _window(features: torch.Tensor, start: int, end: int | None = None) -> torch.Tensor:
-    """[mels, 3000] frames from ``start`` on; what lies behind ``end`` is 0."""
-    return fit(features[:, start : start + WINDOW // HOP if end is None else end], WINDOW // HOP).contiguous()
+@dataclass
+class _Said:
+    """What windows leave to those behind them: tokens, of which the next reads those from ``read_from`` on,
+    and where their last word ends, in seconds.
+    """
+
+    tokens: list[int]
+    read_from: int = 0
+    last_end: float = 0.0
+
+
+class _Place(NamedTuple):
+    """Frames of a window that have sound."""
+
+    start: int
+    end: int
+
+    @property
+    def seconds(self) -> float:
+        """Where it begins."""
+        return self.start * HOP / RATE
+
+    @property
+    def frames(self) -> int:
+        """How long it is."""
+        return self.end - self.start
+
+
+def _heard(
+    vocabulary: Vocabulary,
+    features: LongLogMel,
+    place: _Place,
+    options: TranscribeOptions,
+    language: str | None,
+    said: _Said,
+    heads: Heads,
+) -> Generator[Request, Any, tuple[list[Segment], int]]:
+    """Ask for one window's segments; they come with the frames to go on by."""
+    window = fit(features.window(*place), _FRAMES).contiguous()
+    decoded = yield from decode_window(vocabulary, window, options, language, said.tokens[said.read_from :])
+    if _is_silent(decoded, options):
+        return [], place.frames
+    segments, seconds, closed = split_window(decoded, vocabulary, place.seconds, place.frames * HOP / RATE)
+    onwards = round(seconds * RATE / HOP)
+    if options.word_timestamps:
+        sounding = Window(window, place.seconds, place.frames // 2)
+        yield from add_words(vocabulary, sounding, segments, heads, options, language, said.last_end)
+        heard = Heard(place.seconds, place.end * HOP / RATE, features.seconds)
+        seek = heard.start + seconds if closed else None
+        segments, seek = _behind_words(segments, heard, options.hallucination_silence_threshold, said, seek)
+        onwards = onwards if seek is None else round(seek * RATE / HOP) - place.start
+    for segment in segments:
+        clear_if_empty(segment)
+        said.tokens += segment.tokens
+    if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
+        said.read_from = len(said.tokens)
+    return segments, onwards
+
+
+def _behind_words(
+    segments: list[Segment], heard: Heard, threshold: float | None, said: _Said, seek: float | None
+) -> tuple[list[Segment], float | None]:
+    """Segments that stay, and where the next window begins, in seconds; None: the segments say.
+
+    Args:
+        seek: of a window that is done with; None: it begins behind the last word.
+    """
+    last = _last_end(segments)
+    if seek is None and last is not None and last > heard.start:
+        seek = last if threshold is None else seek_behind_words(heard, last, threshold)
+    if threshold is not None:
+        segments, seek = without_hallucinations(segments, heard, threshold, said.last_end, seek)
+    last = _last_end(segments)
+    said.last_end = said.last_end if last is None else last
+    return segments, seek
+
+
+def _last_end(segments: Sequence[Segment]) -> float | None:
+    """Of the last word, or of the last segment where there is none."""
+    ends = [segment.words[-1].end for segment in segments if segment.words]
+    return [segments[-1].end, *ends][-1] if segments else None
+
+
+def _clips(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
+    """First and last frames of what is heard."""
+    if not options.clip_timestamps:
+        return [(0, frames)]
+    times = [min(round(seconds * RATE / HOP), frames) for seconds in options.clip_timestamps]
+    return list(zip(times[::2], [*times[1::2], frames], strict=False))
 
 
 def _initial(vocabulary: Vocabulary, options: TranscribeOptions) -> list[int]:

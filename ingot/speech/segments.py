@@ -2,13 +2,14 @@
 
 Owns what timestamps say. Source: OpenAI's Whisper, ``transcribe``.
 
-    segments, seconds = split_window(decoded, vocabulary, start=30.0, seconds=30.0)
+    segments, seconds, closed = split_window(decoded, vocabulary, start=30.0, seconds=30.0)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Decoded, Vocabulary
@@ -45,12 +46,30 @@ class Segment:
     seek: int = 0
 
 
-def split_window(
-    decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float
-) -> tuple[list[Segment], float]:
-    """Segments of a window, and how far the next one is from its start.
+class Split(NamedTuple):
+    """Segments of a window, and the seconds from its start to the next one's. ``closed``: its end is known,
+    and it is done with.
+    """
 
-    A window whose last segment has no end is heard again from there; a closed one is done with.
+    segments: list[Segment]
+    seconds: float
+    closed: bool
+
+
+def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
+    """A segment of a chunk from ``start`` to ``end`` as one of the recording, with its number there."""
+
+    def at(seconds: float) -> float:
+        return round(min(start + seconds, end), 3)
+
+    words = segment.words and [replace(one, start=at(one.start), end=at(one.end)) for one in segment.words]
+    return replace(segment, id=number, start=at(segment.start), end=at(segment.end), words=words)
+
+
+def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> Split:
+    """Segments of a window; one whose last segment has no end is heard again from there.
+
+    Those that say nothing are there too: their tokens count where words are placed.
 
     Args:
         start: of the window, in seconds.
@@ -62,7 +81,7 @@ def split_window(
     closed = times[-2:] == [False, True]
     if not ends:
         length = _one_length(tokens, times, names, seconds)
-        return [_segment(decoded, vocabulary, tokens, start, start + length)], seconds
+        return Split([_segment(decoded, vocabulary, tokens, start, start + length)], seconds, closed)
     if closed:
         ends.append(len(tokens))
     pieces = [tokens[first:last] for first, last in zip([0, *ends], ends, strict=False)]
@@ -72,7 +91,14 @@ def split_window(
         )
         for piece in pieces
     ]
-    return found, seconds if closed else names.seconds(tokens[ends[-1] - 1])
+    return Split(found, seconds if closed else names.seconds(tokens[ends[-1] - 1]), closed)
+
+
+def clear_if_empty(segment: Segment) -> None:
+    """A segment that takes no time or has no text says nothing."""
+    if segment.start == segment.end or not segment.text.strip():
+        segment.text, segment.tokens = "", []
+        segment.words = None if segment.words is None else []
 
 
 def _one_length(tokens: Sequence[int], times: Sequence[bool], names: SpeechTokens, seconds: float) -> float:
@@ -84,14 +110,11 @@ def _one_length(tokens: Sequence[int], times: Sequence[bool], names: SpeechToken
 def _segment(
     decoded: Decoded, vocabulary: Vocabulary, tokens: Sequence[int], start: float, end: float
 ) -> Segment:
-    text = vocabulary.text(tokens)
-    if start == end or not text.strip():
-        text, tokens = "", []
     return Segment(
         0,
         round(start, 3),
         round(end, 3),
-        text,
+        vocabulary.text(tokens),
         list(tokens),
         decoded.temperature,
         decoded.avg_logprob,

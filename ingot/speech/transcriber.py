@@ -9,7 +9,8 @@ Owns the calls: files and samples in, transcripts out, many recordings sharing d
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -21,14 +22,21 @@ import torch
 from ingot.config.model import DecoderConfig
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
-from ingot.llm.outputs import Output
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors.audio import read_audio
+from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
+from ingot.speech.alignment import alignment_heads
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript, transcribe_recording
-from ingot.speech.segments import Segment
-from ingot.speech.window import Asked, Decoded, Vocabulary, decode_window
+from ingot.speech.recording import Request, Transcript, transcribe_recording
+from ingot.speech.segments import Segment, moved
+from ingot.speech.together import together
+from ingot.speech.voice import Detector, VoiceDetector, speech_chunks
+from ingot.speech.window import Decoded, Vocabulary, decode_window, detect_language
+from ingot.speech.words import AskedScores
 
+_FILES_IN_CHUNKS = 2  # at once: while one ends, the next fills the steps
+_VAD = "samples -> [(start, end), ...] in seconds"
+Heard = Callable[[Segment], None]
 Source = str | Path | bytes | torch.Tensor | np.ndarray
 Found = TypeVar("Found")
 
@@ -65,45 +73,52 @@ class Transcriber:
         tokenizer, longest = llm.engine.text.tokenizer, config.max_positions
         self.vocabulary = Vocabulary.of_model(config, tokenizer, longest, manifest.generation)
 
-    def __call__(self, source: Source, **options: Any) -> Transcript:
+    def __call__(self, source: Source, *, vad: Detector | None = None, **options: Any) -> Transcript:
         """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
 
         Args:
+            vad: with ``batched``: samples → (start, end) of each stretch of speech in seconds, in place of
+                ``VoiceDetector()``.
             options: fields of ``TranscribeOptions``.
 
         Raises:
             RequestError: it is no audio that can be read, or an option is out of range.
         """
-        return self._transcribe(_samples(source), TranscribeOptions(**options))
+        return self._transcribe(source, _Wanted.of(vad, options))
 
-    def batch(self, sources: Sequence[Source], **options: Any) -> list[Transcript]:
-        """Transcribe recordings whose windows share steps; each gives what it gives alone."""
-        wanted = TranscribeOptions(**options)
-        together = max(1, min(len(sources), self.llm.executor.admission.max_batch_size))
-        with ThreadPoolExecutor(together) as pool:
-            return list(pool.map(lambda source: self._transcribe(_samples(source), wanted), sources))
+    def batch(
+        self, sources: Sequence[Source], *, vad: Detector | None = None, **options: Any
+    ) -> list[Transcript]:
+        """Transcribe recordings whose windows share steps; each gives what it gives alone.
 
-    def follow(
-        self, source: Source, heard: Callable[[Segment], None], left: Event, **options: Any
-    ) -> Transcript:
+        Raises:
+            RequestError: as ``__call__``, of one of them; the others end then.
+        """
+        wanted = _Wanted.of(vad, options)
+        width = _FILES_IN_CHUNKS if wanted.options.batched else self._width
+        return list(together(lambda one, left: self._transcribe(one, wanted, left=left), sources, width))
+
+    def follow(self, source: Source, heard: Heard, left: Event, **options: Any) -> Transcript:
         """Transcribe one recording; ``heard`` is told each segment as it is known.
 
         Raises:
             CancelledError: ``left`` was set; windows that wait are not begun.
         """
-        return self._transcribe(_samples(source), TranscribeOptions(**options), heard, left)
+        return self._transcribe(source, _Wanted.of(None, options), heard, left)
 
-    def stream(self, source: Source, **options: Any) -> Generator[Segment, None, Transcript]:
+    def stream(
+        self, source: Source, *, vad: Detector | None = None, **options: Any
+    ) -> Generator[Segment, None, Transcript]:
         """Segments of one recording, each as soon as it is known; the generator's value is the transcript.
         Closing it ends the work.
         """
-        wanted, samples = TranscribeOptions(**options), _samples(source)
+        wanted = _Wanted.of(vad, options)
         heard: SimpleQueue[Segment | BaseException | Transcript] = SimpleQueue()
         left = Event()
 
         def work() -> None:
             try:
-                heard.put(self._transcribe(samples, wanted, heard.put, left))
+                heard.put(self._transcribe(source, wanted, heard.put, left))
             except BaseException as error:  # goes on in the reader's thread
                 heard.put(error)
 
@@ -129,23 +144,60 @@ class Transcriber:
         """Teacher-forced logits, float32 [len(token_ids), vocab_size]; features: [mels, frames]."""
         return self.llm.logits(Prompt([Input(features), list(token_ids)]))
 
+    @property
+    def _width(self) -> int:
+        """Windows that share a step at most."""
+        return self.llm.executor.admission.max_batch_size
+
     def _transcribe(
-        self,
-        samples: torch.Tensor,
-        options: TranscribeOptions,
-        heard: Callable[[Segment], None] = lambda segment: None,
-        left: Event | None = None,
+        self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Event | None = None
     ) -> Transcript:
-        on_device = samples.to(self.llm.engine.device)
-        asking = transcribe_recording(self.vocabulary, on_device, self._mels, options, heard)
+        samples, left = _samples(source), left or Event()
+        if wanted.options.batched:
+            return self._in_chunks(samples, wanted, heard, left)
+        return self._one_by_one(samples, wanted.options, heard, left)
+
+    def _one_by_one(
+        self, samples: torch.Tensor, options: TranscribeOptions, heard: Heard, left: Event
+    ) -> Transcript:
+        heads = self._heads() if options.word_timestamps else []
+        device = self.llm.engine.device
+        asking = transcribe_recording(self.vocabulary, samples, self._mels, options, heard, heads, device)
         return self._answered(asking, left)
 
-    def _answered(self, asking: Generator[Asked, Output, Found], left: Event | None = None) -> Found:
+    def _in_chunks(self, samples: torch.Tensor, wanted: _Wanted, heard: Heard, left: Event) -> Transcript:
+        options, found = wanted.options, Transcript(duration=len(samples) / RATE)
+        chunks = speech_chunks(samples, wanted.detector(len(samples) / RATE))
+        found.language = options.language
+        if chunks and found.language is None and self.vocabulary.tokens.multilingual:
+            first = LongLogMel(samples[slice(*chunks[0])], self._mels, self.llm.engine.device)
+            asking = detect_language(self.vocabulary, first.window(0, WINDOW // HOP))
+            found.language, found.language_probability = next(iter(self._answered(asking, left).items()))
+        options = options.replace(language=found.language, clip_timestamps=())
+
+        def work(chunk: tuple[int, int], left: Event) -> Transcript:
+            return self._one_by_one(samples[slice(*chunk)], options, lambda segment: None, left)
+
+        for (start, end), said in zip(chunks, together(work, chunks, self._width, left), strict=True):
+            for segment in said.segments:
+                found.segments.append(moved(segment, len(found.segments), start / RATE, end / RATE))
+                heard(found.segments[-1])
+        return found
+
+    def _heads(self) -> list[tuple[int, int]]:
+        manifest = self.llm.engine.manifest
+        return alignment_heads(manifest.generation, manifest.model)
+
+    def _answered(self, asking: Generator[Request, Any, Found], left: Event | None = None) -> Found:
         """What becomes of someone who asks, once all is answered; ``left``: he no longer waits."""
         try:
             asked = next(asking)
             while left is None or not left.is_set():
-                asked = asking.send(self.llm.generate(asked.prompt, asked.params)[0])
+                if isinstance(asked, AskedScores):
+                    scored = self.llm.cross_attention(asked.prompt, asked.heads, asked.below)
+                    asked = asking.send(scored)
+                else:
+                    asked = asking.send(self.llm.generate(asked.prompt, asked.params)[0])
         except StopIteration as ended:
             found: Found = ended.value
             return found
@@ -162,6 +214,33 @@ def mel_bins(config: DecoderConfig) -> int:
         seen = f"{config.architecture} ({config.kind})"
         raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
     return config.encoder.features[0]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Checked options of one call."""
+
+    options: TranscribeOptions
+    vad: Detector | None
+
+    @classmethod
+    def of(cls, vad: Detector | None, options: dict[str, Any]) -> _Wanted:
+        wanted = TranscribeOptions(**options)
+        if vad is not None and not callable(vad):
+            raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, flag="vad")
+        if vad is not None and (not wanted.batched or wanted.clip_timestamps):
+            seen = f"batched={wanted.batched}, clip_timestamps={wanted.clip_timestamps}"
+            allowed = "batched=True, without clip_timestamps"
+            raise RequestError("nobody asks the voice detector", seen=seen, allowed=allowed, flag="vad")
+        return cls(wanted, vad)
+
+    def detector(self, seconds: float) -> Detector:
+        """Who says where there is speech; clips are there without asking."""
+        times = [time for time in self.options.clip_timestamps if time < seconds]
+        if self.options.clip_timestamps:
+            clips = list(zip(times[::2], [*times[1::2], seconds], strict=False))
+            return lambda samples: clips
+        return self.vad or VoiceDetector()
 
 
 def _samples(source: Source) -> torch.Tensor:

@@ -95,6 +95,7 @@ class Vocabulary:
             begin_suppressed=self.begin_suppressed,
             timestamps=options.timestamps,
             last_first=self.last_first,
+            patience=options.patience,
         )
 
     def text(self, tokens: Sequence[int]) -> str:

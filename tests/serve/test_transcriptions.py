@@ -80,6 +80,18 @@ def test_formats(hearing: Server, wanted: Transcript, talk: bytes, published: Sc
     assert "words" not in only.json
 
 
+def test_words_have_the_transcriber_s_times(hearing: Server, alone: Transcriber, published: Schema) -> None:
+    samples = encoded(noise(4.0, seed=5))
+    asked = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    found = hear(hearing, samples, language="de", **asked, **FAST).json
+    published.check("CreateTranscriptionResponseVerboseJson", found)
+    wanted = alone(samples, language="de", temperatures=(0.2,), word_timestamps=True)
+    words = [word for segment in wanted.segments for word in segment.words or ()]
+    assert [one["word"] for one in found["words"]] == [word.text.strip() for word in words] != []
+    for one, word in zip(found["words"], words, strict=True):
+        assert (one["start"], one["end"]) == pytest.approx((word.start, word.end), abs=0.021)
+
+
 def test_streams(hearing: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
     *deltas, done = streamed(hearing, talk, language="de", **FAST)
     for one in (*deltas, done):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation.logits_process import (
@@ -14,7 +15,9 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
+from ingot.llm.prompts import Input, Prompt
 from ingot.processors.log_mel import fit, log_mel
+from ingot.speech.alignment import smoothed, warp
 from ingot.speech.recording import Transcript
 from ingot.speech.tokens import SpeechTokens
 from ingot.speech.transcriber import Transcriber
@@ -41,10 +44,10 @@ class Both:
         return self.ours.vocabulary.tokens
 
 
-def opened(folder: Path, shape: str, seed: int = 0) -> Both:
+def opened(folder: Path, shape: str, seed: int = 0, positions: int = 448) -> Both:
     changes = SHAPES[shape]
     tokens = SpeechTokens.of_vocabulary(changes["vocab_size"])
-    size = {"max_source_positions": 1500, "max_target_positions": 448, "eos_token_id": tokens.end}
+    size = {"max_source_positions": 1500, "max_target_positions": positions, "eos_token_id": tokens.end}
     model = write_speech(
         folder, seed, **changes, **size, pad_token_id=tokens.end, bos_token_id=tokens.end,
         decoder_start_token_id=tokens.start,
@@ -59,7 +62,7 @@ def opened(folder: Path, shape: str, seed: int = 0) -> Both:
         "suppress_tokens": sorted(getattr(tokens, name) for name in frame),
         "begin_suppress_tokens": [tokens.end],
         "max_initial_timestamp_index": 50,
-        "max_length": 448,
+        "max_length": positions,
         "decoder_start_token_id": tokens.start,
         "eos_token_id": tokens.end,
         "pad_token_id": tokens.end,
@@ -129,3 +132,27 @@ def test_one_window(both: Both, timestamps: bool) -> None:
     assert found.tokens[: len(wanted)] == wanted
     assert len(found.tokens) == len(wanted) or len(wanted) == 60
     assert timestamps == (max(wanted) >= both.tokens.first_timestamp)
+
+
+def test_token_timestamps(both: Both) -> None:
+    """Of what Hugging Face has drawn; it times a token by what the token itself attends to, and normalises
+    over generated tokens alone.
+    """
+    heads = [(layer, head) for layer in range(both.theirs.config.decoder_layers) for head in (1, 3)]
+    features, settings = log_mel(noise(30.0), both.mels), both.theirs.generation_config
+    settings.alignment_heads, kept = [list(head) for head in heads], both.theirs.config._attn_implementation
+    both.theirs.set_attn_implementation("eager")
+    torch.manual_seed(3)
+    chosen = {"language": "en", "task": "transcribe"} if both.tokens.multilingual else {}
+    told = both.theirs.generate(
+        features[None], return_token_timestamps=True, return_dict_in_generate=True, max_new_tokens=40,
+        do_sample=True, num_beams=1, **chosen,
+    )  # fmt: skip
+    both.theirs.set_attn_implementation(kept)
+    ids, wanted = told["sequences"][0].tolist(), told["token_timestamps"][0]
+    first = len(both.tokens.prompt("en", "transcribe", timestamps=False))
+    _, scores = both.ours.llm.cross_attention(Prompt([Input(features), ids]), heads)
+    rows, positions = warp(-smoothed(scores[first:-1].softmax(-1).transpose(0, 1)).double().numpy())
+    found = positions[np.diff(rows, prepend=-1) > 0] * 0.02
+    assert len(set(found)) > 4
+    assert found == pytest.approx(wanted[first:-1].numpy(), abs=1e-4)

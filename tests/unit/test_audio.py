@@ -73,6 +73,16 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"ends early|can be read"):
         read_audio(flac_of(10.0)[:40_000])
+    path = tmp_path / "whole.wav"
+    soundfile.write(path, np.zeros(10 * 16_000, np.float32), 16_000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100_000])
+    for source in (path, whole[:100_000]):
+        with pytest.raises(RequestError, match="ends early"):
+            read_audio(source)
+    for unknown in (0, 0xFFFFFFFF, 0x7FFFFFFF):  # written into a pipe
+        assert len(read_audio(whole[:4] + unknown.to_bytes(4, "little") + whole[8:])) == 160_000
+    assert len(read_audio(whole[:-20_000])) == 150_000, "less than a second"
 
 
 def test_bounds_are_checked_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

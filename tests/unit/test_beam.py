@@ -10,10 +10,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ingot.config.sampling import SamplingParams
-from ingot.runtime.beam import BeamResult, BeamSearch, BeamStep, top_candidates
+from ingot.config.transcript import TranscriptRules
+from ingot.runtime.beam import Beam, BeamResult, BeamSearch, BeamStep, top_candidates
 from tests.unit.penalized import penalized
 
 PROMPT = [3, 14, 15, 9]
+END = 7  # of transcripts
 
 
 @functools.cache
@@ -226,3 +228,68 @@ def test_top_candidates_keeps_ids_and_order() -> None:
     logprobs = torch.tensor([[-3.0, -0.5, -math.inf, -1.0], [-1.0, -2.0, -0.25, -4.0]])
     assert top_candidates(logprobs, 2) == [[(1, -0.5), (3, -1.0)], [(2, -0.25), (0, -1.0)]]
     assert len(top_candidates(logprobs, 99)[0]) == 4
+
+
+def original_search(
+    table: torch.Tensor, beams: int, patience: float, length: int, penalty: float = 1.0
+) -> tuple[list[int], float]:
+    """A transcript's search over sequences as OpenAI's Whisper does it; logits depend on the last token."""
+    end, most = END, round(beams * patience)
+    live: dict[tuple[int, ...], float] = {(0,): 0.0}
+    finished: dict[tuple[int, ...], float] = {}
+    for _ in range(length):
+        scores = {
+            (*sequence, int(token)): total + float(value)
+            for sequence, total in live.items()
+            for value, token in zip(*table[sequence[-1]].log_softmax(0).topk(beams + 1), strict=True)
+        }
+        live, ended = {}, {}
+        for sequence in sorted(scores, key=lambda one: -scores[one]):
+            if sequence[-1] == end:
+                ended[sequence] = scores[sequence]
+            else:
+                live[sequence] = scores[sequence]
+                if len(live) == beams:
+                    break
+        for sequence in ended:
+            if len(finished) < most:
+                finished[sequence] = ended[sequence]
+        if len(finished) >= most:
+            break
+    for sequence in sorted(live, key=lambda one: -live[one]):
+        if len(finished) >= beams:
+            break
+        finished[sequence] = live[sequence]
+    texts = [([t for t in sequence[1:] if t != end], total) for sequence, total in finished.items()]
+    return max(texts, key=lambda one: one[1] / max(len(one[0]), 1) ** penalty)
+
+
+@pytest.mark.parametrize("patience", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("beams", [2, 5])
+@pytest.mark.parametrize("penalty", [1.0, 0.3])
+def test_transcripts_are_searched_as_the_original_does(beams: int, patience: float, penalty: float) -> None:
+    outcomes = set()
+    for seed in range(12):
+        table = 2.5 * torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
+        rules = TranscriptRules(END, 6, 1000, forced=(3,), timestamps=False, patience=patience)
+        params = SamplingParams(
+            num_beams=beams, max_new_tokens=9, stop_token_ids=(END,), length_penalty=penalty, transcript=rules
+        )
+        search = BeamSearch(params, 1, frozenset(), 100)
+        rows = [[(3, 0.0)]]  # the forced token, which is certain; it stands for the start here
+        search.advance(rows)
+        while not search.done:
+            logits = torch.stack([table[_last(beam)] for beam in search.live])
+            search.advance(top_candidates(logits.log_softmax(-1), search.num_candidates))
+        best = search.results(1)[0]
+        wanted, total = original_search(table, beams, patience, 8, penalty)
+        assert list(best.output_ids[1:]) == wanted, seed
+        assert sum(best.logprobs) == pytest.approx(total, rel=1e-5)
+        assert best.score == pytest.approx(total / max(len(wanted), 1) ** penalty, rel=1e-5)
+        outcomes.add((best.finish_reason, len(wanted)))
+    assert len(outcomes) > 2
+
+
+def _last(beam: Beam) -> int:
+    """The forced token plays the start token 0."""
+    return beam.output_ids[-1] if len(beam.output_ids) > 1 else 0

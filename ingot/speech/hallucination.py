@@ -1,0 +1,99 @@
+"""Text that nobody said, by its words' times and probabilities.
+
+Owns when a segment looks made up, and where a window is heard again for it. Source: OpenAI's Whisper,
+``transcribe`` with ``hallucination_silence_threshold``. Knows no model.
+
+    kept, seek = without_hallucinations(segments, window, threshold=2.0, last_end=12.0, seek=42.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.processors.log_mel import WINDOW_SECONDS
+from ingot.speech.segments import Segment, Word
+
+_UNLIKELY = 0.15  # probability of a word
+_SHORT, _LONG = 0.133, 2.0  # seconds of a word
+_JUDGED = 8  # words of a segment
+_SUSPECT = 3.0
+_MARKS = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
+_EDGE = 2.0  # seconds at a window's ends that count as silence
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A window's times in seconds: ``end`` of what the recording has of it, ``whole`` of the recording."""
+
+    start: float
+    end: float
+    whole: float
+
+    @property
+    def window_end(self) -> float:
+        """With the silence behind the recording."""
+        return self.start + WINDOW_SECONDS
+
+
+def is_made_up(segment: Segment | None) -> bool:
+    """Whether its first words are too unlikely, too short or too long to be said."""
+    if segment is None or not segment.words:
+        return False
+    words = [word for word in segment.words if word.text not in _MARKS][:_JUDGED]
+    score = sum(map(_oddness, words))
+    return score >= _SUSPECT or score + 0.01 >= len(words)
+
+
+def without_hallucinations(
+    segments: Sequence[Segment], heard: Heard, threshold: float, last_end: float, seek: float | None
+) -> tuple[list[Segment], float | None]:
+    """Segments that stay, and where the next window begins, in seconds.
+
+    Made-up segments go where they are surrounded by silence longer than the threshold, or by others of their
+    kind; the silence before the first one is skipped, and the window is heard again behind it.
+
+    Args:
+        last_end: of the words before the window.
+        seek: where the next window begins if all stays.
+    """
+    first = _next_with_words(segments)
+    if first is not None and is_made_up(first) and first.start - heard.start > threshold:
+        return [], first.start
+    for index, segment in enumerate(segments):
+        if not segment.words:
+            continue
+        if is_made_up(segment):
+            following = _next_with_words(segments[index + 1 :])
+            next_start = following.words[0].start if following and following.words else heard.end
+            before = (
+                segment.start - last_end > threshold
+                or segment.start < threshold
+                or segment.start - heard.start < _EDGE
+            )
+            behind = (
+                next_start - segment.end > threshold
+                or is_made_up(following)
+                or heard.window_end - segment.end < _EDGE
+            )
+            if before and behind:
+                again = max(heard.start + 1.0, segment.start)
+                ends = heard.whole - segment.end < threshold
+                return list(segments[:index]), heard.whole if ends else again
+        last_end = segment.end
+    return list(segments), seek
+
+
+def _oddness(word: Word) -> float:
+    duration = word.end - word.start
+    unlikely = 1.0 if word.probability < _UNLIKELY else 0.0
+    return unlikely + max(_SHORT - duration, 0.0) * 15 + max(duration - _LONG, 0.0)
+
+
+def _next_with_words(segments: Sequence[Segment]) -> Segment | None:
+    return next((segment for segment in segments if segment.words), None)
+
+
+def seek_behind_words(heard: Heard, last_end: float, threshold: float) -> float:
+    """Where the next window begins behind an open one's last word, if silence follows that is too long."""
+    return last_end if heard.window_end - last_end > threshold else heard.end

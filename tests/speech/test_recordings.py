@@ -1,0 +1,234 @@
+"""Whole recordings: batched, beside each other, with words; and those that are no speech or no audio."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from ingot.config.sampling import SamplingParams
+from ingot.config.transcript import TranscriptRules
+from ingot.errors import RequestError
+from ingot.kernels.sampling.transcript import hold_transcripts
+from ingot.llm.prompts import Input, Prompt
+from ingot.processors.log_mel import RATE, LongLogMel, fit, log_mel
+from ingot.runtime.request import Request
+from ingot.runtime.transcript import Transcripts
+from ingot.speech.options import TranscribeOptions
+from ingot.speech.segments import Segment
+from ingot.speech.transcriber import Transcriber
+from ingot.speech.writers import WRITERS
+from tests.speech.test_huggingface import noise, opened
+
+ONE_PASS: dict[str, Any] = {"language": "en", "temperatures": (0.0,), "no_speech": None}
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Transcriber:
+    """Of one layer, whose windows have few tokens."""
+    return opened(tmp_path_factory.mktemp("turbo"), "turbo", positions=64).ours
+
+
+def told(segments: Iterable[Segment]) -> list[tuple[float, float, list[int], list[tuple[str, float, float]]]]:
+    """Without probabilities, whose last digits depend on what else a step computes."""
+    return [(s.start, s.end, s.tokens, [(w.text, w.start, w.end) for w in s.words or []]) for s in segments]
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -> None:
+    samples, spans = noise(70.0), [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
+    options = ONE_PASS | {"word_timestamps": words}
+    found = hearing(samples, batched=True, vad=lambda _: spans, **options)
+    alone = [hearing(samples[int(a * RATE) : int(b * RATE)], **options) for a, b in spans]
+    assert found.duration == 70.0
+    assert [s.tokens for s in found.segments] == [s.tokens for one in alone for s in one.segments]
+    assert [s.id for s in found.segments] == list(range(len(found.segments)))
+    wanted = [
+        (min(s.start + a, b), min(s.end + a, b))
+        for (a, b), one in zip(spans, alone, strict=True)
+        for s in one.segments
+    ]
+    assert [(s.start, s.end) for s in found.segments] == [pytest.approx(pair) for pair in wanted]
+    assert words == any(s.words for s in found.segments)
+    streamed = hearing.stream(samples, batched=True, vad=lambda _: spans, **options)
+    assert told(streamed) == told(found.segments)
+
+
+def test_nobody_speaks(hearing: Transcriber) -> None:
+    found = hearing(torch.zeros(40 * RATE), batched=True, vad=lambda _: [])
+    assert (found.segments, found.text, found.duration, found.language) == ([], "", 40.0, None)
+    assert WRITERS["vtt"](found) == "WEBVTT\n"
+
+
+def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
+    samples = noise(50.0)
+    found = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), **ONE_PASS)
+    starts = [segment.start for segment in found.segments]
+    assert starts
+    assert all(start >= 10.0 for start in starts)
+    chunks = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), batched=True, **ONE_PASS)
+    assert all(10.0 <= s.start <= s.end <= 14.0 or s.start >= 40.0 for s in chunks.segments)
+    assert hearing(samples, clip_timestamps=(60.0,), **ONE_PASS).segments == []
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"vad": lambda _: []}, "vad"),
+        ({"vad": 3, "batched": True}, "vad"),
+        ({"vad": lambda _: [], "batched": True, "clip_timestamps": (1, 2)}, "vad"),
+        ({"clip_timestamps": (2, 1)}, "clip_timestamps"),
+        ({"clip_timestamps": (-1, 1)}, "clip_timestamps"),
+        ({"clip_timestamps": (0, float("inf"))}, "clip_timestamps"),
+    ],
+)
+def test_options_that_nobody_could_follow(hearing: Transcriber, options: dict[str, Any], flag: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        hearing(noise(1.0), **options)
+    assert caught.value.flag == flag
+
+
+def test_files_share_steps_and_give_what_they_give_alone(hearing: Transcriber) -> None:
+    sounds, steps = [noise(4.0 + i, seed=i) for i in range(6)], []
+    alone = [told(hearing(one, **ONE_PASS).segments) for one in sounds]
+    runner = hearing.llm.executor.runner
+    run = runner.run
+
+    def counted(step: Any) -> torch.Tensor:
+        steps.append(len(step.requests))
+        return run(step)
+
+    runner.run = counted  # type: ignore[method-assign]
+    try:
+        assert [told(one.segments) for one in hearing.batch(sounds, **ONE_PASS)] == alone
+    finally:
+        runner.run = run  # type: ignore[method-assign]
+    assert max(steps) >= 5
+    assert sum(steps) > 2 * len(steps), "most steps serve several files"
+
+
+def test_one_bad_file_of_many_ends_all_with_its_own_error(hearing: Transcriber, tmp_path: Path) -> None:
+    bad = tmp_path / "words.wav"
+    bad.write_text("no audio, but text")
+    before = threading.active_count()
+    with pytest.raises(RequestError, match=r"no audio.*words\.wav"):
+        hearing.batch([noise(60.0), noise(60.0, seed=2), bad], **ONE_PASS)
+    assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"word_timestamps": True}, {"batched": True, "vad": lambda _: [(0, 0.1)]}]
+)
+@pytest.mark.parametrize("seconds", [0.1, 0.005, 0.0])
+def test_a_tenth_of_a_second(hearing: Transcriber, seconds: float, options: dict[str, Any]) -> None:
+    if seconds < 0.1 and "vad" in options:
+        options = options | {"vad": lambda _: []}
+    found = hearing(noise(1.0)[: int(seconds * RATE)], **ONE_PASS, **options)
+    assert found.duration == pytest.approx(seconds, abs=1e-4)
+    assert all(segment.end <= 30 for segment in found.segments)
+
+
+def test_two_channels_at_48_khz(hearing: Transcriber, tmp_path: Path) -> None:
+    path = tmp_path / "stereo.wav"
+    one = noise(3.0).repeat_interleave(3).numpy()
+    soundfile.write(path, np.stack([one, 0.5 * one], axis=1), 48_000)
+    assert hearing(path, **ONE_PASS).duration == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_file_that_was_cut_off(hearing: Transcriber, tmp_path: Path) -> None:
+    path = tmp_path / "cut.wav"
+    soundfile.write(path, noise(10.0).numpy(), RATE)
+    path.write_bytes(path.read_bytes()[: 4 * RATE])
+    with pytest.raises(RequestError, match=r"cut\.wav"):
+        hearing(path)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 59.0, 150.0])
+def test_features_of_a_part_are_those_of_the_whole(seconds: float) -> None:
+    samples = noise(seconds)
+    whole = log_mel(fit(samples, len(samples) + 30 * RATE), 80)
+    parts = LongLogMel(samples, 80, torch.device("cpu"))
+    assert (parts.num_frames, parts.seconds) == (len(samples) // 160, len(samples) / RATE)
+    for start in range(0, whole.shape[1] - 3000, 1700):
+        found = parts.window(start, start + 3000)
+        torch.testing.assert_close(found, whole[:, start : start + 3000], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hours", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_long_recording_has_features_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """Samples are a view here; what is transformed at once is a minute."""
+    longest = []
+    stft = torch.stft
+
+    def watched(samples: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        longest.append(samples.shape[-1] / RATE)
+        return stft(samples, *args, **named)
+
+    monkeypatch.setattr(torch, "stft", watched)
+    samples = torch.zeros(1).expand(hours * 3600 * RATE)
+    parts = LongLogMel(samples, 128, torch.device("cpu"))
+    assert parts.window(300_000, 303_000).shape == (128, 3000)
+    assert len(longest) == 60 * hours + 2
+    assert max(longest) < 60.1
+
+
+def held(rules: TranscriptRules, output: list[int], row: torch.Tensor) -> torch.Tensor:
+    """A row of logits as the rules leave it behind an output."""
+    transcripts = Transcripts(1, len(row), torch.device("cpu"))
+    params = SamplingParams(transcript=rules)
+    (mark,) = transcripts.marks([Request("r", [0], params, 448, output_ids=output)])
+    assert mark is not None
+    columns = [torch.tensor([value]) for value in mark]
+    newest = torch.tensor(output[-1:] or [0])
+    return hold_transcripts(row[None], transcripts.tables, *columns, newest, torch.tensor([0]))[0]
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+def test_a_beam_tells_the_log_probability_of_its_text(hearing: Transcriber, beams: int) -> None:
+    features, names = log_mel(noise(30.0), 128), hearing.vocabulary.tokens
+    options = TranscribeOptions(language="en", temperatures=(0.0,), beam_size=beams)
+    found = hearing.decode(features, **options.to_json())
+    start = names.prompt("en", "transcribe", timestamps=True)
+    ids = [*start, *found.tokens, names.end]
+    logits, rules = hearing.logits(features, ids), hearing.vocabulary.rules(options, framed=len(start) - 1)
+    assert found.no_speech_prob == pytest.approx(float(logits[0].softmax(0)[rules.no_speech]), rel=1e-4)
+    total, ended = 0.0, len(found.logprobs) > len(found.tokens)
+    for place in range(len(start) - 1, len(ids) - 2 + ended):
+        row = held(rules, ids[len(start) : place + 1], logits[place])
+        total += float(row.log_softmax(0)[ids[place + 1]])
+    assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
+
+
+def test_attention_is_read_in_chunks_as_at_once(hearing: Transcriber, tmp_path: Path) -> None:
+    names = hearing.vocabulary.tokens
+    features, heads = log_mel(noise(30.0), 128), [(0, 3), (0, 0)]
+    ids = [*names.prompt("en", "transcribe", timestamps=False), *range(100, 130), names.end]
+    prompt = Prompt([Input(features), ids])
+    logprobs, scores = hearing.llm.cross_attention(prompt, heads, below=names.end)
+    assert (logprobs.shape, scores.shape) == ((len(ids) - 1,), (len(ids), 2, 1500))
+    assert (logprobs == -torch.inf).tolist() == [token >= names.end for token in ids[1:]]
+    wanted = hearing.logits(features, ids)[3:33, : names.end].log_softmax(-1)
+    torch.testing.assert_close(logprobs[3:33], wanted[range(30), ids[4:34]], rtol=0, atol=1e-4)
+    scheduler = hearing.llm.executor.scheduler
+    budget, scheduler.token_budget = scheduler.token_budget, 7
+    try:
+        again = hearing.llm.cross_attention(prompt, heads[::-1], below=names.end)
+    finally:
+        scheduler.token_budget = budget
+    torch.testing.assert_close(again[1].flip(1), scores, rtol=0, atol=1e-4)
+    torch.testing.assert_close(again[0], logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [[], [(1, 0)], [(0, 4)], [(-1, 0)]])
+def test_heads_that_are_not_there(hearing: Transcriber, heads: list[tuple[int, int]]) -> None:
+    prompt = Prompt([Input(log_mel(noise(2.0), 128)), [1, 2]])
+    with pytest.raises(RequestError, match="layer 0 to 0, head 0 to 3"):
+        hearing.llm.cross_attention(prompt, heads)
+    with pytest.raises(RequestError, match="no cross-attention"):
+        hearing.llm.cross_attention([1, 2], [(0, 0)])

@@ -1,0 +1,105 @@
+"""Stretches of speech, the chunks made of them, and what batched mode makes of these."""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.errors import RequestError
+from ingot.processors.audio import read_audio
+from ingot.processors.log_mel import RATE, WINDOW
+from ingot.speech.difference import difference, edits
+from ingot.speech.recording import Transcript
+from ingot.speech.segments import Segment
+from ingot.speech.voice import VoiceDetector, speech_chunks
+
+needs_webrtc = pytest.mark.skipif(importlib.util.find_spec("webrtcvad") is None, reason="no webrtcvad")
+
+
+def silence(seconds: float) -> torch.Tensor:
+    return torch.zeros(int(seconds * RATE))
+
+
+@pytest.fixture(scope="module")
+def voice(data: Path) -> torch.Tensor:
+    """A president speaks for 11 seconds, with pauses."""
+    return read_audio(data / "audio" / "jfk.flac")
+
+
+@needs_webrtc
+def test_speech_is_found_between_silence(voice: torch.Tensor) -> None:
+    seconds = len(voice) / RATE
+    samples = torch.cat([silence(3.0), voice, silence(4.0), voice, silence(2.0)])
+    found = VoiceDetector()(samples)
+    inside = [(3.0, 3.0 + seconds), (7.0 + seconds, 7.0 + 2 * seconds)]
+    for start, end in found:
+        assert any(a - 0.5 <= start < end <= b + 0.5 for a, b in inside), (start, end)
+    assert 0.6 * 2 * seconds < sum(end - start for start, end in found) < 2 * seconds + 1.0
+    assert all(before[1] < after[0] for before, after in pairwise(found))
+
+
+@needs_webrtc
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1, 61.0])
+def test_silence_has_no_speech(seconds: float) -> None:
+    assert VoiceDetector()(silence(seconds)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"mode": 4}, {"mode": -1}, {"pad": -0.1}, {"min_silence": float("nan")}])
+def test_settings_of_the_detector_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(wrong))):
+        VoiceDetector(**wrong)
+
+
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"pip install 'ingot\[speech\]'"):
+        VoiceDetector()(silence(1.0))
+
+
+def chunks(samples: torch.Tensor, *spans: tuple[float, float]) -> list[tuple[float, float]]:
+    return [(a / RATE, b / RATE) for a, b in speech_chunks(samples, lambda _: list(spans))]
+
+
+def test_stretches_share_chunks_of_at_most_30_seconds() -> None:
+    samples = silence(100)
+    assert chunks(samples, (1, 5), (6, 20), (25, 31), (32, 33), (90, 100)) == [(1, 31), (32, 33), (90, 100)]
+    assert chunks(samples) == []
+
+
+def test_a_long_stretch_is_cut_where_it_is_quiet() -> None:
+    samples = torch.ones(100 * RATE)
+    samples[20 * RATE : 20 * RATE + 3200] = 0
+    found = speech_chunks(samples, lambda _: [(0.0, 100.0)])
+    assert found[0][0] == 0
+    assert 20 * RATE <= found[0][1] <= 20.2 * RATE
+    assert found[-1][1] == len(samples)
+    assert all(end - start <= WINDOW for start, end in found)
+    assert [end for _, end in found[:-1]] == [start for start, _ in found[1:]], "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    "found", [None, 3, [1], [(1, 2, 3)], [("a", 2)], [(2, 1)], [(-1, 2)], [(0, 3), (2, 4)], [(0, 11)],
+              [(0, float("nan"))]],
+)  # fmt: skip
+def test_what_a_detector_returns_is_checked(found: Any) -> None:
+    with pytest.raises(RequestError, match=r"voice detector.*0 to 10\.000"):
+        speech_chunks(silence(10), lambda _: found)
+
+
+def said(text: str) -> Transcript:
+    return Transcript([Segment(0, 0, 1, text, [1], 0.0, 0.0, 1.0, 0.0)])
+
+
+def test_the_difference_is_counted_in_words() -> None:
+    assert difference(said(" The cat sat."), said("the CAT, sat")) == 0
+    assert difference(said("a b c d"), said("a x c")) == 0.5
+    assert difference(said(""), said("a b")) == 2
+    assert difference(said("don't go"), said("do not go")) == 1.0
+    letters = [list("kitten"), list("sitting")]
+    assert edits(*letters) == edits(*letters[::-1]) == 3
+    assert edits([], []) == 0
