@@ -305,9 +305,16 @@ class ReferenceRun(Hooks):
         asked = zip(query.split([len(span.ids) for span in spans]), read, strict=True)
         return torch.cat([attention.attend(own, *pair) for own, pair in asked])
 
+    def keep_encoded(self, layer: int, number: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep what an input became for a layer's cross-attention, as the cache does."""
+        self.encoded[layer, number] = self._cached(keys), self._cached(values)
+
+    def _cached(self, part: torch.Tensor) -> torch.Tensor:
+        return rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips)
+
     def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         """All keys and values of a sequence, the new ones with those before."""
-        k, v = (rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips) for part in (k, v))
+        k, v = self._cached(k), self._cached(v)
         before = self._cache.get((index, span.sequence))
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])

@@ -49,7 +49,7 @@ def _keys_values(run: ReferenceRun, number: int, layer: int, see: See, encoded: 
     output = run.had("kv", run.product(name, run.had("encoded", encoded)))
     see(name, output)
     keys, values = output.unflatten(1, (2, run.config.num_kv_heads, run.config.head_dim)).unbind(1)
-    run.encoded[layer, number] = keys, values
+    run.keep_encoded(layer, number, keys, values)
     return encoded
 
 

@@ -231,9 +231,12 @@ class StepWitness:
             if slots and slots not in kept:
                 at = torch.tensor(slots, device=self._device)
                 blocks, offsets = at // second.block_size, at % second.block_size
-                pair = (part[blocks, :, offsets].to(self._dtype) for part in (second.keys, second.values))
-                kept[slots] = (*pair,)  # type: ignore[assignment]
+                read = [part[blocks, :, offsets] for part in second.tensors]
+                kept[slots] = self._meant(read, 0), self._meant(read, 1)
         return [kept[slots] for slots in self._heard if slots]
+
+    def _meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
+        return self._rows.meant(tensors, side).to(self._dtype)
 
     def _name(self, place: str, number: int) -> str:
         """The ``number``th time that a place is met, by the module that made it."""

@@ -180,4 +180,4 @@ def test_the_example(hearing: Server, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     head, *segments, streamed_text = done.stdout.splitlines()
     assert head.endswith(", 2.0 s")
-    assert " ".join(line[16:] for line in segments).split() == streamed_text.split()
+    assert "".join("".join(line[16:] for line in segments).split()) == "".join(streamed_text.split())

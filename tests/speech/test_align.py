@@ -78,8 +78,13 @@ def test_a_wrong_layer_is_named(tiny_checkpoint: Path, tmp_path: Path, fault: st
 def test_wrong_mel_filters_are_named(
     tiny_engine: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = mels._filters_on
-    monkeypatch.setattr(mels, "_filters_on", lambda count, device: right(count, device).roll(1, 1))
+    right = mels._constants
+
+    def wrong(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        window, filters = right(count, device)
+        return window, filters.roll(1, 1)
+
+    monkeypatch.setattr(mels, "_constants", wrong)
     assert aligned(tiny_engine, tiny_checkpoint).first_stage == "log_mel"
 
 

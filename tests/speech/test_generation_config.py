@@ -64,7 +64,7 @@ def test_the_file_stands_before_the_tokenizer(tokenizers: dict[str, Tokenizer]) 
 
 def test_a_request_stands_before_the_file(tokenizers: dict[str, Tokenizer]) -> None:
     found = vocabulary(tokenizers["multilingual"], suppress_tokens=[5, 7])
-    rules = found.rules([], TranscribeOptions(suppress=(9,)))
+    rules = found.rules(TranscribeOptions(suppress=(9,)))
     assert 9 in rules.suppressed
     assert not {5, 7} & {*rules.suppressed}
 

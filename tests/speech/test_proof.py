@@ -80,8 +80,13 @@ def test_a_fault_fails_verify(tiny_engine: Path, fault: str, monkeypatch: pytest
 
 
 def test_wrong_mel_filters_are_found(tiny_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = mels._filters_on
-    monkeypatch.setattr(mels, "_filters_on", lambda count, device: right(count, device).roll(1, 1))
+    right = mels._constants
+
+    def wrong(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        window, filters = right(count, device)
+        return window, filters.roll(1, 1)
+
+    monkeypatch.setattr(mels, "_constants", wrong)
     found = verify(tiny_engine, "cpu", note=False)
     assert found.verdict == "failed"
     assert [failure.name for failure in found.failures] == ["log-mel"] * 2

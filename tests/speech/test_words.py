@@ -148,13 +148,12 @@ class Model:
         self.asked.append(asked)
         if isinstance(asked, AskedScores):
             return self.scores(asked)
-        forced, tokens = [*asked.params.transcript.forced], []  # type: ignore[union-attr]
+        ids: list[int] = []
         for part in self.texts.pop(0):
             if isinstance(part, float):
-                tokens.append(NAMES.first_timestamp + round(part / 0.02))
+                ids.append(NAMES.first_timestamp + round(part / 0.02))
             else:
-                tokens += part if isinstance(part, list) else self.encoded(part)
-        ids = [*forced, *tokens]
+                ids += part if isinstance(part, list) else self.encoded(part)
         told = [TokenLogprobs(token, -0.1, ((NAMES.no_speech, -9.0),)) for token in ids]
         return Output([], [Answer("", ids, "stop", NAMES.end, told, -0.1)])
 

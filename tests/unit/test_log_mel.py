@@ -62,6 +62,6 @@ def test_blocks_are_as_one(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of clips together, too, each with a loudest value of its own."""
     samples = torch.randn(2, count, generator=torch.Generator().manual_seed(1)) * torch.tensor([[0.1], [0.5]])
     whole = log_mel(samples, 80)
-    monkeypatch.setattr(module, "_BLOCK", 50)
+    monkeypatch.setattr(module, "_PART", 50)
     torch.testing.assert_close(log_mel(samples, 80), whole, rtol=0, atol=1e-5)
     assert whole.shape == (2, 80, count // 160)
