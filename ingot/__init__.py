@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ingot.llm.prompts import Chat
     from ingot.llm.verify import verify
     from ingot.processors.prompt import Input, Prompt
+    from ingot.speech.transcriber import Transcriber
 
 __version__ = VERSION
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Prompt",
     "RuntimeConfig",
     "SamplingParams",
+    "Transcriber",
     "build",
     "tune",
     "verify",
@@ -44,6 +46,7 @@ _HOMES = {
     "Input": "ingot.processors.prompt",
     "LLM": "ingot.llm",
     "Prompt": "ingot.processors.prompt",
+    "Transcriber": "ingot.speech.transcriber",
     "build": "ingot.engine.builder",
     "tune": "ingot.engine.tuner",
     "verify": "ingot.llm.verify",

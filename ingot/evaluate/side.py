@@ -106,7 +106,6 @@ def check_side(spec: SideSpec) -> None:
     if spec.kind == HUGGINGFACE:
         check_huggingface(spec.path)
     longest(spec)
-    expect_text(model_of(spec.path).kind, "an evaluation of text", EVAL_WER)
 
 
 def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
@@ -117,6 +116,7 @@ def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
     """
     for spec in specs:
         check_side(spec)
+        expect_text(model_of(spec.path).kind, "an evaluation of text", EVAL_WER)
     text = read_text(specs[0].path)
     for spec in specs[1:]:
         check_tokens_of(spec, text, items)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ingot.errors import CheckpointError, RequestError
-from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.languages import CODES
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_whisper import LANGUAGES, whisper_rules
+
+if TYPE_CHECKING:  # reading checkpoints imports torch, which `ingot --help` does not wait for
+    from ingot.models.whisper_generation import SpeechGeneration
 
 Task = Literal["transcribe", "translate"]
 TIMESTAMP_SECONDS = 0.02  # from one timestamp to the next

@@ -34,7 +34,6 @@ BAD_FIELDS = [
     ({"stream": True, "response_format": "srt"}, "stream"),
     ({"timestamp_granularities": ["segment"]}, "timestamp_granularities"),
     ({"timestamp_granularities": ["letter"], **VERBOSE}, "timestamp_granularities[0]"),
-    ({"timestamp_granularities": ["word"], **VERBOSE}, "timestamp_granularities"),
     ({"include": ["logprobs"]}, "include"),
     ({"languages": ["en", "de"]}, "languages"),
     ({"known_speaker_names": ["Ann"]}, "known_speaker_names"),

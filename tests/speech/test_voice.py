@@ -13,9 +13,6 @@ import torch
 from ingot.errors import RequestError
 from ingot.processors.audio import read_audio
 from ingot.processors.log_mel import RATE, WINDOW
-from ingot.speech.difference import difference, edits
-from ingot.speech.recording import Transcript
-from ingot.speech.segments import Segment
 from ingot.speech.voice import VoiceDetector, speech_chunks
 
 needs_webrtc = pytest.mark.skipif(importlib.util.find_spec("webrtcvad") is None, reason="no webrtcvad")
@@ -89,17 +86,3 @@ def test_a_long_stretch_is_cut_where_it_is_quiet() -> None:
 def test_what_a_detector_returns_is_checked(found: Any) -> None:
     with pytest.raises(RequestError, match=r"voice detector.*0 to 10\.000"):
         speech_chunks(silence(10), lambda _: found)
-
-
-def said(text: str) -> Transcript:
-    return Transcript([Segment(0, 0, 1, text, [1], 0.0, 0.0, 1.0, 0.0)])
-
-
-def test_the_difference_is_counted_in_words() -> None:
-    assert difference(said(" The cat sat."), said("the CAT, sat")) == 0
-    assert difference(said("a b c d"), said("a x c")) == 0.5
-    assert difference(said(""), said("a b")) == 2
-    assert difference(said("don't go"), said("do not go")) == 1.0
-    letters = [list("kitten"), list("sitting")]
-    assert edits(*letters) == edits(*letters[::-1]) == 3
-    assert edits([], []) == 0

@@ -386,4 +386,10 @@ def test_shapes_that_ship_are_read() -> None:
         "llama-7b": (32, 4096),
         "llama31-8b": (32, 4096),
         "qwen3-8b": (36, 4096),
+        "whisper-tiny": (4, 384),
+        "whisper-base": (6, 512),
+        "whisper-small": (12, 768),
+        "whisper-medium": (24, 1024),
+        "whisper-large-v3": (32, 1280),
+        "whisper-large-v3-turbo": (4, 1280),
     }
