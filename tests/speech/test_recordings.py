@@ -15,7 +15,7 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
-from ingot.kernels.sampling.transcript import hold_transcripts
+from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors.log_mel import RATE, LongLogMel, fit, log_mel
 from ingot.runtime.request import Request
@@ -185,8 +185,8 @@ def held(rules: TranscriptRules, output: list[int], row: torch.Tensor) -> torch.
     (mark,) = transcripts.marks([Request("r", [0], params, 448, output_ids=output)])
     assert mark is not None
     columns = [torch.tensor([value]) for value in mark]
-    newest = torch.tensor(output[-1:] or [0])
-    return hold_transcripts(row[None], transcripts.tables, *columns, newest, torch.tensor([0]))[0]
+    stand = TranscriptRows(*columns, ids=torch.tensor(output[-1:] or [0]), places=torch.tensor([0]))
+    return hold_transcripts(row[None], transcripts.tables, stand)[0]
 
 
 @pytest.mark.parametrize("beams", [2, 3])
