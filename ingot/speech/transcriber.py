@@ -76,7 +76,7 @@ class Transcriber:
         """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
 
         Args:
-            vad: with ``batched``: samples → (start, end) of each stretch of speech in seconds, in place of
+            vad: with ``chunked``: samples → (start, end) of each stretch of speech in seconds, in place of
                 ``VoiceDetector()``.
             options: fields of ``TranscribeOptions``.
 
@@ -99,7 +99,7 @@ class Transcriber:
 
     def files_at_once(self, options: TranscribeOptions) -> int:
         """Recordings that fill the steps; more of them would only hold their samples."""
-        return _FILES_IN_CHUNKS if options.batched else self._width
+        return _FILES_IN_CHUNKS if options.chunked else self._width
 
     def follow(self, source: Source, heard: Heard, left: Left, **options: Any) -> Transcript:
         """Transcribe one recording; ``heard`` is told each segment as it is known.
@@ -144,7 +144,7 @@ class Transcriber:
         self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Left | None = None
     ) -> Transcript:
         samples, left = _samples(source), left or Left()
-        if wanted.options.batched:
+        if wanted.options.chunked:
             return self._in_chunks(samples, wanted, heard, left)
         return self._one_by_one(samples, wanted.options, heard, left)
 
@@ -219,9 +219,9 @@ class _Wanted:
         wanted = TranscribeOptions(**options)
         if vad is not None and not callable(vad):
             raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, flag="vad")
-        if vad is not None and (not wanted.batched or wanted.clip_timestamps):
-            seen = f"batched={wanted.batched}, clip_timestamps={wanted.clip_timestamps}"
-            allowed = "batched=True, without clip_timestamps"
+        if vad is not None and (not wanted.chunked or wanted.clip_timestamps):
+            seen = f"chunked={wanted.chunked}, clip_timestamps={wanted.clip_timestamps}"
+            allowed = "chunked=True, without clip_timestamps"
             raise RequestError("nobody asks the voice detector", seen=seen, allowed=allowed, flag="vad")
         return cls(wanted, vad)
 

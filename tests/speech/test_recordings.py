@@ -1,4 +1,4 @@
-"""Whole recordings: batched, beside each other, with words; and those that are no speech or no audio."""
+"""Whole recordings: in chunks, beside each other, with words; and those that are no speech or no audio."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def told(segments: Iterable[Segment]) -> list[tuple[float, float, list[int], lis
 def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -> None:
     samples, spans = noise(70.0), [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
     options = ONE_PASS | {"word_timestamps": words}
-    found = hearing(samples, batched=True, vad=lambda _: spans, **options)
+    found = hearing(samples, chunked=True, vad=lambda _: spans, **options)
     alone = [hearing(samples[int(a * RATE) : int(b * RATE)], **options) for a, b in spans]
     assert found.duration == 70.0
     assert [s.tokens for s in found.segments] == [s.tokens for one in alone for s in one.segments]
@@ -56,12 +56,12 @@ def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -
     ]
     assert [(s.start, s.end) for s in found.segments] == [pytest.approx(pair) for pair in wanted]
     assert words == any(s.words for s in found.segments)
-    streamed = hearing.stream(samples, batched=True, vad=lambda _: spans, **options)
+    streamed = hearing.stream(samples, chunked=True, vad=lambda _: spans, **options)
     assert told(streamed) == told(found.segments)
 
 
 def test_nobody_speaks(hearing: Transcriber) -> None:
-    found = hearing(torch.zeros(40 * RATE), batched=True, vad=lambda _: [])
+    found = hearing(torch.zeros(40 * RATE), chunked=True, vad=lambda _: [])
     assert (found.segments, found.text, found.duration, found.language) == ([], "", 40.0, None)
     assert WRITERS["vtt"](found) == "WEBVTT\n"
 
@@ -72,7 +72,7 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
     starts = [segment.start for segment in found.segments]
     assert starts
     assert all(start >= 10.0 for start in starts)
-    chunks = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), batched=True, **ONE_PASS)
+    chunks = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), chunked=True, **ONE_PASS)
     assert all(10.0 <= s.start <= s.end <= 14.0 or s.start >= 40.0 for s in chunks.segments)
     assert hearing(samples, clip_timestamps=(60.0,), **ONE_PASS).segments == []
 
@@ -81,8 +81,8 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
     ("options", "flag"),
     [
         ({"vad": lambda _: []}, "vad"),
-        ({"vad": 3, "batched": True}, "vad"),
-        ({"vad": lambda _: [], "batched": True, "clip_timestamps": (1, 2)}, "vad"),
+        ({"vad": 3, "chunked": True}, "vad"),
+        ({"vad": lambda _: [], "chunked": True, "clip_timestamps": (1, 2)}, "vad"),
         ({"clip_timestamps": (2, 1)}, "clip_timestamps"),
         ({"clip_timestamps": (-1, 1)}, "clip_timestamps"),
         ({"clip_timestamps": (0, float("inf"))}, "clip_timestamps"),
@@ -123,7 +123,7 @@ def test_one_bad_file_of_many_ends_all_with_its_own_error(hearing: Transcriber, 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"word_timestamps": True}, {"batched": True, "vad": lambda _: [(0, 0.1)]}]
+    "options", [{}, {"word_timestamps": True}, {"chunked": True, "vad": lambda _: [(0, 0.1)]}]
 )
 @pytest.mark.parametrize("seconds", [0.1, 0.005, 0.0])
 def test_a_tenth_of_a_second(hearing: Transcriber, seconds: float, options: dict[str, Any]) -> None:
