@@ -273,7 +273,14 @@ class ClassListener(OpenClass):
 
 
 _SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)
-_LACKING: dict[str, Any] = {"hotwords": None, "patience": 1.0}
+_LACKING: dict[str, Any] = {
+    "hotwords": None,
+    "patience": 1.0,
+    "chunked": False,
+    "clip_timestamps": (),
+    "word_timestamps": False,  # windows begin behind words
+    "hallucination_silence_threshold": None,
+}
 
 
 def _alike(

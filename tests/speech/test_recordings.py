@@ -55,6 +55,8 @@ def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -
         for s in one.segments
     ]
     assert [(s.start, s.end) for s in found.segments] == [pytest.approx(pair) for pair in wanted]
+    seeks = [s.seek + round(a * 100) for (a, _), one in zip(spans, alone, strict=True) for s in one.segments]
+    assert [s.seek for s in found.segments] == seeks
     assert words == any(s.words for s in found.segments)
     streamed = hearing.stream(samples, chunked=True, vad=lambda _: spans, **options)
     assert told(streamed) == told(found.segments)
