@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.llm.prompts import Input, Prompt
-from ingot.processors.log_mel import RATE, LongLogMel, fit, log_mel
+from ingot.processors import log_mel as log_mel_module
+from ingot.processors.log_mel import RATE, LongLogMel, features_by, fit, log_mel
 from ingot.runtime.request import Request
 from ingot.runtime.transcript import Transcripts
 from ingot.speech.options import TranscribeOptions
@@ -160,6 +162,54 @@ def test_features_of_a_part_are_those_of_the_whole(seconds: float) -> None:
     for start in range(0, whole.shape[1] - 3000, 1700):
         found = parts.window(start, start + 3000)
         torch.testing.assert_close(found, whole[:, start : start + 3000], rtol=0, atol=1e-5)
+    assert torch.equal(features_by(torch.device("cpu"), fit(samples, len(samples) + 30 * RATE), 80), whole)
+
+
+def test_every_feature_is_made_beside_the_steps(
+    hearing: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine's device, on its stream for features: never inside of a step, never elsewhere."""
+    inside, transforms, devices = threading.local(), [], []
+    stft, beside = torch.stft, log_mel_module.beside
+
+    @contextmanager
+    def watched(device: torch.device) -> Iterator[None]:
+        devices.append(device)
+        with beside(device):
+            inside.yes = True
+            yield
+            inside.yes = False
+
+    def transform(*args: Any, **named: Any) -> torch.Tensor:
+        transforms.append(getattr(inside, "yes", False))
+        return stft(*args, **named)
+
+    wanted = hearing(noise(70.0), **ONE_PASS)
+    monkeypatch.setattr(log_mel_module, "beside", watched)
+    monkeypatch.setattr(torch, "stft", transform)
+    assert told(hearing(noise(70.0), **ONE_PASS).segments) == told(wanted.segments)
+    assert hearing(noise(3.0), chunked=True, vad=lambda _: [(0, 1), (2, 3)], temperatures=(0.0,)).language
+    assert len(transforms) > 3
+    assert all(transforms)
+    assert set(devices) == {hearing.llm.engine.device}
+
+
+@pytest.mark.gpu
+def test_features_on_a_gpu_wait_for_nothing_and_are_those_of_the_cpu() -> None:
+    gpu, samples = torch.device("cuda"), noise(150.0)
+    ours = LongLogMel(samples, 80, torch.device("cpu"))
+    LongLogMel(samples, 80, gpu).window(0, 3000)  # makes constants and plans of the transform
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # 2 seconds and more of a step, on the default stream
+    busy = torch.cuda.Event()
+    busy.record()
+    theirs = LongLogMel(samples, 80, gpu)
+    for start in (0, 1234, 9000):
+        found = theirs.window(start, start + 3000)
+        assert found.device.type == "cpu"
+        torch.testing.assert_close(found, ours.window(start, start + 3000), rtol=0, atol=1e-4)
+    assert not busy.query(), "features waited for the step"
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("hours", [1, pytest.param(3, marks=pytest.mark.slow)])
