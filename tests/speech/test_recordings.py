@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -255,6 +256,23 @@ def test_a_beam_tells_the_log_probability_of_its_text(hearing: Transcriber, beam
         row = held(rules, ids[len(start) : place + 1], logits[place])
         total += float(row.log_softmax(0)[ids[place + 1]])
     assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 2}, {"temperatures": (0.5,), "best_of": 2}])
+def test_a_window_that_ends_at_once_says_nothing(
+    hearing: Transcriber, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Checkpoints may allow it. How likely silence is, is still known."""
+    features, vocabulary = log_mel(noise(30.0), 128), hearing.vocabulary
+    options = {"language": "en", "temperatures": (0.0,), "timestamps": False, **options}
+    wanted = hearing.decode(features, **options).no_speech_prob
+    free = dataclasses.replace(vocabulary, begin_suppressed=())
+    monkeypatch.setattr(hearing, "vocabulary", free)
+    end = vocabulary.tokens.end
+    others = tuple(token for token in range(vocabulary.tokens.first_timestamp) if token != end)
+    found = hearing.decode(features, suppress=others, **options)
+    assert (found.tokens, found.text, found.avg_logprob) == ([], "", pytest.approx(0.0, abs=1e-6))
+    assert found.no_speech_prob == pytest.approx(wanted, rel=1e-4)
 
 
 def test_attention_is_read_in_chunks_as_at_once(hearing: Transcriber, tmp_path: Path) -> None:
