@@ -8,11 +8,13 @@ Owns what each kind sends, over and over, from a process of its own, and what it
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import multiprocessing
 import random
 import socket
 import time
+import wave
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,16 +48,30 @@ _WORDS = [
     "doctor",
     "teacher",
 ]
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, HEAR = "/v1/completions", "/v1/chat/completions", "/v1/audio/transcriptions"
+EARS = "ears"  # the model that hears, beside the one of the streams
+_RATE, _SECONDS = 16000, 60  # of a recording
 _SPARE = 16  # tokens of the context that a long prompt leaves free
 _LOOK = 65536
 
 
 def post(path: str, body: dict[str, Any]) -> bytes:
     """A request, ready to be sent."""
-    data = json.dumps(body).encode()
+    return _request(path, json.dumps(body).encode(), "application/json")
+
+
+def upload(path: str, file: bytes, **fields: str) -> bytes:
+    """A form with a file, ready to be sent."""
+    line = b"--a-line-that-no-recording-has"
+    parts = [b'name="%s"\r\n\r\n%s' % (name.encode(), value.encode()) for name, value in fields.items()]
+    parts.append(b'name="file"; filename="noise.wav"\r\nContent-Type: audio/wav\r\n\r\n' + file)
+    body = b"".join(line + b"\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts)
+    return _request(path, body + line + b"--\r\n", f"multipart/form-data; boundary={line[2:].decode()}")
+
+
+def _request(path: str, data: bytes, kind: str) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
-    return head.encode() + b"Content-Type: application/json\r\n\r\n" + data
+    return head.encode() + f"Content-Type: {kind}\r\n\r\n".encode() + data
 
 
 def tokens_of(host: str, port: int, model: str, text: str) -> tuple[int, int]:
@@ -120,6 +136,14 @@ class Maker:
         value = [{"type": "text", "text": "a"}] * 160_000
         return post(CHAT, {**self._values(4), "messages": [{"role": "user", "content": value}]})
 
+    def recording(self) -> bytes:
+        """A minute of noise, which another model of the server transcribes."""
+        file = io.BytesIO()
+        with wave.open(file, "wb") as sound:
+            sound.setparams((1, 2, _RATE, 0, "NONE", ""))
+            sound.writeframes(self.rng.randbytes(2 * _RATE * _SECONDS))
+        return upload(HEAR, file.getvalue(), model=EARS, language="en")
+
     def _fill(self, tokens: int) -> str:
         return words(int(tokens / self.per_word * 0.97), self.rng)
 
@@ -135,6 +159,7 @@ class Maker:
 
 
 CASES = ("slow", "long", "scored", "schema", "talk", "refused", "pieces")
+HEARD = ("recording",)  # where the server has a model that hears, too
 
 
 class Neighbour:

@@ -2,11 +2,13 @@
 
 63 streams decode, and a 64th client, in a process of its own, does one thing over and over: an ordinary
 stream, a stream that it reads at one byte per second, a prompt that fills the context, a schema of 64 KB, a
-conversation of 200 messages, a body of 5 MB that is refused. Every case has a base beside it, with an
+conversation of 200 messages, a body of 5 MB that is refused, and, with ``--ears``, a minute of noise for a
+second engine of the server to transcribe. Every case has a base beside it, with an
 ordinary 64th stream, and its figure is the ratio of the two p99 inter-token latencies; the median over the
 rounds counts, since machines are noisy. The last line is JSON.
 
     python benchmarks/stalls.py engines/pocket-chat --json docs/results/stalls.json
+    python benchmarks/stalls.py engines/7b --ears engines/whisper --cases recording
     python benchmarks/stalls.py --url http://127.0.0.1:8000 --model m --cases long,schema
 """
 
@@ -31,7 +33,7 @@ from urllib.parse import urlsplit
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from neighbours import CASES, Neighbour, post, tokens_of  # noqa: E402
+from neighbours import CASES, EARS, HEARD, Neighbour, post, tokens_of  # noqa: E402
 from serve import start_server  # noqa: E402
 
 MOST_PROMPT = 32768
@@ -180,7 +182,8 @@ def served(args: argparse.Namespace) -> Iterator[tuple[tuple[str, int], str]]:
         parts = urlsplit(args.url)
         yield (parts.hostname or "127.0.0.1", parts.port or 80), args.model
         return
-    server, port = start_server(args.engine, args.threads, args.serve.split())
+    more = [] if args.ears is None else [args.ears, "--name", EARS]
+    server, port = start_server(args.engine, args.threads, [*more, *args.serve.split()])
     try:
         yield ("127.0.0.1", port), "m"
     finally:
@@ -193,22 +196,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("engine", nargs="?", help="an engine of a batch of at least --streams")
-    parser.add_argument("--url", help="a server that runs already, in place of an engine")
+    parser.add_argument("--ears", help="an engine that hears, served beside it")
+    parser.add_argument("--url", help=f"a server that runs already; one that hears is named {EARS}")
     parser.add_argument("--model", default="m", help="its model")
     parser.add_argument("--streams", type=int, default=64, help="the neighbour among them")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="PyTorch's, of the executor")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", help="by default all, recordings with --ears")
     parser.add_argument("--label", default="as is", help="what is told of this run in the record")
     parser.add_argument("--json", type=Path, help="results are added to this file, by label")
     parser.add_argument("--serve", default="", help="more flags of `ingot serve`, in one word")
     args = parser.parse_args()
     if (args.engine is None) == (args.url is None):
         parser.error("give an engine or --url")
-    cases = args.cases.split(",")
-    if not set(cases) <= set(CASES):
-        parser.error(f"--cases takes {', '.join(CASES)}")
+    known = CASES if args.ears is None and args.url is None else CASES + HEARD
+    cases = args.cases.split(",") if args.cases else [*(CASES if args.ears is None else known)]
+    if not set(cases) <= set(known):
+        parser.error(f"--cases takes {', '.join(known)}; {', '.join(HEARD)} needs --ears")
     with served(args) as (address, model):
         found = measure(address, model, cases, args.streams, args.new_tokens, args.rounds)
     record = {

@@ -23,7 +23,7 @@ from ingot.device import on_device
 from ingot.engine.golden_encoder import Speech
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm import LLM
-from ingot.llm.encoder_record import KEYS_VALUES, encoder_observed
+from ingot.llm.encoder_record import KEYS_VALUES, by_module, encoder_observed
 from ingot.processors.log_mel import log_mel
 from ingot.runtime.inputs import RequestInput
 from ingot.runtime.request import Request
@@ -197,9 +197,5 @@ def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
         keep(layer.mlp.down_proj, f"layers.{i}.mlp")
         keep(layer, f"layers.{i}.output", 1)
     keep(model.norm, "final_norm", 0)
-    try:
-        with llm.tap("norm"):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with by_module(llm, handles):
+        yield

@@ -1,12 +1,15 @@
 """How a verb opens the engine that it was given.
 
-Owns what is shown meanwhile. Knows no defaults: a limit that was not given is the library's.
+Owns what is shown meanwhile, and what is told where the server's packages are not there. Knows no defaults: a
+limit that was not given is the library's.
 
     llm = open_llm(engine, device, threads, limits, "`ingot run`")
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ingot.cli.console import size_text, stderr
@@ -14,6 +17,7 @@ from ingot.cli.flags import given, set_threads
 from ingot.cli.limits import Limits
 from ingot.cli.steps import status_shown
 from ingot.config.encoder import TRANSCRIBE, expect_text
+from ingot.errors import EngineError
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
@@ -33,6 +37,20 @@ def open_llm(
     expect_text(llm.engine.model.kind, verb, instead)
     _note_cache(llm)
     return llm
+
+
+@contextmanager
+def server_packages() -> Iterator[None]:
+    """Around imports of the server.
+
+    Raises:
+        EngineError: one of its packages is not there.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        what = "a package that the server needs is not installed"
+        raise EngineError(what, seen=error.name, fix="pip install 'ingot[serve]'") from None
 
 
 def _note_cache(llm: LLM) -> None:

@@ -13,10 +13,11 @@ from ingot.cli.console import stderr
 from ingot.cli.flags import Threads, field_flags, given, given_of, option
 from ingot.cli.limits import PANEL as LIMITS
 from ingot.cli.limits import Limits
+from ingot.cli.opening import server_packages
 from ingot.cli.page_flags import PANEL, PageFlags
 from ingot.cli.serve_file import ServeFile, behind, flag_types, read_serve_file
 from ingot.config.serve import ServeConfig
-from ingot.errors import EngineError, RequestError
+from ingot.errors import RequestError
 
 if TYPE_CHECKING:
     from ingot.serve.model import TextSide
@@ -214,15 +215,9 @@ def _text_sides(models: list[Model]) -> list[TextSide]:
     from ingot.checkpoint.hub import resolve_checkpoint
     from ingot.engine.manifest import is_engine
 
-    try:
+    with server_packages():
         from ingot.serve.model import TextSide
         from ingot.serve.server import serve  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise EngineError(
-            "a package that the server needs is not installed",
-            seen=error.name,
-            fix="pip install 'ingot[serve]'",
-        ) from None
 
     paths = [Path(one.path) if is_engine(Path(one.path)) else resolve_checkpoint(one.path) for one in models]
     names = [

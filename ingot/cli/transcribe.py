@@ -95,10 +95,9 @@ class _Work:
 
         sources = [source_of(name) for name in self.names]
         lengths = [audio_seconds(source) for source in sources]
-        most = transcriber.llm.executor.admission.max_batch_size if together else 1
         start = time.perf_counter()
         with seconds_shown(shown=self.paths is not None or not stdout().is_terminal) as progress:
-            told = transcribe_each(transcriber, sources, min(most, len(sources)), **options)
+            told = transcribe_each(transcriber, sources, len(sources) if together else 1, **options)
             with closing(told):
                 for position, found in told:
                     self._take(position, found, lengths)

@@ -45,7 +45,7 @@ def _format(value: str) -> str:
 
 _FILES = "Recordings (wav, flac, ogg, mp3), folders of them, or -: stdin."
 _OUTPUT = "Folder for a file per recording, named after it."
-_BATCH = "Transcribe several recordings at once; their windows share steps."
+_BATCH = "Transcribe several recordings at once; each says what it says alone."
 _COMPARE = (
     "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
     "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."

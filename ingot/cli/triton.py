@@ -8,7 +8,8 @@ from typing import Annotated
 from ingot.cli.console import stderr
 from ingot.cli.flags import EngineFolder, Threads, field_flags, given_of, option
 from ingot.cli.limits import Limits
-from ingot.errors import DeviceError, EngineError
+from ingot.cli.opening import server_packages
+from ingot.errors import DeviceError
 
 _REPOSITORY = "Model repository; other models in it stay as they are."
 _NAME = "Model name that clients use."
@@ -36,16 +37,10 @@ def triton(
 
     Limits go into the model's config.pbtxt and can be changed there.
     """
-    try:
+    with server_packages():
         from ingot.triton.repository import write_model
         from ingot.triton.service import trusted_side
         from ingot.triton.settings import Settings
-    except ModuleNotFoundError as error:
-        raise EngineError(
-            "a package that the server needs is not installed",
-            seen=error.name,
-            fix="pip install 'ingot[serve]'",
-        ) from None
     from ingot.compare.spec import model_of
     from ingot.config.encoder import expect_text
 

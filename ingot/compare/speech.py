@@ -9,7 +9,6 @@ rules and thresholds. Knows nothing of what is measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from ingot.errors import ConfigError, RequestError
 from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
+from ingot.speech.together import together
 from ingot.speech.transcriber import Transcriber, mel_bins
 from ingot.speech.window import Vocabulary
 
@@ -116,8 +116,8 @@ class IngotListener(OpenEngine):
         self.batch = self.llm.executor.admission.max_batch_size
 
     def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
-        with ThreadPoolExecutor(max(1, min(len(recordings), self.batch))) as pool:
-            return list(pool.map(self._one, recordings, asked))
+        pairs = list(zip(recordings, asked, strict=True))
+        return list(together(lambda pair, left: self._one(*pair), pairs, self.batch))
 
     def warm_up(self) -> None:
         self.llm.warm_up(kinds=["greedy"])
@@ -273,7 +273,14 @@ class ClassListener(OpenClass):
 
 
 _SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)
-_LACKING: dict[str, Any] = {"hotwords": None, "patience": 1.0}
+_LACKING: dict[str, Any] = {
+    "hotwords": None,
+    "patience": 1.0,
+    "chunked": False,
+    "clip_timestamps": (),
+    "word_timestamps": False,  # windows begin behind words
+    "hallucination_silence_threshold": None,
+}
 
 
 def _alike(

@@ -16,12 +16,13 @@ observed the encoder runs module by module. Knows no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
@@ -46,15 +47,24 @@ def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
     handles.append(
         first.register_forward_pre_hook(lambda _, given: see("encoder.embed_positions", _rows(given[0])))
     )
+    with by_module(llm, handles):
+        yield
+
+
+@contextmanager
+def by_module(llm: LLM, handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Every module is called while the block runs, so hooks see its output; their handles are removed behind
+    it.
+    """
     try:
-        with llm.tap("norm"):
+        with llm.tap("norm"):  # a tap keeps fused kernels and CUDA graphs away
             yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _hooked(name: str, module: nn.Module, see: See) -> Any:
+def _hooked(name: str, module: nn.Module, see: See) -> RemovableHandle:
     def hook(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         if isinstance(module, nn.Conv1d):
             output = output.transpose(-1, -2)

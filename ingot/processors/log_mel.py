@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -61,31 +63,33 @@ class LongLogMel:
 
     Args:
         samples: [N] in -1 to 1 at 16 kHz.
-        device: where features are computed.
+        device: that computes features, beside what else runs there.
     """
 
     def __init__(self, samples: torch.Tensor, mels: int, device: torch.device) -> None:
         self._samples, self._mels, self._device = samples, mels, device
         self.num_frames, self.seconds = len(samples) // HOP, len(samples) / RATE
         sounding = self.num_frames + 3  # behind them a frame has no sample of the recording
-        self._first = self._part(0, min(_PART, sounding))
-        loudest = [float(self._first.max())]
-        loudest += [
-            float(self._part(start, min(start + _PART, sounding)).max())
-            for start in range(_PART, sounding, _PART)
-        ]
-        self._loudest = torch.tensor(max(loudest), device=device)
+        with beside(device):
+            self._first = self._part(0, min(_PART, sounding))
+            loudest = [float(self._first.max())]
+            loudest += [
+                float(self._part(start, min(start + _PART, sounding)).max())
+                for start in range(_PART, sounding, _PART)
+            ]
+            self._loudest = torch.tensor(max(loudest), device=device)
 
     def window(self, start: int, end: int) -> torch.Tensor:
-        """Frames [start, end): float32 [mels, end - start] on the device."""
-        known = end <= self._first.shape[1]
-        logs = self._first[:, start:end] if known else self._part(start, end)
-        return _scaled(logs, self._loudest)
+        """Frames [start, end): float32 [mels, end - start] on the CPU."""
+        with beside(self._device):
+            known = end <= self._first.shape[1]
+            logs = self._first[:, start:end] if known else self._part(start, end)
+            return _scaled(logs, self._loudest).cpu()
 
     def _part(self, start: int, end: int) -> torch.Tensor:
         """Logarithms of frames [start, end)."""
         first, last = start * HOP - _FFT // 2, (end - 1) * HOP + _FFT // 2
-        samples = self._samples[max(first, 0) : last].to(self._device).float()
+        samples = _sent(self._samples[max(first, 0) : last], self._device).float()
         samples = fit(samples, last - max(first, 0))
         if first < 0:  # only the first frame begins before the recording
             samples = torch.cat([samples[1 : 1 - first].flip(0), samples])
@@ -105,13 +109,26 @@ def _scaled(logs: torch.Tensor, loudest: torch.Tensor) -> torch.Tensor:
 
 
 def features_by(device: torch.device, samples: torch.Tensor, mels: int) -> torch.Tensor:
-    """``log_mel`` of samples on the CPU, back on the CPU, computed by a device; on a GPU on a stream of its
-    own, so that it does not wait for what else runs there.
+    """``log_mel`` of samples on the CPU, back on the CPU, computed by a device ``beside`` its steps."""
+    with beside(device):
+        return log_mel(_sent(samples, device), mels).cpu()
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """On a GPU, on a stream that all features share: neither they nor an engine's steps wait for the other.
+    What is made inside is used inside.
     """
     if device.type != "cuda":
-        return log_mel(samples.to(device), mels).cpu()
+        yield
+        return
     with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
-        return log_mel(samples.pin_memory().to(device, non_blocking=True), mels).cpu()
+        yield
+
+
+def _sent(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
+    on_gpu = device.type == "cuda"
+    return samples.pin_memory().to(device, non_blocking=True) if on_gpu else samples.to(device)
 
 
 @functools.cache

@@ -161,10 +161,6 @@ class Executor:
         request.all_hidden = True
         self._start(request, request_id)
 
-    def logits_ready(self, request_id: str) -> bool:
-        """Whether the prompt has been computed to its end."""
-        return request_id not in self._owner
-
     def take_logits(self, request_id: str) -> torch.Tensor:
         """What was kept of all positions, once the request has finished."""
         return self.take_reading(request_id).kept

@@ -24,7 +24,7 @@ from ingot.config.step_sizes import LOGITS_AT_ONCE
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
 from ingot.kernels.sampling.penalties import penalize
-from ingot.kernels.sampling.transcript import hold_transcripts
+from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.runtime.log_normaliser import WEIGHT_ONE
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.transcript import Transcripts
@@ -155,7 +155,7 @@ class SamplingTensors:
     def held(self, logits: torch.Tensor, transcripts: Transcripts, newest: Newest) -> torch.Tensor:
         """Rows of logits [B, V] as the rules of their transcripts leave them, float32."""
         marks = (self.transcript, self.last_time, self.paired)
-        return hold_transcripts(logits, transcripts.tables, *marks, newest.ids, newest.places)
+        return hold_transcripts(logits, transcripts.tables, TranscriptRows(*marks, *newest))
 
     def penalized(self, logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
         """Rows of logits [B, V] as their rules leave them, float32."""

@@ -97,10 +97,10 @@ class TranscriptionCall:
         return json_answer(self._verbose(found))
 
     def _verbose(self, found: Transcript) -> dict[str, Any]:
-        english = self._task == "translate" or found.language is None
+        code = "en" if self._task == "translate" or found.language is None else found.language
         told: dict[str, Any] = {
             "task": self._task,
-            "language": "english" if english else NAMES[found.language or "en"],
+            "language": NAMES.get(code, code),  # a checkpoint may have languages of its own
             "duration": found.duration,
             "text": found.text.strip(),
         }

@@ -8,22 +8,19 @@ that recordings lie in. Knows no format of transcripts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event
 from typing import Any
 
 from ingot.errors import IngotError, RequestError
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
+from ingot.speech.together import Left, told
 from ingot.speech.transcriber import Source, Transcriber
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")
 Told = Segment | Transcript | IngotError
-_Queue = SimpleQueue[tuple[int, Told | BaseException]]
 
 
 def transcribe_each(
@@ -33,47 +30,23 @@ def transcribe_each(
     what is wrong with it. Closing the generator ends the work.
 
     Args:
-        together: recordings at once; their windows share steps.
+        together: recordings at once, as many as the engine has room for; their windows share steps.
         options: fields of ``TranscribeOptions``.
 
     Raises:
         RequestError: an option is out of range, or the model cannot do what it asks.
     """
-    TranscribeOptions(**options)
-    told: _Queue = SimpleQueue()
-    left = Event()
-    with ThreadPoolExecutor(max(1, together)) as pool:
+    width = min(together, transcriber.files_at_once(TranscribeOptions(**options)))
+
+    def work(source: Source, heard: Callable[[Told], None], left: Left) -> Told:
         try:
-            for position, source in enumerate(sources):
-                pool.submit(_one, transcriber, source, position, options, told, left)
-            waiting = len(sources)
-            while waiting:
-                position, found = told.get()
-                if isinstance(found, IngotError) and found.flag is not None:
-                    raise found  # of the options, and so of every recording
-                if not isinstance(found, Segment | Transcript | IngotError):
-                    raise found
-                waiting -= not isinstance(found, Segment)
-                yield position, found
-        finally:
-            left.set()
-            pool.shutdown(cancel_futures=True)
+            return transcriber.follow(source, heard, left, **options)
+        except IngotError as error:
+            if error.flag is not None:  # of the options, and so of every recording
+                raise
+            return error
 
-
-def _one(
-    transcriber: Transcriber,
-    source: Source,
-    position: int,
-    options: dict[str, Any],
-    told: _Queue,
-    left: Event,
-) -> None:
-    """Work of a thread: everything that there is to tell of one recording."""
-    try:
-        found = transcriber.follow(source, lambda one: told.put((position, one)), left, **options)
-        told.put((position, found))
-    except BaseException as error:  # goes on in the reader's thread
-        told.put((position, error))
+    return told(work, sources, width)
 
 
 def recordings(names: Sequence[str]) -> list[str]:

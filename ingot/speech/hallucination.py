@@ -47,11 +47,11 @@ def is_made_up(segment: Segment | None) -> bool:
 
 def without_hallucinations(
     segments: Sequence[Segment], heard: Heard, threshold: float, last_end: float, seek: float | None
-) -> tuple[list[Segment], float | None]:
+) -> tuple[list[Segment] | None, float | None]:
     """Segments that stay, and where the next window begins, in seconds.
 
     Made-up segments go where they are surrounded by silence longer than the threshold, or by others of their
-    kind; the silence before the first one is skipped, and the window is heard again behind it.
+    kind. Where silence before the first one is skipped, None stay: the window is heard again behind it.
 
     Args:
         last_end: of the words before the window.
@@ -59,7 +59,7 @@ def without_hallucinations(
     """
     first = _next_with_words(segments)
     if first is not None and is_made_up(first) and first.start - heard.start > threshold:
-        return [], first.start
+        return None, first.start
     for index, segment in enumerate(segments):
         if not segment.words:
             continue

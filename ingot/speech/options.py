@@ -27,7 +27,8 @@ class TranscribeOptions(JsonConfig):
         task: ``translate`` gives English.
         timestamps: the model says when segments begin and end; without, windows do not overlap.
         word_timestamps: segments have words with times; segments and windows then begin and end with them.
-        batched: the stretches with speech are recordings of their own, of at most 30 s, and decode together.
+        chunked: the stretches with speech are recordings of their own, of at most 30 s, and decode together;
+            faster, and the text may differ, since none reads the text before it.
         clip_timestamps: seconds at which what is heard begins and ends, in turn; the recording's end may be
             left out.
         temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
@@ -52,7 +53,7 @@ class TranscribeOptions(JsonConfig):
     task: Task = "transcribe"
     timestamps: bool = True
     word_timestamps: bool = False
-    batched: bool = False
+    chunked: bool = False
     clip_timestamps: tuple[float, ...] = ()
     temperatures: tuple[float, ...] = TEMPERATURES
     beam_size: int = 1

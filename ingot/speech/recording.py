@@ -133,8 +133,11 @@ def _heard(
         yield from add_words(vocabulary, sounding, segments, heads, options, language, said.last_end)
         heard = Heard(place.seconds, place.end * HOP / RATE, features.seconds)
         seek = heard.start + seconds if closed else None
-        segments, seek = _behind_words(segments, heard, options.hallucination_silence_threshold, said, seek)
+        kept, seek = _behind_words(segments, heard, options.hallucination_silence_threshold, said, seek)
         onwards = onwards if seek is None else round(seek * RATE / HOP) - place.start
+        if kept is None:
+            return [], onwards
+        segments = kept
     for segment in segments:
         clear_if_empty(segment)
         said.tokens += segment.tokens
@@ -145,8 +148,9 @@ def _heard(
 
 def _behind_words(
     segments: list[Segment], heard: Heard, threshold: float | None, said: _Said, seek: float | None
-) -> tuple[list[Segment], float | None]:
-    """Segments that stay, and where the next window begins, in seconds; None: the segments say.
+) -> tuple[list[Segment] | None, float | None]:
+    """Segments that stay (None: the window is heard again, as if it had not been), and where the next window
+    begins, in seconds (None: the segments say).
 
     Args:
         seek: of a window that is done with; None: it begins behind the last word.
@@ -155,7 +159,10 @@ def _behind_words(
     if seek is None and last is not None and last > heard.start:
         seek = last if threshold is None else seek_behind_words(heard, last, threshold)
     if threshold is not None:
-        segments, seek = without_hallucinations(segments, heard, threshold, said.last_end, seek)
+        kept, seek = without_hallucinations(segments, heard, threshold, said.last_end, seek)
+        if kept is None:
+            return None, seek
+        segments = kept
     last = _last_end(segments)
     said.last_end = said.last_end if last is None else last
     return segments, seek

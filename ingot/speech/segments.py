@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ingot.processors.log_mel import HOP, RATE
 from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Decoded, Vocabulary
 
@@ -63,7 +64,8 @@ def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
         return round(min(start + seconds, end), 3)
 
     words = segment.words and [replace(one, start=at(one.start), end=at(one.end)) for one in segment.words]
-    return replace(segment, id=number, start=at(segment.start), end=at(segment.end), words=words)
+    seek = segment.seek + round(start * RATE / HOP)
+    return replace(segment, id=number, start=at(segment.start), end=at(segment.end), words=words, seek=seek)
 
 
 def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> Split:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from ingot.speech.alignment import alignment_heads
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Request, Transcript, transcribe_recording
 from ingot.speech.segments import Segment, moved
-from ingot.speech.together import together
+from ingot.speech.together import Left, together, told
 from ingot.speech.voice import Detector, VoiceDetector, speech_chunks
 from ingot.speech.window import Decoded, Vocabulary, decode_window, detect_language
 from ingot.speech.words import AskedScores
@@ -77,7 +76,7 @@ class Transcriber:
         """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
 
         Args:
-            vad: with ``batched``: samples → (start, end) of each stretch of speech in seconds, in place of
+            vad: with ``chunked``: samples → (start, end) of each stretch of speech in seconds, in place of
                 ``VoiceDetector()``.
             options: fields of ``TranscribeOptions``.
 
@@ -95,10 +94,14 @@ class Transcriber:
             RequestError: as ``__call__``, of one of them; the others end then.
         """
         wanted = _Wanted.of(vad, options)
-        width = _FILES_IN_CHUNKS if wanted.options.batched else self._width
+        width = self.files_at_once(wanted.options)
         return list(together(lambda one, left: self._transcribe(one, wanted, left=left), sources, width))
 
-    def follow(self, source: Source, heard: Heard, left: Event, **options: Any) -> Transcript:
+    def files_at_once(self, options: TranscribeOptions) -> int:
+        """Recordings that fill the steps; more of them would only hold their samples."""
+        return _FILES_IN_CHUNKS if options.chunked else self._width
+
+    def follow(self, source: Source, heard: Heard, left: Left, **options: Any) -> Transcript:
         """Transcribe one recording; ``heard`` is told each segment as it is known.
 
         Raises:
@@ -113,26 +116,14 @@ class Transcriber:
         Closing it ends the work.
         """
         wanted = _Wanted.of(vad, options)
-        heard: SimpleQueue[Segment | BaseException | Transcript] = SimpleQueue()
-        left = Event()
 
-        def work() -> None:
-            try:
-                heard.put(self._transcribe(source, wanted, heard.put, left))
-            except BaseException as error:  # goes on in the reader's thread
-                heard.put(error)
+        def work(source: Source, heard: Heard, left: Left) -> Transcript:
+            return self._transcribe(source, wanted, heard, left)
 
-        thread = Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            while not isinstance(found := heard.get(), Transcript):
-                if isinstance(found, BaseException):
-                    raise found
+        with closing(told(work, [source], width=1)) as said:
+            while isinstance(found := next(said)[1], Segment):
                 yield found
             return found
-        finally:
-            left.set()
-            thread.join()
 
     def decode(self, features: torch.Tensor, previous: Sequence[int] = (), **options: Any) -> Decoded:
         """One window; features: [mels, 3000]. ``previous``: tokens that were said before."""
@@ -150,22 +141,22 @@ class Transcriber:
         return self.llm.executor.admission.max_batch_size
 
     def _transcribe(
-        self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Event | None = None
+        self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Left | None = None
     ) -> Transcript:
-        samples, left = _samples(source), left or Event()
-        if wanted.options.batched:
+        samples, left = _samples(source), left or Left()
+        if wanted.options.chunked:
             return self._in_chunks(samples, wanted, heard, left)
         return self._one_by_one(samples, wanted.options, heard, left)
 
     def _one_by_one(
-        self, samples: torch.Tensor, options: TranscribeOptions, heard: Heard, left: Event
+        self, samples: torch.Tensor, options: TranscribeOptions, heard: Heard, left: Left
     ) -> Transcript:
         heads = self._heads() if options.word_timestamps else []
         device = self.llm.engine.device
         asking = transcribe_recording(self.vocabulary, samples, self._mels, options, heard, heads, device)
         return self._answered(asking, left)
 
-    def _in_chunks(self, samples: torch.Tensor, wanted: _Wanted, heard: Heard, left: Event) -> Transcript:
+    def _in_chunks(self, samples: torch.Tensor, wanted: _Wanted, heard: Heard, left: Left) -> Transcript:
         options, found = wanted.options, Transcript(duration=len(samples) / RATE)
         chunks = speech_chunks(samples, wanted.detector(len(samples) / RATE))
         found.language = options.language
@@ -175,7 +166,7 @@ class Transcriber:
             found.language, found.language_probability = next(iter(self._answered(asking, left).items()))
         options = options.replace(language=found.language, clip_timestamps=())
 
-        def work(chunk: tuple[int, int], left: Event) -> Transcript:
+        def work(chunk: tuple[int, int], left: Left) -> Transcript:
             return self._one_by_one(samples[slice(*chunk)], options, lambda segment: None, left)
 
         for (start, end), said in zip(chunks, together(work, chunks, self._width, left), strict=True):
@@ -188,7 +179,7 @@ class Transcriber:
         manifest = self.llm.engine.manifest
         return alignment_heads(manifest.generation, manifest.model)
 
-    def _answered(self, asking: Generator[Request, Any, Found], left: Event | None = None) -> Found:
+    def _answered(self, asking: Generator[Request, Any, Found], left: Left | None = None) -> Found:
         """What becomes of someone who asks, once all is answered; ``left``: he no longer waits."""
         try:
             asked = next(asking)
@@ -228,9 +219,9 @@ class _Wanted:
         wanted = TranscribeOptions(**options)
         if vad is not None and not callable(vad):
             raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, flag="vad")
-        if vad is not None and (not wanted.batched or wanted.clip_timestamps):
-            seen = f"batched={wanted.batched}, clip_timestamps={wanted.clip_timestamps}"
-            allowed = "batched=True, without clip_timestamps"
+        if vad is not None and (not wanted.chunked or wanted.clip_timestamps):
+            seen = f"chunked={wanted.chunked}, clip_timestamps={wanted.clip_timestamps}"
+            allowed = "chunked=True, without clip_timestamps"
             raise RequestError("nobody asks the voice detector", seen=seen, allowed=allowed, flag="vad")
         return cls(wanted, vad)
 

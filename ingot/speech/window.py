@@ -146,7 +146,13 @@ def decode_window(
     decoded = None
     for temperature in options.temperatures:
         output = yield Asked(prompt, _params(vocabulary, framed, options, temperature))
-        decoded = _best(vocabulary, output.answers, temperature)
+        silence = _silence(output)
+        if silence is None:  # the text has ended before its first token, which would have told
+            rules = vocabulary.rules(options, framed=framed, detect=[vocabulary.tokens.no_speech])
+            one = SamplingParams(max_new_tokens=1, logprobs=0, transcript=rules)
+            silence = _silence((yield Asked(prompt, one)))
+        assert silence is not None
+        decoded = _best(vocabulary, output.answers, temperature, silence)
         if not needs_another(decoded, options):
             break
     assert decoded is not None
@@ -214,13 +220,19 @@ def _params(
     return params
 
 
-def _best(vocabulary: Vocabulary, answers: Sequence[Answer], temperature: float) -> Decoded:
+def _silence(output: Output) -> float | None:
+    """The probability that nobody speaks, which answers with tokens tell at their first."""
+    told = next((answer.logprobs for answer in output.answers if answer.logprobs), None)
+    return None if told is None else math.exp(told[0].top[0][1])
+
+
+def _best(vocabulary: Vocabulary, answers: Sequence[Answer], temperature: float, silence: float) -> Decoded:
     """The likeliest answer for its length."""
-    found = [_decoded(vocabulary, answer, temperature) for answer in answers]
+    found = [_decoded(vocabulary, answer, temperature, silence) for answer in answers]
     return max(found, key=lambda one: sum(one.logprobs) / max(len(one.tokens), 1))
 
 
-def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float) -> Decoded:
+def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float, silence: float) -> Decoded:
     told = answer.logprobs
     assert told is not None
     tokens = answer.token_ids
@@ -231,7 +243,7 @@ def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float) -> Deco
         tokens,
         text,
         sum(values) / (len(tokens) + 1),
-        math.exp(told[0].top[0][1]),
+        silence,
         temperature,
         compression_ratio(text),
         values,

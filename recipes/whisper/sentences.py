@@ -67,7 +67,7 @@ def runs(text: str) -> set[tuple[str, ...]]:
     return {tuple(found[i : i + 4]) for i in range(max(1, len(found) - 3))}
 
 
-def test_sentences(language: Language) -> list[str]:
+def unseen_sentences(language: Language) -> list[str]:
     """The sentences that are never trained on: ``TEST_SENTENCES`` of each language."""
     rng = random.Random(f"{TEST_SEED} {language}")
     found: dict[str, None] = {}
@@ -78,7 +78,9 @@ def test_sentences(language: Language) -> list[str]:
 
 def held_out_runs() -> frozenset[tuple[str, ...]]:
     """Runs of four words of all test sentences."""
-    return frozenset(run for language in LANGUAGES for text in test_sentences(language) for run in runs(text))
+    return frozenset(
+        run for language in LANGUAGES for text in unseen_sentences(language) for run in runs(text)
+    )
 
 
 def training_sentences(seed: int) -> Iterator[Pair]:

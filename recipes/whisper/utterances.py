@@ -24,7 +24,7 @@ import numpy as np
 
 from recipes.whisper.actions import Language
 from recipes.whisper.espeak import Espeak, Spoken
-from recipes.whisper.sentences import LANGUAGES, Pair, test_sentences, training_sentences
+from recipes.whisper.sentences import LANGUAGES, Pair, training_sentences, unseen_sentences
 
 RATE = 16_000
 HOP = 320  # samples of a label, and of a step of timestamps
@@ -233,7 +233,7 @@ def _test_shard(job: tuple[Path, str, tuple[str, ...]]) -> float:
     rng, espeak = random.Random(f"test {name}"), _espeak()
     said = []
     for language in LANGUAGES:
-        for text in test_sentences(language):
+        for text in unseen_sentences(language):
             pair = Pair(text, "") if language == "en" else Pair("", text)
             said.append(speak(espeak, rng, pair, language, variants))
     return write_shard(folder / name, said)

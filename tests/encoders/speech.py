@@ -1,6 +1,7 @@
 """A tiny Whisper with random weights.
 
 model = write_speech(tmp_path)      # Hugging Face's class, with the same weights
+write_multilingual(tmp_path)        # with the ids and windows of the published models of many languages
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from ingot.speech.tokens import SpeechTokens
 from tests.tiny_models import randomize
 
 SIZE, INNER, LAYERS, HEADS, MELS, FRAMES, POSITIONS, VOCAB = 32, 48, 2, 4, 8, 80, 96, 97
@@ -37,3 +39,19 @@ def write_speech(folder: Path, seed: int = 0, **changes: Any) -> WhisperForCondi
     model = randomize(WhisperForConditionalGeneration(WhisperConfig(**sizes | changes)).eval(), seed)
     model.save_pretrained(folder)
     return model
+
+
+def write_multilingual(folder: Path, seed: int = 0) -> Path:
+    """A tiny checkpoint with the ids of many languages and whole windows, without a tokenizer: its text is
+    ids.
+    """
+    names = SpeechTokens.of_vocabulary(51865)
+    sizes = {
+        "vocab_size": 51865,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+    }
+    ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
+    write_speech(folder, seed, **sizes, **ends, decoder_start_token_id=names.start)
+    return folder

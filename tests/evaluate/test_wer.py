@@ -17,9 +17,9 @@ from ingot.evaluate.hearing import hears
 from ingot.evaluate.wer import Wer
 from ingot.speech.transcriber import Transcriber
 from tests.e2e.terminal import ingot
+from tests.encoders.speech import write_multilingual
 from tests.speech.conftest import clips as clips
 from tests.speech.conftest import whisper as whisper
-from tests.speech.conftest import write_whisper
 
 OPTIONS: dict[str, Any] = {"temperatures": (0.0,), "max_new_tokens": 9}
 QUICK = ("--max-new-tokens", "9", "--device", "cpu", "--json")
@@ -102,7 +102,7 @@ def test_beside_hugging_face(whisper: Path, manifest: Path) -> None:
 
 
 def test_another_engine_that_differs(whisper: Path, manifest: Path, tmp_path: Path) -> None:
-    other = write_whisper(tmp_path / "other", 4)
+    other = write_multilingual(tmp_path / "other", 4)
     words = ("eval", "wer", whisper, "--data", manifest, "--against", other)
     found = ingot(*words, *QUICK)
     assert found.exit_code == 1

@@ -27,7 +27,7 @@ from ingot.kernels.sampling.logprobs import logprobs_triton
 from ingot.kernels.sampling.masks import mask_tokens_triton
 from ingot.kernels.sampling.penalties import BiasTable, penalize_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
-from ingot.kernels.sampling.transcript import TranscriptTables, hold_transcripts_triton
+from ingot.kernels.sampling.transcript import TranscriptRows, TranscriptTables, hold_transcripts_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 
@@ -218,7 +218,7 @@ def masks(rows: int, vocab: int) -> None:
 def transcripts(dtype: torch.dtype, rows: int, vocab: int) -> None:
     tables = TranscriptTables(empty(128, -(-vocab // 32), dtype=torch.int32), empty(64, 2, dtype=LONG))
     column = empty(rows, dtype=LONG)
-    hold_transcripts_triton(empty(rows, vocab, dtype=dtype), tables, *[column] * 5)
+    hold_transcripts_triton(empty(rows, vocab, dtype=dtype), tables, TranscriptRows(*[column] * 5))
 
 
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:

@@ -12,7 +12,12 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import TranscriptRules
 from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.transcript import TranscriptTables, hold_transcripts, hold_transcripts_triton
+from ingot.kernels.sampling.transcript import (
+    TranscriptRows,
+    TranscriptTables,
+    hold_transcripts,
+    hold_transcripts_triton,
+)
 from ingot.runtime.request import Request
 from ingot.runtime.transcript import Transcripts
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
@@ -59,13 +64,13 @@ def requests_of(rules: TranscriptRules | None, outputs: list[list[int]], name: s
     return [Request(f"{name}{i}", [1, 2], params, 99, output_ids=one) for i, one in enumerate(outputs)]
 
 
-def columns(transcripts: Transcripts, requests: list[Request], device: str) -> list[torch.Tensor]:
-    """What ``hold_transcripts`` takes beside logits and tables."""
+def standing(transcripts: Transcripts, requests: list[Request], device: str) -> TranscriptRows:
+    """Where the transcripts of requests stand, each behind a token of someone else."""
     marks = [mark or (-1, -1, 0) for mark in transcripts.marks(requests)]
     rows = [torch.tensor(column, device=device) for column in zip(*marks, strict=True)]
     ids = [token for one in requests for token in (77, (one.prompt_ids + one.output_ids)[-1])]
     places = torch.arange(len(requests), device=device) * 2 + 1
-    return [*rows, torch.tensor(ids, device=device), places]
+    return TranscriptRows(*rows, torch.tensor(ids, device=device), places)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -81,10 +86,10 @@ def test_rows_follow_the_definition(impl: Implementation, dtype: torch.dtype, ti
     logits = (normal(len(requests), 2 * VOCAB, dtype=torch.float32, seed=3) * 4).to(impl.device, dtype)
     logits = logits[:, :VOCAB]  # rows lie apart
     logits[::3, FIRST:] -= 9  # text wins in some rows, timestamps in others
-    given = columns(transcripts, requests, impl.device)
+    given = standing(transcripts, requests, impl.device)
     before = transcripts.tables.masks.clone()
     run: Any = impl(hold_transcripts, hold_transcripts_triton)
-    found = run(logits, transcripts.tables, *given, {"TILE": tile, "num_warps": 1}).cpu()
+    found = run(logits, transcripts.tables, given, {"TILE": tile, "num_warps": 1}).cpu()
     wins = 0
     for request, row, held in zip(requests, logits.cpu(), found, strict=True):
         rules = request.params.transcript
@@ -103,9 +108,9 @@ def test_numbers_that_are_none_stay(impl: Implementation) -> None:
     logits = normal(4, VOCAB, dtype=torch.float32).to(impl.device)
     logits[0, 7] = logits[1, 120] = math.nan
     logits[2, 120], logits[3] = INF, -INF
-    given = columns(transcripts, requests, impl.device)
+    given = standing(transcripts, requests, impl.device)
     run: Any = impl(hold_transcripts, hold_transcripts_triton)
-    found = run(logits, transcripts.tables, *given).cpu()
+    found = run(logits, transcripts.tables, given).cpu()
     assert found[0, 7].isnan()
     assert found[1, 120].isnan()
     assert found[2, 120] == INF
@@ -140,19 +145,17 @@ def test_a_newest_token_that_is_pending_changes_no_mark() -> None:
 def test_wrong_arguments_are_named() -> None:
     row = torch.zeros(2, dtype=torch.int64)
     tables = TranscriptTables(torch.zeros(6, 5, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int64))
-    good: dict[str, Any] = {
-        "logits": torch.zeros(2, 150), "tables": tables, "sets": row - 1, "last_times": row, "paired": row,
-        "ids": torch.zeros(9, dtype=torch.int64), "places": row,
-    }  # fmt: skip
+    stand = TranscriptRows(row - 1, row, row, torch.zeros(9, dtype=torch.int64), row)
+    good: dict[str, Any] = {"logits": torch.zeros(2, 150), "tables": tables, "stand": stand}
     hold_transcripts(**good)
     for name, told, bad in (
         ("logits", "logits", torch.zeros(2, 150, dtype=torch.int32)),
         ("tables", "masks", tables._replace(masks=tables.masks[:, :4])),
         ("tables", "bounds", tables._replace(bounds=tables.bounds[:2])),
         ("tables", "masks", tables._replace(masks=tables.masks.t().contiguous().t())),
-        ("sets", "sets", row[:1]),
-        ("paired", "paired", row.int()),
-        ("ids", "ids", torch.zeros(9)),
+        ("stand", "sets", stand._replace(sets=row[:1])),
+        ("stand", "paired", stand._replace(paired=row.int())),
+        ("stand", "ids", stand._replace(ids=torch.zeros(9))),
     ):
         with pytest.raises(KernelArgumentError, match=told):
             hold_transcripts(**{**good, name: bad})
@@ -168,7 +171,7 @@ def test_real_vocabularies(dtype: torch.dtype) -> None:
     transcripts = Transcripts(64, 51866, torch.device("cuda"))
     requests = requests_of(rules, [outputs[i % 5] for i in range(64)])
     logits = normal(64, 51866, dtype=dtype, device="cuda")
-    found = hold_transcripts(logits, transcripts.tables, *columns(transcripts, requests, "cuda")).cpu()
+    found = hold_transcripts(logits, transcripts.tables, standing(transcripts, requests, "cuda")).cpu()
     for request, row, held in zip(requests, logits.cpu(), found, strict=True):
         assert torch.equal(held.double(), definition_at_once(rules, request.output_ids, row))
 
@@ -177,5 +180,5 @@ def definition_at_once(rules: TranscriptRules, output: list[int], row: torch.Ten
     """``definition`` by the twin, which the tests above hold to it."""
     transcripts = Transcripts(1, len(row), torch.device("cpu"))
     requests = requests_of(rules, [output])
-    given = columns(transcripts, requests, "cpu")
-    return hold_transcripts(row[None], transcripts.tables, *given)[0].double()
+    given = standing(transcripts, requests, "cpu")
+    return hold_transcripts(row[None], transcripts.tables, given)[0].double()

@@ -40,15 +40,12 @@ def encoded(samples: np.ndarray, kind: str = "WAV", rate: int = 16000) -> bytes:
 
 def write_whisper(folder: Path) -> Path:
     """A checkpoint that hears: Whisper's architecture and words, tiny and random."""
-    from tests.encoders.speech import write_speech
+    from tests.encoders.speech import write_multilingual
 
     words = DATA / "tokenizers" / "whisper" / "multilingual.tiktoken"
     if not words.exists():
         pytest.skip("no published vocabulary of Whisper")
-    end, start = 50257, 50258
-    sizes = {"vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500}
-    ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end, "decoder_start_token_id": start}
-    write_speech(folder, max_target_positions=448, **sizes, **ids)
+    write_multilingual(folder)
     shutil.copy(words, folder)
     return folder
 

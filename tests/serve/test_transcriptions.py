@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from typing import Any
 import openai
 import pytest
 
+from ingot.serve.schemas import AudioRequest
+from ingot.serve.transcriptions import TranscriptionCall
 from ingot.speech.recording import Transcript
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.writers import WRITERS
@@ -78,6 +81,15 @@ def test_formats(hearing: Server, wanted: Transcript, talk: bytes, published: Sc
     assert asked("verbose_json").json["language"] == "german"
     only = hear(hearing, talk, response_format="verbose_json", timestamp_granularities=["segment"], **FAST)
     assert "words" not in only.json
+
+
+def test_a_language_without_a_name_is_told_by_its_code() -> None:
+    """A checkpoint may bring languages of its own."""
+    unused: Any = None
+    body = AudioRequest(model=EARS, response_format="verbose_json")
+    call = TranscriptionCall(unused, body, "transcribe", lambda: b"")
+    for code, name in (("de", "german"), ("tlh", "tlh"), (None, "english")):
+        assert json.loads(call._response(Transcript(language=code)).body)["language"] == name
 
 
 def test_words_have_the_transcriber_s_times(hearing: Server, alone: Transcriber, published: Schema) -> None:

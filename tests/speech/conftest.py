@@ -11,8 +11,7 @@ import torch
 
 from ingot.engine.builder import build
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
-from ingot.speech.tokens import SpeechTokens
-from tests.encoders.speech import write_speech
+from tests.encoders.speech import write_multilingual, write_speech
 
 SIZES = {"gpt2": 51864, "multilingual": 51865}
 
@@ -32,23 +31,9 @@ def tokenizers(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-def write_whisper(folder: Path, seed: int) -> Path:
-    """A tiny multilingual checkpoint with random weights and no tokenizer: its text is ids."""
-    names = SpeechTokens.of_vocabulary(51865)
-    sizes = {
-        "vocab_size": 51865,
-        "num_mel_bins": 80,
-        "max_source_positions": 1500,
-        "max_target_positions": 448,
-    }
-    ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
-    write_speech(folder, seed, **sizes, **ends, decoder_start_token_id=names.start)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whisper(tmp_path_factory.mktemp("whisper"), 3)
+    return write_multilingual(tmp_path_factory.mktemp("whisper"), 3)
 
 
 @pytest.fixture(scope="session")

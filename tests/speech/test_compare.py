@@ -46,7 +46,14 @@ def test_both_hear_the_same(whisper: Path, recordings: list[torch.Tensor], optio
 
 
 def test_what_the_class_lacks(whisper: Path, recordings: list[torch.Tensor]) -> None:
-    for options, told in (({"timestamps": False}, "behind 30 s"), ({"hotwords": "Ingot"}, "hotwords")):
+    lacking: list[tuple[dict[str, Any], str]] = [
+        ({"timestamps": False}, "behind 30 s"),
+        ({"hotwords": "Ingot"}, "hotwords"),
+        ({"chunked": True}, "chunked"),
+        ({"clip_timestamps": (1.0, 2.0)}, "clip_timestamps"),
+        ({"word_timestamps": True, "hallucination_silence_threshold": 1.0}, "word_timestamps"),
+    ]
+    for options, told in lacking:
         with pytest.raises(RequestError, match=told):
             heard(whisper, HUGGINGFACE, 1, recordings[-1:], TranscribeOptions(**options))
 

@@ -1,9 +1,11 @@
-"""Whole recordings: batched, beside each other, with words; and those that are no speech or no audio."""
+"""Whole recordings: in chunks, beside each other, with words; and those that are no speech or no audio."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
-from ingot.kernels.sampling.transcript import hold_transcripts
+from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.llm.prompts import Input, Prompt
-from ingot.processors.log_mel import RATE, LongLogMel, fit, log_mel
+from ingot.processors import log_mel as log_mel_module
+from ingot.processors.log_mel import RATE, LongLogMel, features_by, fit, log_mel
 from ingot.runtime.request import Request
 from ingot.runtime.transcript import Transcripts
 from ingot.speech.options import TranscribeOptions
@@ -44,7 +47,7 @@ def told(segments: Iterable[Segment]) -> list[tuple[float, float, list[int], lis
 def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -> None:
     samples, spans = noise(70.0), [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
     options = ONE_PASS | {"word_timestamps": words}
-    found = hearing(samples, batched=True, vad=lambda _: spans, **options)
+    found = hearing(samples, chunked=True, vad=lambda _: spans, **options)
     alone = [hearing(samples[int(a * RATE) : int(b * RATE)], **options) for a, b in spans]
     assert found.duration == 70.0
     assert [s.tokens for s in found.segments] == [s.tokens for one in alone for s in one.segments]
@@ -55,13 +58,15 @@ def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -
         for s in one.segments
     ]
     assert [(s.start, s.end) for s in found.segments] == [pytest.approx(pair) for pair in wanted]
+    seeks = [s.seek + round(a * 100) for (a, _), one in zip(spans, alone, strict=True) for s in one.segments]
+    assert [s.seek for s in found.segments] == seeks
     assert words == any(s.words for s in found.segments)
-    streamed = hearing.stream(samples, batched=True, vad=lambda _: spans, **options)
+    streamed = hearing.stream(samples, chunked=True, vad=lambda _: spans, **options)
     assert told(streamed) == told(found.segments)
 
 
 def test_nobody_speaks(hearing: Transcriber) -> None:
-    found = hearing(torch.zeros(40 * RATE), batched=True, vad=lambda _: [])
+    found = hearing(torch.zeros(40 * RATE), chunked=True, vad=lambda _: [])
     assert (found.segments, found.text, found.duration, found.language) == ([], "", 40.0, None)
     assert WRITERS["vtt"](found) == "WEBVTT\n"
 
@@ -72,7 +77,7 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
     starts = [segment.start for segment in found.segments]
     assert starts
     assert all(start >= 10.0 for start in starts)
-    chunks = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), batched=True, **ONE_PASS)
+    chunks = hearing(samples, clip_timestamps=(10.0, 14.0, 40.0), chunked=True, **ONE_PASS)
     assert all(10.0 <= s.start <= s.end <= 14.0 or s.start >= 40.0 for s in chunks.segments)
     assert hearing(samples, clip_timestamps=(60.0,), **ONE_PASS).segments == []
 
@@ -81,8 +86,8 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
     ("options", "flag"),
     [
         ({"vad": lambda _: []}, "vad"),
-        ({"vad": 3, "batched": True}, "vad"),
-        ({"vad": lambda _: [], "batched": True, "clip_timestamps": (1, 2)}, "vad"),
+        ({"vad": 3, "chunked": True}, "vad"),
+        ({"vad": lambda _: [], "chunked": True, "clip_timestamps": (1, 2)}, "vad"),
         ({"clip_timestamps": (2, 1)}, "clip_timestamps"),
         ({"clip_timestamps": (-1, 1)}, "clip_timestamps"),
         ({"clip_timestamps": (0, float("inf"))}, "clip_timestamps"),
@@ -123,7 +128,7 @@ def test_one_bad_file_of_many_ends_all_with_its_own_error(hearing: Transcriber, 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"word_timestamps": True}, {"batched": True, "vad": lambda _: [(0, 0.1)]}]
+    "options", [{}, {"word_timestamps": True}, {"chunked": True, "vad": lambda _: [(0, 0.1)]}]
 )
 @pytest.mark.parametrize("seconds", [0.1, 0.005, 0.0])
 def test_a_tenth_of_a_second(hearing: Transcriber, seconds: float, options: dict[str, Any]) -> None:
@@ -158,6 +163,54 @@ def test_features_of_a_part_are_those_of_the_whole(seconds: float) -> None:
     for start in range(0, whole.shape[1] - 3000, 1700):
         found = parts.window(start, start + 3000)
         torch.testing.assert_close(found, whole[:, start : start + 3000], rtol=0, atol=1e-5)
+    assert torch.equal(features_by(torch.device("cpu"), fit(samples, len(samples) + 30 * RATE), 80), whole)
+
+
+def test_every_feature_is_made_beside_the_steps(
+    hearing: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine's device, on its stream for features: never inside of a step, never elsewhere."""
+    inside, transforms, devices = threading.local(), [], []
+    stft, beside = torch.stft, log_mel_module.beside
+
+    @contextmanager
+    def watched(device: torch.device) -> Iterator[None]:
+        devices.append(device)
+        with beside(device):
+            inside.yes = True
+            yield
+            inside.yes = False
+
+    def transform(*args: Any, **named: Any) -> torch.Tensor:
+        transforms.append(getattr(inside, "yes", False))
+        return stft(*args, **named)
+
+    wanted = hearing(noise(70.0), **ONE_PASS)
+    monkeypatch.setattr(log_mel_module, "beside", watched)
+    monkeypatch.setattr(torch, "stft", transform)
+    assert told(hearing(noise(70.0), **ONE_PASS).segments) == told(wanted.segments)
+    assert hearing(noise(3.0), chunked=True, vad=lambda _: [(0, 1), (2, 3)], temperatures=(0.0,)).language
+    assert len(transforms) > 3
+    assert all(transforms)
+    assert set(devices) == {hearing.llm.engine.device}
+
+
+@pytest.mark.gpu
+def test_features_on_a_gpu_wait_for_nothing_and_are_those_of_the_cpu() -> None:
+    gpu, samples = torch.device("cuda"), noise(150.0)
+    ours = LongLogMel(samples, 80, torch.device("cpu"))
+    LongLogMel(samples, 80, gpu).window(0, 3000)  # makes constants and plans of the transform
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # 2 seconds and more of a step, on the default stream
+    busy = torch.cuda.Event()
+    busy.record()
+    theirs = LongLogMel(samples, 80, gpu)
+    for start in (0, 1234, 9000):
+        found = theirs.window(start, start + 3000)
+        assert found.device.type == "cpu"
+        torch.testing.assert_close(found, ours.window(start, start + 3000), rtol=0, atol=1e-4)
+    assert not busy.query(), "features waited for the step"
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("hours", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -185,8 +238,8 @@ def held(rules: TranscriptRules, output: list[int], row: torch.Tensor) -> torch.
     (mark,) = transcripts.marks([Request("r", [0], params, 448, output_ids=output)])
     assert mark is not None
     columns = [torch.tensor([value]) for value in mark]
-    newest = torch.tensor(output[-1:] or [0])
-    return hold_transcripts(row[None], transcripts.tables, *columns, newest, torch.tensor([0]))[0]
+    stand = TranscriptRows(*columns, ids=torch.tensor(output[-1:] or [0]), places=torch.tensor([0]))
+    return hold_transcripts(row[None], transcripts.tables, stand)[0]
 
 
 @pytest.mark.parametrize("beams", [2, 3])
@@ -203,6 +256,23 @@ def test_a_beam_tells_the_log_probability_of_its_text(hearing: Transcriber, beam
         row = held(rules, ids[len(start) : place + 1], logits[place])
         total += float(row.log_softmax(0)[ids[place + 1]])
     assert found.avg_logprob == pytest.approx(total / (len(found.tokens) + 1), rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 2}, {"temperatures": (0.5,), "best_of": 2}])
+def test_a_window_that_ends_at_once_says_nothing(
+    hearing: Transcriber, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Checkpoints may allow it. How likely silence is, is still known."""
+    features, vocabulary = log_mel(noise(30.0), 128), hearing.vocabulary
+    options = {"language": "en", "temperatures": (0.0,), "timestamps": False, **options}
+    wanted = hearing.decode(features, **options).no_speech_prob
+    free = dataclasses.replace(vocabulary, begin_suppressed=())
+    monkeypatch.setattr(hearing, "vocabulary", free)
+    end = vocabulary.tokens.end
+    others = tuple(token for token in range(vocabulary.tokens.first_timestamp) if token != end)
+    found = hearing.decode(features, suppress=others, **options)
+    assert (found.tokens, found.text, found.avg_logprob) == ([], "", pytest.approx(0.0, abs=1e-6))
+    assert found.no_speech_prob == pytest.approx(wanted, rel=1e-4)
 
 
 def test_attention_is_read_in_chunks_as_at_once(hearing: Transcriber, tmp_path: Path) -> None:

@@ -114,6 +114,20 @@ def test_misuse_is_told_before_anything_is_loaded(words: tuple[str, ...], told: 
     assert told in found.stderr
 
 
+def test_chunked_and_batch_are_two_things(
+    whisper: Path, clips: list[Path], transcriber: Transcriber, tmp_path: Path
+) -> None:
+    """One is of a recording's stretches, the other of recordings; both together do both."""
+    wanted = [transcriber(clip, chunked=True, clip_timestamps=(0, 0.4, 0.6), **OPTIONS) for clip in clips]
+    flags = (*QUICK, "--chunked", "--clip-timestamps", "0,0.4,0.6")
+    for more in ((), ("--batch",)):
+        assert ingot("transcribe", whisper, *clips, "-o", tmp_path, *flags, *more).exit_code == 0
+        for clip, one in zip(clips, wanted, strict=True):
+            assert (tmp_path / f"{clip.stem}.txt").read_text() == WRITERS["txt"](one)
+    refused = ingot("transcribe", whisper, clips[0], *QUICK, "--batched")
+    assert (refused.exit_code, "--batched" in refused.stderr) == (2, True)
+
+
 def test_names_that_meet(whisper: Path, clips: list[Path], tmp_path: Path) -> None:
     shutil.copy(clips[0], tmp_path / "one.flac")
     found = ingot("transcribe", whisper, clips[0], tmp_path / "one.flac", "-o", tmp_path, *QUICK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from ingot.engine.assemble import model_of
@@ -23,22 +24,31 @@ class NoTimer:
         return lambda: 2.0
 
 
-def test_the_norms_of_an_encoder_are_measured_at_a_whole_window(tiny_engine: Path) -> None:
+@pytest.mark.parametrize(
+    ("batch", "encoded"), [(1, ["m64"]), (3, ["m64", "m128"]), (9, ["m64", "m128", "m256", "m512"])]
+)
+def test_the_norms_of_an_encoder_are_measured_at_1_2_4_and_8_windows(
+    tiny_engine: Path, batch: int, encoded: list[str]
+) -> None:
     manifest = Manifest.read(tiny_engine)
-    limits = manifest.build.replace(max_batch_size=2, max_seq_len=16)
+    limits = manifest.build.replace(max_batch_size=batch, max_seq_len=16)
     found = tune_model(model_of(manifest), limits, CPU, ops=["layer_norm"], timer=NoTimer())  # type: ignore[arg-type]
     keys = {choice.place.key for choice in found.choices}
-    assert keys == {"m1_h32", "m8_h32", "m16_h32", "m64_h32"}  # 40 positions are in the last
+    decoded = {1: ["m1", "m16"], 3: ["m1", "m8", "m16"], 9: ["m1", "m8", "m16"]}[batch]
+    assert keys == {f"{rows}_h32" for rows in (*decoded, *encoded)}  # a window has 40 positions
     assert not found.dropped
 
 
 def test_an_encoder_on_trial_is_short_and_takes_the_longest_input(tiny_engine: Path) -> None:
     manifest = Manifest.read(tiny_engine)
-    (kind,) = encoder_steps(manifest.model)
-    steps = Steps(model_of(manifest), manifest.build, CPU)
+    limits = manifest.build.replace(max_batch_size=8)
+    steps = Steps(model_of(manifest), limits, CPU)
+    kinds = encoder_steps(manifest.model, limits)
     with torch.inference_mode():
-        (encoded,) = steps.computed(kind)
-        assert torch.equal(steps.step(kind)(), encoded)
-    assert encoded.shape == (40, 32)
-    assert encoded.isfinite().all()
-    assert encoder_steps(manifest.model.replace(kind="text", encoder=None)) == []
+        for kind, windows in zip(kinds, (1, 2, 4, 8), strict=True):
+            (encoded,) = steps.computed(kind)
+            assert torch.equal(steps.step(kind)(), encoded)
+            assert encoded.shape == (windows * 40, 32)
+            assert encoded.isfinite().all()
+            assert len(encoded.unique(dim=0)) == len(encoded), "windows that are copies of each other"
+    assert encoder_steps(manifest.model.replace(kind="text", encoder=None), limits) == []

@@ -1,4 +1,4 @@
-"""Stretches of speech, the chunks made of them, and what batched mode makes of these."""
+"""Stretches of speech, the chunks made of them, and what chunked mode makes of these."""
 
 from __future__ import annotations
 

@@ -265,16 +265,34 @@ WINDOW = Heard(30.0, 60.0, 200.0)
     ("segments", "kept", "seek"),
     [
         ([fluent(31), fluent(40)], 2, 60.0),
-        ([made_up(35)], 0, 35.0),  # the silence before it is skipped
+        ([made_up(35)], None, 35.0),  # the silence before it is skipped
         ([fluent(31), made_up(45), fluent(55)], 1, 45.0),  # silence on both sides
         ([fluent(31), made_up(33), fluent(55)], 3, 60.0),  # right behind what was said
         ([fluent(31), made_up(59)], 1, 59.0),  # at the window's end
         ([fluent(31), made_up(45), made_up(46)], 1, 45.0),  # the next is of its kind
     ],
 )
-def test_made_up_text_in_silence_goes(segments: list[Segment], kept: int, seek: float) -> None:
+def test_made_up_text_in_silence_goes(segments: list[Segment], kept: int | None, seek: float) -> None:
     found = without_hallucinations(segments, WINDOW, 2.0, last_end=29.0, seek=60.0)
-    assert found == (segments[:kept], seek)
+    assert found == (None if kept is None else segments[:kept], seek)
+
+
+def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary) -> None:
+    """Behind the silence it reads what it read: the original does not count it as a window."""
+
+    class Doubted(Model):
+        def scores(self, asked: AskedScores) -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs, scores = super().scores(asked)
+            first = len(self.texts) == 1
+            return (logprobs - 5, scores.roll(200, -1)) if first else (logprobs, scores)
+
+    model = Doubted(vocabulary, [[4.0, " um", 5.0], [0.0, " One two", 2.0]])
+    options = {"condition_on_previous_text": False, "initial_prompt": "Names"}
+    assert heard(model, 20.0, hallucination_silence_threshold=1.0, **options).text == " One two"
+    first, second = (asked.prompt.parts[1] for asked in model.asked if isinstance(asked, Asked))
+    assert first == second
+    assert isinstance(first, list)
+    assert first[0] == NAMES.previous
 
 
 def test_a_recording_that_ends_in_made_up_text_is_done_with() -> None:

@@ -23,8 +23,8 @@ from recipes.whisper.sentences import (
     LANGUAGES,
     held_out_runs,
     runs,
-    test_sentences,
     training_sentences,
+    unseen_sentences,
     vocabulary,
     words,
 )
@@ -33,7 +33,6 @@ from recipes.whisper.utterances import HOP, PHONES, RATE, SEEN, UNSEEN, Utteranc
 from recipes.whisper.vocabulary import SpeechVocabulary, write_vocabulary
 from recipes.whisper.windows import IGNORE, Batch, Plan, Planner
 
-test_sentences.__test__ = False  # type: ignore[attr-defined]
 TINY = Shape(vocab=2100, size=32, heads=2, inner=48, encoder_layers=2)
 needs_espeak = pytest.mark.skipif(not available(), reason=f"espeak-ng is not installed: {HINT}")
 
@@ -68,7 +67,7 @@ def _said() -> tuple[list[Utterance], np.ndarray, np.ndarray]:
 
 def test_nothing_of_the_test_is_trained_on() -> None:
     held_out = held_out_runs()
-    tested = {text for language in LANGUAGES for text in test_sentences(language)}
+    tested = {text for language in LANGUAGES for text in unseen_sentences(language)}
     assert len(tested) == 500
     assert min(len(runs(text)) for text in tested) >= 1
     for pair in islice(training_sentences(7), 1500):
@@ -83,7 +82,7 @@ def test_words_of_the_test_are_trained_on_and_are_more_than_2000() -> None:
     assert len(known["en"]) > 800
     assert len(known["de"]) > 1500
     assert len(known["en"] | known["de"]) >= 2000
-    tested = [word for language in LANGUAGES for text in test_sentences(language) for word in words(text)]
+    tested = [word for language in LANGUAGES for text in unseen_sentences(language) for word in words(text)]
     everything = known["en"] | known["de"]
     assert sum(word in everything for word in tested) / len(tested) > 0.99
 
@@ -111,7 +110,7 @@ def test_vocabulary_is_as_ingot_reads_it(folder: Path, names: SpeechVocabulary) 
     assert names.time(30.0) == TINY.vocab - 1
     space = names.word("")
     assert not set(space) & set(told["suppress_tokens"])  # a space alone begins words that are spelled
-    for text in test_sentences("de")[:20]:
+    for text in unseen_sentences("de")[:20]:
         ids = [token for word in text.split() for token in names.word(word)]
         assert names.text(ids) == " " + text
         assert not set(ids) & set(told["suppress_tokens"])

@@ -25,6 +25,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.plan import row_bucket
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import on_device
+from ingot.engine.memory_sizes import encoded_at_once
 from ingot.engine.tuner.candidates import Tiles, candidates
 from ingot.engine.tuner.steps import Kind, Steps
 from ingot.engine.tuner.timing import GraphTimer
@@ -76,9 +77,13 @@ def measured_steps(limits: BuildConfig) -> list[Kind]:
     return [*(Kind(True, rows) for rows in batches), *(Kind(False, tokens) for tokens in prompts)]
 
 
-def encoder_steps(config: DecoderConfig) -> list[Kind]:
-    """The encoding of the longest input, as the runtime does it: one by one."""
-    return [] if config.encoder is None else [Kind(False, config.encoder.max_positions, encodes=True)]
+def encoder_steps(config: DecoderConfig, limits: BuildConfig) -> list[Kind]:
+    """The encoding of the longest inputs, as the runtime does it on a GPU: 1, 2, 4 … together."""
+    if config.encoder is None:
+        return []
+    together = encoded_at_once(config.encoder, RuntimeConfig(), on_gpu=True)
+    counts = [1 << power for power in range(min(together, limits.max_batch_size).bit_length())]
+    return [Kind(False, count * config.encoder.max_positions, encodes=True) for count in counts]
 
 
 @dataclass

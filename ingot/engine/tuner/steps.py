@@ -39,7 +39,7 @@ _DISTINCT = 256 << 20  # bytes of keys and values that no L2 cache holds; the L2
 @dataclass(frozen=True)
 class Kind:
     """A step: one token each of ``rows`` requests, or one prompt of ``rows`` tokens; or, where it
-    ``encodes``, one input of ``rows`` positions.
+    ``encodes``, the longest inputs, which have so many positions together.
     """
 
     decodes: bool
@@ -48,7 +48,7 @@ class Kind:
 
     def __str__(self) -> str:
         if self.encodes:
-            return f"an input of {self.rows} encoded positions"
+            return f"inputs of {self.rows} encoded positions"
         return f"{self.rows} decode tokens" if self.decodes else f"a prompt of {self.rows} tokens"
 
 
@@ -58,18 +58,6 @@ def _cut(encoder: EncoderConfig | None) -> EncoderConfig | None:
         return encoder
     few = min(LAYERS, encoder.settings["num_layers"])
     return encoder.replace(settings=encoder.settings | {"num_layers": few})
-
-
-def longest_input(config: EncoderConfig, positions: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
-    """The shape of the largest features that an encoder takes; ``positions`` is the encoder's."""
-    size = 1
-    while positions(_of_size(config, size + 1)) <= config.max_positions and 0 in config.features:
-        size += 1
-    return _of_size(config, size)
-
-
-def _of_size(config: EncoderConfig, size: int) -> tuple[int, ...]:
-    return tuple(fixed or size for fixed in config.features)
 
 
 @dataclass(frozen=True)
@@ -122,7 +110,7 @@ class Steps:
     def step(self, kind: Kind) -> Callable[[], torch.Tensor]:
         """A call that runs the step again; its inputs are always the same."""
         if kind.encodes:
-            features = self._features()
+            features = self._features(kind.rows)
             return lambda: self._model.encode(features)
         made = self._made(kind)
         return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
@@ -132,7 +120,7 @@ class Steps:
         it is NaN.
         """
         if kind.encodes:
-            return [self._model.encode(self._features())]
+            return [self._model.encode(self._features(kind.rows))]
         made = self._made(kind)
         slots, size = made.batch.slot_mapping, made.caches[0].block_size
         for cache in made.caches:
@@ -147,11 +135,11 @@ class Steps:
         seen = [value for name, values in record.values.items() for value in values[: count.get(name, 1)]]
         return [value for value in (*seen, *record.cached[0], logits) if isinstance(value, torch.Tensor)]
 
-    def _features(self) -> torch.Tensor:
-        """Of the longest input."""
+    def _features(self, positions: int) -> torch.Tensor:
+        """Of as many of the longest inputs as have so many positions."""
         config, encoder = self._model.config.encoder, self._model.encoder
         assert config is not None
-        shape = longest_input(config, cast(Encoder, encoder).positions)
+        shape = (positions // config.max_positions, *cast(Encoder, encoder).longest)
         generator = torch.Generator(self._device).manual_seed(0)
         return torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
 

@@ -102,7 +102,7 @@ def tune_model(
     try:
         with torch.inference_mode(), on_device(device):
             search = Search(Steps(model, limits, device), device, timer or GraphTimer(), progress)
-            kinds = [*measured_steps(limits), *encoder_steps(model.config)]
+            kinds = [*measured_steps(limits), *encoder_steps(model.config, limits)]
             search.prepare(kinds, _tunable(model.quant) & set(OPS if ops is None else ops))
             compiled = time.perf_counter()
             choices = search.choices()

@@ -6,7 +6,7 @@ likelier than any other token. What came before the newest token is the host's t
 read where the step reads it, so that nobody waits for it. The launch depends on the batch and the vocabulary
 alone, so a CUDA graph can hold it. Knows no request and no draw.
 
-    rows = hold_transcripts(logits, tables, sets, last_times, paired, ids, places)
+    rows = hold_transcripts(logits, tables, TranscriptRows(sets, last_times, paired, ids, places))
 """
 
 from __future__ import annotations
@@ -37,6 +37,25 @@ class TranscriptTables(NamedTuple):
 
     masks: torch.Tensor
     bounds: torch.Tensor
+
+
+class TranscriptRows(NamedTuple):
+    """Where each row's transcript stands; columns are int64.
+
+    Attributes:
+        sets: [B], row of ``TranscriptTables.masks``: 2 s at the first place, 2 s + 1 behind it; -1: the row
+            is only widened, and its other values are not used.
+        last_times: [B], the newest timestamp among the tokens before the newest token; -1: none.
+        paired: [B], whether the token before the newest is a timestamp, or there is none; else 0.
+        ids: [T], the tokens that the step reads.
+        places: [B], which of them is the row's newest token.
+    """
+
+    sets: torch.Tensor
+    last_times: torch.Tensor
+    paired: torch.Tensor
+    ids: torch.Tensor
+    places: torch.Tensor
 
 
 @triton.jit
@@ -128,11 +147,7 @@ def transcript_kernel(
 def hold_transcripts_triton(
     logits: torch.Tensor,
     tables: TranscriptTables,
-    sets: torch.Tensor,
-    last_times: torch.Tensor,
-    paired: torch.Tensor,
-    ids: torch.Tensor,
-    places: torch.Tensor,
+    stand: TranscriptRows,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`hold_transcripts`, unchecked."""
@@ -141,7 +156,7 @@ def hold_transcripts_triton(
     out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     if rows:
         transcript_kernel[(rows,)](
-            logits, *tables, sets, last_times, paired, ids, places, out, logits.stride(0),
+            logits, *tables, *stand, out, logits.stride(0),
             VOCAB=vocab, WORDS=tables.masks.shape[1], TILE=choice["TILE"], num_warps=choice["num_warps"],
         )  # fmt: skip
     return out
@@ -150,24 +165,21 @@ def hold_transcripts_triton(
 def hold_transcripts_reference(
     logits: torch.Tensor,
     tables: TranscriptTables,
-    sets: torch.Tensor,
-    last_times: torch.Tensor,
-    paired: torch.Tensor,
-    ids: torch.Tensor,
-    places: torch.Tensor,
+    stand: TranscriptRows,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`hold_transcripts`."""
     out = logits.to(torch.float32, copy=True)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-    newest = ids[places]
-    for i, place in enumerate(sets.tolist()):
+    newest = stand.ids[stand.places]
+    for i, place in enumerate(stand.sets.tolist()):
         if place < 0:
             continue
         allowed = ((tables.masks[place][:, None] >> shifts) & 1).flatten()[: out.shape[1]]
         out[i].masked_fill_(allowed == 0, -torch.inf)
         first, end = tables.bounds[place // 2].tolist()
         if place % 2:
-            _hold_times(out[i], first, end, int(newest[i]), int(last_times[i]), bool(paired[i]))
+            last, paired = int(stand.last_times[i]), bool(stand.paired[i])
+            _hold_times(out[i], first, end, int(newest[i]), last, paired)
         text, times = out[i, :first], out[i, first:]
         if len(times) and bool(times.max() < torch.inf) and bool(times.logsumexp(0) > text.max()):
             text.fill_(-torch.inf)
@@ -189,11 +201,7 @@ def _hold_times(row: torch.Tensor, first: int, end: int, newest: int, last: int,
 def hold_transcripts(
     logits: torch.Tensor,
     tables: TranscriptTables,
-    sets: torch.Tensor,
-    last_times: torch.Tensor,
-    paired: torch.Tensor,
-    ids: torch.Tensor,
-    places: torch.Tensor,
+    stand: TranscriptRows,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """The logits as each row's transcript leaves them: what it rules out is -inf.
@@ -206,12 +214,7 @@ def hold_transcripts(
     Args:
         logits: [B, V] fp16, bf16 or fp32; rows may lie apart.
         tables: the sets of rules.
-        sets: [B] int64, row of ``tables.masks``: 2 s at the first place, 2 s + 1 behind it; -1: the row is
-            only widened, and its other values are not used.
-        last_times: [B] int64, the newest timestamp among the tokens before the newest token; -1: none.
-        paired: [B] int64, whether the token before the newest is a timestamp, or there is none; else 0.
-        ids: [T] int64, the tokens that the step reads.
-        places: [B] int64, which of them is the row's newest token.
+        stand: where each row's transcript stands.
         tiles: choices over ``TILES``.
 
     Returns:
@@ -229,10 +232,8 @@ def hold_transcripts(
     for name, table in (("masks", masks), ("bounds", bounds)):
         if not table.is_contiguous():
             raise KernelArgumentError(f"{name} is not contiguous", seen=table.stride())
-    columns = (("sets", sets), ("last_times", last_times), ("paired", paired), ("places", places))
-    for name, column in columns:
-        expect(name, column, (rows,), like=logits, dtype=torch.int64)
-    expect("ids", ids, (None,), like=logits, dtype=torch.int64)
+    for name, column in zip(stand._fields, stand, strict=True):
+        expect(name, column, (None if name == "ids" else rows,), like=logits, dtype=torch.int64)
     if runs_on_gpu(logits):
-        return hold_transcripts_triton(logits, tables, sets, last_times, paired, ids, places, tiles)
-    return hold_transcripts_reference(logits, tables, sets, last_times, paired, ids, places)
+        return hold_transcripts_triton(logits, tables, stand, tiles)
+    return hold_transcripts_reference(logits, tables, stand)

@@ -1,0 +1,71 @@
+"""A recording under way holds nobody up: neither text of another engine nor other recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.client import Server, started, wait_for
+from tests.serve.conftest import EARS, HEARD, NAME, completion
+from tests.serve.recordings import encoded, hear, noise, streamed
+
+LONG = encoded(noise(600.0))  # 20 windows, each with all its fallbacks
+CLIP = encoded(noise(1.0))
+STREAMS, TOKENS = 16, 24
+
+
+@pytest.fixture(scope="module")
+def both(engine: Path, whisper: Path) -> Iterator[Server]:
+    """A server of an engine of text and of one that hears."""
+    names = ("--name", NAME, "--name", EARS)
+    with started(engine, whisper, *names, "--unproven", "--max-seq-len", HEARD) as found:
+        yield found
+
+
+def texts(server: Server, name: str) -> list[int]:
+    """Tokens that each of many streams at once has had at its end."""
+
+    def one(place: int) -> int:
+        body = completion(f"{name} {place}: a fire", max_tokens=TOKENS, ignore_eos=True)
+        events = server.events("/v1/completions", body | {"stream_options": {"include_usage": True}})
+        count: int = events[-1]["usage"]["completion_tokens"]
+        return count
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(one, range(STREAMS)))
+
+
+def test_text_streams_beside_a_recording(both: Server) -> None:
+    """From its upload on, and while its windows run; both engines go on."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(streamed, both, LONG, language="en")
+        assert texts(both, "upload") == [TOKENS] * STREAMS
+        recording = asked.result()
+        events = iter(recording)
+        assert next(events)["type"] == "transcript.text.delta"
+        heard = both.metric("ingot_generation_tokens_total", model_name=EARS)
+        assert texts(both, "windows") == [TOKENS] * STREAMS
+        assert both.metric("ingot_audio_requests_total") == 0, "the recording ended first"
+        more = lambda: both.metric("ingot_generation_tokens_total", model_name=EARS) > heard  # noqa: E731
+        wait_for("the recording to go on", more)
+        recording.close()
+        wait_for("its place to be free", both.idle)
+
+
+def test_clips_beside_a_long_recording(hearing: Server) -> None:
+    """Of the same engine: their windows share its steps."""
+    fast: dict[str, Any] = {"temperature": 0.2, "language": "en"}
+    alone = hear(hearing, CLIP, **fast).data
+    recording = streamed(hearing, LONG, language="en")
+    assert next(iter(recording))["type"] == "transcript.text.delta"
+    ended = hearing.metric("ingot_audio_requests_total")
+    with ThreadPoolExecutor(3) as pool:
+        clips = list(pool.map(lambda _: hear(hearing, CLIP, **fast), range(6)))
+    assert [(one.status, one.data) for one in clips] == [(200, alone)] * 6
+    assert hearing.metric("ingot_audio_requests_total") - ended == 6, "the recording ended first"
+    recording.close()
+    wait_for("its place to be free", hearing.idle)
