@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -93,7 +94,7 @@ class Ours:
     def prompts(self, samples: torch.Tensor) -> list[Prompt]:
         """Of windows [N, samples], on the host."""
         features = features_by(self.device, samples, self.mels)
-        return [Prompt([Input(one), self.frame]) for one in features]
+        return [Prompt([Input(one, os.urandom(16)), self.frame]) for one in features]
 
     def answer(self, prompts: list[Prompt], tokens: int) -> None:
         params = SamplingParams(max_new_tokens=tokens, ignore_eos=True, logprobs=0, transcript=self.rules)
@@ -125,7 +126,7 @@ class HuggingFace:
 
     def ready(self, samples: torch.Tensor) -> torch.Tensor:
         """Features on the device."""
-        return features_by(self.ours.device, samples, self.ours.mels).to(self.ours.device, self.dtype)
+        return features_by(self.ours.device, samples, self.ours.mels).to(self.dtype)
 
     @torch.inference_mode()
     def run(self, features: torch.Tensor, tokens: int) -> None:

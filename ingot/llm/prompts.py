@@ -88,7 +88,7 @@ def prompt_entry(prompt: PromptLike | Messages, text: TextParts, rules: InputRul
         elif rules is None:
             raise no_inputs()
         else:
-            inputs.append(rules.read(piece.features, len(ids)))
+            inputs.append(rules.read(piece.features, len(ids), piece.name))
             ids += rules.placeholders(inputs[-1])
     return Entry(ids, False, tuple(inputs))
 

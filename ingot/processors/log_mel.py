@@ -4,7 +4,7 @@ Owns the mel filters and the arithmetic from samples to features, on whatever de
 files and no model.
 Source: Slaney's Auditory Toolbox for the scale and its area normalisation; OpenAI's Whisper for the rest.
 
-    LongLogMel(samples, 80, device).window(3000, 6000)    # of hours, a part at a time
+    LongLogMel(samples, 80, device).window(3000, 6000)    # of hours, a part at a time: an input
     features = log_mel(samples, mels=80)        # [samples] in -1 to 1 at 16 kHz → [80, samples / 160]
 """
 
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from ingot.processors.audio import RATE
+from ingot.processors.prompt import Input
 
 HOP = 160  # samples from frame to frame
 WINDOW_SECONDS = 30
@@ -63,11 +66,12 @@ class LongLogMel:
 
     Args:
         samples: [N] in -1 to 1 at 16 kHz.
-        device: that computes features, beside what else runs there.
+        device: that computes and holds features, beside what else runs there.
     """
 
     def __init__(self, samples: torch.Tensor, mels: int, device: torch.device) -> None:
         self._samples, self._mels, self._device = samples, mels, device
+        self._name = os.urandom(16)
         self.num_frames, self.seconds = len(samples) // HOP, len(samples) / RATE
         sounding = self.num_frames + 3  # behind them a frame has no sample of the recording
         with beside(device):
@@ -79,12 +83,13 @@ class LongLogMel:
             ]
             self._loudest = torch.tensor(max(loudest), device=device)
 
-    def window(self, start: int, end: int) -> torch.Tensor:
-        """Frames [start, end): float32 [mels, end - start] on the CPU."""
+    def window(self, start: int, end: int, frames: int | None = None) -> Input:
+        """Frames [start, end), and zeros up to ``frames``: float32 [mels, frames] on the device."""
         with beside(self._device):
             known = end <= self._first.shape[1]
             logs = self._first[:, start:end] if known else self._part(start, end)
-            return _scaled(logs, self._loudest).cpu()
+            features = fit(_scaled(logs, self._loudest), frames or end - start)
+            return Input(features.contiguous(), self._name + struct.pack("<2q", start, end))
 
     def _part(self, start: int, end: int) -> torch.Tensor:
         """Logarithms of frames [start, end)."""
@@ -109,21 +114,23 @@ def _scaled(logs: torch.Tensor, loudest: torch.Tensor) -> torch.Tensor:
 
 
 def features_by(device: torch.device, samples: torch.Tensor, mels: int) -> torch.Tensor:
-    """``log_mel`` of samples on the CPU, back on the CPU, computed by a device ``beside`` its steps."""
+    """``log_mel`` of samples on the CPU, computed by a device ``beside`` its steps, and there."""
     with beside(device):
-        return log_mel(_sent(samples, device), mels).cpu()
+        return log_mel(_sent(samples, device), mels)
 
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
     """On a GPU, on a stream that all features share: neither they nor an engine's steps wait for the other.
-    What is made inside is used inside.
+    Behind it everything is computed; a stream that reads it says so (``Tensor.record_stream``).
     """
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+    stream = _stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
+        stream.synchronize()
 
 
 def _sent(samples: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -23,9 +23,15 @@ class Input:
     """Features of a picture or of speech, made as the model wants them: a tensor, an array or nested lists.
 
     It stands in a prompt where the model shall see it; a model with cross-attention takes it at any place.
+
+    Attributes:
+        name: whose values these are, as nothing else is named; an engine encodes a name once. Named features
+            are a tensor that nobody writes to again, of finite values; on a GPU they stay there. None: the
+            values are copied to the CPU, checked and hashed.
     """
 
     features: Any
+    name: bytes | None = None
 
 
 Part = str | Sequence[int] | Input

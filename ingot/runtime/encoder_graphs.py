@@ -43,7 +43,7 @@ class EncoderGraphs:
         return tuple(shape[1:]) == self._shape and shape[0] <= len(self._features)
 
     def run(self, features: torch.Tensor, slots: torch.Tensor) -> None:
-        """Encode features [N, *shape] into ``slots``, both on the host; nothing waits for the device."""
+        """Encode features [N, *shape] into ``slots`` on the host; nothing waits for the device."""
         count = len(features)
         given, places = self._features[:count], self._slots[: len(slots)]
         given.copy_(features, non_blocking=True)

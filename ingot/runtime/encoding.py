@@ -72,27 +72,34 @@ class Encoding:
         """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
         without CUDA graphs, which hooks would not see.
         """
-        alike: dict[torch.Size, list[EncoderJob]] = defaultdict(list)
+        alike: dict[tuple[torch.Size, torch.device], list[EncoderJob]] = defaultdict(list)
         for job in jobs:
-            alike[job.given.features.shape].append(job)
-        for shape, group in alike.items():
+            alike[job.given.features.shape, job.given.features.device].append(job)
+        for group in alike.values():
             positions = group[0].given.positions
             while group:
                 most = min(len(group), max(self._positions // positions, 1), ENCODED_AT_ONCE)
                 count = 1 << most.bit_length() - 1  # few sizes, each with a graph
                 together, group = group[:count], group[count:]
-                self._encode(torch.Size((count, *shape)), together, by_module)
+                self._encode(together, by_module)
 
-    def _encode(self, shape: torch.Size, jobs: Sequence[EncoderJob], by_module: bool) -> None:
-        on_gpu = self.device.type == "cuda"
-        features = torch.empty(shape, pin_memory=on_gpu)
-        torch.stack([job.given.features for job in jobs], out=features)
+    def _encode(self, jobs: Sequence[EncoderJob], by_module: bool) -> None:
+        features = self._stacked([job.given.features for job in jobs])
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
-        slots = torch.from_numpy(rows).pin_memory() if on_gpu else torch.from_numpy(rows)
-        if self._graphs is not None and not by_module and self._graphs.fits(shape):
+        slots = torch.from_numpy(rows).pin_memory() if self.device.type == "cuda" else torch.from_numpy(rows)
+        if self._graphs is not None and not by_module and self._graphs.fits(features.shape):
             self._graphs.run(features, slots)
         else:
             self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
+
+    def _stacked(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Features of one shape and device as [N, ...]: there, or in memory that is copied without a wait."""
+        if not features[0].is_cuda:
+            on_host = torch.empty(len(features), *features[0].shape, pin_memory=self.device.type == "cuda")
+            return torch.stack([*features], out=on_host)
+        for one in features:  # made on another stream, which must not reuse them before this one has read
+            one.record_stream(torch.cuda.current_stream(one.device))
+        return torch.stack([*features])
 
     @torch.inference_mode()
     def _keep(self, features: torch.Tensor, slots: torch.Tensor) -> None:

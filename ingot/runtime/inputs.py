@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ingot.config.encoder import EncoderConfig, Kind
@@ -25,7 +26,7 @@ _MOST_THREADS = 8
 
 
 class Content(NamedTuple):
-    """``features``: what is encoded, float32 on the CPU. ``digest``: of shape and values; equal ones are
+    """``features``: what is encoded, float32. ``digest``: of shape and values, or their name; equal ones are
     encoded once.
     """
 
@@ -38,7 +39,7 @@ class RequestInput:
     """One input of a request.
 
     Attributes:
-        content: copied and hashed beside its neighbours; whoever asks first waits for it.
+        content: copied and hashed beside its neighbours, unless it has a name; whoever asks first waits.
         positions: how many outputs it has.
         place: index in the prompt of its first placeholder token.
         tokens: how many placeholders there are: one for each position (kind ``prefix``), or none.
@@ -96,9 +97,9 @@ class InputRules:
     encoder: Encoder
     cache_positions: int
 
-    def read(self, features: object, place: int) -> RequestInput:
-        """An input from a tensor, or what torch makes one of, at a place in the prompt. Its values may be
-        written over once ``check`` has returned.
+    def read(self, features: object, place: int, name: bytes | None = None) -> RequestInput:
+        """An input from a tensor, or what torch makes one of, at a place in the prompt. Without a name, its
+        values may be written over once ``check`` has returned.
 
         Raises:
             RequestError: it is not a tensor of the right shape, or has too many positions.
@@ -113,7 +114,7 @@ class InputRules:
                 allowed=f"1 to {most}",
                 fix="a shorter input, or a larger encoder_positions",
             )
-        given = RequestInput(_threads().submit(_content, tensor), positions, place)
+        given = RequestInput(_future(tensor, name), positions, place)
         return replace(given, tokens=positions) if self.kind == "prefix" else given
 
     def blank(self, value: float) -> RequestInput | None:
@@ -158,18 +159,29 @@ class InputRules:
         return tensor
 
 
+def _future(tensor: torch.Tensor, name: bytes | None) -> Future[Content]:
+    if name is None:
+        return _threads().submit(_content, tensor)
+    named: Future[Content] = Future()
+    named.set_result(Content(tensor.float(), name))
+    return named
+
+
 def _content(tensor: torch.Tensor) -> Content:
-    """A copy: what the caller writes later is not what was hashed. Copy and hash leave Python's lock."""
-    features = tensor.to("cpu", torch.float32, copy=True).contiguous()
-    if not bool(torch.isfinite(features).all()):
+    """A copy: what the caller writes later is not what was hashed. All of it leaves Python's lock. NumPy does
+    it, since each of these threads would start threads of PyTorch's.
+    """
+    features = np.array(tensor.to("cpu", torch.float32).numpy(), order="C")
+    finite = np.isfinite(features)
+    if not finite.all():
         raise RequestError(
             "the input's features hold values that are not finite",
-            seen=f"{int((~torch.isfinite(features)).sum())} of {features.numel()} are NaN or infinite",
+            seen=f"{features.size - int(finite.sum())} of {features.size} are NaN or infinite",
             fix="the input",
         )
-    digest = hashlib.blake2b(repr(tuple(features.shape)).encode(), digest_size=16)
-    digest.update(features.numpy().data)
-    return Content(features, digest.digest())
+    digest = hashlib.blake2b(repr(features.shape).encode(), digest_size=16)
+    digest.update(features.data)
+    return Content(torch.from_numpy(features), digest.digest())
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel, fit
+from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.segments import Segment, clear_if_empty, split_window
@@ -122,7 +122,7 @@ def _heard(
     heads: Heads,
 ) -> Generator[Request, Any, tuple[list[Segment], int]]:
     """Ask for one window's segments; they come with the frames to go on by."""
-    window = fit(features.window(*place), _FRAMES).contiguous()
+    window = features.window(*place, _FRAMES)
     decoded = yield from decode_window(vocabulary, window, options, language, said.tokens[said.read_from :])
     if _is_silent(decoded, options):
         return [], place.frames

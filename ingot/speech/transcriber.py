@@ -129,7 +129,7 @@ class Transcriber:
         """One window; features: [mels, 3000]. ``previous``: tokens that were said before."""
         wanted = TranscribeOptions(**options)
         language = wanted.language or ("en" if self.vocabulary.tokens.multilingual else None)
-        return self._answered(decode_window(self.vocabulary, features, wanted, language, previous))
+        return self._answered(decode_window(self.vocabulary, Input(features), wanted, language, previous))
 
     def logits(self, features: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits, float32 [len(token_ids), vocab_size]; features: [mels, frames]."""

@@ -3,7 +3,7 @@
 Owns the requests that a window makes: its prompt, the rules of its transcript, other temperatures where a
 text repeats itself or is unlikely. Knows no recording and no executor: a window asks, and is told what came.
 
-    asking = decode_window(vocabulary, features, options, "en", previous=[])
+    asking = decode_window(vocabulary, Input(features), options, "en", previous=[])
     request = next(asking)                      # then asking.send(output), until it returns a Decoded
 """
 
@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from ingot.config.model import DecoderConfig
 from ingot.config.sampling import SamplingParams
@@ -130,7 +128,7 @@ Asking = Generator[Asked, Output, Decoded]
 
 def decode_window(
     vocabulary: Vocabulary,
-    features: torch.Tensor,
+    window: Input,
     options: TranscribeOptions,
     language: str | None,
     previous: Sequence[int],
@@ -138,11 +136,11 @@ def decode_window(
     """Ask for a window's text at one temperature after another, until one will do.
 
     Args:
-        features: [mels, frames] of the window.
+        window: features [mels, frames].
         language: code; None in models of English alone.
         previous: tokens that were said before; the last of them are read.
     """
-    framed, prompt = _start(vocabulary, features, options, language, previous)
+    framed, prompt = _start(vocabulary, window, options, language, previous)
     decoded = None
     for temperature in options.temperatures:
         output = yield Asked(prompt, _params(vocabulary, framed, options, temperature))
@@ -159,13 +157,11 @@ def decode_window(
     return decoded
 
 
-def detect_language(
-    vocabulary: Vocabulary, features: torch.Tensor
-) -> Generator[Asked, Output, dict[str, float]]:
+def detect_language(vocabulary: Vocabulary, window: Input) -> Generator[Asked, Output, dict[str, float]]:
     """Ask for the language of a window: probabilities by code, the likeliest first."""
     rules = vocabulary.rules(TranscribeOptions(), detect=[*vocabulary.tokens.languages.values()])
     params = SamplingParams(max_new_tokens=1, logprobs=_TOP_LANGUAGES, transcript=rules)
-    output = yield Asked(Prompt([Input(features), [vocabulary.tokens.start]]), params)
+    output = yield Asked(Prompt([window, [vocabulary.tokens.start]]), params)
     told = output.answers[0].logprobs
     assert told is not None
     codes = {token: code for code, token in vocabulary.tokens.languages.items()}
@@ -189,7 +185,7 @@ def compression_ratio(text: str) -> float:
 
 def _start(
     vocabulary: Vocabulary,
-    features: torch.Tensor,
+    window: Input,
     options: TranscribeOptions,
     language: str | None,
     previous: Sequence[int],
@@ -200,7 +196,7 @@ def _start(
     most = vocabulary.longest // 2 - 1
     hot = _encoded(vocabulary, options.hotwords)[: most // 2]
     read = [*hot, *previous[-(most - len(hot)) :]] if previous else hot
-    return len(frame) - 1, Prompt([Input(features), [*([tokens.previous, *read] if read else []), *frame]])
+    return len(frame) - 1, Prompt([window, [*([tokens.previous, *read] if read else []), *frame]])
 
 
 def _params(

@@ -57,11 +57,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Window:
-    """Where words are looked for: ``features`` [mels, frames] from ``start`` (seconds) on, of which
-    ``positions`` encoded ones have sound.
+    """Where words are looked for: a window's ``input`` from ``start`` (seconds) on, of which ``positions``
+    encoded ones have sound.
     """
 
-    features: torch.Tensor
+    input: Input
     start: float
     positions: int
 
@@ -86,7 +86,7 @@ def add_words(
     if said and window.positions:
         start = vocabulary.tokens.prompt(language, options.task, timestamps=False)
         ids = [*start, *said, vocabulary.tokens.end]
-        prompt = Prompt([Input(window.features), ids])
+        prompt = Prompt([window.input, ids])
         logprobs, scores = yield AskedScores(prompt, heads, vocabulary.tokens.end)
         times = token_times(scores[:, :, : window.positions], len(start) - 1)
         written = "en" if options.task == "translate" else language

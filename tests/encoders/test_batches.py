@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from ingot import LLM
 from ingot.config.runtime import RuntimeConfig
+from ingot.config.sampling import SamplingParams
 from ingot.engine.ledger import Setting, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.layers.decoder import Decoder
+from ingot.processors.prompt import Input, Prompt
 from ingot.runtime import encoder_graphs
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.inputs import EncoderEntry, EncoderJob, InputRules
@@ -59,6 +62,31 @@ def jobs_of(side: Side, shapes: list[tuple[int, ...]]) -> list[EncoderJob]:
         taken = [free.pop() for _ in range(-(-given.positions // BLOCK))]
         jobs.append(EncoderJob(given, EncoderEntry(given.digest, taken[::-1], given.positions)))
     return jobs
+
+
+def ids_by_input(llm: LLM, features: list[Input]) -> list[list[int]]:
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    return [one.token_ids for one in llm.generate([Prompt([given, [1]]) for given in features], params)]
+
+
+def test_named_features_are_taken_as_they_are(speech: Side) -> None:
+    llm = speech.open()
+    rules, features = llm.executor.admission.inputs, torch.randn(MELS, FRAMES)
+    assert rules is not None
+    given = rules.read(features, 0, b"a window")
+    assert given.features.data_ptr() == features.data_ptr()
+    assert given.digest == b"a window"
+    assert ids_by_input(llm, [Input(features, b"a window")]) == ids_by_input(llm, [Input(features)])
+
+
+@pytest.mark.gpu
+def test_features_on_a_gpu_stay_there(speech: Side) -> None:
+    """Beside some on the host, in one step; both are encoded by graphs."""
+    llm = LLM(speech.folder, "cuda", max_batch_size=8, runtime=RuntimeConfig(block_size=16))
+    host = [torch.randn(MELS, FRAMES) for _ in range(6)]
+    mixed = [Input(one.cuda(), bytes([place])) if place % 2 else Input(one) for place, one in enumerate(host)]
+    torch.cuda.synchronize()
+    assert ids_by_input(llm, mixed) == ids_by_input(llm, [Input(one) for one in host])
 
 
 def assert_alike(found: Encoded, wanted: Encoded) -> None:

@@ -161,7 +161,7 @@ def test_features_of_a_part_are_those_of_the_whole(seconds: float) -> None:
     parts = LongLogMel(samples, 80, torch.device("cpu"))
     assert (parts.num_frames, parts.seconds) == (len(samples) // 160, len(samples) / RATE)
     for start in range(0, whole.shape[1] - 3000, 1700):
-        found = parts.window(start, start + 3000)
+        found = parts.window(start, start + 3000).features
         torch.testing.assert_close(found, whole[:, start : start + 3000], rtol=0, atol=1e-5)
     assert torch.equal(features_by(torch.device("cpu"), fit(samples, len(samples) + 30 * RATE), 80), whole)
 
@@ -205,12 +205,23 @@ def test_features_on_a_gpu_wait_for_nothing_and_are_those_of_the_cpu() -> None:
     busy = torch.cuda.Event()
     busy.record()
     theirs = LongLogMel(samples, 80, gpu)
-    for start in (0, 1234, 9000):
-        found = theirs.window(start, start + 3000)
-        assert found.device.type == "cpu"
-        torch.testing.assert_close(found, ours.window(start, start + 3000), rtol=0, atol=1e-4)
+    starts = (0, 1234, 9000)
+    found = [theirs.window(start, start + 3000).features for start in starts]
     assert not busy.query(), "features waited for the step"
-    torch.cuda.synchronize()
+    for start, one in zip(starts, found, strict=True):
+        wanted = ours.window(start, start + 3000).features
+        torch.testing.assert_close(one, wanted.to(gpu), rtol=0, atol=1e-4)
+
+
+def test_a_window_has_a_name_of_its_own() -> None:
+    """So that nobody copies and hashes it, and a second temperature encodes nothing."""
+    ours, other = (LongLogMel(noise(40.0), 80, torch.device("cpu")) for _ in range(2))
+    names = [one.window(*place).name for one in (ours, other) for place in ((0, 3000), (0, 2999), (1, 3000))]
+    assert len(set(names)) == 6
+    assert ours.window(0, 3000).name == names[0]
+    behind = ours.window(3000, 4000, 3000)
+    assert behind.features.shape == (80, 3000)
+    assert not behind.features[:, 1000:].any()
 
 
 @pytest.mark.parametrize("hours", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -226,7 +237,7 @@ def test_a_long_recording_has_features_a_part_at_a_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "stft", watched)
     samples = torch.zeros(1).expand(hours * 3600 * RATE)
     parts = LongLogMel(samples, 128, torch.device("cpu"))
-    assert parts.window(300_000, 303_000).shape == (128, 3000)
+    assert parts.window(300_000, 303_000).features.shape == (128, 3000)
     assert len(longest) == 60 * hours + 2
     assert max(longest) < 60.1
 
