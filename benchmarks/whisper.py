@@ -46,7 +46,7 @@ from ingot.speech.window import Vocabulary
 SHAPES = Path(__file__).parent / "shapes"
 NAMES = sorted(file.stem.removeprefix("whisper-") for file in SHAPES.glob("whisper-*.json"))
 PARTS = ("window", "windows", "step")
-TOKENS, AT_ONCE, GROUP = 50, 64, 8  # GROUP windows are read by one thread
+TOKENS, AT_ONCE, GROUP = 50, 64, 8  # GROUP windows are read together
 FEW = {"tokens": 4, "at_once": 3}  # of --small
 NARROW = {
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), 2),
@@ -102,10 +102,12 @@ class Ours:
         assert all(len(one.token_ids) == tokens for one in found)
 
     def run(self, samples: torch.Tensor, tokens: int) -> None:
-        """Windows [N, samples] to ids; threads read groups of them, as ``Transcriber.batch`` reads files."""
+        """Windows [N, samples] to ids; each group is answered while the next is read."""
         groups = samples.split(GROUP)
         with ThreadPoolExecutor(len(groups)) as pool:
-            list(pool.map(lambda group: self.answer(self.prompts(group), tokens), groups))
+            asked = [pool.submit(self.answer, self.prompts(group), tokens) for group in groups]
+        for one in asked:
+            one.result()
 
 
 class HuggingFace:

@@ -199,13 +199,15 @@ def test_every_feature_is_made_beside_the_steps(
 def test_features_on_a_gpu_wait_for_nothing_and_are_those_of_the_cpu() -> None:
     gpu, samples = torch.device("cuda"), noise(150.0)
     ours = LongLogMel(samples, 80, torch.device("cpu"))
-    LongLogMel(samples, 80, gpu).window(0, 3000)  # makes constants and plans of the transform
+    starts = (0, 1234, 9000)
+    first = LongLogMel(samples, 80, gpu)
+    for start in starts:
+        first.window(start, start + 3000)  # makes constants, and a plan of the transform for each length
     torch.cuda.synchronize()
     torch.cuda._sleep(4_000_000_000)  # 2 seconds and more of a step, on the default stream
     busy = torch.cuda.Event()
     busy.record()
     theirs = LongLogMel(samples, 80, gpu)
-    starts = (0, 1234, 9000)
     found = [theirs.window(start, start + 3000).features for start in starts]
     assert not busy.query(), "features waited for the step"
     for start, one in zip(starts, found, strict=True):
