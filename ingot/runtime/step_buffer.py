@@ -98,7 +98,8 @@ class StepBuffer:
             eight["encoded_rows"] = num_tokens
             four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests + 1}
         if tile_rows:
-            tables["tile_list"] = (tile_list_length(num_tokens, num_requests, tile_rows) + tile_parts, 4)
+            most = max(tile_list_length(num_tokens, num_requests, tile_rows), tile_parts)
+            tables["tile_list"] = (most, 4)
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())

@@ -57,10 +57,16 @@ def most_parts(num_heads: int, num_tokens: int, tile_rows: int) -> int:
 def parts_of(keys: Sequence[int], most: int) -> list[int]:
     """How many parts each tile's keys are cut into, given how many keys every tile of the step sees.
 
-    About as many keys a part, of all tiles; those that are cut have ``most`` parts together, or fewer.
+    The tile with the longest parts gets one more until there are ``most``. Of tiles in descending order the
+    ones that are cut come first.
     """
-    total = sum(keys)
-    return [max(min(most * seen // total, seen // LEAST_PART), 1) for seen in keys]
+    parts = [1] * len(keys)
+    for _ in range(len(keys), most if keys else 0):
+        longest = max(range(len(keys)), key=lambda tile: keys[tile] / parts[tile])
+        if keys[longest] < LEAST_PART * (parts[longest] + 1):
+            break
+        parts[longest] += 1
+    return parts
 
 
 def candidate_tiles(
