@@ -280,7 +280,7 @@ class StepBuffer:
         host["slot_mapping"][token:end] = table[positions // block_size] * block_size + positions % block_size
 
     def _fill_split(self, step: ScheduledBatch) -> None:
-        """The tiles whose queries see most keys first, as they take longest; so the ones in parts are first."""
+        """The tiles whose queries see most keys first, as they take longest; so those in parts are first."""
         host, rows, single = self.host, self._tile_rows, step.num_single if self._splits else 0
         host["decode_lens"].fill(0)
         host["decode_lens"][:single] = host["seq_lens"][:single]

@@ -39,7 +39,9 @@ def made(
     return (case if kind is None else narrow_case(case, kind)), q
 
 
-def attend(impl: Implementation, case: PagedCase, q: torch.Tensor, window: int, **options: Any) -> torch.Tensor:
+def attend(
+    impl: Implementation, case: PagedCase, q: torch.Tensor, window: int, **options: Any
+) -> torch.Tensor:
     arrivals = torch.zeros(PARTS * q.shape[1], dtype=torch.int32, device=q.device)
     listed = [*TILE_LIST, (0, NO_TILE, 0, 1), (3, NO_TILE, 0, 1)]
     place = (case.key_cache, case.value_cache, case.block_tables, starts(QUERIES, impl.device), case.seq_lens)
@@ -110,6 +112,68 @@ def test_without_arrivals_of_the_callers_own(impl: Implementation) -> None:
         parts=PARTS,
     )
     assert torch.equal(out[QUERIES[0] :], with_counts[QUERIES[0] :])
+
+
+def listed(keys: list[int], room: int, most: int) -> torch.Tensor:
+    """A step's list of one tile a request, in descending order of keys, with some room left."""
+    counts = [*enumerate(parts_of(keys, most))]
+    found = [(request, 0, part, parts) for request, parts in counts for part in range(parts)]
+    found += [(0, NO_TILE, 0, 1)] * (max(most, len(keys)) + room - len(found))
+    return torch.tensor(found, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(32, 32, 128), (32, 8, 128), (28, 4, 128), (16, 8, 256)])
+@pytest.mark.parametrize("kind", [None, torch.int8])
+@pytest.mark.parametrize("longest", [4096, 32000])
+@pytest.mark.parametrize("window", [0, 4096])
+def test_a_chunk_in_parts_is_the_whole(
+    dtype: torch.dtype, shape: tuple[int, int, int], kind: torch.dtype | None, longest: int, window: int
+) -> None:
+    """64 tokens of a long prompt beside a short one; the same bits again and again, and in a graph that gets
+    another list.
+    """
+    heads, kv_heads, head_dim = shape
+    keys, queries = [longest, 12], [64, 12]
+    sizes: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": head_dim, "block_size": 64}
+    case = paged_case(keys, **sizes, dtype=torch.float32 if kind else dtype, device="cuda")
+    scales = None
+    if kind is not None:
+        case = narrow_case(case, kind)
+        scales = case.scales
+    q = normal(sum(queries), heads, head_dim, dtype=dtype, device="cuda")
+    most = most_parts(heads, 128, 64)
+    in_parts, whole = listed(keys, 64, most), listed(keys, 64, 0)
+    arrivals = torch.zeros(most * heads, dtype=torch.int32, device="cuda")
+    place = (case.key_cache, case.value_cache, case.block_tables, starts(queries, "cuda"), case.seq_lens)
+
+    def run(tile_list: torch.Tensor, parts: int) -> torch.Tensor:
+        return prefill_attention(
+            *(q, *place, 64, head_dim**-0.5, window),
+            tiles={"BLOCK_M": 64}, scales=scales, tile_list=tile_list, parts=parts, arrivals=arrivals,
+        )  # fmt: skip
+
+    assert int(in_parts[0, 3]) > 2
+    unsplit, split = run(whole, 0), run(in_parts, most)
+    assert_near(split, unsplit.double(), loosen=2)
+    positions = torch.tensor([longest - 64, longest - 1], device="cuda")
+    rows = torch.tensor([0, 63], device="cuda")
+    right = attention64(q[rows], case.keys[0], case.values[0], positions, head_dim**-0.5, window)
+    assert_near(split[rows], right)
+    assert all(torch.equal(run(in_parts, most), split) for _ in range(20))
+    static, graph = in_parts.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(static, most)
+    for again in (in_parts, whole[: len(static)], in_parts):
+        static[:] = static[-1].clone()  # nothing
+        static[: len(again)] = again
+        captured.fill_(math.nan)
+        graph.replay()
+        expected = split if again is in_parts else run(whole, 0)
+        assert_near(captured, expected.double(), loosen=2)
+        assert again is not in_parts or torch.equal(captured, split)
+    assert not arrivals.any()
 
 
 def test_most_parts_fill_a_gpu_twice() -> None:

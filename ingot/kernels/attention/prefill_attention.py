@@ -227,10 +227,11 @@ def prefill_attention_kernel(
         acc = acc * unit
     divisor = tl.where(total == 0.0, 1.0, total)
     out = acc / divisor[:, None]
-    if partial_ptr is not None:
+    if partial_ptr is not None:  # noqa: SIM102 - one condition is known when compiling, the other is not
         if parts > 1:
-            out, last = meet_parts(out, top + tl.log2(divisor), partial_ptr, lse_ptr, arrivals_ptr, entry, part,
-                                   parts, queries < num_queries, HEAD_DIM, BLOCK_M, BLOCK_D)  # fmt: skip
+            lse = top + tl.log2(divisor)
+            out, last = meet_parts(out, lse, partial_ptr, lse_ptr, arrivals_ptr, entry, part, parts,
+                                   queries < num_queries, HEAD_DIM, BLOCK_M, BLOCK_D)  # fmt: skip
             if not last:
                 return
     store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, token * tl.num_programs(0) + head,
