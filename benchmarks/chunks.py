@@ -1,7 +1,8 @@
 """Attention of 64 tokens of a long prompt, alone or beside 63 decodes, by how many parts its keys are cut in.
 
 What a captured step launches for one layer: decode attention and prompt attention, with the step's own list
-of tiles. 0 parts is every tile whole, as before tiles were cut; the others are most parts of all tiles. Each
+of tiles. 0 parts is every tile whole, as before tiles were cut; the others are most parts of all tiles.
+Beside them are decode attention by itself, and both launches of a step that turns out to have no chunk. Each
 figure is a CUDA graph over the caches of several layers, more than the L2 cache holds, in µs a layer. The
 floor is the chunk's keys and values at the read ceiling.
 
@@ -66,10 +67,10 @@ SHAPES = [
 ]
 
 
-def step_of(shape: Shape, decodes: int) -> tuple[ScheduledBatch, int]:
-    """Decodes in front of the chunk, and how many blocks they own."""
+def step_of(decodes: int, chunks: list[int]) -> tuple[ScheduledBatch, int]:
+    """Decodes in front of chunks that see so many keys, and how many blocks they own."""
     found, blocks = [], 0
-    for row, keys in enumerate([DECODE_KEYS] * decodes + [shape.keys]):
+    for row, keys in enumerate([DECODE_KEYS] * decodes + chunks):
         count, own = (1 if row < decodes else CHUNK), -(-keys // BLOCK)
         ids = [0] * keys
         request = Request(str(row), ids, SamplingParams(), 99, blocks=list(range(blocks, blocks + own)))
@@ -78,9 +79,9 @@ def step_of(shape: Shape, decodes: int) -> tuple[ScheduledBatch, int]:
     return ScheduledBatch(found), blocks
 
 
-def batch_of(shape: Shape, decodes: int, parts: int, rows: int) -> ForwardBatch:
-    """The step as a captured one, in its buckets."""
-    step, _ = step_of(shape, decodes)
+def batch_of(shape: Shape, decodes: int, chunks: list[int], parts: int, rows: int) -> ForwardBatch:
+    """The step as a captured one, in the buckets of one with a chunk."""
+    step, _ = step_of(decodes, chunks)
     sizes = (128, 64) if decodes else (64, 1)
     buffer = StepBuffer(
         *(*sizes, -(-shape.keys // BLOCK), sizes[1], torch.device("cuda"), shape.kv_heads),
@@ -97,7 +98,7 @@ def batch_of(shape: Shape, decodes: int, parts: int, rows: int) -> ForwardBatch:
 def caches_of(shape: Shape) -> list[LayerCache]:
     """Random keys and values of several layers."""
     torch.manual_seed(0)
-    blocks = step_of(shape, DECODES)[1]
+    blocks = step_of(DECODES, [shape.keys])[1]
     dtype = NARROW_CACHES.get(shape.kv_dtype, DTYPE)
     sizes = (blocks, shape.kv_heads, BLOCK, 128, dtype, torch.device("cuda"))
     found = [LayerCache.zeros(*sizes) for _ in range(COPIES)]
@@ -125,21 +126,24 @@ def row_of(shape: Shape) -> dict[str, Any]:
     rows = attention.tile_rows(CHUNK, caches[0], DTYPE)
     default = most_parts(shape.heads, 128, rows)
     row: dict[str, Any] = {**shape.__dict__, "floor_us": shape.floor_us, "default_parts": default}
+    empty = batch_of(shape, DECODES, [], default, rows)
+    row["decodes_us"] = layer_us(attention, replace(empty, split=None, max_query_len=1), caches)
+    row["no_chunk_us"] = layer_us(attention, empty, caches)
     for name, decodes in (("alone_us", 0), ("beside_decodes_us", DECODES)):
-        row[name] = {}
-        for parts in (0, default // 2, default, 2 * default):
-            batch = batch_of(shape, decodes, parts, rows)
-            query = torch.randn(len(batch.positions), shape.heads, 128, dtype=DTYPE, device="cuda")
-            calls = [call_of(attention, query, batch, cache) for cache in caches]
-            row[name][str(parts)] = round(statistics.median(graph_us(calls, 15)) / COPIES, 1)
+        row[name] = {
+            str(parts): layer_us(attention, batch_of(shape, decodes, [shape.keys], parts, rows), caches)
+            for parts in (0, default // 2, default, 2 * default)
+        }
     return row
 
 
-def call_of(
-    attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
-) -> Callable[[], Any]:
-    """One layer's attention."""
-    return lambda: attention.attend(query, batch, cache)
+def layer_us(attention: Attention, batch: ForwardBatch, caches: list[LayerCache]) -> float:
+    """The median of one layer's attention."""
+    query = torch.randn(len(batch.positions), attention.config.num_heads, 128, dtype=DTYPE, device="cuda")
+    calls: list[Callable[[], Any]] = [
+        lambda cache=cache: attention.attend(query, batch, cache) for cache in caches
+    ]
+    return round(statistics.median(graph_us(calls, 15)) / COPIES, 1)
 
 
 @torch.inference_mode()
