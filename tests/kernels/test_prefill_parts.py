@@ -8,16 +8,23 @@ from typing import Any
 import pytest
 import torch
 
+from ingot import SamplingParams
 from ingot.errors import IngotError
 from ingot.kernels.attention.int8_heads import int8_heads
 from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import LEAST_PART, most_parts, parts_of
+from ingot.layers import attention as layer
+from ingot.layers.batch import LayerCache
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.step_buffer import StepBuffer
 from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 from tests.kernels.test_int8_heads import assert_heads, receivers
 from tests.kernels.test_prefill_attention import CASES, starts
+from tests.unit.test_mixed_step import small_attention
 
 ROWS = 16
 LENGTHS = [9, 300, 150, 70]
@@ -112,6 +119,38 @@ def test_without_arrivals_of_the_callers_own(impl: Implementation) -> None:
         parts=PARTS,
     )
     assert torch.equal(out[QUERIES[0] :], with_counts[QUERIES[0] :])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs in test_graphs.py")
+def test_the_list_that_a_captured_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode, a prompt and a chunk in parts: by a step's own list the kernel gives what its twin does."""
+    keys, counts, dtype = [6, 20, 900], [1, 20, 40], torch.float32
+    case = paged_case(keys, kv_heads=2, head_dim=16, block_size=16, dtype=dtype)
+    step = ScheduledBatch()
+    for row, (seen, count) in enumerate(zip(keys, counts, strict=True)):
+        blocks = case.block_tables[row, : -(-seen // 16)].tolist()
+        own = Request(str(row), [0] * seen, SamplingParams(), 99, blocks=blocks)
+        step.requests.append(ScheduledRequest(own, seen - count, count, samples=True))
+    buffer = StepBuffer(64, 4, 60, 4, torch.device("cpu"), 2, tile_rows=32, tile_parts=5)
+    buffer.fill(step, 16)
+    buffer.upload()
+    batch = buffer.padded_batch(64, 1024)
+    attention, cache = small_attention("cpu", dtype, 0), LayerCache(case.key_cache, case.value_cache)
+    query, used = normal(64, 4, 16, dtype=dtype), []
+    expected = attention.attend(query, batch, cache)
+
+    def kernel(*arguments: Any, steady: bool, **options: Any) -> torch.Tensor:
+        used.append((options["parts"], options["tile_list"].tolist()))
+        assert options["arrivals"] is batch.arrivals
+        return prefill_attention_triton(*arguments, **options)
+
+    monkeypatch.setattr(layer, "prefill_attention", kernel)
+    found = attention.attend(query, batch, cache)
+    ((parts, tiles),) = used
+    assert parts == 5
+    assert [tile for tile in tiles if tile[3] > 1] == [[2, at, part, 2] for at in (1, 0) for part in (0, 1)]
+    assert_near(found[: sum(counts)], expected[: sum(counts)].double())
+    assert not batch.arrivals.any()
 
 
 def listed(keys: list[int], room: int, most: int) -> torch.Tensor:
