@@ -21,6 +21,7 @@ def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
         encoded_positions=runner.forward.encoded_positions,
         block_size=runner.block_size,
         tile_rows=0 if decodes else 16,
+        tile_parts=0 if decodes else 8,
     )
     buffer.fill(step, runner.block_size)
     if decodes:

@@ -57,8 +57,8 @@ def request_buckets(max_batch_size: int) -> tuple[int, ...]:
 
 
 def tile_list_length(num_tokens: int, num_requests: int, tile_rows: int) -> int:
-    """Most tiles of ``tile_rows`` queries, or parts of them, that the prompts of such a step have; each has
-    two tokens at least.
+    """Most tiles of ``tile_rows`` queries, or fewer, that the prompts of such a step have; each has two
+    tokens at least.
     """
     return num_tokens // tile_rows + min(num_requests, num_tokens // 2)
 

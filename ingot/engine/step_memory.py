@@ -20,6 +20,8 @@ from ingot.config.step_sizes import (
     tile_list_length,
 )
 from ingot.kernels.sampling.penalties import count_dtype
+from ingot.kernels.tiles.prefill_tiles import TILES_HALF
+from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 
 _PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
 # 8 bytes each: temperature, top-p, min-p, top-k, seed, step, slot, mask, five rules, four of transcripts
@@ -44,16 +46,18 @@ def step_buffer_bytes(
     tiles: int = 0,
 ) -> int:
     """Bytes of one step's tensors (``StepBuffer``) on the device; of several buffers by their sums. Its list
-    holds so many ``tiles``.
+    holds so many ``tiles``, some of which may be in parts.
     """
     eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * (logits if encoded_width else requests)
     four = requests * table_width + 2 * requests + buffers
     if encoded_width:  # a request's blocks in the encoder cache and their positions; a token's request
         eight += tokens
         four += (requests + buffers) * (encoded_width + 1)
+    counts = requests * kv_heads
     if tiles:
-        four += 2 * tiles + requests
-    return 8 * eight + 4 * four + 4 * requests * kv_heads
+        four += 4 * tiles + requests
+        counts = max(counts, TARGET_PROGRAMS)
+    return 8 * eight + 4 * four + 4 * counts
 
 
 def all_step_buffers_bytes(
@@ -78,7 +82,7 @@ def all_step_buffers_bytes(
             step_buffer_bytes(
                 *(t, r, width, probes * r, heads),
                 encoded_width=encoded,
-                tiles=tile_list_length(t, r, _LEAST_TILE_ROWS),
+                tiles=max(tile_list_length(t, r, _LEAST_TILE_ROWS), TARGET_PROGRAMS // config.num_heads),
             )
             for t in TOKEN_BUCKETS
             for r in request_buckets(max_batch_size)
@@ -106,8 +110,8 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
 
     Each graph takes 128 KiB a layer of the driver's (an estimate, which benchmarks/memory.py is there to
     replace). All decode graphs share the activations and logits of the largest, and these penalized,
-    in fp32; all graphs of steps with prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), and
-    their logits.
+    in fp32; all graphs of steps with prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), their
+    logits, and what the parts of attention's tiles leave in fp32.
     """
     buckets, requests = batch_buckets(max_batch_size), request_buckets(max_batch_size)
     graphs = len(buckets) * len(draw_kinds(config.kind)) + len(TOKEN_BUCKETS) * len(requests)
@@ -117,4 +121,5 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     changed = 2 if config.kind == "cross" else 1  # by transcripts, then by penalties
     logits += changed * buckets[-1] * config.vocab_size * torch.float32.itemsize
     driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
-    return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits
+    parts = TARGET_PROGRAMS * TILES_HALF["BLOCK_M"] * (config.head_dim + 1) * torch.float32.itemsize
+    return driver + parts + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits

@@ -164,6 +164,8 @@ class Attention(nn.Module):
                 steady=steady,
                 softcap=config.attention_softcap,
                 tile_list=None if split is None else split.tile_list,
+                parts=0 if split is None else split.tile_parts,
+                arrivals=None if split is None else batch.arrivals,
             )
         return out
 

@@ -59,13 +59,15 @@ class Split:
     Attributes:
         decode_lens: [D] int32, ``seq_lens`` of the first D requests where they have one token, 0 for others:
             decode attention leaves zeros in their rows, which chunks then write over. D = 0: none decodes.
-        tile_list: [N, 2] int32, as of ``prefill_attention``: all tiles of the requests that do not decode.
+        tile_list: [N, 4] int32, as of ``prefill_attention``: all tiles of the requests that do not decode.
         tile_rows: queries of a tile.
+        tile_parts: entries of the list that may be parts of tiles, the first ones.
     """
 
     decode_lens: torch.Tensor
     tile_list: torch.Tensor
     tile_rows: int
+    tile_parts: int = 0
 
 
 @dataclass
@@ -91,8 +93,8 @@ class ForwardBatch:
         num_decodes: how many requests, from the first on, have one new token each; those tokens are the rows
             0 to ``num_decodes`` of the step. 0 says nothing about the requests.
         split: what says so instead in a captured step that may have both; None in any other.
-        arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
-            None: each call makes its own.
+        arrivals: [at least B * num_kv_heads, and tile_parts * num_heads] int32 zeros for attention, which
+            leaves them at zero; None: each call makes its own.
         record: keeps what the step computes on its way, for ``verify``; None in every other run.
         encoded: what cross-attention reads; None: no request of the step has an input.
         spliced: embeddings that take the place of placeholders'; None: there are none.

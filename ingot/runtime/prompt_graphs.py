@@ -19,6 +19,7 @@ import torch
 
 from ingot.config.step_sizes import TOKEN_BUCKETS, request_buckets
 from ingot.kernels.sampling.token_feed import take_tokens
+from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
@@ -125,6 +126,7 @@ class PromptGraphs:
             encoded_positions=self.forward.encoded_positions,
             block_size=self.cache.block_size,
             tile_rows=rows,
+            tile_parts=most_parts(layer.self_attn.config.num_heads, tokens, rows),
         )
         buffer.fill(ScheduledBatch(), self.cache.block_size)
         buffer.upload()

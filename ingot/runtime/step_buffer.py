@@ -21,6 +21,8 @@ import torch
 
 from ingot.config.step_sizes import tile_list_length
 from ingot.kernels.attention.prefill_reference import NO_TILE
+from ingot.kernels.tiles.prefill_tiles import parts_of
+from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 from ingot.layers.batch import Encoded, ForwardBatch, Split
 from ingot.runtime.sampler import (
     DRAW_DOUBLES,
@@ -57,7 +59,7 @@ class StepBuffer:
     """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
     decode attention with ``num_kv_heads``. With ``encoded_positions`` also for where each request's input of
     up to so many positions lies, in blocks of ``block_size``; with ``tile_rows`` for what a captured step's
-    attention does (``Split``).
+    attention does (``Split``), where the keys of few tiles are cut into up to ``tile_parts`` parts.
 
     Rows that ``fill`` leaves over are padding: they write to no slot and attend to nothing.
     """
@@ -73,10 +75,12 @@ class StepBuffer:
         encoded_positions: int = 0,
         block_size: int = 1,
         tile_rows: int = 0,
+        tile_parts: int = 0,
     ) -> None:
         self.num_tokens = num_tokens
         self.num_requests = num_requests
         self._tile_rows = tile_rows
+        self._tile_parts = tile_parts
         self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
@@ -94,7 +98,8 @@ class StepBuffer:
             eight["encoded_rows"] = num_tokens
             four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests + 1}
         if tile_rows:
-            tables["tile_list"] = (tile_list_length(num_tokens, num_requests, tile_rows), 2)
+            most = max(tile_list_length(num_tokens, num_requests, tile_rows), tile_parts)
+            tables["tile_list"] = (most, 4)
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())
@@ -115,7 +120,7 @@ class StepBuffer:
             for side in self._sides:
                 side.arrays[name] = side.arrays[name].reshape(shape)
         # Never uploaded: the kernels that count in it leave it at zero.
-        counts = num_requests * num_kv_heads
+        counts = max(num_requests * num_kv_heads, TARGET_PROGRAMS if tile_parts else 0)
         self._arrivals = torch.zeros(counts, dtype=torch.int32, device=device) if counts else None
         self._turn = 0
 
@@ -136,7 +141,7 @@ class StepBuffer:
         split = None
         if self._tile_rows:
             lens = self._views["decode_lens"][: self.num_tokens if self._splits else 0]
-            split = Split(lens, self._views["tile_list"], self._tile_rows)
+            split = Split(lens, self._views["tile_list"], self._tile_rows, self._tile_parts)
         fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
         return ForwardBatch(
             **fields,
@@ -275,18 +280,25 @@ class StepBuffer:
         host["slot_mapping"][token:end] = table[positions // block_size] * block_size + positions % block_size
 
     def _fill_split(self, step: ScheduledBatch) -> None:
-        """The tiles whose queries see most keys first, as they take longest."""
+        """The tiles whose queries see most keys first, as they take longest; so those in parts are first."""
         host, rows, single = self.host, self._tile_rows, step.num_single if self._splits else 0
         host["decode_lens"].fill(0)
         host["decode_lens"][:single] = host["seq_lens"][:single]
         tiles = [
-            (item.start + first, request, first // rows)
+            (item.start + min(first + rows, item.count), request, first // rows)
             for request, item in enumerate(step.requests[single:], start=single)
             for first in range(0, item.count, rows)
         ]
-        host["tile_list"][:] = (0, NO_TILE)
-        if tiles:
-            host["tile_list"][: len(tiles)] = [tile for _, *tile in sorted(tiles, reverse=True)]
+        tiles = sorted(tiles, reverse=True)
+        parts = parts_of([keys for keys, *_ in tiles], self._tile_parts)
+        listed = [
+            (request, tile, part, count)
+            for (_, request, tile), count in zip(tiles, parts, strict=True)
+            for part in range(count)
+        ]
+        host["tile_list"][:] = (0, NO_TILE, 0, 1)
+        if listed:
+            host["tile_list"][: len(listed)] = listed
 
     def _fill_encoded(self, step: ScheduledBatch) -> None:
         host, token = self.host, 0

@@ -85,6 +85,10 @@ class TestLoadedModels:
         buffer = StepBuffer(40, 3, 7, 5, torch.device("cpu"), 2)
         counts = 0 if buffer._arrivals is None else buffer._arrivals.nbytes
         assert step_buffer_bytes(40, 3, 7, 5, 2) == buffer._device.nbytes + counts
+        buffer = StepBuffer(40, 3, 7, 5, torch.device("cpu"), 2, tile_rows=16, tile_parts=8)
+        assert buffer._arrivals is not None
+        needed = buffer._device.nbytes + buffer._arrivals.nbytes
+        assert step_buffer_bytes(40, 3, 7, 5, 2, tiles=8) == needed
 
     def test_token_counts(self, checkpoints: dict[str, Path]) -> None:
         """Beside them sampling takes what depends on the batch alone."""

@@ -15,6 +15,7 @@ from ingot.kernels.attention.paged_attention import paged_attention_triton
 from ingot.kernels.attention.prefill_attention import prefill_attention_triton
 from ingot.kernels.cache.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.cache.scales import E4M3, CacheScales
+from ingot.kernels.tiles.prefill_tiles import most_parts
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, LONG, empty
 
 
@@ -47,7 +48,11 @@ def attention(
     q, tiles = empty(batch, heads, head_dim, dtype=dtype), {"OVERLAP": overlap}
     paged_attention_triton(q, cache, cache, tables, lengths, 0.1, 4096, window, tiles, scales=scales)
     q, bounds = empty(batch * longest, heads, head_dim, dtype=dtype), empty(batch + 1, dtype=torch.int32)
-    prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window, scales=scales)
+    place = (q, cache, cache, tables, bounds, lengths, longest, 0.1, window)
+    prefill_attention_triton(*place, scales=scales)
+    if longest <= 64:
+        tile_list, parts = empty(40, 4, dtype=torch.int32), most_parts(heads, longest, 64)
+        prefill_attention_triton(*place, scales=scales, tile_list=tile_list, parts=parts)
 
 
 def written(

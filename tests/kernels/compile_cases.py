@@ -100,14 +100,15 @@ def prefill(
     tiles: dict[str, int] | None = None,
     narrow: bool = False,
     listed: int = 0,
+    parts: int = 0,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
     tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
     bounds = empty(5, dtype=torch.int32)
     q = empty(4 * longest, heads, head_dim, dtype=dtype)
     place = (q, cache, cache, tables, bounds, lengths, longest, 0.1, window, tiles)
-    tile_list = empty(listed, 2, dtype=torch.int32) if listed else None
-    prefill_attention_triton(*place, *(in_8(q) if narrow else ()), tile_list=tile_list)
+    tile_list = empty(listed, 4, dtype=torch.int32) if listed else None
+    prefill_attention_triton(*place, *(in_8(q) if narrow else ()), tile_list=tile_list, parts=parts)
 
 
 def invariant_attend(
@@ -288,6 +289,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "decode 32/8x128 fp16 of 64 to 8 bits": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 1, 64, True),
     "decode 32/8x128 bf16 alone to 8 bits": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0, 1, 1, True),
     "prefill 32x128 fp16 by a list": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, listed=96),
+    "prefill 32x128 fp16 in parts": lambda: prefill(HALF, 32, 32, 128, 64, 128, 0, listed=74, parts=8),
+    "prefill 32/8x80 bf16 window in parts": lambda: prefill(
+        BRAIN, 32, 8, 80, 64, 64, 256, listed=74, parts=8
+    ),
+    "prefill 12x64 fp32 in parts": lambda: prefill(FULL, 12, 12, 64, 64, 128, 0, listed=88, parts=22),
+    "prefill 8x256 bf16 in parts to 8 bits": lambda: prefill(
+        BRAIN, 8, 8, 256, 64, 64, 0, None, True, listed=40, parts=33
+    ),
     "prefill 32x128 fp16 to 8 bits": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, None, True),
     "prefill 32/8x80 bf16 to 8 bits": lambda: prefill(BRAIN, 32, 8, 80, 64, 512, 256, None, True),
     "small_linear 1 fp16": lambda: linear(HALF, 1, 4096, 11008),

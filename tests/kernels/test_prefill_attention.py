@@ -129,12 +129,13 @@ def test_a_list_of_tiles(impl: Implementation, dtype: torch.dtype, first: int, w
     bounds, rows = starts(QUERIES, impl.device), 16
     tiles = [(row, at) for row in range(first, 5) for at in range(-(-QUERIES[row] // rows))]
     tiles = [*tiles[1::2], (0, NO_TILE), *tiles[::2], (4, NO_TILE)]
+    listed = torch.tensor([(*tile, 0, 1) for tile in tiles], dtype=torch.int32, device=impl.device)
     out = torch.full_like(q, 7.0)
     impl(prefill_attention, prefill_attention_triton)(
         *(q, case.key_cache, case.value_cache, case.block_tables, bounds, case.seq_lens, 64, 0.2, window),
         tiles={"BLOCK_M": rows},
         out=out,
-        tile_list=torch.tensor(tiles, dtype=torch.int32, device=impl.device),
+        tile_list=listed,
     )
     begin = int(bounds[first])
     assert (out[:begin] == 7.0).all()

@@ -115,7 +115,10 @@ def test_a_captured_step_is_told_who_decodes() -> None:
         split = buffer.padded_batch(8, 99).split
         assert split is not None
         assert split.tile_rows == 2
-        return split.decode_lens.tolist(), [(request, tile) for request, tile in split.tile_list.tolist()]
+        assert split.tile_parts == 0
+        tiles = split.tile_list.tolist()
+        assert all(tile[2:] == [0, 1] for tile in tiles), "whole"
+        return split.decode_lens.tolist(), [(request, tile) for request, tile, *_ in tiles]
 
     first = filled(decode("a", 6), decode("b", 9), chunk("c", 0, 3), chunk("d", 7, 3))
     assert first == ([6, 9, 0, 0], [(3, 1), (3, 0), (2, 1), (2, 0), *[none] * 4])
@@ -130,4 +133,28 @@ def test_a_captured_request_alone_is_a_chunk() -> None:
     split = buffer.padded_batch(16, 99).split
     assert split is not None
     assert len(split.decode_lens) == 0
-    assert split.tile_list.tolist()[0] == [0, 0]
+    assert split.tile_list.tolist()[0] == [0, 0, 0, 1]
+
+
+def test_the_keys_of_few_tiles_are_cut_into_parts() -> None:
+    """Those of the longest contexts, whose parts stand first; a short prompt beside them stays whole."""
+    buffer = StepBuffer(8, ROWS, 1024, ROWS, torch.device("cpu"), 1, tile_rows=4, tile_parts=4)
+
+    def filled(*items: ScheduledRequest) -> list[list[int]]:
+        buffer.fill(ScheduledBatch(list(items)), BLOCK_SIZE)
+        buffer.upload()
+        batch = buffer.padded_batch(8, 4096)
+        assert batch.split is not None
+        assert batch.split.tile_parts == 4
+        assert len(batch.split.tile_list) == 2 + 4, "tiles and short ones"
+        assert batch.arrivals is not None
+        assert len(batch.arrivals) >= 4 * 2, "for parts of two heads"
+        return [entry for entry in batch.split.tile_list.tolist() if entry != [0, NO_TILE, 0, 1]]
+
+    four = [[1, 0, part, 4] for part in range(4)]
+    assert filled(decode("a", 6), chunk("b", 3000, 4)) == four
+    assert filled(decode("a", 6), chunk("c", 0, 3)) == [[1, 0, 0, 1]]
+    two = [[1, tile, part, 2] for tile in (1, 0) for part in range(2)]
+    assert filled(decode("a", 6), chunk("d", 3000, 6)) == two
+    long = [[2, 0, part, 3] for part in range(3)]
+    assert filled(decode("a", 6), chunk("c", 0, 3), chunk("b", 3000, 4)) == [*long, [1, 0, 0, 1]]

@@ -23,6 +23,7 @@ from ingot.kernels.attention.int8_heads import (
     expect_out,
     store_heads,
 )
+from ingot.kernels.attention.prefill_parts import meet_parts, part_bounds
 from ingot.kernels.attention.prefill_reference import prefill_attention_reference
 from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
 from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
@@ -31,6 +32,7 @@ from ingot.kernels.cache.tile import tile_place
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
+    expect_range,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -138,6 +140,9 @@ def prefill_attention_kernel(
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
     out_zero_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -161,15 +166,17 @@ def prefill_attention_kernel(
     """BLOCK_M queries of one head of one request a program.
 
     The last queries of every head, with most keys, go first, so that the programs that end the launch are
-    short ones. With a list of (request, tile), the list's order decides.
+    short ones. With a list of (request, tile, part, parts), the list's order decides; with ``partial_ptr`` a
+    tile's keys may be cut into parts.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     tile_m = tl.num_programs(1) - 1 - tl.program_id(1)
     head, request = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    entry = tl.program_id(1)
     if list_ptr is not None:
-        request = tl.load(list_ptr + 2 * tl.program_id(1)).to(tl.int64)
-        tile_m = tl.load(list_ptr + 2 * tl.program_id(1) + 1)
+        request = tl.load(list_ptr + 4 * entry).to(tl.int64)
+        tile_m = tl.load(list_ptr + 4 * entry + 1)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     seq_len = tl.load(seq_lens_ptr + request)
@@ -192,6 +199,9 @@ def prefill_attention_kernel(
     if HAS_WINDOW:
         lower = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
         full = lower
+    if partial_ptr is not None:
+        part, parts = tl.load(list_ptr + 4 * entry + 2), tl.load(list_ptr + 4 * entry + 3)
+        lower, full, upper = part_bounds(lower, full, upper, part, parts, BLOCK_N)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     top = tl.full([BLOCK_M], LEAST_SCORE, dtype=tl.float32)
@@ -215,7 +225,15 @@ def prefill_attention_kernel(
     )  # fmt: skip
     if key_scale_ptr is not None:
         acc = acc * unit
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    divisor = tl.where(total == 0.0, 1.0, total)
+    out = acc / divisor[:, None]
+    if partial_ptr is not None:  # noqa: SIM102 - one condition is known when compiling, the other is not
+        if parts > 1:
+            lse = top + tl.log2(divisor)
+            out, last = meet_parts(out, lse, partial_ptr, lse_ptr, arrivals_ptr, entry, part, parts,
+                                   queries < num_queries, HEAD_DIM, BLOCK_M, BLOCK_D)  # fmt: skip
+            if not last:
+                return
     store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, token * tl.num_programs(0) + head,
                 head + tl.arange(0, 1), queries < num_queries, HEAD_DIM, 1, STATIC, BITS)  # fmt: skip
 
@@ -242,20 +260,31 @@ def prefill_attention_triton(
     scales: CacheScales | None = None,
     softcap: float = 0.0,
     tile_list: torch.Tensor | None = None,
+    parts: int = 0,
+    arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
-    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size(), scales is not None), tiles)
+    kind = (q.element_size(), scales is not None, parts)
+    choice = merge_tiles(default_tiles(max_query_len, head_dim, *kind), tiles)
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])
     if tile_list is not None:
         grid = (num_heads, len(tile_list), 1)
+    partial = lse = None
+    if parts:
+        shape = (parts, num_heads, choice["BLOCK_M"])
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        if arrivals is None:
+            arrivals = torch.zeros(parts * num_heads, dtype=torch.int32, device=q.device)
     factor, cap = score_factors(scale, softcap)
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
             *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens),
-            *(tile_list, out, *end_pointers(out_scales), q.stride(0), block_tables.stride(0)),
+            *(tile_list, out, *end_pointers(out_scales), partial, lse, arrivals if parts else None),
+            *(q.stride(0), block_tables.stride(0)),
             *key_cache.stride()[:3],
             factor,
             window,
@@ -292,6 +321,8 @@ def prefill_attention(
     steady: bool = False,
     softcap: float = 0.0,
     tile_list: torch.Tensor | None = None,
+    parts: int = 0,
+    arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -319,9 +350,13 @@ def prefill_attention(
         steady: the output will be rounded to few bits. The twin then sums in float64: the last bits of fp32
             sums follow the shape of the step, and rounding can make a quantum of them. Kernels ignore it.
         softcap: > 0: scores become softcap · tanh(score / softcap).
-        tile_list: [N, 2] int32, what the programs compute, in this order: a request and which BLOCK_M of its
-            queries; NO_TILE of any: nothing. It holds all tiles of the last requests, from some request on;
-            rows of the others are left as they are. None: all requests.
+        tile_list: [N, 4] int32, what the programs compute, in this order: a request, which BLOCK_M of its
+            queries, which part of the keys that these see, and of how many; NO_TILE of any: nothing. It holds
+            all tiles of the last requests, from some request on, and their parts one after another; rows of
+            the others are left as they are. None: all requests.
+        parts: only so many entries of ``tile_list``, the first ones, are of tiles with more than one part;
+            0: none. Sums of parts differ from those of whole tiles in their last bits.
+        arrivals: at least parts * num_heads int32 zeros, as of :func:`paged_attention`.
 
     Returns:
         [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -335,8 +370,13 @@ def prefill_attention(
         raise KernelArgumentError("scale is not positive", seen=scale)
     expect_out(out, out_scales, q)
     if tile_list is not None:
-        expect("tile_list", tile_list, (None, 2), like=q, dtype=torch.int32)
+        expect("tile_list", tile_list, (None, 4), like=q, dtype=torch.int32)
+    expect_range("parts", parts, 0, 0 if tile_list is None else len(tile_list))
+    if arrivals is not None:
+        expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
+        expect_range("arrivals", arrivals.numel(), parts * q.shape[1])
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales, softcap, tile_list)
+        ends = (tiles, out, out_scales, scales, softcap, tile_list, parts, arrivals)
+        return prefill_attention_triton(*arguments, *ends)
     return prefill_attention_reference(*arguments, out, out_scales, scales, steady, softcap, tile_list)

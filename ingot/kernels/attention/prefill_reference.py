@@ -33,7 +33,7 @@ def prefill_attention_reference(
 ) -> torch.Tensor:
     """Arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
     if tile_list is not None:
-        listed = [request for request, tile in tile_list.tolist() if tile < NO_TILE]
+        listed = [request for request, tile, *_ in tile_list.tolist() if tile < NO_TILE]
         first = min(listed, default=len(seq_lens))
         block_tables, seq_lens, query_start = block_tables[first:], seq_lens[first:], query_start[first:]
     if out_scales is not None:

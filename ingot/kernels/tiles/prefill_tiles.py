@@ -7,10 +7,13 @@ Owns the choices that were measured and those worth measuring. Knows no kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ingot.kernels.checks import next_power_of_two
 from ingot.kernels.overlap import other_overlap
+from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 
 # H200, head_dim 128, fp16: 64 queries keep the accumulator of one warp group in registers. Several programs
 # share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys a tile; 4 with 32
@@ -21,19 +24,49 @@ TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
 LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
 LONG_CHUNK = 1024
 TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
+LEAST_PART = 256  # keys of a part of a tile: for fewer its sums are not worth writing and reading again
 
 
-def default_tiles(max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False) -> dict[str, int]:
+def default_tiles(
+    max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False, parts: int = 0
+) -> dict[str, int]:
     """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads, and no
-    limit of registers where keys of a cache in 8 bits (``narrow``) are made wide in them.
+    limit of registers where keys of a cache in 8 bits (``narrow``) are made wide in them. Parts of tiles of
+    wide heads meet in the registers of more warps.
     """
     if itemsize > 2:
         return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
     block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
     tiles = {**TILES_HALF, "BLOCK_M": block_m}
     if head_dim > 128:
-        return {**tiles, "BLOCK_N": 32, **({"num_warps": 8, "num_stages": 1} if narrow else {})}
+        more = {"num_warps": 8, "num_stages": 1} if narrow else {"num_warps": 8} if parts else {}
+        return {**tiles, "BLOCK_N": 32, **more}
     return {**tiles, **LONG_TILES} if max_query_len >= LONG_CHUNK and not narrow else tiles
+
+
+def most_parts(num_heads: int, num_tokens: int, tile_rows: int) -> int:
+    """Most parts in all that tiles of so many queries are cut into, in a step of up to so many tokens.
+
+    Times heads they are the programs of a step with one tile, two a multiprocessor of an H200; 0: none, since
+    whole tiles of one prompt are as many, or of a long chunk.
+    """
+    parts = TARGET_PROGRAMS // num_heads
+    return parts if num_tokens < LONG_CHUNK and num_tokens // tile_rows < parts else 0
+
+
+def parts_of(keys: Sequence[int], most: int) -> list[int]:
+    """How many parts each tile's keys are cut into, given how many keys every tile of the step sees.
+
+    The tile with the longest parts gets one more until there are ``most``. Of tiles in descending order the
+    ones that are cut come first.
+    """
+    parts = [1] * len(keys)
+    for _ in range(len(keys), most if keys else 0):
+        longest = max(range(len(keys)), key=lambda tile: keys[tile] / parts[tile])
+        if keys[longest] < LEAST_PART * (parts[longest] + 1):
+            break
+        parts[longest] += 1
+    return parts
 
 
 def candidate_tiles(
