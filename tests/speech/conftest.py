@@ -32,7 +32,7 @@ def tokenizers(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-def write_whisper(folder: Path, seed: int) -> Path:
+def write_whisper(folder: Path, seed: int, **changes: int) -> Path:
     """A tiny multilingual checkpoint with random weights and no tokenizer: its text is ids."""
     names = SpeechTokens.of_vocabulary(51865)
     sizes = {
@@ -42,7 +42,7 @@ def write_whisper(folder: Path, seed: int) -> Path:
         "max_target_positions": 448,
     }
     ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
-    write_speech(folder, seed, **sizes, **ends, decoder_start_token_id=names.start)
+    write_speech(folder, seed, **sizes | ends | changes, decoder_start_token_id=names.start)
     return folder
 
 
