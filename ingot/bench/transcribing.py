@@ -147,10 +147,7 @@ def measure_clips(
         IngotError: it cannot be loaded, or takes no speech.
     """
     say(f"loading {spec.title}")
-    config = model_config(spec, spec.random_weights)
-    mel_bins(config)
-    tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
-    tokens = Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens
+    tokens = speech_tokens(spec)
     opened = open_listener(spec, batch=max(wanted.batches), random_weights=spec.random_weights)
     with opened as listener:
         if ceiling is None:
@@ -163,6 +160,18 @@ def measure_clips(
         results = measure_transcribing(listener, wanted, tokens, say, spec.title)
         record = {"name": spec.title, "spec": spec.to_json(), "facts": listener.facts() | warmed}
     return record | {"results": results, "doubts": doubts(results)}, ceiling
+
+
+def speech_tokens(spec: SideSpec) -> SpeechTokens:
+    """Those around a transcript, without weights.
+
+    Raises:
+        IngotError: the model cannot be read, or takes no speech.
+    """
+    config = model_config(spec, spec.random_weights)
+    mel_bins(config)
+    tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
+    return Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens
 
 
 def _entry(batch: int, runs: Sequence[Hearing], asked: Sequence[TranscribeOptions]) -> dict[str, Any]:
