@@ -45,7 +45,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
-from ingot.speech.transcriber import mel_bins
+from ingot.speech.recording import mel_bins
 
 Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]
 Record = dict[str, Any]

@@ -30,8 +30,8 @@ from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
 from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript
-from ingot.speech.transcriber import Transcriber, mel_bins
+from ingot.speech.recording import Transcript, mel_bins
+from ingot.speech.transcriber import Transcriber
 from ingot.speech.window import Vocabulary
 
 _FRAMES = WINDOW // HOP  # of a window

@@ -21,7 +21,6 @@ REFUSED = {  # arguments, with E for the engine, C for its checkpoint, D for a f
     ("build", "C", "-o", "X", "--prove", "D"): "ingot eval wer ENGINE",
     ("bench", "latency", "E", "--device", "cpu"): "ingot bench transcribe ENGINE",
     ("bench", "throughput", "C", "--device", "cpu"): "ingot bench transcribe ENGINE",
-    ("repro", "E", "--layer", "0", *IDS): "ingot verify",
     ("triton", "E", "-o", "X"): "ingot serve ENGINE",
 }
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from ingot.config.model import DecoderConfig
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
@@ -21,16 +19,14 @@ from ingot.evaluate.hearing import hears
 from ingot.evaluate.items import Item
 from ingot.processors.audio import RATE, audio_seconds, read_audio
 from ingot.processors.languages import language_code
-from ingot.processors.log_mel import HOP, LongLogMel, fit
-from ingot.speech.transcriber import mel_bins
+from ingot.processors.log_mel import HOP
+from ingot.speech.recording import first_window, window_frames
 from ingot.speech.window import Vocabulary
-
-_FRAMES_OF_A_POSITION = 2
 
 
 def one_window(folder: Path, config: DecoderConfig) -> Callable[[Item], str | None]:
     """Why an item does not serve: its recording, named from ``folder`` on, must be of one window."""
-    heard, seconds = hears(folder), _frames(config) * HOP / RATE
+    heard, seconds = hears(folder), window_frames(config) * HOP / RATE
 
     def why(item: Item) -> str | None:
         found = heard(item)
@@ -67,7 +63,7 @@ def spoken_texts(
                 allowed=vocabulary.longest,
                 flag="--max-tokens",
             )
-        features = _features(data.folder / (item.audio or ""), config)
+        features = first_window(read_audio(data.folder / (item.audio or "")), config)
         found.append(Text(tuple(ids), range(len(prompt) - 1, len(ids)), features))
     return found
 
@@ -86,14 +82,3 @@ def _language(item: Item, vocabulary: Vocabulary) -> str | None:
             flag="--data",
         )
     return None if item.language is None else language_code(item.language)
-
-
-def _features(path: Path, config: DecoderConfig) -> torch.Tensor:
-    """A whole window [mels, frames], as transcripts read it: silence behind the recording is zeros."""
-    heard = LongLogMel(read_audio(path), mel_bins(config), torch.device("cpu"))
-    return fit(heard.window(0, heard.num_frames), _frames(config)).contiguous()
-
-
-def _frames(config: DecoderConfig) -> int:
-    assert config.encoder is not None
-    return _FRAMES_OF_A_POSITION * config.encoder.max_positions
