@@ -13,6 +13,7 @@ from ingot.cli.flags import AsJson, Device, Threads, field_flags, option, set_th
 from ingot.cli.limits import Limits
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.opening import open_llm
+from ingot.errors import NoSuchPathError
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
@@ -122,6 +123,8 @@ def _place(layer: str) -> tuple[str, int]:
 def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
     """What was given beside the recording; None: nothing, which a recording does without."""
     given = (flags.messages, flags.prompt, flags.ids)
+    if flags.audio is not None and not Path(flags.audio).is_file():
+        raise NoSuchPathError("no such file", seen=flags.audio, flag="--audio")
     if flags.audio is None:
         if flags.language is not None:
             raise typer.BadParameter("it is of --audio", param_hint="--language")
