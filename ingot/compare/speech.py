@@ -23,7 +23,7 @@ from ingot.checkpoint.reader import GENERATION_CONFIG
 from ingot.compare.engine import OpenEngine
 from ingot.compare.huggingface import OpenClass, class_features, class_memory, generation_config
 from ingot.compare.memory import free_memory
-from ingot.compare.spec import HUGGINGFACE, ModelSpec, decoder_config, folder_of, read_text
+from ingot.compare.spec import HUGGINGFACE, ModelSpec, decoder_config, folder_of, model_of, read_text
 from ingot.config.model import DecoderConfig
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import ConfigError, RequestError
@@ -113,8 +113,7 @@ def model_config(spec: ModelSpec, random_weights: str | None = None) -> DecoderC
     if random_weights is not None:
         path = Path(random_weights)
         return decoder_config(read_json(path / CONFIG if path.is_dir() else path))
-    folder = folder_of(spec.path or "")
-    return Manifest.read(folder).model if is_engine(folder) else decoder_config(read_json(folder / CONFIG))
+    return model_of(spec.path or "")
 
 
 class IngotListener(OpenEngine):

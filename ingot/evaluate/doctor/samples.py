@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.compare.spec import decoder_config
+from ingot.checkpoint.reader import Checkpoint
+from ingot.compare.spec import model_of
 from ingot.config.model import DecoderConfig
 from ingot.engine.text import read_text_parts
 from ingot.errors import ConfigError
@@ -44,8 +43,7 @@ def needs_of(checkpoint: str, data: Path) -> Callable[[Item], str | None]:
     Raises:
         IngotError: the checkpoint cannot be read.
     """
-    with open_checkpoint(resolve_checkpoint(checkpoint)) as source:
-        config = decoder_config(source.config)
+    config = model_of(checkpoint)
     if config.kind != "cross":
         return lambda item: None
     return one_window(data if data.is_dir() else data.parent, config)
