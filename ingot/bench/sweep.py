@@ -20,20 +20,32 @@ from ingot.bench.kernels import read_shape
 from ingot.bench.latency import Latency, check_length
 from ingot.bench.machine import machine
 from ingot.bench.side import Say, SideSpec, check_classes, silent
-from ingot.bench.sweep_line import DOES_NOT_FIT, OK, Line, LineWanted, Quality, Told, doubling, measure_apart
+from ingot.bench.sweep_line import (
+    AUTO_MOST,
+    DOES_NOT_FIT,
+    OK,
+    Line,
+    LineWanted,
+    Quality,
+    Told,
+    doubling,
+    measure_apart,
+)
 from ingot.bench.sweep_record import record_of
 from ingot.bench.sweep_store import Store
+from ingot.bench.transcribing import Transcribing
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
 from ingot.compare.spec import HUGGINGFACE, against_parts
 from ingot.config.build import NARROW_KV_DTYPES
-from ingot.config.encoder import BENCH_TRANSCRIBE, expect_text
+from ingot.config.encoder import expect_text
 from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
+from ingot.speech.recording import mel_bins
 
 Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]
 Record = dict[str, Any]
@@ -47,14 +59,15 @@ class Sweep:
         spec: the checkpoint or the config with random weights, and the device; its dtype and sizes are not
             read.
         dtypes: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        quants: linear schemes, or YAML files of them.
+        quants: linear schemes, YAML files of them, or schemes of both halves of a model that hears.
         kv_dtypes: of the KV cache, as in ``RuntimeConfig``.
-        batches: sizes; empty: 1, 2, 4 and so on until one does not fit.
+        batches: sizes; empty: 1, 2, 4 and so on until one does not fit, or has all clips.
+        shape: equal requests, or clips for a model that hears; its batches are not read.
         against: ``hf`` or ``hf:CHECKPOINT``: Hugging Face's class in the first dtype is a line, too.
         quality_of: what the quality is measured on, for the record.
 
     Raises:
-        ConfigError: an unknown dtype or scheme, an engine, or sizes below 1.
+        ConfigError: an unknown dtype or scheme, an engine, or sizes below 1 or beyond the clips.
     """
 
     spec: SideSpec
@@ -62,7 +75,7 @@ class Sweep:
     quants: tuple[str, ...] = ("none",)
     kv_dtypes: tuple[str, ...] = ("auto",)
     batches: tuple[int, ...] = ()
-    shape: Latency = field(default_factory=lambda: Latency(batches=(1,), repeats=3))
+    shape: Latency | Transcribing = field(default_factory=lambda: Latency(batches=(1,), repeats=3))
     against: str | None = None
     quality_of: Record | None = None
     threads: int | None = None
@@ -76,6 +89,13 @@ class Sweep:
             if dtype != "auto":
                 parse_dtype(dtype)
         self.shape.replace(batches=self.batches or (1,))
+        if isinstance(self.shape, Transcribing) and max(self.sizes) > self.shape.clips:
+            raise ConfigError(
+                "a batch has more clips than there are",
+                seen=max(self.sizes),
+                allowed=f"<= {self.shape.clips}",
+                flag="--batch, or more --clips",
+            )
         if self.spec.path is not None and is_engine(Path(self.spec.path)):
             raise ConfigError(
                 "an engine has one precision; a sweep loads a checkpoint in several",
@@ -89,6 +109,12 @@ class Sweep:
                 allowed="hf, hf:CHECKPOINT",
                 flag="--against",
             )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes to try, in growing order."""
+        most = self.shape.clips if isinstance(self.shape, Transcribing) else AUTO_MOST
+        return tuple(sorted(set(self.batches))) or doubling(most)
 
     def lines(self) -> list[Line]:
         """A line for each dtype, scheme and kind of cache, Hugging Face's last."""
@@ -107,11 +133,15 @@ class Sweep:
             "config_sha256": _sha256(self.spec),
             "machine": device_name,
             "threads": self.threads,
-            "prompt_tokens": self.shape.prompt_tokens,
-            "new_tokens": self.shape.new_tokens,
             "repeats": self.shape.repeats,
             "data": self.quality_of,
-        }
+        } | self._load()
+
+    def _load(self) -> Record:
+        shape = self.shape
+        if isinstance(shape, Transcribing):
+            return {"clips": shape.clips, "tokens_per_second": shape.tokens_per_second, "seed": shape.seed}
+        return {"prompt_tokens": shape.prompt_tokens, "new_tokens": shape.new_tokens}
 
     def _named(self, dtype: str) -> str:
         if dtype != "auto":
@@ -157,9 +187,12 @@ def run_sweep(
         IngotError: a side cannot be loaded for another reason than memory.
     """
     model = read_shape(wanted.spec).config
-    expect_text(model.kind, "a sweep", BENCH_TRANSCRIBE)
-    flag = "--prompt-tokens or --new-tokens"
-    check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
+    if isinstance(wanted.shape, Transcribing):
+        mel_bins(model)
+    else:
+        expect_text(model.kind, "a sweep of prompts", "shape=Transcribing() instead of Latency")
+        flag = "--prompt-tokens or --new-tokens"
+        check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
     lines = wanted.lines()
     check_classes(line.spec for line in lines)
     here = machine(resolve_device(wanted.spec.device))
@@ -183,7 +216,7 @@ def _measure_line(
 ) -> None:
     mine = [record for record in store.records if record["line"] == line.name]
     rated = quality is None or any("quality" in record for record in mine)
-    shape = LineWanted(_missing(wanted.batches, mine), wanted.shape, not rated, wanted.threads)
+    shape = LineWanted(_missing(wanted.sizes, mine), wanted.shape, not rated, wanted.threads)
     if not shape.batches and rated:
         return
     head = {"line": line.name, "kind": line.spec.kind, "dtype": line.spec.dtype, "quant": line.quant}
@@ -202,11 +235,10 @@ def _measure_line(
             _measure_line(line, wanted, store, stamp, None, say, measure)
 
 
-def _missing(batches: tuple[int, ...], mine: list[Record]) -> tuple[int, ...]:
+def _missing(sizes: tuple[int, ...], mine: list[Record]) -> tuple[int, ...]:
     """The sizes that are neither measured nor at least as large as one that does not fit."""
     done = {record["batch"] for record in mine if record.get("status") == OK}
     end = min((r["batch"] for r in mine if r.get("status") == DOES_NOT_FIT), default=None)
-    sizes = sorted(set(batches)) if batches else doubling()
     return tuple(size for size in sizes if size not in done and (end is None or size < end))
 
 

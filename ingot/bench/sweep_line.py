@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from ingot.bench.doubts import doubts
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.opening import open_side
 from ingot.bench.side import Side, SideSpec
+from ingot.bench.sweep_clips import clip_points
+from ingot.bench.transcribing import Transcribing
 from ingot.compare.memory import lacks_memory
 from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
@@ -59,19 +62,20 @@ class LineWanted:
 
     Attributes:
         batches: in growing order.
-        shape: prompt tokens, new tokens and repeats; its own batches are not read.
+        shape: prompt tokens, new tokens and repeats, or the clips that a model hears; its own batches are not
+            read.
         with_quality: whether its quality is not known yet.
     """
 
     batches: tuple[int, ...]
-    shape: Latency
+    shape: Latency | Transcribing
     with_quality: bool = False
     threads: int | None = None
 
 
-def doubling() -> tuple[int, ...]:
-    """1, 2, 4 and so on to ``AUTO_MOST``."""
-    return tuple(1 << power for power in range(AUTO_MOST.bit_length()))
+def doubling(most: int = AUTO_MOST) -> tuple[int, ...]:
+    """1, 2, 4 and so on, up to ``most``."""
+    return tuple(1 << power for power in range(most.bit_length()))
 
 
 def measure_line(
@@ -168,6 +172,11 @@ def _work(there: Connection, line: Line, wanted: LineWanted, quality: Quality | 
 
 def _points(line: Line, wanted: LineWanted, opener: Callable[[SideSpec], Side]) -> Iterator[Told]:
     shape, first = wanted.shape, wanted.batches[0]
+    if isinstance(shape, Transcribing):
+        check = partial(_check_quant, line)
+        for told in clip_points(line.name, line.spec, wanted.batches, shape, check):
+            yield {"point": {"status": OK} | told["point"]} if "point" in told else told
+        return
     device = resolve_device(line.spec.device)
     yield {"batch": first}
     yield {"say": f"{line.name}: loading"}

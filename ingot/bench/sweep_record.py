@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot.bench.session import METHOD
 from ingot.bench.sweep_line import OK
+from ingot.bench.transcribing import METHOD as CLIPS_METHOD
 from ingot.errors import ConfigError
 
 SCHEMA = 1
@@ -41,7 +42,7 @@ def record_of(records: list[Record]) -> Record:
         "machine": last["machine"],
         "settings": last["settings"],
         "shape": last["shape"],
-        "method": METHOD,
+        "method": CLIPS_METHOD if of_clips(last["settings"]) else METHOD,
         "lines": lines,
         "pareto": best(lines),
     }
@@ -55,14 +56,25 @@ def best(lines: list[Record]) -> Record:
     points = [(line, point) for line in lines for point in line["points"]]
     if metric is not None:
         rated = [line for line in lines if metric in line["quality"] and line["points"]]
-        points = [(line, max(line["points"], key=_speed)) for line in rated]
+        points = [(line, max(line["points"], key=speed)) for line in rated]
     costs = [
         memory_gb(point) if metric is None else quality_cost(metric, line["quality"][metric])
         for line, point in points
     ]
-    kept = pareto([(cost, _speed(point)) for cost, (_, point) in zip(costs, points, strict=True)])
+    kept = pareto([(cost, speed(point)) for cost, (_, point) in zip(costs, points, strict=True)])
     named = [[points[i][0]["name"], points[i][1]["batch"]] for i in kept]
     return {"against": metric or "memory", "points": named}
+
+
+def of_clips(settings: Record) -> bool:
+    """Whether points are of clips that a model hears; others are of requests with prompts."""
+    return "clips" in settings
+
+
+def speed(point: Record) -> float:
+    """Output tokens per second; of clips seconds of audio per second."""
+    figures = point["figures"]
+    return float(figures["rtfx"] if "rtfx" in figures else figures["output_tokens_per_s"])
 
 
 def memory_gb(point: Record) -> float:
@@ -119,7 +131,3 @@ def _line_record(name: str, records: list[Record]) -> Record:
 def _common_metric(lines: list[Record]) -> str | None:
     counts = Counter(metric for line in lines if line["points"] for metric in line["quality"])
     return next((metric for metric, count in counts.items() if count > 1), None)
-
-
-def _speed(point: Record) -> float:
-    return float(point["figures"]["output_tokens_per_s"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.bench.chart import COLORS, OTHER_COLOR, Mark, Panel, Series
 from ingot.bench.sweep_line import DIED
-from ingot.bench.sweep_record import lower_is_better, memory_gb
+from ingot.bench.sweep_record import lower_is_better, memory_gb, of_clips, speed
 from ingot.compare.table import Table, number, numbers, percent
 
 Record = dict[str, Any]
@@ -36,11 +36,16 @@ def sweep_lines(record: Record) -> list[str]:
         f"{shape['architecture']}: hidden {shape['hidden_size']}, {shape['num_layers']} layers, "
         f"{shape['num_heads']} heads, intermediate {shape['intermediate_size']}, "
         f"vocabulary {shape['vocab_size']}",
-        f"requests of {settings['prompt_tokens']} prompt tokens and {settings['new_tokens']} new, "
-        f"{settings['repeats']} repeats; {record['method']}",
+        f"{_load(settings)}, {settings['repeats']} repeats; {record['method']}",
         f"torch {found['torch']}, triton {found['triton'] or 'none'}, ingot {found['ingot']} "
         f"({commits}){cores}",
     ]
+
+
+def _load(settings: Record) -> str:
+    if of_clips(settings):
+        return f"{settings['clips']} clips of {settings['tokens_per_second']:g} tokens per second of audio"
+    return f"requests of {settings['prompt_tokens']} prompt tokens and {settings['new_tokens']} new"
 
 
 def limits(record: Record) -> list[str]:
@@ -67,6 +72,8 @@ def broken(record: Record) -> bool:
 
 def sweep_table(record: Record) -> Table:
     """A row for each precision and batch, and one for a size that does not fit."""
+    settings = record["settings"]
+    measured = _CLIPS if of_clips(settings) else _REQUESTS
     metrics = list(dict.fromkeys(metric for line in record["lines"] for metric in line["quality"]))
     front = {(name, batch) for name, batch in record["pareto"]["points"]}
     unit, scale = memory_unit(record)
@@ -74,15 +81,17 @@ def sweep_table(record: Record) -> Table:
     for line in record["lines"]:
         for point in line["points"]:
             note = "Pareto" if (line["name"], point["batch"]) in front else ""
-            rows.append((*_cells(line, point, scale), *_quality(line, metrics), note))
+            rows.append((*_cells(line, point, scale, measured), *_quality(line, metrics), note))
         if line["limit"] is not None:
-            blank = ("-",) * (len(_COLUMNS) + len(_MEMORY) - 2)
+            blank = ("-",) * (len(measured) + len(_MEMORY))
             named = (line["name"], str(line["limit"]["batch"]))
             rows.append((*named, *blank, *_quality(line, metrics), line["limit"]["status"]))
     memory = tuple(f"{name} {unit}" for name in _MEMORY)
-    settings = record["settings"]
-    title = f"sweep, {settings['prompt_tokens']} prompt tokens, {settings['new_tokens']} new"
-    return Table(title, (*_COLUMNS, *memory, *metrics, "note"), tuple(rows))
+    if of_clips(settings):
+        title = f"sweep, {settings['clips']} clips"
+    else:
+        title = f"sweep, {settings['prompt_tokens']} prompt tokens, {settings['new_tokens']} new"
+    return Table(title, ("precision", "batch", *measured, *memory, *metrics, "note"), tuple(rows))
 
 
 def memory_unit(record: Record) -> tuple[str, float]:
@@ -99,38 +108,48 @@ def panels(record: Record) -> list[Panel]:
     lines = [line for line in record["lines"] if line["points"]]
     if not lines:
         return []
-    palette = _colors(lines)
+    palette, axis = _colors(lines), _axis(lines[0]["points"][0])
     unit, scale = memory_unit(record)
     of = "peak GPU memory" if "gpu" in record["machine"] else "weights and KV cache"
     front = {(name, batch) for name, batch in record["pareto"]["points"]}
     by_memory = record["pareto"]["against"] == "memory"
     series = _series(lines, palette, lambda line, p: memory_gb(p) * scale)
     title = "Speed against memory, by batch size"
-    found = [_panel(title, f"{of}, {unit}", series, front if by_memory else set())]
-    if all(point["figures"]["decode_ms"] for line in lines for point in line["points"]):
+    found = [_panel(title, f"{of}, {unit}", axis, series, front if by_memory else set())]
+    if all(point["figures"].get("decode_ms") for line in lines for point in line["points"]):
         step = "ms per decode step (one token per request)"
         series = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
-        found.append(_panel("Speed against latency, by batch size", step, series, set()))
+        found.append(_panel("Speed against latency, by batch size", step, axis, series, set()))
     if not by_memory:
         found.append(_quality_panel(lines, palette, record["pareto"]))
     return found
 
 
-_COLUMNS = (
-    "precision", "batch", "TTFT ms", "decode ms", "prompt tok/s", "output tok/s", "req/s", "MBU",
-)  # fmt: skip
+_REQUESTS = {  # the columns, and the figures in them
+    "TTFT ms": "ttft_ms.p50",
+    "decode ms": "decode_ms.p50",
+    "prompt tok/s": "prompt_tokens_per_s",
+    "output tok/s": "output_tokens_per_s",
+    "req/s": "requests_per_s",
+    "MBU": "mbu",
+}
+_CLIPS = {
+    "seconds": "seconds.p50",
+    "RTFx": "rtfx",
+    "clip ms": "clip_ms.p50",
+    "output tok/s": "tokens_per_s",
+}
+_SHARES = ("mbu",)
 _MEMORY = ("weights", "cache", "peak")
 
 
-def _cells(line: Record, point: Record, scale: float) -> tuple[str, ...]:
+def _cells(line: Record, point: Record, scale: float, measured: dict[str, str]) -> tuple[str, ...]:
     figures = point["figures"]
     sizes = (point["memory"][f"{name}_gb"] for name in _MEMORY)
     return (
         line["name"],
         str(point["batch"]),
-        *numbers(figures, "ttft_ms.p50 decode_ms.p50"),
-        *numbers(figures, "prompt_tokens_per_s output_tokens_per_s requests_per_s"),
-        percent(figures["mbu"]),
+        *(percent(figures[one]) if one in _SHARES else numbers(figures, one)[0] for one in measured.values()),
         *(number(None if size is None else size * scale) for size in sizes),
     )
 
@@ -163,27 +182,33 @@ def _series(lines: list[Record], palette: dict[str, str], x: Any) -> tuple[Serie
 
 
 def _mark(line: Record, point: Record, x: float, label: str) -> Mark:
-    speed = float(point["figures"]["output_tokens_per_s"])
-    told = f"{line['name']}, batch {point['batch']}: {number(speed)} output tokens/s at {number(x)}"
-    return Mark(x, speed, label, told)
+    fast = speed(point)
+    told = f"{line['name']}, batch {point['batch']}: {number(fast)} {_axis(point)} at {number(x)}"
+    return Mark(x, fast, label, told)
 
 
-def _panel(title: str, x_label: str, series: tuple[Series, ...], front: set[tuple[str, int]]) -> Panel:
+def _axis(point: Record) -> str:
+    return "seconds of audio/s" if "rtfx" in point["figures"] else "output tokens/s"
+
+
+def _panel(
+    title: str, x_label: str, y_label: str, series: tuple[Series, ...], front: set[tuple[str, int]]
+) -> Panel:
     """With the Pareto line through the marks that are on it."""
     kept = {(name, str(batch)) for name, batch in front}
     line = sorted((m.x, m.y) for one in series for m in one.marks if (one.name, m.label) in kept)
-    return Panel(title, x_label, "output tokens/s", series, tuple(line))
+    return Panel(title, x_label, y_label, series, tuple(line))
 
 
 def _quality_panel(lines: list[Record], palette: dict[str, str], best: Record) -> Panel:
     metric = best["against"]
     series = []
     for line in (line for line in lines if metric in line["quality"]):
-        point = max(line["points"], key=lambda p: p["figures"]["output_tokens_per_s"])
+        point = max(line["points"], key=speed)
         mark = _mark(line, point, line["quality"][metric], f"{line['name']}, {point['batch']}")
         series.append(Series(line["name"], palette[line["name"]], (mark,), line["kind"] == "hf"))
     names = {name for name, _ in best["points"]}
     front = sorted((one.marks[0].x, one.marks[0].y) for one in series if one.name in names)
     x_label = f"{metric} ({'lower' if lower_is_better(metric) else 'higher'} is better)"
     title = "Speed against quality, at the fastest batch size"
-    return Panel(title, x_label, "output tokens/s", tuple(series), tuple(front))
+    return Panel(title, x_label, _axis(point), tuple(series), tuple(front))

@@ -30,8 +30,8 @@ from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 from ingot.processors.log_mel import RATE, WINDOW_SECONDS
 from ingot.speech.options import TranscribeOptions
+from ingot.speech.recording import mel_bins
 from ingot.speech.tokens import SpeechTokens
-from ingot.speech.transcriber import mel_bins
 from ingot.speech.window import Vocabulary
 
 MEAN_SECONDS = 19452 / 2620  # LibriSpeech's test-clean: 5.4 hours in 2,620 utterances
@@ -147,10 +147,7 @@ def measure_clips(
         IngotError: it cannot be loaded, or takes no speech.
     """
     say(f"loading {spec.title}")
-    config = model_config(spec, spec.random_weights)
-    mel_bins(config)
-    tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
-    tokens = Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens
+    tokens = speech_tokens(spec)
     opened = open_listener(spec, batch=max(wanted.batches), random_weights=spec.random_weights)
     with opened as listener:
         if ceiling is None:
@@ -163,6 +160,18 @@ def measure_clips(
         results = measure_transcribing(listener, wanted, tokens, say, spec.title)
         record = {"name": spec.title, "spec": spec.to_json(), "facts": listener.facts() | warmed}
     return record | {"results": results, "doubts": doubts(results)}, ceiling
+
+
+def speech_tokens(spec: SideSpec) -> SpeechTokens:
+    """Those around a transcript, without weights.
+
+    Raises:
+        IngotError: the model cannot be read, or takes no speech.
+    """
+    config = model_config(spec, spec.random_weights)
+    mel_bins(config)
+    tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
+    return Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens
 
 
 def _entry(batch: int, runs: Sequence[Hearing], asked: Sequence[TranscribeOptions]) -> dict[str, Any]:

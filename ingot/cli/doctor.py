@@ -48,7 +48,10 @@ _METRIC = "kl"
 _ENDS = (".yaml", ".yml")
 
 
-_DATA = "Texts similar to what it will run: .jsonl (one record per line), .json (a list), .txt (one text)."
+_DATA = (
+    "Texts similar to what it will run: .jsonl (one record per line), .json (a list), .txt (one text); "
+    "for Whisper, recordings with their texts, as `ingot eval wer` reads them."
+)
 _BUDGET = "Limit on the mean KL divergence of the next token, in nats."
 
 
@@ -128,7 +131,7 @@ def doctor(flags: DoctorFlags) -> None:
     chosen = read_quant(flags.quant, group=flags.group_size, symmetric=flags.symmetric)
     set_threads(flags.threads)
     from ingot.evaluate.data import read_data
-    from ingot.evaluate.doctor import Wanted, check_wanted
+    from ingot.evaluate.doctor import Wanted, check_wanted, needs_of
     from ingot.evaluate.doctor import doctor as run
     from ingot.evaluate.doctor.session import MAX_TOKENS
     from ingot.evaluate.perplexity import Reading
@@ -138,7 +141,8 @@ def doctor(flags: DoctorFlags) -> None:
     wanted = Wanted(flags.checkpoint, chosen, allowed, reading=reading, **options)
     check_wanted(wanted)
     where = field_pairs(flags.where)
-    items = read_data(flags.data, limit=flags.limit, skip_bad=flags.skip_bad, where=where)
+    needs = needs_of(flags.checkpoint, flags.data)
+    items = read_data(flags.data, limit=flags.limit, skip_bad=flags.skip_bad, where=where, needs=needs)
     with ends_once(), bar_shown() as progress:
         found = run(wanted, items, progress)
     _finish(found, flags)

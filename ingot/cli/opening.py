@@ -24,17 +24,23 @@ if TYPE_CHECKING:
 
 
 def open_llm(
-    path: str, device: str | None, threads: int | None, limits: Limits, verb: str, instead: str = TRANSCRIBE
+    path: str,
+    device: str | None,
+    threads: int | None,
+    limits: Limits,
+    verb: str,
+    instead: str | None = TRANSCRIBE,
 ) -> LLM:
-    """Load an engine of text for ``verb``, showing so on a terminal; ``instead``: what an engine that hears
-    has in its place.
+    """Load an engine for ``verb``, showing so on a terminal; ``instead``: what an engine that hears has in
+    its place, None: the verb takes it, too.
     """
     with status_shown("loading"):
         from ingot.llm import LLM
 
         set_threads(threads)
         llm = LLM(path, **given(device=device), **limits.arguments())
-    expect_text(llm.engine.model.kind, verb, instead)
+    if instead is not None:
+        expect_text(llm.engine.model.kind, verb, instead)
     _note_cache(llm)
     return llm
 

@@ -13,14 +13,19 @@ from ingot.cli.flags import AsJson, Device, Threads, field_flags, option, set_th
 from ingot.cli.limits import Limits
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.opening import open_llm
+from ingot.errors import NoSuchPathError
 
 if TYPE_CHECKING:
+    from ingot.llm import LLM
+    from ingot.llm.prompts import Messages, Prompt, PromptLike
     from ingot.llm.repro import Replay
     from ingot.llm.repro_bundle import Bundle
 
 _NO_VERDICT = 2  # exit code
 
 
+_LAYER = "The layer to extract, counted from 0; encoder.N: the encoder's."
+_AUDIO = "Whisper: a recording, whose first 30 seconds are heard. --prompt is then what it says so far."
 _WIDER = "plain PyTorch in the next wider dtype"
 _ENGINE = typer.Argument(
     help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE", show_default=False
@@ -32,10 +37,12 @@ class ReproFlags:
     """What fails where, and the file; or the file to replay."""
 
     engine: Annotated[str | None, _ENGINE] = None
-    layer: Annotated[int | None, option("The layer to extract, counted from 0.", shown=False)] = None
+    layer: Annotated[str | None, option(_LAYER, shown=False, metavar="N")] = None
     prompt: PromptText = None
     ids: PromptIds = None
     messages: MessagesFile = None
+    audio: Annotated[str | None, option(_AUDIO, metavar="FILE")] = None
+    language: Annotated[str | None, option("Of --audio, where the prompt is not --ids.", shown="en")] = None
     step: Annotated[
         int | None, option("Decode steps to run after the prompt.", shown="0: only the prompt")
     ] = None
@@ -57,7 +64,8 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
     """Reduce a failure to one layer in one small file; --run replays such a file.
 
     The file holds the layer's weights, its inputs and outputs in the engine, the expected outputs, and the
-    versions and machine. It contains the prompt's hidden states: share it only as you would share the prompt.
+    versions and machine. It contains the hidden states of the prompt or the recording: share it only as you
+    would share these.
     --run exits with 1 if the output is not as expected, within the file's own floor, and with 2 if that floor
     would let any output pass.
     """
@@ -81,33 +89,77 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
 
 def _refuse(flags: ReproFlags) -> None:
     """Refuse what a bundle has of its own."""
-    own = ("layer", "prompt", "ids", "messages", "step", "out", "expected")
+    own = ("layer", "prompt", "ids", "messages", "audio", "language", "step", "out", "expected")
     named = [f"--{name}" for name in own if getattr(flags, name) is not None]
     named = named if flags.engine is None else ["ENGINE", *named]
     if named:
         raise typer.BadParameter(f"--run takes everything from its file: leave out {', '.join(named)}")
 
 
-def _capture(engine: str, name: str, layer: int, flags: ReproFlags, limits: Limits) -> Bundle:
+def _capture(engine: str, name: str, layer: str, flags: ReproFlags, limits: Limits) -> Bundle:
     """The bundle, with the names that only the command line knows."""
-    request, step = one_prompt(flags.messages, flags.prompt, flags.ids), flags.step or 0
-    instead = "`ingot verify` and `ingot align` name what is wrong in an engine that hears"
-    llm = open_llm(engine, flags.device, flags.threads, limits, "`ingot repro`", instead)
+    half, index = _place(layer)
+    request, step = _prompt(flags), flags.step or 0
+    llm = open_llm(engine, flags.device, flags.threads, limits, "`ingot repro`", instead=None)
     from ingot.llm.repro import capture_layer
 
-    bundle = capture_layer(llm, request, layer, step, flags.expected)
-    words = ["ingot", "repro", name, "--layer", str(layer), "--step", str(step), *limits.words()]
+    if flags.audio is not None:
+        request = _spoken(llm, request, flags.audio, flags.language)
+    assert request is not None
+    bundle = capture_layer(llm, request, index, step, flags.expected, half=half)
+    words = ["ingot", "repro", name, "--layer", layer, "--step", str(step), *limits.words()]
     bundle.facts = bundle.facts.replace(engine=name, command=" ".join(words))
     return bundle
+
+
+def _place(layer: str) -> tuple[str, int]:
+    """Which half, and which of its layers."""
+    half, dot, index = layer.rpartition(".")
+    if not index.isdecimal() or half not in ("", "encoder") or (dot and not half):
+        raise typer.BadParameter(f"{layer!r}; it takes N or encoder.N", param_hint="--layer")
+    return half or "decoder", int(index)
+
+
+def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
+    """What was given beside the recording; None: nothing, which a recording does without."""
+    given = (flags.messages, flags.prompt, flags.ids)
+    if flags.audio is not None and not Path(flags.audio).is_file():
+        raise NoSuchPathError("no such file", seen=flags.audio, flag="--audio")
+    if flags.audio is None:
+        if flags.language is not None:
+            raise typer.BadParameter("it is of --audio", param_hint="--language")
+        return one_prompt(*given)
+    if flags.messages is not None or (flags.ids is not None and flags.language is not None):
+        raise typer.BadParameter("--audio goes with --prompt and --language, or with --ids")
+    return None if given == (None, None, None) else one_prompt(*given)
+
+
+def _spoken(llm: LLM, said: PromptLike | Messages | None, audio: str, language: str | None) -> Prompt:
+    """A window of a recording with the ids that begin its transcript: those given, or start, language and
+    task, and the text so far.
+    """
+    from ingot.llm.prompts import Input, Prompt
+    from ingot.processors.audio import read_audio
+    from ingot.speech.recording import first_window
+    from ingot.speech.transcriber import Transcriber
+
+    engine = llm.engine
+    if engine.model.kind != "cross":
+        raise typer.BadParameter("this engine does not take speech", param_hint="--audio")
+    features = first_window(read_audio(audio), engine.manifest.model, engine.device)
+    if isinstance(said, list):
+        return Prompt([Input(features), said])
+    return Prompt([Input(features), Transcriber.of_llm(llm).prompt_ids(language, str(said or ""))])
 
 
 def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
     facts, console = bundle.facts, stdout()
     console.print(f"{target} ({size_text(size)})", style="bold", markup=False)
-    calls = "the prompt" if facts.step == 0 else f"the prompt and {facts.step} decode steps"
+    calls = ": the prompt" if facts.step == 0 else f": the prompt and {facts.step} decode steps"
+    calls = "" if facts.half == "encoder" else calls
     rows = {
-        "layer": f"{facts.layer} of {facts.engine}, {facts.model.architecture}, {facts.dtype}",
-        "tokens": f"{sum(facts.counts)}: {calls}",
+        "layer": f"{facts.name} of {facts.engine}, {facts.model.architecture}, {facts.dtype}",
+        "positions" if facts.half == "encoder" else "tokens": f"{sum(facts.counts)}{calls}",
         "expected": facts.expected_from,
         "relative L2": f"{facts.output_error:.3g} for the engine's output, floor {facts.floor:.3g}",
         "verdict": "as expected" if facts.as_expected else "not as expected",
@@ -140,7 +192,7 @@ def _json(found: Replay) -> dict[str, Any]:
 
 def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
     facts, console = bundle.facts, stdout()
-    console.print(f"{path}: layer {facts.layer} of {facts.engine or 'an engine'}", style="bold", markup=False)
+    console.print(f"{path}: {facts.name} of {facts.engine or 'an engine'}", style="bold", markup=False)
     gpu = facts.machine.get("gpu")
     rows = {
         "recorded": f"on {gpu}, torch {facts.machine.get('torch')}, ingot {facts.ingot_version}",

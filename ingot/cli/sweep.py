@@ -20,8 +20,6 @@ from ingot.cli.flags import (
     CHECKPOINT,
     AsJson,
     Device,
-    NewTokens,
-    PromptTokens,
     Threads,
     field_flags,
     given,
@@ -33,10 +31,14 @@ from ingot.config.schemes import WITHOUT_SAMPLES
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ingot.bench.latency import Latency
+    from ingot.bench.side import SideSpec
     from ingot.bench.sweep import Record, Sweep
     from ingot.bench.sweep_line import Quality
+    from ingot.bench.transcribing import Transcribing
 
 REPEATS = 3
+PROMPT_TOKENS, NEW_TOKENS = 512, 128
 _FAILED = 1
 _FILES = ("sweep.json", "sweep.html", "sweep.png")
 
@@ -46,6 +48,10 @@ _RANDOM = "A config.json (or its folder), run with random weights instead of a c
 _KV_DTYPES = "Dtypes of the KV cache: model, int8, fp8, separated by commas."
 _DTYPES = "fp16, bf16, fp32, separated by commas; auto: the model's own, fp32 on a CPU."
 _BATCHES = "Batch sizes, separated by commas; auto doubles until one does not fit."
+_DATA = "Quality: a text for perplexity; for Whisper recordings with their texts, for WER."
+_CLIPS = "Whisper: clips, with LibriSpeech's distribution of lengths."
+_OF_AUDIO = "Whisper: tokens per second of audio, whatever the weights say."
+_QUANT = f"none, {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas; encoder=A,decoder=B is one."
 _DRAW = "Measure nothing; draw the table and picture of the points in --out."
 
 
@@ -59,16 +65,16 @@ class SweepFlags:
         Path | None,
         option("Folder for points.jsonl, sweep.json, sweep.html, sweep.png.", shown=False),
     ] = None
-    quant: Annotated[
-        str, typer.Option(help=f"none, {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas.")
-    ] = "none"
+    quant: Annotated[str, typer.Option(help=_QUANT)] = "none"
     kv_dtype: Annotated[str, option(_KV_DTYPES)] = "model"
     dtype: Annotated[str, option(_DTYPES)] = "auto"
     batch: Annotated[str, option(_BATCHES)] = "auto"
-    prompt_tokens: PromptTokens = 512
-    new_tokens: NewTokens = 128
+    prompt_tokens: Annotated[int | None, option("Tokens per prompt.", shown=str(PROMPT_TOKENS))] = None
+    new_tokens: Annotated[int | None, option("Tokens generated per prompt.", shown=str(NEW_TOKENS))] = None
+    clips: Annotated[int | None, option(_CLIPS, shown="73", min=1)] = None
+    tokens_per_second: Annotated[float | None, option(_OF_AUDIO, shown="4")] = None
     repeats: Annotated[int, option("Timed runs per point.")] = REPEATS
-    data: Annotated[Path | None, option("Text on which perplexity measures each precision's quality.")] = None
+    data: Annotated[Path | None, option(_DATA)] = None
     limit: Annotated[int | None, option("Use the first N items of --data.", min=1)] = None
     against: Annotated[str | None, option(_AGAINST, metavar="hf")] = None
     fresh: Annotated[bool, option("Discard the points already in --out.", "--fresh")] = False
@@ -78,7 +84,13 @@ class SweepFlags:
     threads: Threads = None
     as_json: AsJson = False
 
-    def quality(self) -> tuple[Quality | None, dict[str, Any] | None]:
+    def spec(self) -> SideSpec:
+        """What is opened, and where."""
+        from ingot.bench.side import SideSpec
+
+        return SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device))
+
+    def quality(self, *, hears: bool) -> tuple[Quality | None, dict[str, Any] | None]:
         """What measures the quality, and what the record says of it."""
         if self.data is None:
             if self.limit is not None:
@@ -86,24 +98,48 @@ class SweepFlags:
             return None, None
         if self.random_weights is not None:
             raise typer.BadParameter("random weights have no quality: --data needs a CHECKPOINT")
-        from ingot.cli.sweep_quality import text_quality
+        from ingot.cli.sweep_quality import SpeechQuality, text_quality
 
-        quality = text_quality(self.data, self.limit)
+        path, limit = self.data, self.limit
+        quality = SpeechQuality(str(path), limit) if hears else text_quality(path, limit)
         return quality, quality.to_json()
 
-    def wanted(self, told: dict[str, Any] | None) -> Sweep:
-        """The sweep, with what its record says of the quality."""
+    def shape(self, *, hears: bool) -> Latency | Transcribing:
+        """The load of each point.
+
+        Raises:
+            BadParameter: a flag is of the other kind of model.
+        """
         from ingot.bench.latency import Latency
-        from ingot.bench.side import SideSpec
+        from ingot.bench.transcribing import Transcribing
+
+        of_text = given(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
+        of_clips = given(clips=self.clips, tokens_per_second=self.tokens_per_second)
+        odd = [f"--{name.replace('_', '-')}" for name in (of_text if hears else of_clips)]
+        if odd:
+            kinds = ("prompts", "this model hears") if hears else ("clips", "this model takes text")
+            raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=", ".join(odd))
+        if hears:
+            return Transcribing(batches=(1,), repeats=self.repeats, **of_clips)
+        prompt, new = self.prompt_tokens, self.new_tokens
+        return Latency(
+            (1,),
+            PROMPT_TOKENS if prompt is None else prompt,
+            NEW_TOKENS if new is None else new,
+            self.repeats,
+        )
+
+    def wanted(self, spec: SideSpec, shape: Latency | Transcribing, told: dict[str, Any] | None) -> Sweep:
+        """The sweep, with what its record says of the quality."""
         from ingot.bench.sweep import Sweep
 
         return Sweep(
-            SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device)),
+            spec,
             dtypes=_words(self.dtype, "--dtype"),
-            quants=_words(self.quant, "--quant"),
+            quants=_schemes(self.quant),
             kv_dtypes=_words(self.kv_dtype, "--kv-dtype"),
             batches=_batches(self.batch),
-            shape=Latency((1,), self.prompt_tokens, self.new_tokens, self.repeats),
+            shape=shape,
             against=self.against,
             quality_of=told,
             threads=self.threads,
@@ -129,8 +165,7 @@ def sweep(flags: SweepFlags) -> None:
         return
     if (flags.checkpoint is None) == (flags.random_weights is None):
         raise typer.BadParameter("give either CHECKPOINT or --random-weights CONFIG")
-    quality, told = flags.quality()
-    wanted = flags.wanted(told)
+    wanted, quality = _asked(flags)
     done = False
     try:
         with ends_once(), status_shown("starting") as say:
@@ -143,6 +178,33 @@ def sweep(flags: SweepFlags) -> None:
             _write_what_there_is(out, no_png)
     if _finish(out, flags):
         raise typer.Exit(_FAILED)
+
+
+def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
+    """What is measured, by the kind of model, and what measures its quality."""
+    from ingot.bench.kernels import read_shape
+
+    spec = flags.spec()
+    hears = read_shape(spec).config.kind == "cross"
+    quality, told = flags.quality(hears=hears)
+    return flags.wanted(spec, flags.shape(hears=hears), told), quality
+
+
+def _schemes(text: str) -> tuple[str, ...]:
+    """Schemes and files; of ``encoder=A,decoder=B`` the halves, one after the other, are one."""
+    found: list[str] = []
+    for word in _words(text, "--quant"):
+        if found and _other_half(found[-1], word):
+            found[-1] += f",{word}"
+        else:
+            found.append(word)
+    return tuple(found)
+
+
+def _other_half(one: str, other: str) -> bool:
+    """Whether both name the scheme of a half, and not the same half."""
+    halves = [word.partition("=")[0].strip() for word in (one, other) if "=" in word and "," not in word]
+    return len(set(halves)) == 2
 
 
 def _words(text: str, flag: str) -> tuple[str, ...]:

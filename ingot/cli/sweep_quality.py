@@ -1,6 +1,7 @@
 """What a sweep measures the quality of a precision with.
 
-Owns the way from a sweep to ``ingot eval``'s perplexity: a sweep knows no metric, and an evaluation no sweep.
+Owns the way from a sweep to ``ingot eval``'s perplexity, and its WER for a model that hears: a sweep knows no
+metric, and an evaluation no sweep.
 
     quality = TextQuality("held_out.jsonl", limit=100)
     quality(SideSpec(path="models/pocket-chat", dtype="bf16"))      # {"perplexity": 7.31}
@@ -17,8 +18,11 @@ from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingot.bench.side import SideSpec
+    from ingot.evaluate.data import DataFile
+    from ingot.evaluate.side import SideSpec as Evaluated
 
 _METRIC = "perplexity"
+_OF_SPEECH = "wer"
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,9 @@ class TextQuality:
         """
         from ingot.evaluate.data import read_data
         from ingot.evaluate.perplexity import perplexity
-        from ingot.evaluate.side import SideSpec
 
-        if spec.path is None:
-            raise ConfigError(
-                "random weights have no quality to measure", seen="--data", flag="--data: leave it out"
-            )
         items = read_data(Path(self.data), limit=self.limit)
-        names = ("path", "kind", "device", "dtype", "quant", "kv_dtype")
-        one = SideSpec(**{name: getattr(spec, name) for name in names})
-        found = perplexity(one, None, items, ())
+        found = perplexity(_evaluated(spec), None, items, ())
         metrics = found.record["sides"][0]["metrics"]
         return {_METRIC: metrics[_METRIC]}
 
@@ -53,6 +50,55 @@ class TextQuality:
         """For the record: metric, file and its hash, items taken at most."""
         digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()[:16]
         return {"metric": _METRIC, "file": self.data, "sha256": digest, "limit": self.limit}
+
+
+@dataclass(frozen=True)
+class SpeechQuality:
+    """WER in percent on the first ``limit`` recordings of a manifest (None: all), greedy."""
+
+    data: str
+    limit: int | None = None
+
+    def __call__(self, spec: SideSpec) -> dict[str, float]:
+        """The WER of what the spec names; none where the texts have no words.
+
+        Raises:
+            IngotError: the side or the data cannot be read, or a library is not installed.
+        """
+        from ingot.evaluate.hearing import Asked, wer
+
+        found = wer(_evaluated(spec), None, self._items(), (), Asked())
+        rate = found.record["sides"][0]["metrics"][_OF_SPEECH]
+        return {} if rate is None else {_OF_SPEECH: rate}
+
+    def to_json(self) -> dict[str, Any]:
+        """For the record: metric, manifest and its hash, recordings taken at most.
+
+        Raises:
+            ConfigError: the manifest cannot be read, or names no recordings.
+        """
+        digest = self._items().facts()["sha256"][:16]
+        return {"metric": _OF_SPEECH, "file": self.data, "sha256": digest, "limit": self.limit}
+
+    def _items(self) -> DataFile:
+        from ingot.evaluate.data import read_data
+        from ingot.evaluate.hearing import hears
+
+        path = Path(self.data)
+        needs = hears(path if path.is_dir() else path.parent)
+        return read_data(path, limit=self.limit, needs=needs)
+
+
+def _evaluated(spec: SideSpec) -> Evaluated:
+    """The same side, as evaluations open it."""
+    from ingot.evaluate.side import SideSpec
+
+    if spec.path is None:
+        raise ConfigError(
+            "random weights have no quality to measure", seen="--data", flag="--data: leave it out"
+        )
+    names = ("path", "kind", "device", "dtype", "quant", "kv_dtype")
+    return SideSpec(**{name: getattr(spec, name) for name in names})
 
 
 def text_quality(data: Path, limit: int | None) -> TextQuality:

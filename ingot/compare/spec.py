@@ -15,6 +15,7 @@ from typing import Any
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 from ingot.config.model import DecoderConfig
@@ -91,7 +92,12 @@ def model_of(path: str) -> DecoderConfig:
         IngotError: nothing is there, or it cannot be read.
     """
     folder = folder_of(path)
-    return Manifest.read(folder).model if is_engine(folder) else decoder_config(read_json(folder / CONFIG))
+    if is_engine(folder):
+        return Manifest.read(folder).model
+    if folder.is_file():  # OpenAI's, which has no config.json
+        with open_checkpoint(folder) as source:
+            return decoder_config(source.config)
+    return decoder_config(read_json(folder / CONFIG))
 
 
 def read_text(path: str) -> TextParts:
@@ -113,7 +119,7 @@ def longest(spec: ModelSpec) -> int:
     folder = folder_of(spec.path)
     if is_engine(folder):
         return lowered(Manifest.read(folder), max_seq_len=spec.max_seq_len).build.max_seq_len
-    return most_tokens(spec, decoder_config(read_json(folder / CONFIG)))
+    return most_tokens(spec, model_of(spec.path))
 
 
 def most_tokens(spec: ModelSpec, config: DecoderConfig) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,15 +21,17 @@ from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import GENERATION_CONFIG
 from ingot.compare.engine import OpenEngine
 from ingot.compare.huggingface import OpenClass, class_features, class_memory, generation_config
-from ingot.compare.spec import HUGGINGFACE, ModelSpec, decoder_config, folder_of, read_text
+from ingot.compare.memory import free_memory
+from ingot.compare.spec import HUGGINGFACE, ModelSpec, decoder_config, folder_of, model_of, read_text
 from ingot.config.model import DecoderConfig
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import ConfigError, RequestError
+from ingot.llm import LLM
 from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript
+from ingot.speech.recording import Transcript, mel_bins
 from ingot.speech.together import together
-from ingot.speech.transcriber import Transcriber, mel_bins
+from ingot.speech.transcriber import Transcriber
 from ingot.speech.window import Vocabulary
 
 _FRAMES = WINDOW // HOP  # of a window
@@ -54,6 +56,14 @@ class Listener(Protocol):
 
     def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
         """Recordings that are given together, each with its options."""
+        ...
+
+    def resize(self, batch: int) -> None:
+        """Room for exactly ``batch`` recordings at once; the weights stay.
+
+        Raises:
+            OutOfMemoryError: there is no such room.
+        """
         ...
 
     def warm_up(self) -> None: ...
@@ -103,8 +113,7 @@ def model_config(spec: ModelSpec, random_weights: str | None = None) -> DecoderC
     if random_weights is not None:
         path = Path(random_weights)
         return decoder_config(read_json(path / CONFIG if path.is_dir() else path))
-    folder = folder_of(spec.path or "")
-    return Manifest.read(folder).model if is_engine(folder) else decoder_config(read_json(folder / CONFIG))
+    return model_of(spec.path or "")
 
 
 class IngotListener(OpenEngine):
@@ -125,6 +134,17 @@ class IngotListener(OpenEngine):
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"device": str(self.device), "batch": self.batch}
+
+    def resize(self, batch: int) -> None:
+        """Other caches over the same weights: of exactly ``batch`` whole windows."""
+        engine, runtime = self.llm.engine, self.llm.runtime
+        limits = engine.manifest.build.replace(max_batch_size=batch)
+        engine = replace(engine, manifest=engine.manifest.replace(build=limits))
+        blocks = batch * -(-self.max_seq_len // runtime.block_size)
+        del self.transcriber, self.llm
+        free_memory()
+        self.llm = LLM.of_engine(engine, runtime.replace(cache_tokens=blocks * runtime.block_size))
+        self.transcriber, self.batch = Transcriber.of_llm(self.llm), batch
 
     def close(self) -> None:
         del self.transcriber
@@ -161,6 +181,11 @@ class ClassListener(OpenClass):
         self._extract = class_features(mel_bins(self.config))
         values = _generation(self.vocabulary)
         self.model.generation_config = generation_config(folder, **values)
+
+    def resize(self, batch: int) -> None:
+        """Padded batches of ``batch`` recordings from now on."""
+        free_memory()
+        self.batch = batch
 
     @torch.inference_mode()
     def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:

@@ -36,14 +36,21 @@ def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> 
 
 def encoder_stages(run: ReferenceRun, number: int, see: See) -> list[Stage]:
     """The same, stage by stage: the encoder's own, then keys and values for each layer of the decoder."""
+    layers = range(run.config.num_layers)
+    keeping: list[Stage] = [partial(keep_keys_values, run, number, index, see) for index in layers]
+    return [*own_stages(run, see), *keeping]
+
+
+def own_stages(run: ReferenceRun, see: See) -> list[Stage]:
+    """The encoder's own stages: convolutions with positions, each layer, the norm."""
     plain = plain_encoder(run.config)
     assert plain is not None
-    layers = range(run.config.num_layers)
-    keeping: list[Stage] = [partial(_keys_values, run, number, index, see) for index in layers]
-    return [*plain.stages(run.vector, _EncoderHooks(run, see)), *keeping]
+    return plain.stages(run.vector, _EncoderHooks(run, see))
 
 
-def _keys_values(run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor) -> torch.Tensor:
+def keep_keys_values(
+    run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor
+) -> torch.Tensor:
     """Keep a layer's keys and values of an input; returns its outputs as they are."""
     name = f"layers.{layer}.encoder_attn.kv_proj"
     output = run.had("kv", run.product(name, run.had("encoded", encoded)))

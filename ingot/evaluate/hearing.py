@@ -25,7 +25,7 @@ from ingot.evaluate.wer import Wer
 from ingot.processors.audio import audio_seconds
 from ingot.processors.languages import language_code
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.transcriber import mel_bins
+from ingot.speech.recording import mel_bins
 
 _QUEUED = 8  # recordings that wait for each that is heard
 

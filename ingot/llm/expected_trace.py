@@ -3,7 +3,7 @@
 Owns the finding of one layer's output in a file of activations: the trace of ``ingot align`` (keys
 ``STEP/MODULE``), or tensors by a tap's names. Knows nothing of the model that was traced.
 
-    expected_output(Path("trace.safetensors"), layer=3, counts=(12, 1), tokens=ids)   # [13, hidden_size]
+    expected_output(Path("trace.safetensors"), "layers.3", counts=(12, 1), tokens=ids)   # [13, hidden_size]
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from safetensors import SafetensorError, safe_open
 from ingot.errors import CheckpointError, NoSuchPathError
 
 
-def expected_output(path: Path, layer: int, counts: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-    """[T, hidden_size]: a layer's hidden states for all tokens that ran.
+def expected_output(path: Path, name: str, counts: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """[T, hidden_size]: a layer's hidden states for all tokens that ran, or all positions of an encoder.
 
     A key names the layer as ``layers.N`` or ``h.N``, with or without a prefix, and ``.output`` behind;
-    ``STEP/`` goes before it, or the tensor holds all steps.
+    ``STEP/`` goes before it, or the tensor holds all steps. In keys of an encoder's layers the prefix ends in
+    ``encoder``.
+
+    Args:
+        name: ``layers.N`` or ``encoder.layers.N``.
 
     Raises:
         NoSuchPathError: there is no such file.
@@ -35,7 +39,7 @@ def expected_output(path: Path, layer: int, counts: Sequence[int], tokens: Seque
     try:
         with safe_open(path, framework="pt") as file:
             _check_tokens(file, tokens[:total])
-            found = [_rows(file.get_tensor(key)) for key in _keys(file, layer)]
+            found = [_rows(file.get_tensor(key)) for key in _keys(file, name)]
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             "the trace cannot be read", seen=f"{path}: {error}", flag="--expected"
@@ -43,17 +47,20 @@ def expected_output(path: Path, layer: int, counts: Sequence[int], tokens: Seque
     rows = torch.cat(found) if found else torch.empty(0, 0)
     if rows.dim() != 2 or rows.shape[0] < total:
         raise CheckpointError(
-            f"the trace does not contain layer {layer} for all tokens",
+            f"the trace does not contain {name} for all tokens",
             seen=f"{path}: {len(rows)} tokens",
-            allowed=f"{total} tokens, under keys like 0/model.layers.{layer}",
+            allowed=f"{total} tokens, under keys like 0/model.{name}",
             flag="--expected with another trace, or a smaller --step",
         )
     return rows[:total]
 
 
-def _keys(file: Any, layer: int) -> list[str]:
+def _keys(file: Any, name: str) -> list[str]:
     """The layer's keys in the order of their steps."""
-    pattern = re.compile(rf"(?:(\d+)/)?(?:\w+\.)*(?:layers|h)\.{layer}(?:\.output)?")
+    before, _, index = name.rpartition(".")
+    encoder = before.startswith("encoder.")
+    prefix = r"(?:\w+\.)*encoder\." if encoder else r"(?:(?!encoder\.)\w+\.)*"
+    pattern = re.compile(rf"(?:(\d+)/)?{prefix}(?:layers|h)\.{index}(?:\.output)?")
     matches = [match for key in file.keys() if (match := pattern.fullmatch(key))]  # noqa: SIM118
     return [match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))]
 

@@ -1,7 +1,7 @@
 """A failure cut down to one layer, and its replay.
 
-Owns the capture of one layer while an engine runs, what is expected of it, and how far outputs may be apart.
-Knows no terminal; the file is ``repro_bundle``'s.
+Owns the capture of one layer while an engine runs, and how far outputs may be apart. Knows no terminal; the
+file is ``repro_bundle``'s, the layer and what is expected of it ``repro_layer``'s.
 
     bundle = capture_layer(llm, "Hello", layer=3, step=2)
     write_bundle(path, bundle); replay(read_bundle(path), torch.device("cpu")).agrees
@@ -11,36 +11,41 @@ from __future__ import annotations
 
 import math
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.sampling import SamplingParams
-from ingot.config.units import size_text
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.assemble import cast_weight
-from ingot.engine.calibrate import Held
-from ingot.engine.plan_file import machine_of, usable_plan
-from ingot.engine.reference import Arithmetic, ReferenceRun, Span
+from ingot.engine.plan_file import machine_of
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
-from ingot.layers.context import BuildContext
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.invariance import make_batch_invariant
-from ingot.layers.linear import any_rounded
-from ingot.layers.rotary import RotaryTable
+from ingot.layers.encoder import EncoderLayer
+from ingot.llm.encoder_record import KEYS_VALUES, encoder_observed
 from ingot.llm.expected_trace import expected_output
 from ingot.llm.llm import LLM
-from ingot.llm.prompts import Messages, PromptLike
-from ingot.llm.repro_bundle import BUNDLE_VERSION, Bundle, BundleFacts
-from ingot.runtime.one_layer import LayerInputs, record_calls, run_layer
+from ingot.llm.prompts import Input, Messages, Prompt, PromptLike
+from ingot.llm.repro_bundle import (
+    BUNDLE_VERSION,
+    DECODER,
+    ENCODER,
+    PRIVATE,
+    PRIVATE_SPEECH,
+    Bundle,
+    BundleFacts,
+)
+from ingot.llm.repro_layer import WIDER, built_layer, plain_outputs, rotary_table, stored_weights
+from ingot.runtime.one_layer import LayerInputs, record_calls, run_encoder_layer, run_layer
 from ingot.version import VERSION
 
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
-_MOST_TABLE = 1 << 30  # bytes; a million positions take half
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+
+
+Heard = dict[str, torch.Tensor]  # what the places of an encoder gave
+Given = list[Input | list[int]]  # a prompt's features and ids
 
 
 @dataclass(frozen=True)
@@ -85,34 +90,96 @@ class Replay:
 
 
 def capture_layer(
-    llm: LLM, prompt: PromptLike | Messages, layer: int, step: int = 0, expected: Path | None = None
+    llm: LLM,
+    prompt: PromptLike | Messages,
+    layer: int,
+    step: int = 0,
+    expected: Path | None = None,
+    *,
+    half: str = DECODER,
 ) -> Bundle:
     """Run a prompt greedily, and keep what one layer was given and gave.
 
     The engine runs module by module, as under a tap: CUDA graphs and fused kernels are off.
 
     Args:
+        prompt: of a model that hears with the features of its recording.
         step: how many decode steps to go beyond the prompt; end tokens are passed over.
         expected: a trace with the output to expect; None: plain PyTorch in the next wider dtype.
+        half: ``decoder``, or of a model that hears ``encoder``, whose layers run once.
 
     Raises:
-        RequestError: no such layer or step, or other requests are running.
+        RequestError: no such layer or step, a recording is missing, or other requests are running.
         CheckpointError: the trace lacks the layer, or is of other tokens.
     """
     ids = llm.prompt_ids(prompt)
-    _check(llm, ids, layer, step)
-    params = SamplingParams(max_new_tokens=step + 1, ignore_eos=True)
-    module = llm.engine.model.layers[layer]
+    _check(llm, ids, half, layer, step)
+    name = f"{'encoder.' if half == ENCODER else ''}layers.{layer}"
+    given: Given = [*_features(llm, prompt), ids]
+    if half == ENCODER:
+        inputs, output = _of_encoder(llm, given, name)
+        tokens = ids
+    else:
+        inputs, output, tokens = _of_decoder(llm, given, name, step)
+    return _bundle(llm, name, step, inputs, output, tokens, expected)
+
+
+def _features(llm: LLM, prompt: PromptLike | Messages) -> list[Input]:
+    """A prompt's inputs.
+
+    Raises:
+        RequestError: the model hears, and there is no recording.
+    """
+    parts = prompt.parts if isinstance(prompt, Prompt) else ()
+    found = [part for part in parts if isinstance(part, Input)]
+    if llm.engine.model.kind == "cross" and not found:
+        raise RequestError("this engine hears, and the prompt has no recording", flag="--audio FILE")
+    return found
+
+
+def _of_decoder(llm: LLM, given: Given, name: str, step: int) -> tuple[LayerInputs, torch.Tensor, list[int]]:
+    """What a layer was given and gave, and the tokens that ran."""
+    module = llm.engine.model.get_submodule(name)
     assert isinstance(module, DecoderLayer)
-    tokens = list(ids)
-    with llm.tap(f"layers.{layer}") as seen, record_calls(module) as calls:
+    (ids,) = (part for part in given if not isinstance(part, Input))
+    tokens, params = list(ids), SamplingParams(max_new_tokens=step + 1, ignore_eos=True)
+    hears = llm.engine.model.kind == "cross"
+    encoding: AbstractContextManager[Heard] = _heard(llm) if hears else nullcontext({})
+    with encoding as heard, llm.tap(name) as seen, record_calls(module) as calls:
         try:
-            tokens += llm.generate([ids], params)[0].token_ids
+            tokens += llm.generate([Prompt(given)], params)[0].token_ids
         except EngineError:  # logits that are no numbers are a failure to be kept
             if calls.num_tokens < len(ids) + step:
                 raise
-    inputs, output = calls.inputs(), seen[f"layers.{layer}"]
-    return _bundle(llm, layer, step, inputs, output, tokens, expected)
+    inputs = calls.inputs()
+    if hears:
+        inputs = replace(inputs, encoded=heard[f"{name}{KEYS_VALUES}/in"])
+    return inputs, seen[name], tokens
+
+
+def _of_encoder(llm: LLM, given: Given, name: str) -> tuple[LayerInputs, torch.Tensor]:
+    """The same of an encoder's layer; its input is what the place before it gave."""
+    before, _, index = name.rpartition(".")
+    source = f"{before}.{int(index) - 1}" if int(index) else "encoder.embed_positions"
+    with _heard(llm) as heard:
+        try:
+            llm.generate([Prompt(given)], SamplingParams(max_new_tokens=1, ignore_eos=True))
+        except EngineError:
+            if name not in heard:
+                raise
+    return LayerInputs.of_input(heard[source]), heard[name]
+
+
+@contextmanager
+def _heard(llm: LLM) -> Iterator[Heard]:
+    """What the modules of the encoder give for one input, and what keys and values are made of."""
+    found: Heard = {}
+
+    def see(name: str, rows: torch.Tensor) -> None:
+        found[name] = rows.detach().to("cpu", copy=True)
+
+    with encoder_observed(llm, see):
+        yield found
 
 
 def replay(bundle: Bundle, device: torch.device) -> Replay:
@@ -126,10 +193,7 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
     dtype = parse_dtype(facts.dtype)
     try:
         with on_device(device):
-            layer, rope = _layer(bundle, device, dtype)
-            sizes = {"block_size": facts.block_size, "max_seq_len": facts.build.max_seq_len}
-            places = {"device": device, "dtype": dtype, "kv_dtype": facts.kv_dtype}
-            output = run_layer(layer, bundle.inputs, rope, **places, **sizes)  # type: ignore[arg-type]
+            output = _computed(bundle, device, dtype)
     except torch.OutOfMemoryError as error:
         seen = str(error).split(". ")[0]
         raise OutOfMemoryError(
@@ -151,6 +215,23 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
     )
 
 
+def _computed(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """What the layer gives here."""
+    facts, layer = bundle.facts, built_layer(bundle, device, dtype)
+    if isinstance(layer, EncoderLayer):
+        return run_encoder_layer(layer, bundle.inputs, device, dtype)
+    return run_layer(
+        layer,
+        bundle.inputs,
+        rotary_table(bundle, device),
+        block_size=facts.block_size,
+        max_seq_len=facts.build.max_seq_len,
+        device=device,
+        dtype=dtype,
+        kv_dtype=facts.kv_dtype,
+    )
+
+
 def relative_l2(found: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected| / |expected| over all elements.
 
@@ -168,10 +249,20 @@ def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (apart / size).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _check(llm: LLM, ids: list[int], layer: int, step: int) -> None:
-    last = llm.engine.manifest.model.num_layers - 1
+def _check(llm: LLM, ids: list[int], half: str, layer: int, step: int) -> None:
+    model = llm.engine.manifest.model
+    if half == ENCODER and (model.kind != "cross" or model.encoder is None):
+        what = "this engine has no encoder whose layers can be extracted"
+        raise RequestError(what, seen=f"kind {model.kind}", flag="--layer N, of the decoder")
+    of_encoder = half == ENCODER and model.encoder is not None
+    last = (model.encoder.settings["num_layers"] if of_encoder and model.encoder else model.num_layers) - 1
     if not 0 <= layer <= last:
-        raise RequestError("no such layer", seen=layer, allowed=f"0 to {last}", flag="--layer")
+        named = "encoder." if of_encoder else ""
+        raise RequestError(
+            "no such layer", seen=f"{named}{layer}", allowed=f"{named}0 to {named}{last}", flag="--layer"
+        )
+    if of_encoder and step:
+        raise RequestError("a layer of an encoder runs once", seen=step, flag="leave out --step")
     room = llm.executor.max_seq_len - len(ids) - 1
     if step < 0 or (room >= 0 and step > room):
         raise RequestError(
@@ -185,23 +276,25 @@ def _check(llm: LLM, ids: list[int], layer: int, step: int) -> None:
 
 def _bundle(
     llm: LLM,
-    layer: int,
+    name: str,
     step: int,
     inputs: LayerInputs,
     output: torch.Tensor,
     tokens: list[int],
     trace: Path | None,
 ) -> Bundle:
-    module, engine = llm.engine.model.layers[layer], llm.engine
-    assert isinstance(module, DecoderLayer)
-    reference, noise, token_noise = _reference(llm, layer, inputs)
-    source = f"plain PyTorch in {_WIDER[engine.dtype]}".replace("torch.", "")
+    engine = llm.engine
+    before, _, index = name.rpartition(".")
+    reference, *others = plain_outputs(llm, name, inputs)
+    errors = [(relative_l2(own, reference), float(row_errors(own, reference).max())) for own in others]
+    noise, token_noise = max(e for e, _ in errors), max(e for _, e in errors)
+    source = f"plain PyTorch in {WIDER[engine.dtype]}".replace("torch.", "")
     if trace is not None:
-        reference, source = expected_output(trace, layer, inputs.counts, tokens), f"the trace {trace.name}"
+        reference, source = expected_output(trace, name, inputs.counts, tokens), f"the trace {trace.name}"
     expected = reference.float()
     facts = BundleFacts(
         version=BUNDLE_VERSION,
-        layer=layer,
+        layer=int(index),
         step=step,
         counts=inputs.counts,
         model=engine.manifest.model,
@@ -224,82 +317,14 @@ def _bundle(
         platform=platform.platform(),
         ingot_version=VERSION,
         command="",
+        half=ENCODER if before.startswith(ENCODER) else DECODER,
+        private=PRIVATE_SPEECH if engine.model.kind == "cross" else PRIVATE,
     )
-    return Bundle(facts, _stored(module, engine.manifest.build.dtype), inputs, output, expected)
+    weights = stored_weights(engine.model.get_submodule(name), engine.manifest.build.dtype)
+    return Bundle(facts, weights, inputs, output, expected)
 
 
 def _floor(noise: float, dtype: torch.dtype) -> float:
     """Relative L2 up to which outputs count as equal, for this noise of the plain computation."""
     least = _LEAST_ROUNDINGS * torch.finfo(dtype).eps
     return max(_NOISE_TIMES * noise, least) if math.isfinite(noise) else least
-
-
-def _reference(llm: LLM, layer: int, inputs: LayerInputs) -> tuple[torch.Tensor, float, float]:
-    """The layer in plain PyTorch, in the wider dtype; how far its own dtype is off, in all and at worst, and
-    where activations are rounded to 8 bits what it costs that each token's closest call goes the other way.
-    """
-    dtype, kv_dtype = llm.engine.dtype, llm.runtime.kv_dtype
-    span = Span(0, (0,) * len(inputs.positions), 0, int(inputs.rope_rows[0]))  # its ids are not read
-
-    def plain(arithmetic: Arithmetic) -> torch.Tensor:
-        weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
-        run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
-        return run.layer(layer, inputs.hidden.to(arithmetic.dtype), [span], lambda name, output: None)
-
-    with torch.inference_mode():
-        wide = plain(Arithmetic(_WIDER[dtype]))
-        others = [plain(Arithmetic(dtype))]
-        if kv_dtype in NARROW_KV_DTYPES or any_rounded(llm.engine.model.layers[layer]):
-            others.append(plain(Arithmetic(_WIDER[dtype], flips=True)))
-        errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
-        return wide, max(e for e, _ in errors), max(e for _, e in errors)
-
-
-def _stored(module: DecoderLayer, dtype: str) -> dict[str, torch.Tensor]:
-    """The layer's weights as the engine stores them: a CPU's widened ones are narrowed again, which loses
-    nothing.
-    """
-    weights = {}
-    for name, parameter in module.named_parameters():
-        own = parameter.detach().to("cpu")
-        narrow = own.to(parse_dtype(dtype)) if own.is_floating_point() else own
-        weights[name] = narrow if torch.equal(narrow.to(own.dtype), own) else own.clone()
-    return weights
-
-
-def _layer(
-    bundle: Bundle, device: torch.device, dtype: torch.dtype
-) -> tuple[DecoderLayer, torch.Tensor | None]:
-    """The layer and the rotary table on a device."""
-    facts = bundle.facts
-    plan, _ = usable_plan(facts.plan, device, dtype)
-    try:
-        with torch.device("meta"):
-            ctx = BuildContext(facts.quant, plan, dtype).at(f"layers.{facts.layer}")
-            layer = DecoderLayer(facts.model, ctx, facts.layer)
-    except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise EngineError("the bundle's model has no such layer", seen=error, flag="--run") from error
-    wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
-    found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
-    odd = sorted({name for name, _ in wanted.items() ^ found.items()})
-    if odd:
-        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], flag="--run")
-    for name, tensor in bundle.weights.items():
-        path, _, leaf = name.rpartition(".")
-        own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
-        own = cast_weight(name, own, layer.get_parameter(name).dtype)
-        setattr(layer.get_submodule(path), leaf, nn.Parameter(own, requires_grad=False))
-    if facts.batch_invariant:
-        make_batch_invariant(layer)
-    if facts.model.rope is None:
-        return layer.eval(), None
-    size = RotaryTable.table_bytes(facts.model.rope, facts.build.max_seq_len)
-    if size > _MOST_TABLE:
-        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), flag="--run")
-    table = RotaryTable(facts.model.rope, facts.build.max_seq_len).table
-    rows = bundle.inputs.rope_rows
-    if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
-        raise EngineError(
-            "the bundle's rotary rows are outside the table", seen=int(rows.max()), flag="--run"
-        )
-    return layer.eval(), table.to(device)

@@ -5,7 +5,8 @@ what was expected, with facts about them as JSON in its metadata. Knows nothing 
 
     bundle = read_bundle(Path("layer3.safetensors"))
 Format: tensors ``weights.<name within the layer>``, ``input.hidden``, ``input.positions``,
-``input.rope_rows``, ``output``, ``expected``; metadata key ``ingot_repro``.
+``input.rope_rows``, ``output``, ``expected``, and of a decoder that hears ``input.encoded``; metadata key
+``ingot_repro``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
+from ingot.config.encoder import EncoderConfig
 from ingot.config.json_text import parse_json
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
@@ -37,6 +39,11 @@ PRIVATE = (
     "The file contains the hidden states of a prompt, from which its words can be guessed: "
     "share it only as you would share the prompt."
 )
+PRIVATE_SPEECH = (
+    "The file contains what the model makes of a recording and its transcript, from which the words can be "
+    "guessed: share it only as you would share the recording."
+)
+DECODER, ENCODER = "decoder", "encoder"
 _KEY = "ingot_repro"
 _WEIGHTS = "weights."
 _ANOTHER = "--run with a file that `ingot repro` wrote"
@@ -47,7 +54,8 @@ class BundleFacts(JsonConfig):
     """What a bundle says of itself.
 
     Attributes:
-        layer, step: which layer, and the last step that ran: 0 is the prompt, K the K-th decode step.
+        half, layer: which layer of the decoder or the encoder.
+        step: the last step that ran: 0 is the prompt, K the K-th decode step.
         counts: tokens of each call of the layer.
         model, build, quant, plan: the engine's.
         dtype: of the arithmetic that gave ``output``; the weights are in the engine's own.
@@ -89,6 +97,7 @@ class BundleFacts(JsonConfig):
     command: str
     private: str = PRIVATE
     kv_dtype: str = "auto"
+    half: str = DECODER
 
     def __post_init__(self) -> None:
         odd = self.odd_fields()
@@ -97,11 +106,34 @@ class BundleFacts(JsonConfig):
             RuntimeConfig.from_json({"block_size": self.block_size, "kv_dtype": self.kv_dtype})
             parse_dtype(self.dtype)
             odd = [name for name in ("layer", "step") if getattr(self, name) < 0]
-            if min(self.counts, default=0) < 1 or sum(self.counts) > self.build.max_seq_len:
+            if self.half not in (DECODER, ENCODER) or (self.encoder is None and self.half == ENCODER):
+                odd.append("half")
+            elif min(self.counts, default=0) < 1 or sum(self.counts) > self._longest:
                 odd.append("counts")
         if odd:
             seen = {name: getattr(self, name, "another type") for name in odd}
             raise ConfigError("the bundle has invalid fields", seen=seen)
+
+    @property
+    def encoder(self) -> EncoderConfig | None:
+        """Of a model that hears; None of every other."""
+        return self.model.encoder if self.model.kind == "cross" else None
+
+    @property
+    def name(self) -> str:
+        """``layers.3``, or ``encoder.layers.3``."""
+        return f"{'encoder.' if self.half == ENCODER else ''}layers.{self.layer}"
+
+    @property
+    def width(self) -> int:
+        """Of the layer's hidden states."""
+        encoder = self.encoder if self.half == ENCODER else None
+        return self.model.hidden_size if encoder is None else encoder.hidden_size
+
+    @property
+    def _longest(self) -> int:
+        encoder = self.encoder if self.half == ENCODER else None
+        return self.build.max_seq_len if encoder is None else encoder.max_positions
 
     @property
     def as_expected(self) -> bool:
@@ -131,6 +163,7 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
     inputs = bundle.inputs
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in bundle.weights.items()}
     tensors |= {"input.hidden": inputs.hidden, "input.positions": inputs.positions}
+    tensors |= {} if inputs.encoded is None else {"input.encoded": inputs.encoded}
     tensors |= {"input.rope_rows": inputs.rope_rows, "output": bundle.output, "expected": bundle.expected}
     facts = json.dumps(bundle.facts.to_json(), ensure_ascii=False)
     try:
@@ -200,12 +233,25 @@ def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:
         tensors["input.positions"],
         tensors["input.rope_rows"],
         facts.counts,
+        tensors.get("input.encoded"),
     )
     weights = {n.removeprefix(_WEIGHTS): t for n, t in tensors.items() if n.startswith(_WEIGHTS)}
     count = sum(facts.counts)
     wide = [inputs.hidden, tensors["output"], tensors["expected"]]
-    if any(tuple(t.shape) != (count, facts.model.hidden_size) for t in wide):
-        raise ValueError(f"hidden states that are not {count} x {facts.model.hidden_size}")
+    if any(tuple(t.shape) != (count, facts.width) for t in wide):
+        raise ValueError(f"hidden states that are not {count} x {facts.width}")
+    _check_encoded(facts, inputs.encoded)
     if not torch.equal(inputs.positions, torch.arange(count)) or inputs.rope_rows.shape != (count,):
         raise ValueError("positions that are not those of one request")
     return Bundle(facts, weights, inputs, tensors["output"], tensors["expected"])
+
+
+def _check_encoded(facts: BundleFacts, encoded: torch.Tensor | None) -> None:
+    """ValueError where a layer that attends to encoded positions has none, or another has some."""
+    config = facts.encoder if facts.half == DECODER else None
+    if (config is None) != (encoded is None):
+        raise ValueError("encoded positions that the layer does not read, or none that it reads")
+    if config is not None and encoded is not None:
+        fits = encoded.dim() == 2 and 1 <= len(encoded) <= config.max_positions
+        if not fits or encoded.shape[1] != config.hidden_size:
+            raise ValueError(f"encoded positions of shape {tuple(encoded.shape)}")

@@ -1,4 +1,4 @@
-"""One decoder layer run by itself, as the runner runs it.
+"""One layer of a decoder or an encoder run by itself, as the runner runs it.
 
 Owns what a layer was given, call by call, and the replay of these calls over a cache of its own. Knows no
 request and no file.
@@ -11,14 +11,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ingot.engine.memory_sizes import cache_dtype
-from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.batch import Encoded, ForwardBatch, LayerCache
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.encoder import EncoderLayer
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.products import LayerProducts, Product
 
@@ -31,12 +32,20 @@ class LayerInputs:
         hidden: [T, hidden_size], its input hidden states, which its first norm normalises.
         positions, rope_rows: [T] int64, as in ``ForwardBatch``.
         counts: tokens of each call: the prompt's, perhaps in several, then one a decode step.
+        encoded: [P, encoder's hidden_size], what cross-attention reads of; None: nothing.
     """
 
     hidden: torch.Tensor
     positions: torch.Tensor
     rope_rows: torch.Tensor
     counts: tuple[int, ...]
+    encoded: torch.Tensor | None = None
+
+    @classmethod
+    def of_input(cls, hidden: torch.Tensor) -> LayerInputs:
+        """Of a layer of an encoder: states [P, hidden_size] of one input, in one call."""
+        count = len(hidden)
+        return cls(hidden, torch.arange(count), torch.zeros(count, dtype=torch.int64), (count,))
 
 
 @dataclass
@@ -102,6 +111,9 @@ def run_layer(
     num_blocks = -(-sum(inputs.counts) // block_size)
     shape = (num_blocks, attention.num_kv_heads, block_size, attention.head_dim)
     cache = LayerCache.zeros(*shape, cache_dtype(dtype, kv_dtype), device)
+    if inputs.encoded is not None:
+        given = inputs.encoded.to(device, dtype, copy=True)
+        cache.encoded = _encoded_cache(layer, given, block_size, cache.keys.dtype)
     ends = list(itertools.accumulate(inputs.counts))
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):
@@ -110,8 +122,45 @@ def run_layer(
         hidden = inputs.hidden[rows].to(device, dtype, copy=True)
         positions, turned = (t[rows].to(device) for t in (inputs.positions, inputs.rope_rows))
         batch = request_batch(positions, turned, end, num_blocks, max_seq_len)
+        if inputs.encoded is not None and cache.encoded is not None:
+            batch = replace(batch, encoded=_one_input(layer, count, len(inputs.encoded), cache.encoded))
         pieces.append(hidden_after(layer, hidden, batch, cache, rope).cpu())
     return torch.cat(pieces)
+
+
+@torch.inference_mode()
+def run_encoder_layer(
+    layer: EncoderLayer, inputs: LayerInputs, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """An encoder layer's hidden states [P, hidden_size] in its dtype, on the CPU.
+
+    Args:
+        layer: on ``device``, in the ``dtype`` to compute in.
+    """
+    output: torch.Tensor = layer(inputs.hidden.to(device, dtype, copy=True))
+    return output.cpu()
+
+
+def _encoded_cache(
+    layer: DecoderLayer, encoded: torch.Tensor, block_size: int, dtype: torch.dtype
+) -> LayerCache:
+    """A second cache with keys and values of [P, encoder's hidden_size] in its first blocks."""
+    assert layer.encoder_attn is not None
+    config, count = layer.encoder_attn.config, len(encoded)
+    shape = (-(-count // block_size), config.num_kv_heads, block_size, config.head_dim)
+    cache = LayerCache.zeros(*shape, dtype, encoded.device)
+    layer.encoder_attn.write(encoded, cache, torch.arange(count, device=encoded.device))
+    return cache
+
+
+def _one_input(layer: DecoderLayer, tokens: int, count: int, cache: LayerCache) -> Encoded:
+    """All tokens of a call read the ``count`` positions of one input."""
+    assert layer.encoder_attn is not None
+    assert layer.encoder_attn.config.encoder is not None
+    device, most = cache.keys.device, layer.encoder_attn.config.encoder.max_positions
+    tables = torch.arange(len(cache.keys), dtype=torch.int32, device=device).repeat(tokens, 1)
+    lens = torch.full((tokens,), count, dtype=torch.int32, device=device)
+    return Encoded(tables, lens, torch.arange(tokens, device=device), most, some_without=False)
 
 
 def hidden_after(
@@ -126,8 +175,12 @@ def hidden_after(
     up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
     chosen = (layer.self_attn.qkv_proj, layer.self_attn.o_proj, up, mlp.down_proj)
     qkv, output, up_product, down = (Product(linear, fused=False) for linear in chosen)
+    encoded = None
+    if layer.encoder_attn is not None:
+        cross = layer.encoder_attn
+        encoded = Product(cross.q_proj, fused=False), Product(cross.o_proj, fused=False)
     # The next layer's norm only adds here; what it normalises is dropped.
-    products = LayerProducts(qkv, output, up_product, down, next_norm=norm, after=qkv)
+    products = LayerProducts(qkv, output, up_product, down, next_norm=norm, after=qkv, encoded=encoded)
     x, hidden = qkv.form.norm(norm, hidden)
     return layer(x, hidden, batch, cache, rope, products)[1]
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ingot.config.model import DecoderConfig
+from ingot.errors import RequestError
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
 from ingot.speech.options import TranscribeOptions
@@ -22,6 +24,7 @@ from ingot.speech.window import Asked, Decoded, Vocabulary, decode_window, detec
 from ingot.speech.words import AskedScores, Window, add_words
 
 _FRAMES = WINDOW // HOP
+_FRAMES_OF_A_POSITION = 2
 _CONFIDENT = 0.5  # above this temperature a text is nothing to go on from
 
 
@@ -82,6 +85,41 @@ def transcribe_recording(
                 heard(segment)
             seek += max(onwards, 1)
     return found
+
+
+def first_window(
+    samples: torch.Tensor, config: DecoderConfig, device: torch.device | None = None
+) -> torch.Tensor:
+    """The features [mels, frames] of a recording's first window, as its transcript reads them: what is silent
+    behind the recording is zeros.
+
+    Args:
+        samples: float32 [N] at 16 kHz.
+        config: of a model that hears.
+        device: that computes features; None: where the samples are.
+    """
+    features = LongLogMel(samples, mel_bins(config), device or samples.device)
+    frames = window_frames(config)
+    window: torch.Tensor = features.window(0, min(features.num_frames, frames), frames).features
+    return window
+
+
+def window_frames(config: DecoderConfig) -> int:
+    """Frames that an encoder of speech takes at most."""
+    assert config.encoder is not None
+    return _FRAMES_OF_A_POSITION * config.encoder.max_positions
+
+
+def mel_bins(config: DecoderConfig) -> int:
+    """Of the features that a model hears.
+
+    Raises:
+        RequestError: it takes no speech.
+    """
+    if config.kind != "cross" or config.encoder is None:
+        seen = f"{config.architecture} ({config.kind})"
+        raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
+    return config.encoder.features[0]
 
 
 @dataclass

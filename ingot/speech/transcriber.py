@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 
-from ingot.config.model import DecoderConfig
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.prompts import Input, Prompt
@@ -26,7 +25,7 @@ from ingot.processors.audio import read_audio
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.alignment import alignment_heads
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Request, Transcript, transcribe_recording
+from ingot.speech.recording import Request, Transcript, mel_bins, transcribe_recording
 from ingot.speech.segments import Segment, moved
 from ingot.speech.together import Left, together, told
 from ingot.speech.voice import Detector, VoiceDetector, speech_chunks
@@ -135,6 +134,15 @@ class Transcriber:
         """Teacher-forced logits, float32 [len(token_ids), vocab_size]; features: [mels, frames]."""
         return self.llm.logits(Prompt([Input(features), list(token_ids)]))
 
+    def prompt_ids(self, language: str | None = None, text: str = "") -> list[int]:
+        """What a transcript begins with, without timestamps, and a text that it goes on with.
+
+        Raises:
+            RequestError: the model does not know the language, or there is no tokenizer for the text.
+        """
+        frame = self.vocabulary.tokens.prompt(language, "transcribe", timestamps=False)
+        return [*frame, *self.vocabulary.ids(text)]
+
     @property
     def _width(self) -> int:
         """Windows that share a step at most."""
@@ -193,18 +201,6 @@ class Transcriber:
             found: Found = ended.value
             return found
         raise CancelledError
-
-
-def mel_bins(config: DecoderConfig) -> int:
-    """Of the features that a model hears.
-
-    Raises:
-        RequestError: it takes no speech.
-    """
-    if config.kind != "cross" or config.encoder is None:
-        seen = f"{config.architecture} ({config.kind})"
-        raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
-    return config.encoder.features[0]
 
 
 @dataclass(frozen=True)

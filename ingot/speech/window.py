@@ -18,6 +18,7 @@ from typing import Any
 from ingot.config.model import DecoderConfig
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import TranscriptRules
+from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.llm.prompts import Input, Prompt
 from ingot.models.whisper_generation import SpeechGeneration
@@ -100,6 +101,21 @@ class Vocabulary:
         """Of tokens, timestamps and others that frame it left out; the ids where there is no tokenizer."""
         said = [token for token in tokens if token < self.tokens.end]
         return self.tokenizer.decode(said) if self.tokenizer is not None else " ".join(map(str, said))
+
+    def ids(self, text: str) -> list[int]:
+        """Of a text as words that follow others; where there is no tokenizer, the ids that the text lists.
+
+        Raises:
+            RequestError: without a tokenizer, it lists none.
+        """
+        if self.tokenizer is not None:
+            return self.tokenizer.encode_parts([" " + text.strip()])
+        words = text.split()
+        if not all(word.isdecimal() for word in words):
+            allowed = "token ids with spaces between them"
+            fix = "a checkpoint with its tokenizer"
+            raise RequestError("there is no tokenizer for a text", seen=text[:60], allowed=allowed, fix=fix)
+        return [int(word) for word in words]
 
 
 @dataclass(frozen=True)
@@ -248,6 +264,4 @@ def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float, silence
 
 def _encoded(vocabulary: Vocabulary, text: str | None) -> list[int]:
     """Ids of a text as words that follow others."""
-    if not text or vocabulary.tokenizer is None:
-        return []
-    return vocabulary.tokenizer.encode_parts([" " + text.strip()])
+    return vocabulary.ids(text) if text and vocabulary.tokenizer is not None else []

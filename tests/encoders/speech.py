@@ -41,7 +41,7 @@ def write_speech(folder: Path, seed: int = 0, **changes: Any) -> WhisperForCondi
     return model
 
 
-def write_multilingual(folder: Path, seed: int = 0) -> Path:
+def write_multilingual(folder: Path, seed: int = 0, **changes: int) -> Path:
     """A tiny checkpoint with the ids of many languages and whole windows, without a tokenizer: its text is
     ids.
     """
@@ -53,5 +53,5 @@ def write_multilingual(folder: Path, seed: int = 0) -> Path:
         "max_target_positions": 448,
     }
     ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
-    write_speech(folder, seed, **sizes, **ends, decoder_start_token_id=names.start)
+    write_speech(folder, seed, **sizes | ends | changes, decoder_start_token_id=names.start)
     return folder

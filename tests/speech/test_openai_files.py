@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ingot import LLM, build
+from ingot.compare.spec import ModelSpec, longest, model_of
 from ingot.engine.describe import describe
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.manifest import Manifest
@@ -173,6 +174,12 @@ def test_files_that_are_cut_off_or_something_else(small: Both, tmp_path: Path) -
     other = tmp_path / "x.safetensors"
     other.write_bytes(b"x")
     refused(other, "this is a file")
+
+
+def test_verbs_that_compare_read_the_file(both: Both) -> None:
+    """What a model is, and how long its requests are, before anything of it is loaded."""
+    assert model_of(str(both.file)) == model_of(str(both.folder))
+    assert longest(ModelSpec(str(both.file))) == longest(ModelSpec(str(both.folder)))
 
 
 def test_another_models_vocabulary_is_refused(both: Both, cache: Path, tmp_path: Path) -> None:

@@ -21,9 +21,6 @@ REFUSED = {  # arguments, with E for the engine, C for its checkpoint, D for a f
     ("build", "C", "-o", "X", "--prove", "D"): "ingot eval wer ENGINE",
     ("bench", "latency", "E", "--device", "cpu"): "ingot bench transcribe ENGINE",
     ("bench", "throughput", "C", "--device", "cpu"): "ingot bench transcribe ENGINE",
-    ("sweep", "C", "--out", "X", "--no-png"): "ingot bench transcribe ENGINE",
-    ("doctor", "C", "--data", "D", "--quant", "w8a16", "--budget", "kl=1"): "ingot eval wer",
-    ("repro", "E", "--layer", "0", *IDS): "ingot verify",
     ("triton", "E", "-o", "X"): "ingot serve ENGINE",
 }
 

@@ -1,28 +1,34 @@
 """A scheme for each layer in few patterns.
 
-Owns the way from names to ``QuantConfig.layers``. Knows no model.
+Owns the parts of a linear layer's name, and the way from names to ``QuantConfig.layers``. Knows no model.
 
     mixed({"layers.0.mlp.down_proj": wide, …}, QuantConfig(narrow)).layers          # {"*.down_proj": wide}
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import choosing
 
+_ENCODER = "encoder."
+
 
 def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
-    """The config that has these schemes at these linear layers, ``layers.N.…``, group and symmetry as asked.
+    """The config that has these schemes at these linear layers, ``layers.N.…`` and ``encoder.layers.N.…``,
+    group and symmetry as asked.
 
-    The scheme that most layers have is the config's; patterns for operators, for whole layers and for single
-    ones follow, each where it takes fewer lines than to name what it stands for.
+    The scheme that most layers have is the config's; patterns for an encoder, for operators, for whole layers
+    and for single ones follow, each where it takes fewer lines than to name what it stands for.
     """
     scheme = _most_common(list(schemes.values()), asked.scheme)
-    layers = _by_operator(schemes, scheme)
-    layers |= _by_layer(schemes, QuantConfig(scheme, layers=layers))
+    heard = any(map(in_encoder, schemes))
+    layers: dict[str, str] = {}
+    for pattern_of in (_half, _operator_anywhere if heard else _leaf_anywhere, _whole_layer):
+        layers |= _patterns(schemes, QuantConfig(scheme, layers=layers), pattern_of)
     so_far = QuantConfig(scheme, layers=layers)
     layers |= {name: own for name, own in schemes.items() if so_far.at(name).scheme != own}
     found = QuantConfig(scheme, layers=layers)
@@ -33,33 +39,60 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
 
 
 def operator(name: str) -> str:
-    """``down_proj`` of ``layers.0.mlp.down_proj``."""
-    return name.rpartition(".")[2]
+    """``down_proj`` of ``layers.0.mlp.down_proj``; what an encoder or cross-attention has too is told apart:
+    ``encoder.down_proj``, ``encoder_attn.o_proj``.
+    """
+    *_, module, leaf = name.split(".")
+    if in_encoder(name):
+        return f"{_ENCODER}{leaf}"
+    return f"{module}.{leaf}" if module == "encoder_attn" else leaf
+
+
+def layer_of(name: str) -> str:
+    """``layers.0`` of ``layers.0.mlp.down_proj``; of an encoder's ``encoder.layers.0``."""
+    return name.rpartition(".")[0].rpartition(".")[0]
 
 
 def layer_index(name: str) -> int:
-    """0 of ``layers.0.mlp.down_proj``."""
-    return int(name.split(".")[1])
+    """0 of ``layers.0.mlp.down_proj``, and of ``encoder.layers.0.mlp.down_proj``."""
+    return int(layer_of(name).rpartition(".")[2])
 
 
-def _by_operator(schemes: Mapping[str, str], base: str) -> dict[str, str]:
+def in_encoder(name: str) -> bool:
+    """Whether a linear layer is the encoder's."""
+    return name.startswith(_ENCODER)
+
+
+def _half(name: str) -> str:
+    return f"{_ENCODER}*" if in_encoder(name) else "layers.*"
+
+
+def _leaf_anywhere(name: str) -> str:
+    return f"*.{name.rpartition('.')[2]}"
+
+
+def _operator_anywhere(name: str) -> str:
+    """Of one half: an encoder's operators are called as the decoder's are."""
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _whole_layer(name: str) -> str:
+    return f"{layer_of(name)}.*"
+
+
+def _patterns(
+    schemes: Mapping[str, str], so_far: QuantConfig, pattern_of: Callable[[str], str]
+) -> dict[str, str]:
+    """The patterns that save lines, with the most common scheme of what each stands for."""
+    groups: dict[str, dict[str, str]] = {}
+    for name, scheme in schemes.items():
+        groups.setdefault(pattern_of(name), {})[name] = scheme
     found = {}
-    for kind in dict.fromkeys(map(operator, schemes)):
-        own = [scheme for name, scheme in schemes.items() if operator(name) == kind]
-        common = _most_common(own, base)
-        if 1 + len(own) - own.count(common) < len(own) - own.count(base):
-            found[f"*.{kind}"] = common
-    return found
-
-
-def _by_layer(schemes: Mapping[str, str], so_far: QuantConfig) -> dict[str, str]:
-    found = {}
-    for index in dict.fromkeys(map(layer_index, schemes)):
-        own = {name: scheme for name, scheme in schemes.items() if layer_index(name) == index}
+    for pattern, own in groups.items():
         odd = [scheme for name, scheme in own.items() if so_far.at(name).scheme != scheme]
         common = _most_common(list(own.values()), so_far.scheme)
         if 1 + sum(scheme != common for scheme in own.values()) < len(odd):
-            found[f"layers.{index}.*"] = common
+            found[pattern] = common
     return found
 
 

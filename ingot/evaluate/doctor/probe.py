@@ -1,7 +1,7 @@
 """A checkpoint's next-token distribution with some linear layers in fewer bits, against its own.
 
-Owns the passes: samples as batches, hidden states of the whole model at each layer, a run that starts at the
-layer it changes. Knows no choice and no files.
+Owns the passes: samples as batches, hidden states of the whole model at each place, a run that starts at the
+place it changes. Knows no choice and no files.
 
     probe = Probe(dense_model(assembly), load, texts, device, torch.bfloat16)
     probe.alone(layers, narrow)                    # {name: {scheme: KL in nats, mean over tokens}}
@@ -10,6 +10,8 @@ layer it changes. Knows no choice and no files.
 The arithmetic is that of proofs (engine/reference.py): fp32 over the weights in the engine's dtype, without
 kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is what its
 stored numbers mean: packed and read back; where its scheme rounds the input, the input is rounded as well.
+The places of a model are the decoder's layers; before them come an encoder's front, layers and norm. Keys and
+values of what is encoded are not kept: each decoder layer makes its own of the encoder's outputs.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ingot.engine.calibrate import BATCH_TOKENS, Load
 from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
+from ingot.engine.reference_encoder import keep_keys_values, own_stages
 from ingot.errors import CheckpointError
 from ingot.evaluate.divergence import kl_rows
 from ingot.evaluate.doctor.options import LayerOptions, PrecisionOption
-from ingot.evaluate.doctor.patterns import layer_index
+from ingot.evaluate.doctor.patterns import in_encoder, layer_index
 from ingot.evaluate.record import Progress, no_progress
 from ingot.layers.decoder import Decoder
 from ingot.quant.schemes import LinearScheme
@@ -37,18 +40,30 @@ _ROWS = 256  # of logits at a time
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens that are computed together, and the places after which the next token's distribution counts."""
+    """Tokens that are computed together, and the places after which the next token's distribution counts;
+    ``features`` [mels, frames], on the CPU, of the speech that they are a text of.
+    """
 
     ids: tuple[int, ...]
     counted: range
+    features: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Texts one after another, and their counted rows [n] int64."""
+    """Texts one after another, their counted rows [n] int64, and the features of each that has some."""
 
     spans: list[Span]
     rows: torch.Tensor
+    features: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _State:
+    """A batch at a place: what became of its features so far, and of its tokens."""
+
+    encoded: list[torch.Tensor]
+    hidden: torch.Tensor
 
 
 class Probe:
@@ -72,10 +87,14 @@ class Probe:
         self._weights = _Weights(load, device)
         self._feeds: dict[str, Feed] = {}
         self._run = ReferenceRun(model, self._weights, EXACT, single=True, feed=self._feed)
-        self._layers = len(model.layers)
+        heard = any(text.features is not None for text in texts)
+        self._stages = own_stages(self._run, _unseen) if heard else []
+        self._places = len(self._stages) + len(model.layers)
         self._batches = _batches(model, texts, device)
         self.num_tokens = sum(len(batch.rows) for batch in self._batches)
-        self._exact = [self._normed(hidden, batch) for hidden, batch in self._final({})]
+        self._exact = [
+            self._normed(hidden, batch) for hidden, batch in zip(self._final({}), self._batches, strict=True)
+        ]
         if not all(bool(torch.isfinite(one).all()) for one in self._exact):
             raise CheckpointError("the checkpoint's own outputs are not finite", fix="use another checkpoint")
 
@@ -83,46 +102,65 @@ class Probe:
         self, layers: Sequence[LayerOptions], narrow: Sequence[str], progress: Progress = no_progress
     ) -> dict[str, dict[str, float]]:
         """KL(whole || changed) in nats, mean over the counted tokens, with one layer at a time in each of the
-        schemes ``narrow``; ``progress`` counts passes through decoder layers.
+        schemes ``narrow``; ``progress`` counts passes through the model's places.
         """
         found: dict[str, dict[str, float]] = {}
-        total = sum(self._layers - layer_index(layer.name) for layer in layers) * len(narrow)
+        total = sum(self._places - self._place(layer.name) for layer in layers) * len(narrow)
         done = 0
-        states = [self._run.embed(batch.spans) for batch in self._batches]
-        for index in range(self._layers):
-            for layer in (one for one in layers if layer_index(one.name) == index):
+        states = self._first()
+        for place in range(self._places):
+            for layer in (one for one in layers if self._place(one.name) == place):
                 errors = found.setdefault(layer.name, {})
                 for scheme in narrow:
                     progress(f"{layer.name} in {scheme}", done, total)
                     with self._changed({layer.name: layer.options[scheme]}):
-                        parts = [self._after(index, hidden, n) for n, hidden in enumerate(states)]
+                        parts = [self._after(place, state, n) for n, state in enumerate(states)]
                     errors[scheme] = self._mean(parts, layer.name)
-                    done += self._layers - index
-            for number, batch in enumerate(self._batches):
-                states[number] = self._run.layer(index, states[number], batch.spans, _unseen)
+                    done += self._places - place
+            states = self._all_behind(place, states)
         progress("measured", total, total)
         return found
 
     def together(self, options: Mapping[str, PrecisionOption]) -> float:
         """The same of all these layers at once, one pass."""
-        final = self._final(options)
-        return self._mean([self._divergence(h, n) for n, (h, _) in enumerate(final)], "the mix")
+        parts = [self._divergence(hidden, number) for number, hidden in enumerate(self._final(options))]
+        return self._mean(parts, "the mix")
 
-    def _final(self, options: Mapping[str, PrecisionOption]) -> list[tuple[torch.Tensor, _Batch]]:
+    def _place(self, name: str) -> int:
+        """Where a linear layer is; the front is before an encoder's layers."""
+        return layer_index(name) + (1 if in_encoder(name) else len(self._stages))
+
+    def _first(self) -> list[_State]:
+        """Each batch before the first place."""
+        return [_State(batch.features, self._run.embed(batch.spans)) for batch in self._batches]
+
+    def _final(self, options: Mapping[str, PrecisionOption]) -> list[torch.Tensor]:
         """Hidden states of each batch after the last layer."""
-        states = [self._run.embed(batch.spans) for batch in self._batches]
-        for index in range(self._layers):
-            own = {name: option for name, option in options.items() if layer_index(name) == index}
-            with self._changed(own):
-                for number, batch in enumerate(self._batches):
-                    states[number] = self._run.layer(index, states[number], batch.spans, _unseen)
-        return list(zip(states, self._batches, strict=True))
+        states = self._first()
+        for place in range(self._places):
+            with self._changed({name: one for name, one in options.items() if self._place(name) == place}):
+                states = self._all_behind(place, states)
+        return [state.hidden for state in states]
 
-    def _after(self, index: int, hidden: torch.Tensor, number: int) -> float:
-        """The sum of a batch's divergences when it goes on from layer ``index``."""
-        for place in range(index, self._layers):
-            hidden = self._run.layer(place, hidden, self._batches[number].spans, _unseen)
-        return self._divergence(hidden, number)
+    def _all_behind(self, place: int, states: Sequence[_State]) -> list[_State]:
+        return [self._behind(place, *one) for one in zip(states, self._batches, strict=True)]
+
+    def _behind(self, place: int, state: _State, batch: _Batch) -> _State:
+        """A batch behind a place."""
+        if place < len(self._stages):
+            return replace(state, encoded=[self._stages[place](one) for one in state.encoded])
+        index = place - len(self._stages)
+        for number, one in enumerate(state.encoded):
+            keep_keys_values(self._run, number, index, _unseen, one)
+        hidden = self._run.layer(index, state.hidden, batch.spans, _unseen)
+        self._run.encoded.clear()
+        return replace(state, hidden=hidden)
+
+    def _after(self, place: int, state: _State, number: int) -> float:
+        """The sum of a batch's divergences when it goes on from a place."""
+        for onwards in range(place, self._places):
+            state = self._behind(onwards, state, self._batches[number])
+        return self._divergence(state.hidden, number)
 
     def _divergence(self, hidden: torch.Tensor, number: int) -> float:
         """The sum over a batch's counted tokens, float64; the logits are not kept."""
@@ -200,11 +238,14 @@ def _batches(model: Decoder, texts: Sequence[Text], device: torch.device) -> lis
 
 def _batch(model: Decoder, texts: Sequence[Text], device: torch.device) -> _Batch:
     spans, rows, before = [], [], 0
+    features: list[torch.Tensor] = []
     for number, text in enumerate(texts):
-        spans.append(Span(number, text.ids, 0, model.rope_offset(len(text.ids))))
+        heard = None if text.features is None else len(features)
+        features += [] if text.features is None else [text.features.to(device, EXACT.dtype)]
+        spans.append(Span(number, text.ids, 0, model.rope_offset(len(text.ids)), heard))
         rows += [before + place for place in text.counted]
         before += len(text.ids)
-    return _Batch(spans, torch.tensor(rows, device=device))
+    return _Batch(spans, torch.tensor(rows, device=device), features)
 
 
 def _rounded(

@@ -15,6 +15,7 @@ from typing import Any
 from ingot.compare.table import Table, percent, score
 from ingot.config.units import size_text
 from ingot.evaluate.doctor.options import DENSE, saves_time_only
+from ingot.evaluate.doctor.patterns import in_encoder
 from ingot.evaluate.doctor.session import BYTES, TIME, Diagnosis, Layer, Measured
 
 SHOWN = 20  # layers, unless all are asked for
@@ -22,9 +23,7 @@ FORMAT = 1
 
 
 def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
-    """The most sensitive layers first; sums by operator and by decoder layer; the mix beside one scheme for
-    all.
-    """
+    """The most sensitive layers first; sums by operator and by layer; the mix beside one scheme for all."""
     ordered = sorted(found.layers, key=lambda layer: -_first(found, layer))
     shown = ordered if every else ordered[:SHOWN]
     left = len(ordered) - len(shown)
@@ -36,7 +35,8 @@ def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
         rows.append((layer.name, *figures, "-" if mix is None else mix.schemes[layer.name]))
     columns = ("layer", *narrow, "share", "in the mix")
     operators = _sums(found, "operator", lambda layer: layer.operator)
-    places = _sums(found, "decoder layer", lambda layer: f"layers.{layer.index}")
+    hears = any(in_encoder(layer.name) for layer in found.layers)
+    places = _sums(found, "layer" if hears else "decoder layer", lambda layer: layer.place)
     return [Table(title, columns, tuple(rows)), operators, places, _mixes(found)]
 
 
@@ -78,7 +78,8 @@ def record(found: Diagnosis, command: str) -> dict[str, Any]:
             for layer in found.layers
         ],
         "operators": _summed(found, lambda layer: layer.operator),
-        "decoder_layers": _summed(found, lambda layer: f"layers.{layer.index}"),
+        "decoder_layers": _summed(found, lambda layer: layer.place, encoder=False),
+        "encoder_layers": _summed(found, lambda layer: layer.place, encoder=True),
         "uniform": {scheme: _mix_json(one) for scheme, one in found.uniform.items()},
         "tried": [_mix_json(one) for one in found.tried],
         "chosen": None if found.chosen is None else _mix_json(found.chosen),
@@ -111,8 +112,11 @@ def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
     return Table(f"summed by {what}", (what, *_narrow(found), "share"), tuple(rows))
 
 
-def _summed(found: Diagnosis, key: Callable[[Layer], str]) -> dict[str, dict[str, float]]:
-    groups = _grouped(found.layers, key)
+def _summed(
+    found: Diagnosis, key: Callable[[Layer], str], encoder: bool | None = None
+) -> dict[str, dict[str, float]]:
+    """``encoder``: of its layers alone, or of the decoder's; None: of all."""
+    groups = _grouped([one for one in found.layers if encoder in (None, in_encoder(one.name))], key)
     return {
         name: {scheme: math.fsum(layer.kl[scheme] for layer in own) for scheme in _narrow(found)}
         for name, own in groups.items()

@@ -19,9 +19,7 @@ import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.compare.spec import model_of
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.encoder import expect_text
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import SCHEMES
 from ingot.device import parse_dtype, resolve_device
@@ -33,17 +31,16 @@ from ingot.engine.host_room import dense_bytes, expect_room
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.evaluate.data import DataFile
-from ingot.evaluate.divergence import DEFAULT_WINDOW
 from ingot.evaluate.doctor.choice import Mix, Option, Settled, choose, settle
 from ingot.evaluate.doctor.options import DENSE, LayerOptions, ladder_of, options_of, saves_time_only
-from ingot.evaluate.doctor.patterns import layer_index, mixed, operator
+from ingot.evaluate.doctor.patterns import layer_index, layer_of, mixed, operator
 from ingot.evaluate.doctor.probe import Probe, Text
-from ingot.evaluate.perplexity import Document, Reading, counts_of, prepare
+from ingot.evaluate.doctor.samples import samples_of
+from ingot.evaluate.perplexity import Reading
 from ingot.evaluate.record import Progress, machine, no_progress
-from ingot.evaluate.side import SideSpec
 
 BYTES, TIME = "bytes", "time"
-_ROWS_KEPT = 4  # of hidden_size for each token: two layers' outputs, what is expected, a copy
+_ROWS_KEPT = 4  # of hidden_size for each token or position: two layers' outputs, what is expected, a copy
 MAX_TOKENS = 2048  # of each text, unless more are asked for
 
 
@@ -87,6 +84,11 @@ class Layer:
     @property
     def index(self) -> int:
         return layer_index(self.name)
+
+    @property
+    def place(self) -> str:
+        """``layers.0``, or ``encoder.layers.0``."""
+        return layer_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -169,15 +171,9 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
     Raises:
         IngotError: the checkpoint cannot be read or is quantized, a text does not fit it, or memory is short.
     """
-    ladder = check_wanted(wanted)
-    folder = resolve_checkpoint(wanted.checkpoint)
-    instead = "`ingot build --quant SCHEME`, then `ingot eval wer` for what it costs"
-    expect_text(model_of(str(folder)).kind, "doctor", instead)
-    device = resolve_device(wanted.device)
-    spec = SideSpec(str(folder), device=wanted.device)
-    reading, documents, short = prepare([spec], data, wanted.reading, DEFAULT_WINDOW, apart=True)
+    ladder, device = check_wanted(wanted), resolve_device(wanted.device)
     progress("reading the checkpoint", 0, 1)
-    with open_checkpoint(folder) as source:
+    with open_checkpoint(resolve_checkpoint(wanted.checkpoint)) as source:
         if source.packed is not None:
             raise ConfigError(
                 "the checkpoint is already quantized",
@@ -186,14 +182,14 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
             )
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
         assembly = Assembly.of(source, build, QuantConfig())
-        texts = _texts(documents, assembly.model_config.vocab_size)
-        found = _diagnosed(wanted, ladder, assembly, source, texts, device, progress)
+        samples = samples_of(source, assembly.model_config, data, wanted.reading)
+        found = _diagnosed(wanted, ladder, assembly, source, samples.texts, device, progress)
     facts = {
         "checkpoint": wanted.checkpoint,
         "dtype": build.dtype,
         "data": data.facts(),
-        "counts": counts_of(documents, short),
-        "reading": asdict(reading),
+        "counts": samples.counts,
+        "reading": asdict(samples.reading),
         "machine": machine(device),
     }
     return replace(found, facts=facts)
@@ -227,12 +223,15 @@ def _diagnosed(
 
 
 def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
-    """A CPU keeps all weights in fp32, and of every token a few rows."""
+    """A CPU keeps all weights in fp32, and of every token and every position of speech a few rows."""
     config, tokens = assembly.model_config, sum(len(text.ids) for text in texts)
+    values = _ROWS_KEPT * tokens * config.hidden_size
+    if config.encoder is not None:
+        speech = [text for text in texts if text.features is not None]
+        values += _ROWS_KEPT * len(speech) * config.encoder.max_positions * config.encoder.hidden_size
     expect_room(
         "the checkpoint and its texts do not fit this machine's memory",
-        dense_bytes(config, torch.float32)
-        + _ROWS_KEPT * tokens * config.hidden_size * torch.float32.itemsize,
+        dense_bytes(config, torch.float32) + values * torch.float32.itemsize,
         fix="fewer tokens: --limit, --max-tokens; or --device cuda",
     )
 
@@ -336,26 +335,3 @@ def _error(layer: Layer, scheme: str) -> float:
 
 def _schemes(mix: Mix) -> dict[str, str]:
     return {name: option.scheme for name, option in mix.items()}
-
-
-def _texts(documents: Sequence[Document], vocab: int) -> list[Text]:
-    """Every window as a text of its own, its counted places those of a divergence.
-
-    Raises:
-        ConfigError: an id is not the model's.
-    """
-    found = []
-    for document in documents:
-        odd = next((i for i in document.ids if not 0 <= i < vocab), None)
-        if odd is not None:
-            raise ConfigError(
-                f"item {document.item.number} has a token id outside the vocabulary",
-                seen=odd,
-                allowed=f"0 to {vocab - 1}",
-                flag="--data",
-            )
-        for window in document.windows:
-            ids = tuple(document.ids[window.begin : window.end])
-            counted = range(window.counted.start, window.counted.stop)
-            found.append(Text(ids, counted))
-    return found
