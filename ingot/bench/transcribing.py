@@ -28,9 +28,9 @@ from ingot.compare.spec import read_text
 from ingot.compare.speech import Listener, model_config, open_listener
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.log_mel import RATE, WINDOW_SECONDS
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.transcriber import mel_bins
 from ingot.speech.window import Vocabulary
 

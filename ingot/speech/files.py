@@ -16,12 +16,12 @@ from threading import Event
 from typing import Any
 
 from ingot.errors import IngotError, RequestError
+from ingot.processors.audio import SUFFIXES
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
 from ingot.speech.transcriber import Source, Transcriber
 
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")
 Told = Segment | Transcript | IngotError
 _Queue = SimpleQueue[tuple[int, Told | BaseException]]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ingot.speech.tokens import SpeechTokens
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.speech.window import Decoded, Vocabulary
 
 

@@ -48,8 +48,8 @@ class Pocket:
             return InputStatistics.of(size, hessian=True, sample=256)
 
         walk = Walk(self.decoder, self.load, self.seen, CPU, statistic)
-        for index in range(len(self.decoder.layers)):
-            layer = walk.observe(index)
+        for own_layer in walk.layers:
+            layer = walk.observe(own_layer)
             for name in layer.inputs:
                 for own, choose in zip(changes, ways, strict=True):
                     own |= choose(layer, name)

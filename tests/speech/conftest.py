@@ -10,8 +10,8 @@ import soundfile
 import torch
 
 from ingot.engine.builder import build
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
-from ingot.speech.tokens import SpeechTokens
 from tests.encoders.speech import write_speech
 
 SIZES = {"gpt2": 51864, "multilingual": 51865}
