@@ -232,8 +232,7 @@ class StoringModule:
     @property
     def layer(self) -> str | None:
         """The layer that it is of, ``layers.0`` or ``encoder.layers.0``."""
-        found = _LAYER.match(self.path)
-        return None if found is None else found[0]
+        return layer_of(self.path)
 
     def packed(
         self, load: Load, device: torch.device | None = None, choose: Choose = lambda name: ROUNDED
@@ -252,6 +251,12 @@ class StoringModule:
                 weight = weight.to(device)
             found = scheme.pack(weight, bias, choice.input_scale)
         yield from ((f"{self.path}.{name}", tensor) for name, tensor in found.items())
+
+
+def layer_of(name: str) -> str | None:
+    """The layer that a module or tensor is of, of the decoder or its encoder; None: of none."""
+    found = _LAYER.match(name)
+    return None if found is None else found[0]
 
 
 def storing_modules(model: Decoder) -> Iterator[StoringModule]:

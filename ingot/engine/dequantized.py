@@ -25,7 +25,7 @@ from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
 from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.quant import HEAD
-from ingot.engine.assemble import Assembly
+from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
@@ -92,13 +92,13 @@ def _tensors(
 
 
 def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> Iterator[MappedTensor]:
-    """Tensors stored whole that are not the original's in the engine's dtype: of the decoder's layers, of a
-    rotated model also others.
+    """Tensors stored whole that are not the original's in the engine's dtype: of layers, of a rotated model
+    also others.
     """
     narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not m.scheme.dense}
     for name in assembly.layout():
         one = assembly.mapped.get(name)
-        fixed = not (name.startswith("layers.") or assembly.quant.rotation)
+        fixed = layer_of(name) is None and not assembly.quant.rotation
         if one is None or name in narrow or fixed:
             continue
         if not torch.equal(reader.read(name), assembly.original(name, source)):
@@ -140,7 +140,11 @@ def _parts(
     if isinstance(rule, Split):
         raise CheckpointError("a split tensor cannot be reassembled", seen=mapped.sources)
     if isinstance(rule, Concat):
-        return list(weight.split([shape[rule.dim] for shape in shapes], rule.dim))
+        sizes, (place, gap) = [shape[rule.dim] for shape in shapes], rule.gap
+        if gap:
+            sizes.insert(place, gap)
+        parts = list(weight.split(sizes, rule.dim))
+        return parts[:place] + parts[place + 1 :] if gap else parts
     return [weight.t() if isinstance(rule, Transpose) else weight]
 
 
