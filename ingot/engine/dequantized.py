@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from ingot.checkpoint.hub import small_files
 from ingot.checkpoint.layout import CONFIG, list_files, read_json
@@ -24,15 +23,13 @@ from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
 from ingot.checkpoint.weight_map import MappedTensor
+from ingot.checkpoint.writer import write_tensors
 from ingot.config.quant import HEAD
 from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import Linear, linears
-
-_SHARD_BYTES = 1 << 30
-_INDEX = "model.safetensors.index.json"
 
 
 def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
@@ -55,7 +52,7 @@ def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
     _copy_files(checkpoint, folder, untied=untied)
     with open_checkpoint(checkpoint) as source:
         assembly = Assembly.of(source, manifest.build, manifest.quant)
-        _write(_tensors(assembly, WeightsReader(engine / WEIGHTS_FILE), source), folder)
+        write_tensors(_tensors(assembly, WeightsReader(engine / WEIGHTS_FILE), source), folder)
     return folder
 
 
@@ -146,24 +143,3 @@ def _parts(
         parts = list(weight.split(sizes, rule.dim))
         return parts[:place] + parts[place + 1 :] if gap else parts
     return [weight.t() if isinstance(rule, Transpose) else weight]
-
-
-def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
-    """In shards, so that one is in memory at a time."""
-    places: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
-
-    def flush() -> None:
-        if shard:
-            file = f"model-{len(set(places.values())) + 1:05}.safetensors"
-            save_file(shard, folder / file, metadata={"format": "pt"})
-            places.update(dict.fromkeys(shard, file))
-            shard.clear()
-
-    for name, tensor in tensors:
-        shard[name] = tensor.clone(memory_format=torch.contiguous_format)
-        if sum(t.nbytes for t in shard.values()) >= _SHARD_BYTES:
-            flush()
-    flush()
-    index = json.dumps({"metadata": {}, "weight_map": places})
-    (folder / _INDEX).write_text(index, encoding="utf-8")

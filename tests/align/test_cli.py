@@ -106,7 +106,7 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--reference", "nowhere/at/all"), "nowhere"),
-        (("--reference", "{engine}"), "the reference is an engine"),
+        (("--reference", "{engine}"), "the reference is the engine itself"),
         (("--reference", "{llama}", "--original", "theirs"), "unknown original"),
         (("--reference", "{llama}", "--dtype", "int8"), "unknown dtype"),
         (

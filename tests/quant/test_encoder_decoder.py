@@ -1,4 +1,6 @@
-"""Whisper in every scheme that needs no samples (test_calibrated_speech.py has the others): both halves, one of them, their sizes, what they compute."""
+"""Whisper in every scheme that needs no samples (of the others: test_calibrated_speech.py): both halves, one
+of them, their sizes, what they compute.
+"""
 
 from __future__ import annotations
 
