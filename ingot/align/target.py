@@ -72,11 +72,16 @@ def check_same_model(target: Target, source: Reference) -> None:
         CheckpointError: it is another model, or a trace or engine whose hidden states are rotated otherwise.
     """
     model, layers = target.model, target.build.layers
-    turned = source.manifest.quant.rotation if isinstance(source, OtherEngine) else False
-    if source.checkpoint is None and bool(target.quant.rotation) != bool(turned):
+    if isinstance(source, Trace) and target.quant.rotation:
         raise CheckpointError(
-            "the reference's hidden states cannot be compared: one side's are rotated",
+            "a trace holds the original's hidden states, but this engine's are rotated",
             seen=target.quant.summary,
+            flag="--reference CHECKPOINT",
+        )
+    if isinstance(source, OtherEngine) and source.manifest.quant.rotation != target.quant.rotation:
+        raise CheckpointError(
+            "the hidden states of one of the two engines are rotated",
+            seen=f"{target.quant.summary}; the reference: {source.manifest.quant.summary}",
             flag="--reference CHECKPOINT",
         )
     wanted: dict[str, object] = {"layers": model.num_layers, "hidden size": model.hidden_size}
