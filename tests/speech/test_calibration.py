@@ -16,6 +16,7 @@ from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import Assembly
 from ingot.engine.builder import build_config
+from ingot.engine.calibration_cache import cache_path
 from ingot.engine.manifest import Manifest
 from ingot.engine.quantize import read_samples
 from ingot.engine.text import read_text_parts
@@ -25,6 +26,7 @@ from ingot.processors.audio import read_audio
 from ingot.processors.calibration_data import CalibrationData
 from ingot.processors.log_mel import RATE, LongLogMel
 from tests.encoders.speech import write_speech
+from tests.speech.openai import save_openai
 
 CPU = torch.device("cpu")
 MELS, POSITIONS = 8, 100  # a window is 2 seconds
@@ -175,3 +177,17 @@ def test_refusals(checkpoint: Path, whisper: Path, clip: Path, tmp_path: Path) -
     (tmp_path / "cut.wav").write_bytes(clip.read_bytes()[:9000])
     with pytest.raises(RequestError, match="ends early"):
         read(checkpoint, tmp_path / "cut.wav")
+
+
+def test_openai_s_file(data: Path, clip: Path, tmp_path: Path) -> None:
+    """With the tokenizer beside it; its recordings' ranges are kept."""
+    model = write_speech(tmp_path / "model", 4, vocab_size=51864, encoder_ffn_dim=128, decoder_ffn_dim=128)
+    file = save_openai(model, tmp_path / "tiny.en.pt")
+    shutil.copy(data / "tokenizers" / "whisper" / "gpt2.tiktoken", tmp_path)
+    path = write(clip.parent, {"audio": clip.name}, {"audio": clip.name})
+    given = {"device": "cpu", "proof": False, "max_seq_len": 12}
+    engine = build(file, tmp_path / "engine", quant=STATIC, calib=path, **given)
+    told = Manifest.read(engine).calibration
+    assert told is not None
+    assert told.samples == 2
+    assert cache_path(engine).is_file()
