@@ -37,10 +37,10 @@ from ingot.bench.machine import machine
 from ingot.bench.run import spread
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.log_mel import WINDOW, features_by
 from ingot.processors.prompt import Input, Prompt
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Vocabulary
 
 SHAPES = Path(__file__).parent / "shapes"

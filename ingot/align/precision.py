@@ -71,12 +71,45 @@ def permute_channels(model: Decoder) -> torch.Tensor:
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
         posts = [post for post in (layer.self_attn_norm, layer.mlp_norm) if post is not None]
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm, *posts):
+        for norm in posts:
             _permute_outputs(norm, hidden)
-        _select(layer.self_attn.qkv_proj, "weight", hidden, 1)
-        _permute_outputs(layer.self_attn.o_proj, hidden)
-        _permute_mlp(layer.mlp, hidden, inner)
+        _permute_layer(layer, hidden, inner)
+        if layer.encoder_attn is not None:
+            _permute_outputs(layer.encoder_attn_layernorm, hidden)
+            _select(layer.encoder_attn.q_proj, "weight", hidden, 1)
+            _select(layer.encoder_attn.kv_proj, "weight", hidden, 1)
+            _permute_outputs(layer.encoder_attn.o_proj, hidden)
+    if model.encoder is not None:
+        _permute_speech(model.encoder, hidden, generator)
     return hidden.argsort()
+
+
+def mel_order(mels: int) -> torch.Tensor:
+    """[mels] int64: the features that each of a permuted encoder's channels reads."""
+    return torch.randperm(mels, generator=torch.Generator().manual_seed(1))
+
+
+def _permute_layer(layer: nn.Module, hidden: torch.Tensor, inner: torch.Tensor) -> None:
+    """Of a decoder or an encoder: its two norms, its attention and its MLP."""
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        _permute_outputs(layer.get_submodule(norm), hidden)
+    _select(layer.get_submodule("self_attn.qkv_proj"), "weight", hidden, 1)
+    _permute_outputs(layer.get_submodule("self_attn.o_proj"), hidden)
+    _permute_mlp(layer.get_submodule("mlp"), hidden, inner)
+
+
+def _permute_speech(encoder: nn.Module, hidden: torch.Tensor, generator: torch.Generator) -> None:
+    """An encoder of speech, whose hidden states are as wide as the decoder's; its input in ``mel_order``."""
+    first = encoder.get_submodule("conv1")
+    _select(first, "weight", mel_order(int(first.in_channels)), 1)  # type: ignore[arg-type]
+    for name in ("conv1", "conv2", "norm"):
+        _permute_outputs(encoder.get_submodule(name), hidden)
+    for name in ("conv2", "embed_positions"):
+        _select(encoder.get_submodule(name), "weight", hidden, 1)
+    for layer in encoder.get_submodule("layers").children():
+        size = layer.get_submodule("mlp.down_proj").in_features
+        assert isinstance(size, int)
+        _permute_layer(layer, hidden, torch.randperm(size, generator=generator))
 
 
 def _permute_outputs(module: nn.Module, order: torch.Tensor) -> None:

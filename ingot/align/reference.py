@@ -1,8 +1,8 @@
 """The original that an engine is compared with.
 
-Owns the choice among Hugging Face's class, our own unfused path and a trace, and the runs of each that give
-the expected stages and the noise. One model is on the device at a time, and none when a run returns. Knows no
-verdict.
+Owns the choice among Hugging Face's class, our own unfused path, another engine and a trace, and the runs of
+each that give the expected stages and the noise. One model is on the device at a time, and none when a run
+returns. Knows no verdict.
 
     reference = open_reference("checkpoint", "auto", "engine", build_config, device)
     runs = reference.record(folder, cases, steps=4, noise=noisy(torch.float16, torch.float16))
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 
 from ingot.align.engine_side import record_engine
 from ingot.align.hearing import Hearing
-from ingot.align.precision import PLAIN, Precision, permute_channels, round_weights
+from ingot.align.precision import PLAIN, Precision, mel_order, permute_channels, round_weights
 from ingot.align.stages import StageFile, hf_patterns
 from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
 from ingot.align.trace import run_steps, trace
@@ -34,7 +34,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name
 from ingot.engine.golden_encoder import Speech
 from ingot.engine.int8_inputs import Int8Input, rounding
-from ingot.engine.manifest import is_engine
+from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError, ConfigError
 from ingot.llm import LLM
 
@@ -61,7 +61,7 @@ class Reference(ABC):
 
     Attributes:
         name: what reports call it.
-        checkpoint: its folder; of a trace, the file.
+        path: its folder; of a trace, the file.
         noise_name: what its noise is measured between.
         inputs: those of its products that are rounded to 8 bits, as the engine's are. With noise the closest
             calls go the other way.
@@ -71,9 +71,14 @@ class Reference(ABC):
     inputs: tuple[Int8Input, ...] = ()
     speech: Speech | None = None
 
-    def __init__(self, name: str, checkpoint: Path, device: torch.device) -> None:
-        self.name, self.checkpoint, self.device = name, checkpoint, device
+    def __init__(self, name: str, path: Path, device: torch.device) -> None:
+        self.name, self.path, self.device = name, path, device
         self.noise_name = ""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Its folder, with whose tensors and configs an engine can be compared; None where it is none."""
+        return self.path
 
     @abstractmethod
     def record(
@@ -108,14 +113,16 @@ class OwnPath(Reference):
         permuted = finer and not any(one.placed for one in self.inputs)  # their closest calls are the noise
         self.noise_name = f"{low.name} against fp32" + (_OTHER_ORDER if permuted else "")
         load = partial(self._load, length=max(map(len, cases)) + steps)
-        return _two_runs(load, folder, cases, steps, low, permuted=permuted, inputs=self.inputs)
+        return _two_runs(
+            load, folder, cases, steps, low, permuted=permuted, inputs=self.inputs, speech=self.speech
+        )
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
-        return stop_ids_of_files(self.checkpoint), "the checkpoint's configs"
+        return stop_ids_of_files(self.path), "the checkpoint's configs"
 
     def _load(self, precision: Precision, length: int) -> LLM:
         llm = LLM(
-            self.checkpoint,
+            self.path,
             str(self.device),
             compute_dtype=dtype_name(precision.compute),
             runtime=_BY_MODULE.replace(cache_tokens=room_for(length)),
@@ -123,6 +130,31 @@ class OwnPath(Reference):
             max_seq_len=length,
             layers=self.layers,
         )
+        round_weights(llm.engine.model, precision.weights)
+        return llm
+
+
+class OtherEngine(OwnPath):
+    """Another engine, one module after another in fp32, with the weights that it stores."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        super().__init__(folder, device, None)
+        self.name = f"the engine {folder.name}, fp32"
+        self.manifest = Manifest.read(folder)
+
+    @property
+    def checkpoint(self) -> None:
+        """None: what it was built from is not known."""
+        return
+
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        return self.manifest.stop_ids, "the other engine"
+
+    def _load(self, precision: Precision, length: int) -> LLM:
+        room = room_for(self.manifest.build.max_seq_len)
+        runtime = _BY_MODULE.replace(cache_tokens=room, kv_dtype="model")
+        dtype = dtype_name(precision.compute)
+        llm = LLM(self.path, str(self.device), compute_dtype=dtype, runtime=runtime)
         round_weights(llm.engine.model, precision.weights)
         return llm
 
@@ -139,7 +171,7 @@ class HuggingFace(Reference):
     ) -> list[ReferenceRun]:
         self.noise_name = f"{noise.name} against fp32"
         model = load_class(
-            self.checkpoint,
+            self.path,
             torch.float32,  # it holds every value of a checkpoint
             self.device,
             "--device cuda, or a trace as --reference",
@@ -214,6 +246,11 @@ class Trace(Reference):
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
         return [ReferenceRun(self.file, run.noise, choices, forced)]
 
+    @property
+    def checkpoint(self) -> None:
+        """None: it is one file of activations."""
+        return
+
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
         return super().stop_ids(expected)[0], "the trace"
 
@@ -226,10 +263,10 @@ class Trace(Reference):
 def open_reference(
     given: str, original: str, engine: str, build: BuildConfig, device: torch.device
 ) -> Reference:
-    """What ``--reference`` means: a trace (a file), or a checkpoint run by a class.
+    """What ``--reference`` means: a trace (a file), another engine, or a checkpoint run by a class.
 
     Raises:
-        CheckpointError: it is an engine, it cannot be found, or no class is there for it.
+        CheckpointError: it is the engine itself, it cannot be found, or no class is there for it.
         ConfigError: ``original`` is none of ``ORIGINALS``.
     """
     if original not in ORIGINALS:
@@ -238,12 +275,7 @@ def open_reference(
     if path.is_file():
         return Trace(path, engine, build.max_seq_len, device)
     if is_engine(path):
-        raise CheckpointError(
-            "the reference is an engine: it would be compared with itself",
-            seen=given,
-            allowed="the checkpoint it was built from, or a trace",
-            flag="--reference",
-        )
+        return _other_engine(path, original, engine, device)
     folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
         return OwnPath(folder, device, layers)
@@ -259,6 +291,21 @@ def open_reference(
             flag="--original ingot",
         )
     return OwnPath(folder, device, layers)
+
+
+def _other_engine(path: Path, original: str, engine: str, device: torch.device) -> OtherEngine:
+    if path.resolve() == Path(engine).resolve():
+        raise CheckpointError(
+            "the reference is the engine itself",
+            seen=path,
+            allowed="the checkpoint it was built from, another engine, or a trace",
+            flag="--reference",
+        )
+    if original == "hf":
+        raise CheckpointError(
+            "Hugging Face's class does not run an engine", seen=path, flag="--original ingot, or a checkpoint"
+        )
+    return OtherEngine(path, device)
 
 
 def room_for(tokens: int) -> int:
@@ -291,13 +338,18 @@ def _two_runs(
     *,
     permuted: bool,
     inputs: tuple[Int8Input, ...] = (),
+    speech: Speech | None = None,
 ) -> list[ReferenceRun]:
     """Our own modules in fp32, then with noise; the same ones, where only the order of sums is another."""
 
-    def run(llm: LLM, tag: str, fed: Sequence[list[int] | None]) -> list[list[int]]:
+    def run(
+        llm: LLM, tag: str, fed: Sequence[list[int] | None], speech: Speech | None = speech
+    ) -> list[list[int]]:
         with rounding(llm.engine.model, inputs, flips=tag == "noise"):
             paths = [_path(folder, tag, i) for i in range(len(cases))]
-            return [record_engine(llm, paths[i], ids, steps, fed[i]) for i, ids in enumerate(cases)]
+            return [
+                record_engine(llm, paths[i], ids, steps, fed[i], speech=speech) for i, ids in enumerate(cases)
+            ]
 
     order = None
     with _loaded(load, PLAIN) as llm:
@@ -305,11 +357,18 @@ def _two_runs(
         if permuted:
             round_weights(llm.engine.model, noise.weights)
             order = permute_channels(llm.engine.model)
-            run(llm, "noise", forced or choices)
+            run(llm, "noise", forced or choices, _permuted(speech))
     if not permuted:
         with _loaded(load, noise) as llm:
             run(llm, "noise", forced or choices)
     return _reference_runs(folder, choices, order)
+
+
+def _permuted(speech: Speech | None) -> Speech | None:
+    """Features as a model reads them whose channels were permuted."""
+    if speech is None:
+        return None
+    return replace(speech, features=speech.features[mel_order(len(speech.features))])
 
 
 @contextmanager

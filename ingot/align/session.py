@@ -22,7 +22,7 @@ from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
 from ingot.align.isolated import Isolated
 from ingot.align.precision import noisy
-from ingot.align.reference import Reference, ReferenceRun, Trace, open_reference, room_for
+from ingot.align.reference import OtherEngine, Reference, ReferenceRun, open_reference, room_for
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
 from ingot.align.target import Target, check_same_model, find_target, make_cases, speech_for
@@ -40,6 +40,9 @@ from ingot.align.verdict import (
     first_bad,
     look_at,
 )
+from ingot.checkpoint.openai import is_openai
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.writer import write_checkpoint
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.dequantized import write_dequantized
@@ -128,7 +131,7 @@ def align(
 
     Args:
         engine: an engine folder; a checkpoint or a Hugging Face id is assembled in memory.
-        reference: a checkpoint folder, a Hugging Face id, or a trace.
+        reference: a checkpoint folder, a Hugging Face id, OpenAI's ``.pt`` file, another engine, or a trace.
         prompts, steps: text, token ids or messages, and how many cached decode steps follow each (4); a trace
             has its own of both.
         dtype: of the engine's arithmetic, as ``compute_dtype`` of ``LLM``.
@@ -143,20 +146,31 @@ def align(
         raise RequestError("steps must be at least 0", seen=steps, flag="--steps")
     place = resolve_device(device)
     target = find_target(str(engine), place, dtype)
-    source = open_reference(str(reference), original, target.path, target.build, place)
-    check_same_model(target, source)
-    source.speech = speech_for(target, source)
-    cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
-    quant, tensors = _quant_text(target, source), _tensors(target, source, progress)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
-        source = _of_same_weights(target, source, original, Path(name), progress)
-        found = _run(target, source, cases, steps, place, Path(name), progress)
+        folder = Path(name)
+        given = _unpacked(reference, folder / "unpacked", progress)
+        source = open_reference(str(given), original, target.path, target.build, place)
+        check_same_model(target, source)
+        source.speech = speech_for(target, source)
+        cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
+        quant, tensors = _quant_text(target, source), _tensors(target, source, progress)
+        source = _of_same_weights(target, source, original, folder, progress)
+        found = _run(target, source, cases, steps, place, folder, progress)
     described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
     return Report(*described, cases, *found, quant, tensors)
 
 
+def _unpacked(reference: str | Path, folder: Path, progress: Progress) -> str | Path:
+    """A file of OpenAI's as the folder that Hugging Face's class reads; all else as it is."""
+    if not is_openai(Path(reference)):
+        return reference
+    progress("unpacking the reference")
+    with open_checkpoint(Path(reference)) as source:
+        return write_checkpoint(source, folder)
+
+
 def _tensors(target: Target, source: Reference, progress: Progress) -> TensorCheck | None:
-    if isinstance(source, Trace):
+    if source.checkpoint is None:
         return None
     progress("comparing tensors")
     return compare_tensors(target, source.checkpoint)
@@ -166,7 +180,7 @@ def _of_same_weights(
     target: Target, source: Reference, original: str, folder: Path, progress: Progress
 ) -> Reference:
     """With the weights that a quantized engine means; for another engine the reference as it is."""
-    if target.quant.dense or isinstance(source, Trace):
+    if target.quant.dense or source.checkpoint is None:
         return source
     progress("dequantizing the engine's weights")
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
@@ -201,10 +215,14 @@ def _run(
 
 
 def _quant_text(target: Target, source: Reference) -> str | None:
-    """What a quantized engine is compared with: its own weights; a trace has the original's."""
+    """What a quantized engine is compared with: its own weights, but for a trace's or another engine's."""
+    if isinstance(source, OtherEngine):
+        same = source.manifest.quant == target.quant
+        differ = f"; the reference is {source.manifest.quant.summary}: differences are expected"
+        return None if same and target.quant.dense else target.quant.summary + ("" if same else differ)
     if target.quant.dense:
         return None
-    if isinstance(source, Trace):
+    if source.checkpoint is None:
         return f"{target.quant.summary}; the trace has the original's weights: differences are expected"
     rounded = ", and rounds activations as it does" if target.quant.activations != "none" else ""
     return f"{target.quant.summary}; the reference computes with these weights, dequantized{rounded}"
@@ -212,8 +230,7 @@ def _quant_text(target: Target, source: Reference) -> str | None:
 
 def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[ReferenceRun]) -> StopCheck:
     expected, against = source.stop_ids(runs[0].expected)
-    checkpoint = None if isinstance(source, Trace) else source.checkpoint
-    return compare_stops(target.text, checkpoint, expected, llm.executor.stop_ids, against)
+    return compare_stops(target.text, source.checkpoint, expected, llm.executor.stop_ids, against)
 
 
 def _compare(

@@ -49,6 +49,12 @@ WHISPER_NAMES = WHISPER_ENCODER_NAMES | {
 }
 LOG_MEL = "log_mel"
 CONVS = ("encoder.conv1", "encoder.conv2")
+_UNORDERED = (
+    "logits",
+    LOG_MEL,
+    "cross_keys",
+    "cross_values",
+)  # channels of their own
 # (the layers, the embedding, the final norm, a layer's modules), most specific first
 _FAMILIES = (
     ("layers", "embed_tokens", "norm", GEMMA2_NAMES),
@@ -138,7 +144,7 @@ class StageFile:
         found = self._read(key, step)
         if stage in CONVS and self._names:  # of a class, whose convolutions have frames last
             found = found.T
-        if self.permutation is not None and stage != "logits":
+        if self.permutation is not None and kind_of(stage) not in _UNORDERED:
             found = found[..., self.permutation]
         return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ingot.align.reference import HuggingFace, Reference, Trace
+from ingot.align.reference import HuggingFace, OtherEngine, Reference, Trace
 from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.compare.huggingface import class_log_mel
@@ -69,13 +69,19 @@ def check_same_model(target: Target, source: Reference) -> None:
     """Refuse a reference whose shape is not the engine's.
 
     Raises:
-        CheckpointError: it is another model, or a trace of a stream that the engine rotated.
+        CheckpointError: it is another model, or a trace or engine whose hidden states are rotated otherwise.
     """
     model, layers = target.model, target.build.layers
     if isinstance(source, Trace) and target.quant.rotation:
         raise CheckpointError(
             "a trace holds the original's hidden states, but this engine's are rotated",
             seen=target.quant.summary,
+            flag="--reference CHECKPOINT",
+        )
+    if isinstance(source, OtherEngine) and source.manifest.quant.rotation != target.quant.rotation:
+        raise CheckpointError(
+            "the hidden states of one of the two engines are rotated",
+            seen=f"{target.quant.summary}; the reference: {source.manifest.quant.summary}",
             flag="--reference CHECKPOINT",
         )
     wanted: dict[str, object] = {"layers": model.num_layers, "hidden size": model.hidden_size}
@@ -89,7 +95,10 @@ def check_same_model(target: Target, source: Reference) -> None:
         seen: dict[str, object] = {"layers": source.file.num_layers}
         seen["hidden size"] = None if stream is None else stream.shape[-1]
     else:
-        other = decoder_config(read_json(source.checkpoint / CONFIG))
+        if isinstance(source, OtherEngine):
+            other, layers = source.manifest.model, None
+        else:
+            other = decoder_config(read_json(source.path / CONFIG))
         kept = other.num_layers if layers is None else min(other.num_layers, layers[1]) - layers[0]
         wanted |= {"architecture": model.architecture, "vocabulary": model.vocab_size}
         seen = {"layers": kept, "hidden size": other.hidden_size}
@@ -107,17 +116,20 @@ def speech_for(target: Target, source: Reference) -> Speech | None:
     features; None of another model.
 
     Raises:
-        ConfigError: the original is not Hugging Face's class.
+        ConfigError: the original is a trace.
     """
     if target.model.kind != "cross":
         return None
-    if not isinstance(source, HuggingFace):
+    if isinstance(source, Trace):
         raise ConfigError(
-            "a speech engine is compared with Hugging Face's class alone",
+            "a speech engine is not compared with a trace: nothing tells what it heard",
             seen=source.name,
-            flag="--reference CHECKPOINT, without --original ingot",
+            allowed="a checkpoint, OpenAI's .pt file, or another engine",
+            flag="--reference",
         )
     speech = golden_speech(target.model)[0]
+    if not isinstance(source, HuggingFace):
+        return speech
     return replace(speech, features=class_log_mel(speech.samples, len(speech.features)))
 
 
@@ -152,7 +164,7 @@ def make_cases(
             raise RequestError(
                 "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
             )
-        original = None if target.text.tokenizer is None else open_original_text(source.checkpoint)
+        original = None if target.text.tokenizer is None else open_original_text(source.path)
         cases = [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]]
     for case in cases:
         _check_fit(target, case, steps)

@@ -20,7 +20,7 @@ from ingot.align.target import Target
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
-from ingot.engine.assemble import Assembly
+from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import is_engine
 from ingot.engine.meaning import EngineWeights, comparable
 from ingot.layers.linear import linears
@@ -114,7 +114,7 @@ def _open(target: Target, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, s
         narrow = {f"{name}.weight": quant.label for name in linears(ours.model)} if not quant.dense else {}
     doubt = None if quant.dense else comparable(quant, QuantConfig())
     if doubt is not None:
-        names = [] if quant.rotation else [name for name in names if not name.startswith("layers.")]
+        names = [] if quant.rotation else [name for name in names if layer_of(name) is None]
     dtypes = {target.build.dtype, *source_dtype.split("+"), *theirs.source_dtype.split("+")}
     kinds = [torch.finfo(parse_dtype(dtype)) for dtype in dtypes]
     tolerance = max(kind.eps for kind in kinds), max(kind.tiny * kind.eps for kind in kinds)

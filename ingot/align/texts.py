@@ -15,7 +15,8 @@ from typing import Any
 
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import ClassTokenizer
-from ingot.engine.text import TextParts, read_text_parts
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import RequestError, TokenizerError
 from ingot.llm.replay import first_difference
 
@@ -50,13 +51,12 @@ class Case:
 
 
 class FolderText:
-    """The checkpoint's own files read by our tokenizers, where no other reader is there."""
+    """The original's own files read by our tokenizers, where no other reader is there."""
 
     name = "the checkpoint's files"
 
     def __init__(self, folder: Path) -> None:
-        with open_checkpoint(folder) as source:
-            text = read_text_parts(source)
+        text = _text_parts(folder)
         if text.tokenizer is None:
             raise TokenizerError("the checkpoint has no tokenizer", seen=folder)
         self._tokenizer, self._chat = text.tokenizer, text.chat
@@ -71,6 +71,14 @@ class FolderText:
         return text, self._chat.prompt_ids(messages, self._tokenizer)
 
 
+def _text_parts(folder: Path) -> TextParts:
+    """Of an engine or a checkpoint."""
+    if is_engine(folder):
+        return read_engine_text(folder, Manifest.read(folder))
+    with open_checkpoint(folder) as source:
+        return read_text_parts(source)
+
+
 OriginalText = ClassTokenizer | FolderText
 
 
@@ -78,7 +86,7 @@ def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
     """The tokenizer of a checkpoint's files and whose it is: Hugging Face's class, else our reading of the
     files; None where there are none.
     """
-    found = ClassTokenizer.of(folder)
+    found = None if is_engine(folder) else ClassTokenizer.of(folder)
     if found is not None:
         return found, "Hugging Face's tokenizer"
     try:

@@ -28,10 +28,10 @@ from ingot.compare.spec import read_text
 from ingot.compare.speech import Listener, model_config, open_listener
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.log_mel import RATE, WINDOW_SECONDS
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import mel_bins
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Vocabulary
 
 MEAN_SECONDS = 19452 / 2620  # LibriSpeech's test-clean: 5.4 hours in 2,620 utterances

@@ -134,7 +134,7 @@ def _encoder(found: Description) -> Iterator[tuple[str, str]]:
 
 def _languages(found: Description) -> str:
     from ingot.errors import IngotError
-    from ingot.speech.tokens import SpeechTokens
+    from ingot.models.speech_tokens import SpeechTokens
 
     try:
         tokens = SpeechTokens.of_vocabulary(found.manifest.model.vocab_size)

@@ -33,8 +33,11 @@ _ACTIVATIONS = f"Activation scales in {_SCALED}: dynamic, one per token, or stat
 _ALPHA = "Strength of smoothquant: 0 to 1 (higher moves more of the outliers into the weights), or search."
 _SCALES = f"Weight scales in {listed(choosing('weight_scales'))}: one per channel, or one per tensor."
 _ROTATE = f"Whether {_ROTATING} rotates the hidden states to spread outliers over channels."
-_CALIB = "Calibration samples (.jsonl, .json or .txt), similar to what the engine will run."
-_SAMPLES = "Maximum samples to use from --calib, up to 512 tokens each."
+_CALIB = (
+    "Calibration samples (.jsonl, .json or .txt), similar to what the engine will run; for speech a manifest "
+    "or folder of recordings."
+)
+_SAMPLES = "Maximum samples to use from --calib: up to 512 tokens, or a window of speech, each."
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ what comes out, and ``LLM(checkpoint)`` loads it as it comes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, stored_quant
 from ingot.engine.manifest import Manifest
+from ingot.engine.reference_encoder import can_calibrate
 from ingot.engine.rotated import check_rotation, rotated
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
@@ -55,6 +57,7 @@ class Choice:
 
 ROUNDED = Choice()
 Choose = Callable[[str], Choice]  # of a linear layer by its name
+_LAYER = re.compile(r"(encoder\.)?layers\.\d+")
 
 
 @dataclass
@@ -79,8 +82,8 @@ class Assembly:
             CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
                 tensors that do not fit the model (all listed).
             ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, the
-                checkpoint is quantized in another way than ``quant``, or ``quant`` calibrates a model with an
-                encoder.
+                checkpoint is quantized in another way than ``quant``, or ``quant`` calibrates a model whose
+                encoder is not of speech.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
@@ -88,9 +91,9 @@ class Assembly:
         if architecture.check_generation is not None:
             architecture.check_generation(checkpoint.generation_config, whole.vocab_size)
         config = _cut(whole, build)
-        if config.encoder is not None and quant.calibrated:
+        if quant.calibrated and not can_calibrate(config):
             raise ConfigError(
-                "calibration reads text alone, and this model has an encoder",
+                "calibration reads text or speech, and this model's encoder takes neither",
                 seen=quant.needs_samples,
                 allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
                 flag="--quant, without --method, --activations and --calib",
@@ -227,10 +230,9 @@ class StoringModule:
     weight: str
 
     @property
-    def layer(self) -> int | None:
-        """The decoder layer that it is of."""
-        head, _, rest = self.path.partition(".")
-        return int(rest.partition(".")[0]) if head == "layers" else None
+    def layer(self) -> str | None:
+        """The layer that it is of, ``layers.0`` or ``encoder.layers.0``."""
+        return layer_of(self.path)
 
     def packed(
         self, load: Load, device: torch.device | None = None, choose: Choose = lambda name: ROUNDED
@@ -249,6 +251,12 @@ class StoringModule:
                 weight = weight.to(device)
             found = scheme.pack(weight, bias, choice.input_scale)
         yield from ((f"{self.path}.{name}", tensor) for name, tensor in found.items())
+
+
+def layer_of(name: str) -> str | None:
+    """The layer that a module or tensor is of, of the decoder or its encoder; None: of none."""
+    found = _LAYER.match(name)
+    return None if found is None else found[0]
 
 
 def storing_modules(model: Decoder) -> Iterator[StoringModule]:

@@ -1,4 +1,4 @@
-"""AWQ of one decoder layer after another.
+"""AWQ of one layer after another.
 
 Owns what AWQ gathers of a layer, which inputs it rescales and which rows it clips. Knows no walk and no file.
 """
@@ -13,7 +13,7 @@ import torch
 from ingot.engine.assemble import Choice
 from ingot.engine.calibrate import CalibratedLayer, Statistic, Unseen, naming
 from ingot.engine.layer_method import LayerMethod
-from ingot.engine.rescaling import fold, rescaling_sites
+from ingot.engine.rescaling import fold, rescaling_sites, value_rows_of
 from ingot.quant.awq import clip_limits, clipped, search_scales
 from ingot.quant.calibration import SAMPLE_ROWS, InputStatistics
 from ingot.quant.rounding import dequantize, quantize
@@ -38,7 +38,7 @@ class AwqLayers(LayerMethod):
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
         """The values of each narrow linear layer, once all scales of the layer are folded."""
         sampled = {name: seen.sample.x for name, seen in layer.inputs.items() if name in self.schemes}
-        for site in rescaling_sites(self.config, layer.index):
+        for site in rescaling_sites(self.config, layer.name):
             if site.reader not in sampled:
                 continue
             with naming(site.reader):
@@ -69,7 +69,16 @@ class AwqLayers(LayerMethod):
         own, wide = self.schemes[name].grid, weight.float()
         if own.bits != 4:
             return wide
-        whole = self.config.q_size + self.config.kv_size if name.endswith(".qkv_proj") else 0
+        whole = self._rows_of_scores(name, len(wide))
+        if whole == len(wide):
+            return wide
         cut = wide[whole:]
         limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
         return torch.cat([wide[:whole], clipped(cut, limits, own.group)])
+
+    def _rows_of_scores(self, name: str, rows: int) -> int:
+        """How many of a product's rows, the first ones, make queries and keys."""
+        attention, _, leaf = name.rpartition(".")
+        if leaf == "q_proj":
+            return rows
+        return value_rows_of(self.config, attention).start if leaf in ("qkv_proj", "kv_proj") else 0

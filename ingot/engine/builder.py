@@ -51,6 +51,7 @@ from ingot.engine.weights_file import WeightsWriter
 from ingot.errors import BuildError, ConfigError
 from ingot.models.registry import find_architecture
 from ingot.processors.calibration_data import SAMPLES, CalibrationData
+from ingot.processors.calibration_speech import SHAPES
 from ingot.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -103,8 +104,10 @@ def build(
             dtype) or ``int8``.
         quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
             config.
-        calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
-        calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens; None: 128.
+        calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py); of a model
+            that hears a manifest or folder of recordings (calibration_speech.py).
+        calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
+            speech; None: 128.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
@@ -133,8 +136,8 @@ def build(
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
-        width = assembly.model.config.hidden_size
-        data = _calibration(chosen, calib, calib_samples, text, config, width)
+        given = None if calib is None else Path(calib)
+        data = _calibration(assembly, given, calib_samples, source, text, place)
         _expect_room(assembly, data, place)
         given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
@@ -260,23 +263,25 @@ def _write_weights(
 
 
 def _calibration(
-    quant: QuantConfig,
-    calib: str | Path | None,
+    assembly: Assembly,
+    calib: Path | None,
     samples: int | None,
+    source: Checkpoint,
     text: TextParts,
-    build: BuildConfig,
-    width: int,
+    device: torch.device,
 ) -> CalibrationData | None:
     """The samples of a method that needs them; fewer tokens than a model is wide are warned of.
 
     Raises:
         ConfigError: one of method and file is there without the other, or as ``read_samples``.
     """
+    quant, hears = assembly.quant, assembly.model_config.encoder is not None
     if quant.calibrated and calib is None:
+        texts = "a .txt, .json or .jsonl file of texts, conversations or token_ids"
         raise ConfigError(
             "this method needs calibration data",
             seen=quant.needs_samples,
-            allowed="a .txt, .json or .jsonl file of texts, conversations or token_ids",
+            allowed=f"a manifest or folder of recordings: {SHAPES}" if hears else texts,
             flag="--calib FILE",
         )
     if not quant.calibrated and (calib is not None or samples is not None):
@@ -289,7 +294,8 @@ def _calibration(
         )
     if calib is None:
         return None
-    data = read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
+    data = read_samples(calib, SAMPLES if samples is None else samples, assembly, source, text, device)
+    width = assembly.model_config.hidden_size
     if data.num_tokens < width:
         _log.warning(
             "%s has only %s tokens, fewer than a layer's %s inputs, so the quantization may overfit them; "
@@ -309,7 +315,9 @@ def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch
     size = 2 * largest_weight_bytes(config, parse_dtype(assembly.build.dtype))
     if data is not None and device.type == "cpu":
         layer = dense_bytes(config.replace(num_layers=1), torch.float32)
-        size = max(size, layer + 2 * data.num_tokens * config.hidden_size * torch.float32.itemsize)
+        encoded = 0 if config.encoder is None else len(data.features) * config.encoder.max_positions
+        rows = max(data.num_tokens, encoded)
+        size = max(size, layer + 2 * rows * config.hidden_size * torch.float32.itemsize)
     fix = "free some of it" if data is None else "fewer --calib-samples"
     expect_room("the build does not fit this machine's memory", size, fix)
 

@@ -1,12 +1,12 @@
 """Calibration's walk over a model, a layer at a time.
 
-Owns the passes of samples through the layers of a checkpoint (or of a model in memory): what each linear
-layer multiplies, and what the layers after see. Holds one layer's weights on the device; the hidden states of
-all samples lie there too where they fit, else in host memory. Knows no way of quantizing.
+Owns the passes of samples through the layers of a checkpoint (or of a model in memory), an encoder's first:
+what each linear layer multiplies, and what the layers after see. Holds one layer's weights on the device;
+hidden states are walk_halves.py's. Knows no way of quantizing.
 
     walk = Walk(dense_model(assembly), load, samples, device, statistic, propagate=True)
-    for index in range(num_layers):
-        layer = walk.observe(index)
+    for name in walk.layers:                                    # "layers.0", "layers.1", …
+        layer = walk.observe(name)
         for name, seen in layer.inputs.items():                 # "layers.0.self_attn.qkv_proj", …
             found = gptq(layer.weight(f"{name}.weight"), seen.mean(), 4, 128).quantized
             layer.replace(f"{name}.weight", dequantize(found))  # what layers after this one will see
@@ -28,15 +28,14 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import Assembly, empty_model
 from ingot.engine.reference import EXACT, ReferenceRun, Span
+from ingot.engine.walk_halves import DecoderHalf, EncoderHalf, Half, Progress, Told, num_tokens
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 
 BATCH_TOKENS = 4096  # computed at once, at least one sample
-_SHARE = 0.25  # of a GPU's free memory that hidden states may take
 
 Load = Callable[[str], torch.Tensor]  # a dense tensor by the model's name for it
-Progress = Callable[[str, int, int], None]
 Fake = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -64,11 +63,11 @@ class CalibratedLayer(Generic[S]):
     """A layer whose inputs were seen.
 
     Attributes:
-        index: of the layer, from 0.
+        name: of the layer in the model: ``layers.0``, ``encoder.layers.0``.
         inputs: what was gathered of each linear layer's input, by its name in the model.
     """
 
-    index: int
+    name: str
     inputs: dict[str, S]
     _held: Held
     _fakes: dict[str, Fake] = field(default_factory=dict)
@@ -113,21 +112,27 @@ def naming(name: str) -> Iterator[None]:
 
 
 class Walk(Generic[S]):
-    """Samples on their way through a decoder: ``observe`` and ``advance`` of one layer after another.
+    """Samples on their way through a model: ``observe`` and ``advance`` of one layer after another.
 
     Args:
         model: dense modules, which may be empty (on ``meta``).
         load: gives their tensors: ``partial(assembly.load, checkpoint=source)``, ``WeightsReader(path).read``
             or ``model.get_parameter``.
         samples: token ids.
+        features: of a model that hears, what each sample reads: a window [mels, frames], with as many outputs
+            as the encoder has positions.
         statistic: (name, in_features) → what gathers the input of one linear layer.
         propagate: ``advance`` computes a layer's output again, with what the layer was given, so that the
             layers after make up for its errors: twice the arithmetic.
         batch_tokens: most tokens at once; a longer sample goes alone.
-        progress: called as ("calibration", tokens · layers done, in all).
+        progress: called as ("calibration", tokens and encoded positions · layers done, in all).
+
+    Attributes:
+        layers: names of all layers, in order.
 
     Raises:
-        ConfigError: there are no samples, or one is empty, too long, or has ids that the model lacks.
+        ConfigError: there are no samples, one is empty, too long, or has ids that the model lacks, or
+            features are missing.
     """
 
     def __init__(
@@ -138,43 +143,69 @@ class Walk(Generic[S]):
         device: torch.device,
         statistic: Callable[[str, int], S],
         *,
+        features: Sequence[torch.Tensor] = (),
         propagate: bool = False,
         batch_tokens: int = BATCH_TOKENS,
         progress: Progress | None = None,
     ) -> None:
-        _check(model, samples)
+        _check(model, samples, features)
         self._model = model
         self._device = device
         self._statistic = statistic
         self._propagate = propagate
-        self._last = len(model.layers) - 1
-        self._batches = _batches(model, samples, batch_tokens)
-        self._told = _Told(progress, self._batches, 2 * self._last + 1 if propagate else self._last + 1)
+        self._features = features
+        self._batches = _batches(model, samples, batch_tokens, heard=bool(features))
+        self.layers = calibrated_layers(model)
+        self._told = Told(progress, self._work())
         self._held = Held(load, device)
-        self._states: _States | None = None
+        self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=self._feed)
+        self._halves: dict[str, Half] = {}
         self._before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x
 
-    def observe(self, index: int) -> CalibratedLayer[S]:
+    def observe(self, name: str) -> CalibratedLayer[S]:
         """The next layer, when all samples have gone through it.
 
         Raises:
             BuildError: the layer's output is not finite.
         """
-        if self._states is None:
-            run = ReferenceRun(self._model, self._held, EXACT, single=True, feed=self._feed)
-            self._states = _States(run, self._batches, self._device)
+        half, index = self._place(name)
         self._held.clear()
-        layer = CalibratedLayer(index, _gather(self._model, index, self._statistic), self._held)
+        layer = CalibratedLayer(name, _gather(self._model, name, self._statistic), self._held)
         self._before = _recording(layer)
-        self._states.through(index, self._told, keep=not self._propagate)
+        half.through(index, self._told, keep=not self._propagate)
         return layer
 
     def advance(self, layer: CalibratedLayer[S]) -> None:
         """Give the next layer what the observed one makes of its inputs by now."""
-        if self._propagate and layer.index < self._last:
-            assert self._states is not None
+        if self._propagate and layer.name != self.layers[-1]:
+            half, index = self._place(layer.name)
             self._before = _faking(layer)
-            self._states.through(layer.index, self._told, keep=True)
+            half.through(index, self._told, keep=True)
+
+    def _place(self, name: str) -> tuple[Half, int]:
+        """The half that a layer is of, begun when its first layer is asked for, and its number there."""
+        kind, _, number = name.rpartition(".")
+        if kind not in self._halves:
+            self._halves[kind] = self._encoder() if kind == EncoderHalf.name else self._decoder()
+        return self._halves[kind], int(number)
+
+    def _encoder(self) -> EncoderHalf:
+        return EncoderHalf(self._run, self._features, self._device)
+
+    def _decoder(self) -> DecoderHalf:
+        heard = self._halves.get(EncoderHalf.name)
+        if isinstance(heard, EncoderHalf):
+            heard.norm()
+            return DecoderHalf(self._run, self._batches, self._device, heard)
+        return DecoderHalf(self._run, self._batches, self._device)
+
+    def _work(self) -> int:
+        """Tokens and positions · layers and passes."""
+        encoder = self._model.config.encoder
+        encoded = 0 if encoder is None else len(self._features) * encoder.max_positions
+        tokens, passes = sum(map(num_tokens, self._batches)), 1 + self._propagate
+        rows = [encoded if name.startswith(EncoderHalf.name) else tokens for name in self.layers]
+        return passes * sum(rows) - self._propagate * tokens  # nothing is behind the last layer
 
     def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """What stands before every product, which changes from pass to pass."""
@@ -205,56 +236,19 @@ class Held:
         self.clear()
 
 
-class _States:
-    """The hidden states of all samples, a batch at a time on the device."""
-
-    def __init__(self, run: ReferenceRun, batches: list[list[Span]], device: torch.device) -> None:
-        self._run = run
-        self._batches = batches
-        self._device = device
-        width = run.config.hidden_size * torch.float32.itemsize
-        num_bytes = sum(_num_tokens(batch) for batch in batches) * width
-        fits = device.type == "cuda" and num_bytes < _SHARE * torch.cuda.mem_get_info(device)[0]
-        self._place = device if fits else torch.device("cpu")
-        self._hidden = [run.embed(batch).to(self._place) for batch in batches]
-
-    def through(self, index: int, tell: _Told, *, keep: bool) -> None:
-        """Compute a layer; ``keep``: its outputs become what the next one gets."""
-        for number, batch in enumerate(self._batches):
-            hidden = self._hidden[number].to(self._device)
-            hidden = self._run.layer(index, hidden, batch, _unseen)
-            if not bool(torch.isfinite(hidden).all()):
-                raise BuildError(
-                    "activations are not finite during calibration",
-                    seen=f"layers.{index}",
-                    fix="check the checkpoint, or use --dtype bf16",
-                )
-            if keep:
-                self._hidden[number] = hidden.to(self._place)
-            tell.add(batch)
+def calibrated_layers(model: Decoder) -> list[str]:
+    """Names of a model's layers, in the order in which samples go through them: an encoder's first."""
+    halves = ((EncoderHalf.name, getattr(model.encoder, "layers", ())), (DecoderHalf.name, model.layers))
+    return [f"{name}.{index}" for name, layers in halves for index in range(len(layers))]
 
 
-class _Told:
-    """Progress in tokens, once for each layer and pass."""
-
-    def __init__(self, progress: Progress | None, batches: list[list[Span]], passes: int) -> None:
-        self._progress = progress
-        self._total = passes * sum(_num_tokens(batch) for batch in batches)
-        self._done = 0
-
-    def add(self, batch: list[Span]) -> None:
-        self._done += _num_tokens(batch)
-        if self._progress is not None:
-            self._progress("calibration", self._done, self._total)
-
-
-def _gather(model: Decoder, index: int, statistic: Callable[[str, int], S]) -> dict[str, S]:
+def _gather(model: Decoder, layer: str, statistic: Callable[[str, int], S]) -> dict[str, S]:
     """An empty statistic for each linear layer of one layer."""
     found = {}
-    for path, module in model.layers[index].named_modules():
+    for path, module in model.get_submodule(layer).named_modules():
         if isinstance(module, Linear):
-            assert module.scheme.dense, f"layers.{index}.{path} is quantized"
-            name = f"layers.{index}.{path}"
+            name = f"{layer}.{path}"
+            assert module.scheme.dense, f"{name} is quantized"
             found[name] = statistic(name, module.in_features)
     return found
 
@@ -274,29 +268,25 @@ def _faking(layer: CalibratedLayer[S]) -> Callable[[str, torch.Tensor], torch.Te
     return before
 
 
-def _unseen(name: str, output: torch.Tensor) -> None:
-    return
-
-
-def _num_tokens(batch: list[Span]) -> int:
-    return sum(len(span.ids) for span in batch)
-
-
-def _batches(model: Decoder, samples: Sequence[Sequence[int]], most: int) -> list[list[Span]]:
+def _batches(model: Decoder, samples: Sequence[Sequence[int]], most: int, *, heard: bool) -> list[list[Span]]:
     batches: list[list[Span]] = []
     room = 0
     for number, ids in enumerate(samples):
         if not batches or len(ids) > room:
             batches.append([])
             room = most
-        batches[-1].append(Span(number, tuple(ids), 0, model.rope_offset(len(ids))))
+        span = Span(number, tuple(ids), 0, model.rope_offset(len(ids)), number if heard else None)
+        batches[-1].append(span)
         room -= len(ids)
     return batches
 
 
-def _check(model: Decoder, samples: Sequence[Sequence[int]]) -> None:
+def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[torch.Tensor]) -> None:
     if not samples:
         raise ConfigError("there is nothing to calibrate with", seen="no samples", flag="--calib")
+    if len(features) != (0 if model.encoder is None else len(samples)):
+        seen = f"{len(samples)} samples, features of {len(features)}"
+        raise ConfigError("a model that hears reads features, and no other does", seen=seen)
     longest = model.config.max_positions if model.rotary is None else model.rotary.max_positions
     vocab = model.config.vocab_size
     for number, ids in enumerate(samples, start=1):

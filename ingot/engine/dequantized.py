@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from ingot.checkpoint.hub import small_files
 from ingot.checkpoint.layout import CONFIG, list_files, read_json
@@ -24,15 +23,13 @@ from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
 from ingot.checkpoint.weight_map import MappedTensor
+from ingot.checkpoint.writer import write_tensors
 from ingot.config.quant import HEAD
-from ingot.engine.assemble import Assembly
+from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import Linear, linears
-
-_SHARD_BYTES = 1 << 30
-_INDEX = "model.safetensors.index.json"
 
 
 def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
@@ -55,7 +52,7 @@ def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
     _copy_files(checkpoint, folder, untied=untied)
     with open_checkpoint(checkpoint) as source:
         assembly = Assembly.of(source, manifest.build, manifest.quant)
-        _write(_tensors(assembly, WeightsReader(engine / WEIGHTS_FILE), source), folder)
+        write_tensors(_tensors(assembly, WeightsReader(engine / WEIGHTS_FILE), source), folder)
     return folder
 
 
@@ -92,13 +89,13 @@ def _tensors(
 
 
 def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> Iterator[MappedTensor]:
-    """Tensors stored whole that are not the original's in the engine's dtype: of the decoder's layers, of a
-    rotated model also others.
+    """Tensors stored whole that are not the original's in the engine's dtype: of layers, of a rotated model
+    also others.
     """
     narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not m.scheme.dense}
     for name in assembly.layout():
         one = assembly.mapped.get(name)
-        fixed = not (name.startswith("layers.") or assembly.quant.rotation)
+        fixed = layer_of(name) is None and not assembly.quant.rotation
         if one is None or name in narrow or fixed:
             continue
         if not torch.equal(reader.read(name), assembly.original(name, source)):
@@ -140,26 +137,9 @@ def _parts(
     if isinstance(rule, Split):
         raise CheckpointError("a split tensor cannot be reassembled", seen=mapped.sources)
     if isinstance(rule, Concat):
-        return list(weight.split([shape[rule.dim] for shape in shapes], rule.dim))
+        sizes, (place, gap) = [shape[rule.dim] for shape in shapes], rule.gap
+        if gap:
+            sizes.insert(place, gap)
+        parts = list(weight.split(sizes, rule.dim))
+        return parts[:place] + parts[place + 1 :] if gap else parts
     return [weight.t() if isinstance(rule, Transpose) else weight]
-
-
-def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
-    """In shards, so that one is in memory at a time."""
-    places: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
-
-    def flush() -> None:
-        if shard:
-            file = f"model-{len(set(places.values())) + 1:05}.safetensors"
-            save_file(shard, folder / file, metadata={"format": "pt"})
-            places.update(dict.fromkeys(shard, file))
-            shard.clear()
-
-    for name, tensor in tensors:
-        shard[name] = tensor.clone(memory_format=torch.contiguous_format)
-        if sum(t.nbytes for t in shard.values()) >= _SHARD_BYTES:
-            flush()
-    flush()
-    index = json.dumps({"metadata": {}, "weight_map": places})
-    (folder / _INDEX).write_text(index, encoding="utf-8")

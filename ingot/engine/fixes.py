@@ -20,6 +20,7 @@ from ingot.config.schemes import SCHEMES, WEIGHT_ONLY
 from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
+from ingot.engine.reference_encoder import can_calibrate
 from ingot.engine.rotated import can_rotate
 
 Goal = Literal["fits", "loads"]
@@ -317,7 +318,7 @@ def _formats(setting: Setting) -> Iterator[Setting]:
         quant = QuantConfig(scheme=name)
         if quant.rotation and not can_rotate(setting.model):
             quant = quant.replace(rotation=False)
-        if setting.model.encoder is None or not quant.calibrated:
+        if can_calibrate(setting.model) or not quant.calibrated:
             yield setting.replace(dtype=half, quant=quant)
 
 

@@ -1,4 +1,4 @@
-"""GPTQ of one decoder layer after another.
+"""GPTQ of one layer after another.
 
 Owns what GPTQ gathers of a layer; the settings that it runs with are each scheme's (``compensated``). Knows
 no walk and no file.

@@ -1,9 +1,9 @@
-"""What calibration saw of a decoder's inputs, layer by layer, in a walk over samples or in an earlier one.
+"""What calibration saw of linear layers' inputs, layer by layer, in a walk over samples or in an earlier one.
 
 Owns the choice between the two, and the file of ranges beside an engine. Knows not what ranges are for.
 
     seen = SeenInputs(assembly, load, data, source, method, cache_path(engine))
-    layer = seen.observe(0)
+    layer = seen.observe("layers.0")
     layer.inputs["layers.0.self_attn.qkv_proj"].ranges.absmax()
     seen.keep()
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class SeenInputs:
-    """Statistics of every linear layer's input, a decoder layer at a time.
+    """Statistics of every linear layer's input, a layer at a time.
 
     Args:
         load: gives dense tensors by name.
@@ -61,23 +61,31 @@ class SeenInputs:
         self._walk: Walk[InputStatistics] | None = None
         if self._kept is None:
             model = dense_model(assembly)
-            self._walk = Walk(model, load, data.samples, self._device, method.statistic, progress=self._told)
+            self._walk = Walk(
+                model,
+                load,
+                data.samples,
+                self._device,
+                method.statistic,
+                features=data.features,
+                progress=self._told,
+            )
+        else:
+            tell(f"ranges of {path.name}")
 
-    def observe(self, index: int) -> CalibratedLayer[InputStatistics]:
+    def observe(self, name: str) -> CalibratedLayer[InputStatistics]:
         """The next layer.
 
         Raises:
             BuildError: what it sees is not finite.
         """
         if self._walk is not None:
-            layer = self._walk.observe(index)
+            layer = self._walk.observe(name)
             self._found |= {name: seen.ranges for name, seen in layer.inputs.items()}
             return layer
-        if index == 0:
-            self._tell(f"ranges of {self._path.name}")
-        own = {name: seen for name, seen in (self._kept or {}).items() if name.startswith(f"layers.{index}.")}
-        inputs = {name: InputStatistics(_on(seen, self._device)) for name, seen in own.items()}
-        return CalibratedLayer(index, inputs, Held(self._load, self._device))
+        own = {one: seen for one, seen in (self._kept or {}).items() if one.startswith(f"{name}.")}
+        inputs = {one: InputStatistics(_on(ranges, self._device)) for one, ranges in own.items()}
+        return CalibratedLayer(name, inputs, Held(self._load, self._device))
 
     def advance(self, layer: CalibratedLayer[InputStatistics]) -> None:
         """Nothing: the layer was left when it was observed."""

@@ -2,7 +2,7 @@
 
 Owns the base of the methods, each of which is a file ``…_layers.py``. Knows no walk.
 
-    layer = walk.observe(index)
+    layer = walk.observe(name)
     chosen = dict(method.choose(layer))
 """
 
@@ -29,7 +29,7 @@ def silent(what: str) -> None:
 
 
 class LayerMethod(ABC):
-    """A way of choosing what a decoder layer stores by what its products read.
+    """A way of choosing what a layer stores by what its products read.
 
     Attributes:
         name: as in ``QuantConfig``.

@@ -1,9 +1,9 @@
-"""A decoder whose stored values are chosen by samples, written layer by layer.
+"""A model whose stored values are chosen by samples, written layer by layer.
 
 Owns the loop of calibration: observe a layer's inputs, choose what it stores (gptq_layers.py, awq_layers.py,
-rptq_layers.py, smooth_layers.py), write it, go on. Holds one decoder layer at a time.
+rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
 
-    data = read_samples(calib, text, count, build)
+    data = read_samples(calib, count, assembly, source, text, device)
     write_calibrated(assembly, source, data, device, writer.add, cache_path(engine))
 """
 
@@ -31,6 +31,7 @@ from ingot.engine.layer_method import LayerMethod, Tell, silent
 from ingot.engine.manifest import CalibrationEntry
 from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.smooth_layers import SmoothLayers
+from ingot.engine.speech_samples import read_speech
 from ingot.engine.text import TextParts
 from ingot.errors import OutOfMemoryError
 from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
@@ -38,14 +39,19 @@ from ingot.processors.calibration_data import LENGTH, CalibrationData, read_cali
 Write = Callable[[str, torch.Tensor], None]
 
 
-def read_samples(path: Path, text: TextParts, count: int, build: BuildConfig) -> CalibrationData:
-    """At most ``count`` samples of a file, each as long as the build takes, 512 tokens at most.
+def read_samples(
+    path: Path, count: int, assembly: Assembly, source: Checkpoint, text: TextParts, device: torch.device
+) -> CalibrationData:
+    """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of a file of texts, or
+    for a model that hears of recordings.
 
     Raises:
-        ConfigError: as ``read_calibration_data``.
+        ConfigError: as ``read_calibration_data`` and ``read_speech``.
     """
-    length = min(LENGTH, build.max_seq_len)
-    return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
+    length = min(LENGTH, assembly.build.max_seq_len)
+    if assembly.model_config.encoder is None:
+        return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
+    return read_speech(path, count, length, assembly, source, text, device)
 
 
 def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationEntry:
@@ -63,7 +69,7 @@ def write_calibrated(
     cache: Path,
     tell: Tell = silent,
 ) -> SeenInputs | None:
-    """Every stored tensor of a decoder, in order; a machine gives the same for the same samples and threads.
+    """Every stored tensor of a model, in order; a machine gives the same for the same samples and threads.
 
     Args:
         write: takes a stored tensor and its name.
@@ -90,16 +96,17 @@ def write_calibrated(
             data.samples,
             device,
             method.statistic,
+            features=data.features,
             propagate=True,
             progress=lambda what, done, total: tell(f"{what} {100 * done // total} %"),
         )
     num_bytes = dense_bytes(assembly.model_config, method.dtype)
-    for index, modules in groupby(storing_modules(assembly.model), key=lambda one: one.layer):
-        if index is None:  # embeddings, the last norm, the head
+    for name, modules in groupby(storing_modules(assembly.model), key=lambda one: one.layer):
+        if name is None:  # convolutions, embeddings, last norms, the head
             _write(modules, load, device, write)
             continue
-        with steady_threads(num_bytes, device), _fitting(index, device):
-            layer = inputs.observe(index)
+        with steady_threads(num_bytes, device), _fitting(name, device):
+            layer = inputs.observe(name)
             chosen = dict(method.choose(layer))
             layer.inputs.clear()
             _write(modules, partial(_changed, assembly, layer), device, write, chosen)
@@ -134,13 +141,13 @@ def _write(
 
 
 @contextmanager
-def _fitting(index: int, device: torch.device) -> Iterator[None]:
+def _fitting(layer: str, device: torch.device) -> Iterator[None]:
     """A GPU's lack of memory, told with the layer."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise OutOfMemoryError(
             "calibration does not fit in the device's memory",
-            seen=f"layers.{index} on {device}",
+            seen=f"{layer} on {device}",
             fix="--device cpu",
         ) from None

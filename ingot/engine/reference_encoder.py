@@ -26,6 +26,11 @@ def plain_encoder(config: DecoderConfig) -> PlainSpeechEncoder | None:
     return None if made is None else made(config)
 
 
+def can_calibrate(config: DecoderConfig) -> bool:
+    """Whether a model reads what calibration has: text, or speech."""
+    return config.encoder is None or plain_encoder(config) is not None
+
+
 def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> None:
     """Encode features [mels, frames] as the run's input ``number``; ``see`` gets each module's output."""
     hidden = run.features(features)

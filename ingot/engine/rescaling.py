@@ -1,13 +1,13 @@
-"""Where the channels of a decoder layer can be rescaled without a change of its outputs.
+"""Where the channels of a layer can be rescaled without a change of its outputs.
 
 Owns which norm or product makes the input of each linear layer, and the folding of factors into both. Knows
 neither how factors are chosen nor why.
 
-    for site in rescaling_sites(config, layer.index):
+    for site in rescaling_sites(config, layer.name):      # "layers.0", "encoder.layers.0"
         fold(site, scales, layer)         # layer.weight(name), layer.replace(name, tensor)
 
-Two inputs have no site: that of a down product behind a GELU, which is not linear, and that of the head,
-whose norm is of no layer.
+Three inputs have no site: that of a down product behind a GELU, which is not linear, and those of the head
+and of cross-attention's keys and values, whose norms are of no layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Protocol
 
 import torch
 
+from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
+from ingot.engine.reference_encoder import plain_encoder
 from ingot.quant.folding import (
     fold_into_columns,
     fold_into_norm,
@@ -59,24 +61,76 @@ class RescalingSite:
     classes: torch.Tensor | None = None
 
 
-def rescaling_sites(config: DecoderConfig, index: int) -> list[RescalingSite]:
-    """Those of layer ``index``, in the order of its products."""
-    name = f"layers.{index}"
-    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    norm_bias, gated = config.norm == "layer_norm", config.gated
+@dataclass(frozen=True)
+class ValueRows:
+    """The rows of a product that make an attention's values.
+
+    Attributes:
+        maker: the product's name in the model.
+        start: of the values, behind queries and keys.
+        num_heads, num_kv_heads, head_dim: heads of queries and of values, and their size.
+        has_bias: whether the product has one.
+    """
+
+    maker: str
+    start: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    has_bias: bool
+
+    @property
+    def site(self) -> RescalingSite:
+        """The input of the attention's output product."""
+        heads = self.num_heads, self.num_kv_heads
+        classes = value_rows(*heads, self.head_dim) if heads[0] != heads[1] else None
+        rows = (self.start, self.start + self.num_kv_heads * self.head_dim)
+        reader = f"{self.maker.rpartition('.')[0]}.o_proj"
+        return RescalingSite(reader, self.maker, rows, self.has_bias, classes)
+
+
+def layer_shape(config: DecoderConfig, layer: str) -> DecoderConfig | StackConfig:
+    """The config that a layer is of: the decoder's, or its encoder's."""
+    if not layer.startswith("encoder."):
+        return config
+    encoder = plain_encoder(config)
+    assert encoder is not None
+    return encoder.stack
+
+
+def value_rows_of(config: DecoderConfig, attention: str) -> ValueRows:
+    """Of an attention by its name, ``layers.0.self_attn``."""
+    shape = layer_shape(config, attention)
+    if isinstance(shape, StackConfig):
+        heads, size = shape.num_heads, shape.hidden_size
+        return ValueRows(f"{attention}.qkv_proj", 2 * size, heads, heads, size // heads, has_bias=True)
+    cross = attention.endswith(".encoder_attn")
+    start = shape.kv_size if cross else shape.q_size + shape.kv_size
+    maker = f"{attention}.{'kv_proj' if cross else 'qkv_proj'}"
+    return ValueRows(
+        maker, start, shape.num_heads, shape.num_kv_heads, shape.head_dim, has_bias=shape.qkv_bias
+    )
+
+
+def rescaling_sites(config: DecoderConfig, layer: str) -> list[RescalingSite]:
+    """Those of a layer by its name, ``layers.0`` or ``encoder.layers.0``, in the order of its products."""
+    shape = layer_shape(config, layer)
+    norm_bias = shape.norm == "layer_norm" if isinstance(shape, DecoderConfig) else True
+    gated = isinstance(shape, DecoderConfig) and shape.gated
+    attention, cross, mlp = f"{layer}.self_attn", f"{layer}.encoder_attn", f"{layer}.mlp"
     first = f"{mlp}.gate_up_proj" if gated else f"{mlp}.up_proj"
-    shared = config.num_heads != config.num_kv_heads
-    values = value_rows(config.num_heads, config.num_kv_heads, config.head_dim) if shared else None
-    value_start, inner = config.q_size + config.kv_size, config.intermediate_size
-    value_range = (value_start, value_start + config.kv_size)
     found = [
-        RescalingSite(f"{attention}.qkv_proj", f"{name}.input_layernorm", None, norm_bias),
-        RescalingSite(f"{attention}.o_proj", f"{attention}.qkv_proj", value_range, config.qkv_bias, values),
-        RescalingSite(first, f"{name}.post_attention_layernorm", None, norm_bias),
+        RescalingSite(f"{attention}.qkv_proj", f"{layer}.input_layernorm", None, norm_bias),
+        value_rows_of(config, attention).site,
     ]
-    if gated or config.mlp == "relu":
+    if shape is config and config.kind == "cross":
+        found.append(RescalingSite(f"{cross}.q_proj", f"{cross}_layernorm", None, norm_bias))
+        found.append(value_rows_of(config, cross).site)
+    found.append(RescalingSite(first, f"{layer}.post_attention_layernorm", None, norm_bias))
+    if gated or shape.activation == "relu":
+        inner = shape.intermediate_size
         made = (inner, 2 * inner) if gated else (0, inner)
-        found.append(RescalingSite(f"{mlp}.down_proj", first, made, config.mlp_bias))
+        found.append(RescalingSite(f"{mlp}.down_proj", first, made, shape.mlp_bias))
     return found
 
 

@@ -1,4 +1,4 @@
-"""RPTQ of one decoder layer after another, with GPTQ for other layers beside it.
+"""RPTQ of one layer after another, with GPTQ for other layers beside it.
 
 Owns what is gathered of a layer, and where the order of its inputs is folded; values are chosen by the scheme
 (quant/int8_blocks.py). Knows no walk and no file.
@@ -16,9 +16,11 @@ from typing import Any, cast
 
 import torch
 
+from ingot.config.model import DecoderConfig
 from ingot.engine.assemble import Choice
 from ingot.engine.calibrate import CalibratedLayer, Statistic, naming
 from ingot.engine.gptq_layers import GptqLayers
+from ingot.engine.rescaling import layer_shape, value_rows_of
 from ingot.quant.calibration import ChannelRange, InputStatistics
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.linear_scheme import LinearScheme
@@ -68,19 +70,21 @@ class RptqLayers(GptqLayers):
     ) -> torch.Tensor:
         """That of an input's channels; where rows make them the rows, and the weight's columns, take it."""
         ranges.absmax()
-        config, path = self.config, name.rpartition(".")[0]
         if scheme.ordered:
             return channel_order(ranges.lowest, ranges.highest)
-        if name.endswith("o_proj"):
-            heads, shared = config.num_kv_heads, config.num_heads // config.num_kv_heads
+        path = name.rpartition(".")[0]
+        if name.endswith(".o_proj"):
+            made = value_rows_of(self.config, path)
+            heads, shared = made.num_kv_heads, made.num_heads // made.num_kv_heads
             rows, order = order_by_heads(ranges.lowest, ranges.highest, heads, shared)
-            _move_rows(layer, f"{path}.qkv_proj", config.q_size + config.kv_size, rows, config.qkv_bias)
+            _move_rows(layer, made.maker, made.start, rows, made.has_bias)
         else:
             order = channel_order(ranges.lowest, ranges.highest)
-            gated = config.gated
+            shape = layer_shape(self.config, name)
+            gated = isinstance(shape, DecoderConfig) and shape.gated
             maker = f"{path}.gate_up_proj" if gated else f"{path}.up_proj"
             rows = torch.cat([order, order + len(order)]) if gated else order
-            _move_rows(layer, maker, 0, rows, config.mlp_bias)
+            _move_rows(layer, maker, 0, rows, shape.mlp_bias)
         weight = layer.weight(f"{name}.weight")
         layer.replace(f"{name}.weight", weight[:, order])
         return order

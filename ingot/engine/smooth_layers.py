@@ -1,4 +1,4 @@
-"""Activations of 8 bits, one decoder layer after another: smoothed, and with their static scales.
+"""Activations of 8 bits, one layer after another: smoothed, and with their static scales.
 
 Owns which inputs are smoothed, and the scales that follow. Knows no walk and no file.
 
@@ -50,7 +50,7 @@ class SmoothLayers(LayerMethod):
         for name in filter(self.schemes.__contains__, layer.inputs):
             with naming(name):
                 peaks[name] = layer.inputs[name].ranges.absmax()
-        for site in rescaling_sites(self.config, layer.index) if self.quant.method == self.name else ():
+        for site in rescaling_sites(self.config, layer.name) if self.quant.method == self.name else ():
             if site.reader in peaks:
                 self.tell(site.reader)
                 scales = self._stored(layer, site, self._scales(layer, site, peaks[site.reader]))

@@ -17,7 +17,7 @@ from typing import Any
 from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
-from ingot.evaluate.librispeech import librispeech, transcripts
+from ingot.processors.librispeech import librispeech, transcripts
 
 _TOLD = 5  # bad lines that an error names with their reasons
 

@@ -49,7 +49,12 @@ class BidirectionalAttention(nn.Module):
         self.num_heads = config.num_heads
         self.qkv_proj = Linear(size, 3 * size, bias=True, ctx=ctx.at("qkv_proj"))
         self.o_proj = Linear(
-            size, size, bias=True, ctx=ctx.at("o_proj"), input_group=size // config.num_heads
+            size,
+            size,
+            bias=True,
+            ctx=ctx.at("o_proj"),
+            input_group=size // config.num_heads,
+            free_order=True,
         )
 
     def forward(self, x: torch.Tensor, inputs: int = 1) -> torch.Tensor:

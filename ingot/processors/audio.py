@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 RATE = 16_000  # samples per second
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")  # of recordings in a folder
 MOST_SECONDS = 6 * 3600.0
 MOST_CHANNELS = 16
 _RATES = (1_000, 768_000)

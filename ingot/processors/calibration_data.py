@@ -1,6 +1,6 @@
 """Samples to calibrate with, from a file of texts or conversations.
 
-Owns the reading of the file, the choice of records and their encoding to token ids. Knows no model.
+Owns the shapes of records and their encoding to token ids. Knows no model.
 
     data = read_calibration_data(Path("chats.jsonl"), tokenizer, chat, samples=128, length=512)
     data.samples                                     # token ids, at most 512 each
@@ -14,14 +14,25 @@ sees them when it runs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.config.json_text import JsonError, parse_json
-from ingot.errors import ConfigError, IngotError
+import torch
+
+from ingot.errors import ConfigError
 from ingot.processors.chat_format import ChatFormat
+from ingot.processors.sample_records import (
+    BadSample,
+    decoded,
+    evenly,
+    made_of,
+    needed,
+    raw_file,
+    read_records,
+    text_of,
+)
 from ingot.processors.tokenizer_base import Tokenizer
 
 SAMPLES, LENGTH = 128, 512
@@ -31,9 +42,6 @@ SHAPES = (
 )
 _ANSWERS = ("answer", "answers", "summary", "highlights")
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
-_TOLD = 5  # bad records that an error names
-
-Encode = Callable[[Mapping[str, Any]], list[int]]
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,15 @@ class CalibrationData:
     Attributes:
         samples: token ids, none empty.
         records: how many the file holds; of a running text, its windows.
-        sha256: of the file.
+        sha256: of the file; of a manifest with its recordings.
+        features: of a model that hears, the window [mels, frames] that each sample reads, float32.
     """
 
     path: Path
     samples: tuple[tuple[int, ...], ...]
     records: int
     sha256: str
+    features: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -80,24 +90,15 @@ def read_calibration_data(
             allowed="at least 1 sample of at least 2 tokens",
             flag="--calib-samples",
         )
-    raw = _bytes(path)
+    raw = raw_file(path)
     digest = hashlib.sha256(raw).hexdigest()
     if path.suffix == ".txt":
-        windows = _windows(_decoded(path, raw), _needed(tokenizer, "a text"), length)
-        chosen = [windows[place] for place in _spread(len(windows), samples)]
-        return CalibrationData(path, tuple(chosen), len(windows), digest)
-    records = list(_elements(path, raw) if path.suffix == ".json" else _lines(path, raw))
-    found = [records[place] for place in _spread(len(records), samples)]
-    encoded = _encoded(path, found, lambda record: _ids(record, tokenizer, chat))
-    kept = tuple(ids[:length] for ids in encoded)
-    return CalibrationData(path, kept, len(records), digest)
-
-
-def _spread(count: int, samples: int) -> list[int]:
-    """Places of ``samples`` of ``count`` records, evenly apart, the first among them."""
-    if count <= samples:
-        return list(range(count))
-    return [place * count // samples for place in range(samples)]
+        windows = _windows(decoded(path, raw), needed(tokenizer, "a text"), length)
+        return CalibrationData(path, tuple(evenly(windows, samples)), len(windows), digest)
+    records = read_records(path, raw, SHAPES)
+    chosen = evenly(records, samples)
+    kept = made_of(path, chosen, lambda record: _ids(record, tokenizer, chat)[:length], SHAPES)
+    return CalibrationData(path, tuple(kept), len(records), digest)
 
 
 def _windows(text: str, tokenizer: Tokenizer, length: int) -> list[tuple[int, ...]]:
@@ -111,44 +112,25 @@ def _windows(text: str, tokenizer: Tokenizer, length: int) -> list[tuple[int, ..
     return [(*prefix, *piece) for piece in whole]
 
 
-def _encoded(path: Path, records: Sequence[tuple[int, Any]], encode: Encode) -> list[tuple[int, ...]]:
-    """All records' ids; one error for those that give none."""
-    found: list[tuple[int, ...]] = []
-    bad: list[str] = []
-    for number, record in records:
-        try:
-            ids = encode(_object(record))
-            if not ids:
-                raise _Bad("it has no tokens")
-            found.append(tuple(ids))
-        except _Bad as error:
-            bad.append(f"{number}: {error}")
-        except IngotError as error:
-            bad.append(f"{number}: {error.what}")
-    if bad or not found:
-        rest = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
-        raise ConfigError(
-            f"{path} has records that cannot be used as samples" if bad else f"{path} has no records",
-            seen="; ".join(bad[:_TOLD]) + rest if bad else None,
-            allowed=SHAPES,
-            flag="--calib",
-        )
-    return found
+def _ids(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatFormat | None) -> tuple[int, ...]:
+    ids = token_ids(record) if "token_ids" in record else _of_text(record, tokenizer, chat)
+    if not ids:
+        raise BadSample("it has no tokens")
+    return tuple(ids)
 
 
-class _Bad(Exception):
-    """Why a record is no sample."""
+def token_ids(record: Mapping[str, Any]) -> list[int]:
+    """The ids that a record has."""
+    ids = record["token_ids"]
+    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        raise BadSample("token_ids is not a list of token ids")
+    return ids
 
 
-def _ids(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatFormat | None) -> list[int]:
-    if "token_ids" in record:
-        ids = record["token_ids"]
-        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-            raise _Bad("token_ids is not a list of token ids")
-        return ids
-    own = _needed(tokenizer, "a text")
+def _of_text(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatFormat | None) -> list[int]:
+    own = needed(tokenizer, "a text")
     if "text" in record:
-        return own.encode(_text(record["text"]))
+        return own.encode(text_of(record["text"]))
     messages = _messages(record)
     if chat is None:
         return own.encode("\n".join(message["content"] for message in messages))
@@ -165,95 +147,24 @@ def _messages(record: Mapping[str, Any]) -> list[dict[str, str]]:
     else:
         asked = next((record[name] for name in ("prompt", "article") if name in record), None)
         if asked is None:
-            raise _Bad(f"none of the known fields among {sorted(map(str, record))[:8]}")
-        found = [{"role": "user", "content": _text(asked)}]
+            raise BadSample(f"none of the known fields among {sorted(map(str, record))[:8]}")
+        found = [{"role": "user", "content": text_of(asked)}]
     answer = next((record[name] for name in _ANSWERS if name in record), None)
     if isinstance(answer, list):
         answer = answer[0] if answer else None
     if answer is not None and found[-1]["role"] == "user":
-        found.append({"role": "assistant", "content": _text(answer)})
+        found.append({"role": "assistant", "content": text_of(answer)})
     return found
 
 
 def _message(one: object, who: str, what: str) -> dict[str, str]:
     role = one.get(who) if isinstance(one, dict) else None
     if not isinstance(one, dict) or not isinstance(role, str):
-        raise _Bad(f"a message without {who}")
-    return {"role": _ROLES.get(role, role), "content": _text(one.get(what))}
+        raise BadSample(f"a message without {who}")
+    return {"role": _ROLES.get(role, role), "content": text_of(one.get(what))}
 
 
 def _list(value: object, name: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise _Bad(f"{name} is not a list of messages")
+        raise BadSample(f"{name} is not a list of messages")
     return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise _Bad("a text is missing or empty")
-    return value
-
-
-def _object(record: object) -> Mapping[str, Any]:
-    if isinstance(record, _Bad):
-        raise record
-    if not isinstance(record, dict):
-        raise _Bad(f"{type(record).__name__} instead of an object")
-    return record
-
-
-def _lines(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
-    """(line, record), a line that is no JSON as the error that it is; blank lines are passed over."""
-    for number, line in enumerate(raw.split(b"\n"), start=1):
-        if line.strip():
-            try:
-                yield number, parse_json(line)
-            except JsonError as error:
-                yield number, _Bad(f"not JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
-
-
-def _elements(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
-    try:
-        found = parse_json(_decoded(path, raw))
-    except JsonError as error:
-        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--calib") from None
-    if not isinstance(found, list):
-        seen = f"{path}: {type(found).__name__}"
-        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=SHAPES, flag="--calib")
-    yield from enumerate(found, start=1)
-
-
-def _needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
-    if tokenizer is None:
-        raise ConfigError(
-            f"{what} needs a tokenizer, but the checkpoint has none",
-            allowed='{"token_ids": […]}',
-            flag="--calib",
-        )
-    return tokenizer
-
-
-def _decoded(path: Path, raw: bytes) -> str:
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--calib, converted to UTF-8") from None
-    if not text.strip():
-        raise ConfigError("the data is empty", seen=path, flag="--calib")
-    return text
-
-
-def _bytes(path: Path) -> bytes:
-    """The file without a byte-order mark."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ConfigError("the data cannot be read", seen=error, flag="--calib") from None
-    if b"\0" in raw:
-        raise ConfigError(
-            f"{path} is not a text file",
-            seen="bytes of value 0",
-            allowed="texts or records in UTF-8: .jsonl, .json or .txt",
-            flag="--calib",
-        )
-    return raw.removeprefix(b"\xef\xbb\xbf")

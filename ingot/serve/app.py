@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.config.serve import ServeConfig
+from ingot.models.speech_tokens import Task
 from ingot.serve.api_call import ApiCall
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
@@ -54,7 +55,6 @@ from ingot.serve.schemas import (
 from ingot.serve.simple_chat import SimpleChat
 from ingot.serve.tokens import detokenize, tokenize, tokenizer_info
 from ingot.serve.transcriptions import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionCall
-from ingot.speech.tokens import Task
 from ingot.version import VERSION
 
 _SPARE = 64  # requests beside those in the engines' queues, so that these say what is full

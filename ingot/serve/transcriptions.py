@@ -15,6 +15,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ingot.errors import RequestError
+from ingot.models.speech_tokens import Task
 from ingot.processors.languages import NAMES
 from ingot.serve.api_call import event
 from ingot.serve.ears import Ears, Whole
@@ -24,7 +25,6 @@ from ingot.serve.schemas import AudioRequest
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
-from ingot.speech.tokens import Task
 from ingot.speech.writers import WRITERS
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"

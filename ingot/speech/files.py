@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError, RequestError
+from ingot.processors.audio import SUFFIXES
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
 from ingot.speech.together import Left, told
 from ingot.speech.transcriber import Source, Transcriber
 
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")
 Told = Segment | Transcript | IngotError
 
 

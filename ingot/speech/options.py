@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ingot.config.base import JsonConfig
 from ingot.errors import RequestError
+from ingot.models.speech_tokens import Task
 from ingot.processors.languages import language_code
-from ingot.speech.tokens import Task
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.log_mel import HOP, RATE
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Decoded, Vocabulary
 
 

@@ -21,10 +21,10 @@ from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.llm.prompts import Input, Prompt
+from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
 from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.tokens import SpeechTokens, non_speech_tokens
 
 _TOP_LANGUAGES = 20
 _LAST_FIRST = 50  # timestamps: a window begins within its first second
@@ -52,10 +52,7 @@ class Vocabulary:
         """Of a model with this generation_config.json. Its tokens are named by the tokenizer, or, without
         one, by the size of its vocabulary.
         """
-        if tokenizer is None:
-            tokens = SpeechTokens.of_vocabulary(config.vocab_size)
-        else:
-            tokens = SpeechTokens.of_tokenizer(tokenizer)
+        tokens = SpeechTokens.of_model(config.vocab_size, tokenizer)
         return cls.of(tokens, tokenizer, longest, SpeechGeneration.of(generation, config.vocab_size))
 
     @classmethod

@@ -16,8 +16,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
 from ingot.processors.tokenizer import load_tokenizer
-from ingot.speech.tokens import SpeechTokens, non_speech_tokens
 from recipes.export_pocket import half
 from recipes.whisper.model import Shape
 from recipes.whisper.vocabulary import SpeechVocabulary

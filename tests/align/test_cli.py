@@ -55,6 +55,21 @@ def test_every_stage(engine: Path, wrong: Path, originals: dict[str, Path]) -> N
         assert "…" not in result.stdout
 
 
+def test_another_engine(engine: Path, wrong: Path, originals: dict[str, Path], tmp_path: Path) -> None:
+    """Of the same checkpoint in another dtype, of a wrong one, and one whose hidden states are rotated."""
+    given = {"device": "cpu", "proof": False}
+    half = build(originals["llama"], tmp_path / "half", dtype="fp16", **given)
+    for one, code, last in ((half, 0, "aligned"), (wrong, 1, "diverged at layers.1.mlp, step 0")):
+        result = ingot("align", one, "--reference", engine, *IDS)
+        assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, last)
+        assert "reference:   the engine llama, fp32" in result.stdout
+        assert "(the other engine)" in result.stdout
+    turned = build(originals["llama"], tmp_path / "turned", quant="w4a8", **given)
+    result = ingot("align", turned, "--reference", engine, *IDS)
+    assert result.exit_code == 2
+    assert "one of the two engines are rotated" in result.stderr
+
+
 def table(text: str) -> list[list[str]]:
     """The words of each line of the stages."""
     lines = [line.split() for line in text.splitlines()]
@@ -106,7 +121,7 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--reference", "nowhere/at/all"), "nowhere"),
-        (("--reference", "{engine}"), "the reference is an engine"),
+        (("--reference", "{engine}"), "the reference is the engine itself"),
         (("--reference", "{llama}", "--original", "theirs"), "unknown original"),
         (("--reference", "{llama}", "--dtype", "int8"), "unknown dtype"),
         (

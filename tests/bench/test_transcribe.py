@@ -10,7 +10,7 @@ import pytest
 from ingot.bench.ceiling import Ceiling
 from ingot.bench.transcribing import LONGEST, MEAN_SECONDS, SHORTEST, Transcribing
 from ingot.errors import ConfigError
-from ingot.speech.tokens import SpeechTokens
+from ingot.models.speech_tokens import SpeechTokens
 from tests.e2e.terminal import ingot
 from tests.speech.conftest import whisper as whisper
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from ingot.speech.tokens import SpeechTokens
+from ingot.models.speech_tokens import SpeechTokens
 from tests.tiny_models import randomize
 
 SIZE, INNER, LAYERS, HEADS, MELS, FRAMES, POSITIONS, VOCAB = 32, 48, 2, 4, 8, 80, 96, 97

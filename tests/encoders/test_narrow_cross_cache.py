@@ -1,4 +1,6 @@
-"""Keys and values of an encoder's outputs in 8 bits: near to 16 bits, however a request runs, and counted."""
+"""Keys and values of an encoder's outputs in 8 bits, beside the decoder's own: near to 16 bits, however a
+request runs, and counted.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import LLM, build
+from ingot import LLM, SamplingParams, build
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.ledger import ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.manifest import Manifest
-from ingot.kernels.cache.scales import NARROW_CACHES, dequantize_heads
+from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales, dequantize_heads
 from ingot.layers.batch import LayerCache
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot
@@ -22,6 +24,7 @@ from tests.encoders.conftest import Side
 from tests.encoders.test_pictures import idle
 from tests.encoders.test_speech import GREEDY, MIXED, prompt
 
+TOLD = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=5)
 HALF_STEP = {"int8": 1 / 254, "fp8": 1 / 16}  # of a head's largest value, and of the value itself
 
 
@@ -41,18 +44,22 @@ def logits(llm: LLM) -> torch.Tensor:
 
 def test_near_to_a_cache_of_16_bits(speech: Side, cache: str) -> None:
     llm, wide = speech.open(kv_dtype=cache), speech.open()
-    assert {one.keys.dtype for one in seconds(llm)} == {NARROW_CACHES[cache]}
+    for held in (seconds(llm), llm.executor.runner.caches):
+        assert {one.keys.dtype for one in held} == {NARROW_CACHES[cache]}
     found, exact = logits(llm).log_softmax(-1), logits(wide).log_softmax(-1)
     kl = (exact.exp() * (exact - found)).sum(-1)
     assert 1e-8 < float(kl.mean()) < MOST_KL[cache]
 
 
 def test_each_head_of_a_position_has_its_scale(speech: Side, cache: str) -> None:
-    """What the cache holds is the exact keys and values to half a step, of every layer."""
+    """What the caches hold is the exact keys and values to half a step: of the encoder's outputs in every
+    layer, of tokens in the first, which no rounding is before.
+    """
     llm, wide = speech.open(kv_dtype=cache), speech.open()
     for engine in (llm, wide):
         engine.logits(prompt(MIXED[0]))
-    for own, exact in zip(seconds(llm), seconds(wide), strict=True):
+    held = [(*seconds(engine), engine.executor.runner.caches[0]) for engine in (llm, wide)]
+    for own, exact in zip(*held, strict=True):
         assert own.scales is not None
         for held, scales, wanted in (
             (own.keys, own.scales.keys, exact.keys),
@@ -83,6 +90,29 @@ def test_however_it_is_run(speech: Side, cache: str, runtime: dict[str, Any]) ->
     together = llm.generate([prompt(spoken) for spoken in MIXED], GREEDY)
     assert [out.token_ids for out in together] == alone
     assert idle(llm)
+
+
+def test_each_of_the_two_caches_is_read(speech: Side, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In decode steps too: wrong scales of one are seen in the tokens after the first."""
+    llm = speech.open(kv_dtype=cache)
+    exact = llm.generate(prompt(MIXED[0]), TOLD)[0].logprobs
+    for which in ("own", "encoded"):
+        spoiled = speech.open(kv_dtype=cache)
+        caches = spoiled.executor.runner.caches if which == "own" else seconds(spoiled)
+        step = spoiled.executor.runner.run
+        assert caches[0].scales is not None
+
+        def run(batch: Any, step: Any = step, scales: CacheScales = caches[0].scales) -> torch.Tensor:
+            found: torch.Tensor = step(batch)
+            scales.values.mul_(3)
+            return found
+
+        monkeypatch.setattr(spoiled.executor.runner, "run", run)
+        found = spoiled.generate(prompt(MIXED[0]), TOLD)[0].logprobs
+        assert found is not None
+        assert exact is not None
+        assert found[0].logprob == exact[0].logprob
+        assert found[1].top != exact[1].top
 
 
 def test_the_ledger_counts_it_to_the_byte(speech: Side, cache: str) -> None:

@@ -4,13 +4,15 @@ scheduled.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ingot import LLM, Input, Prompt, SamplingParams
-from ingot.errors import RequestError
+from ingot import LLM, Input, Prompt, SamplingParams, build
+from ingot.config.quant import QuantConfig
+from ingot.errors import ConfigError, RequestError
 from tests.encoders.conftest import Side
 from tests.encoders.pictures import IMAGE, PICTURE, POSITIONS
 
@@ -212,6 +214,14 @@ def test_a_request_names_what_is_wrong_with_its_picture(pictures: Side) -> None:
         whole.generate([[1, 2], prompt([100] * 11)], GREEDY)
     with pytest.raises(RequestError, match="too long"):
         whole.logits(prompt([100] * 11))
+
+
+def test_schemes_that_need_samples_are_refused(pictures: Side, tmp_path: Path) -> None:
+    """Calibration reads no pictures."""
+    quant = QuantConfig("w4a16", method="gptq")
+    with pytest.raises(ConfigError, match=r"encoder takes neither.*w8a16, w4a16 or w8a8 by rounding"):
+        build(pictures.folder, tmp_path / "engine", quant=quant, calib=tmp_path, device="cpu")
+    assert not (tmp_path / "engine").exists()
 
 
 def idle(llm: LLM) -> bool:

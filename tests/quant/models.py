@@ -38,8 +38,8 @@ def planned(folder: Path, quant: QuantConfig, dtype: str = "fp32", max_seq_len: 
 
 def layers_of(walk: Walk[S], count: int = 2) -> Iterator[CalibratedLayer[S]]:
     """The first layers of a walk, each as it was observed; it goes on when the next one is asked for."""
-    for index in range(count):
-        layer = walk.observe(index)
+    for name in walk.layers[:count]:
+        layer = walk.observe(name)
         yield layer
         walk.advance(layer)
 

@@ -1,4 +1,6 @@
-"""Whisper in every scheme that needs no samples: both halves, one of them, their sizes, what they compute."""
+"""Whisper in every scheme that needs no samples (of the others: test_calibrated_speech.py): both halves, one
+of them, their sizes, what they compute.
+"""
 
 from __future__ import annotations
 
@@ -160,24 +162,6 @@ def test_lengths_of_an_engine(checkpoint: Path, tmp_path: Path) -> None:
         build(checkpoint, tmp_path / "none", max_batch_size=0, device="cpu")
     with pytest.raises(ConfigError, match=r"max_seq_len.*40"):
         LLM(short, "cpu", max_seq_len=41)
-
-
-NEED_SAMPLES: dict[str, dict[str, Any]] = {
-    "gptq": {"scheme": "w4a16", "method": "gptq"},
-    "awq": {"scheme": "w4a16", "method": "awq"},
-    "smoothquant": {"scheme": "w8a8", "method": "smoothquant"},
-    "static": {"scheme": "w8a8", "activations": "static"},
-    "rptq": {"scheme": "rptq-w8a8"},
-}
-
-
-@pytest.mark.parametrize("name", NEED_SAMPLES)
-def test_schemes_that_need_samples_are_refused(checkpoint: Path, name: str, tmp_path: Path) -> None:
-    samples = tmp_path / "ids.jsonl"
-    samples.write_text('{"token_ids": [1, 2, 3]}\n')
-    with pytest.raises(ConfigError, match=r"has an encoder.*w8a16, w4a16 or w8a8 by rounding"):
-        build(checkpoint, tmp_path / "engine", quant=QuantConfig(**NEED_SAMPLES[name]), calib=samples)
-    assert not (tmp_path / "engine").exists()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_factors_at_every_site_change_no_output(checkpoints: dict[str, Path], ki
     held = Held(load)
     generator = torch.Generator().manual_seed(1)
     for index in range(len(decoder.layers)):
-        own = rescaling_sites(decoder.config, index)
+        own = rescaling_sites(decoder.config, f"layers.{index}")
         assert len(own) == (3 if kind == "gpt2" else 4)
         for site in own:
             size = held.weight(f"{site.reader}.weight").shape[1]
@@ -67,7 +67,7 @@ def smoothed(
     assembly: Assembly, load: Load, index: int, seen: dict[str, InputStatistics]
 ) -> CalibratedLayer[InputStatistics]:
     """A layer as the class that builds use leaves it."""
-    layer = CalibratedLayer(index, seen, HeldLayer(load, CPU))
+    layer = CalibratedLayer(f"layers.{index}", seen, HeldLayer(load, CPU))
     assert not list(SmoothLayers(assembly, CPU).choose(layer)), "no input is static"
     return layer
 

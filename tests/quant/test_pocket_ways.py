@@ -48,8 +48,8 @@ class Pocket:
             return InputStatistics.of(size, hessian=True, sample=256)
 
         walk = Walk(self.decoder, self.load, self.seen, CPU, statistic)
-        for index in range(len(self.decoder.layers)):
-            layer = walk.observe(index)
+        for own_layer in walk.layers:
+            layer = walk.observe(own_layer)
             for name in layer.inputs:
                 for own, choose in zip(changes, ways, strict=True):
                     own |= choose(layer, name)
@@ -93,7 +93,7 @@ def loud_pocket() -> Pocket:
 def norm_before(layer: Layer, name: str) -> str | None:
     """The weight of the norm that a product reads; None where it reads something else."""
     found = (norm for kind, norm in NORMS.items() if name.endswith(kind))
-    return next((f"layers.{layer.index}.{norm}.weight" for norm in found), None)
+    return next((f"{layer.name}.{norm}.weight" for norm in found), None)
 
 
 def rounded(layer: Layer, name: str) -> dict[str, torch.Tensor]:

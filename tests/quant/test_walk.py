@@ -81,9 +81,9 @@ def test_inputs_are_those_of_huggingface(tiny: tuple[PreTrainedModel, Path]) -> 
     progress = lambda what, done, total: told.append((done, total))  # noqa: E731
     walk = Walk(decoder, counted, SAMPLES, CPU, Kept, batch_tokens=32, progress=progress)
     layers = list(layers_of(walk))
-    assert [layer.index for layer in layers] == [0, 1]
+    assert [layer.name for layer in layers] == ["layers.0", "layers.1"]
     for layer in layers:
-        expected = seen_by_huggingface(model, layer.index)
+        expected = seen_by_huggingface(model, int(layer.name[-1]))
         assert layer.inputs.keys() == expected.keys()
         for name, kept in layer.inputs.items():
             torch.testing.assert_close(kept.x, expected[name], rtol=1e-4, atol=1e-4)
@@ -104,7 +104,7 @@ def test_what_a_layer_was_given_shows_in_the_next(
         (first.attn.c_proj, first.mlp.c_proj) if gpt2 else (first.self_attn.o_proj, first.mlp.down_proj)
     )
     walk = Walk(decoder, load, SAMPLES, CPU, Kept, propagate=propagate, batch_tokens=20)
-    layer = walk.observe(0)
+    layer = walk.observe("layers.0")
     bent = layer.weight("layers.0.mlp.down_proj.weight") * 0.5
     layer.replace("layers.0.mlp.down_proj.weight", bent)
     assert layer.weight("layers.0.mlp.down_proj.weight") is bent
@@ -118,7 +118,7 @@ def test_what_a_layer_was_given_shows_in_the_next(
         for product, weight in zip(products, saved, strict=True):
             product.weight.copy_(weight)
     walk.advance(layer)
-    for name, kept in walk.observe(1).inputs.items():
+    for name, kept in walk.observe("layers.1").inputs.items():
         torch.testing.assert_close(kept.x, expected[name], rtol=1e-4, atol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_one_layer_s_weights_are_held_at_a_time(tiny: tuple[PreTrainedModel, Pat
     for layer in layers_of(Walk(decoder, watched, SAMPLES, CPU, Kept, propagate=True)):
         alive = {name for name, tensor in loaded.items() if tensor() is not None}
         assert alive
-        assert all(name.startswith(f"layers.{layer.index}.") for name in alive)
+        assert all(name.startswith(f"{layer.name}.") for name in alive)
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_refusals(tmp_path: Path) -> None:
         run(samples=[[1], [1] * 65])
     with pytest.raises(ConfigError, match=r"sample 1 has a token.*seen: 97; allowed: 0 to 96"):
         run(samples=[[3, 97]])
-    layer = run(samples=[[1, 2]]).observe(0)
+    layer = run(samples=[[1, 2]]).observe("layers.0")
     with pytest.raises(ConfigError, match="a different shape"):
         layer.replace("layers.0.mlp.down_proj.weight", torch.ones(2))
     with pytest.raises(ConfigError, match="no such linear layer"):
         layer.fake_input("layers.1.mlp.down_proj", lambda x: x)
     broken = lambda name: load(name) * (torch.nan if "down" in name else 1)  # noqa: E731
     with pytest.raises(BuildError, match=r"not finite during calibration; seen: layers\.0"):
-        Walk(decoder, broken, [[1, 2]], CPU, Kept).observe(0)
+        Walk(decoder, broken, [[1, 2]], CPU, Kept).observe("layers.0")

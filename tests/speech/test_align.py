@@ -10,14 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ingot import LLM
+from ingot.align.engine_side import record_engine
 from ingot.align.session import Report, align
 from ingot.align.stages import stage_names
 from ingot.align.verdict import SERVED
 from ingot.engine.builder import build
-from ingot.errors import ConfigError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.processors import log_mel as mels
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech
+from tests.speech.openai import openai_state, save_openai
 
 IDS = [1, 5, 9, 30]
 FAULTS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = {
@@ -53,6 +56,17 @@ def aligned(engine: Path, checkpoint: Path, steps: int = 2) -> Report:
     return align(engine, checkpoint, [IDS], steps=steps, device="cpu")
 
 
+def faulty(
+    checkpoint: Path, folder: Path, name: str, changed: Callable[[torch.Tensor], torch.Tensor]
+) -> Path:
+    """The checkpoint with another tensor."""
+    wrong = shutil.copytree(checkpoint, folder / "wrong")
+    tensors = load_file(wrong / "model.safetensors")
+    tensors[f"model.{name}"] = changed(tensors[f"model.{name}"]).contiguous()
+    save_file(tensors, wrong / "model.safetensors", {"format": "pt"})
+    return wrong
+
+
 def test_a_clean_engine_is_aligned_at_every_stage(tiny_engine: Path, tiny_checkpoint: Path) -> None:
     report = aligned(tiny_engine, tiny_checkpoint)
     assert report.aligned, report.first_stage
@@ -65,10 +79,7 @@ def test_a_clean_engine_is_aligned_at_every_stage(tiny_engine: Path, tiny_checkp
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_layer_is_named(tiny_checkpoint: Path, tmp_path: Path, fault: str) -> None:
     name, changed, stage = FAULTS[fault]
-    wrong = shutil.copytree(tiny_checkpoint, tmp_path / "wrong")
-    tensors = load_file(wrong / "model.safetensors")
-    tensors[f"model.{name}"] = changed(tensors[f"model.{name}"]).contiguous()
-    save_file(tensors, wrong / "model.safetensors", {"format": "pt"})
+    wrong = faulty(tiny_checkpoint, tmp_path, name, changed)
     report = aligned(build(wrong, tmp_path / "engine", device="cpu", proof=False), tiny_checkpoint, steps=1)
     assert report.first is not None
     assert (report.first_stage, report.first.alone) == (stage, True)
@@ -104,9 +115,81 @@ def test_turbo_has_more_encoder_layers_than_decoder_layers(tmp_path: Path) -> No
     assert {row.stage for row in report.rows} == {*stage_names(1, 3), SERVED}
 
 
-def test_other_originals_are_refused(tiny_engine: Path, tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="Hugging Face's class alone"):
-        align(tiny_engine, tiny_checkpoint, [IDS], original="ingot", device="cpu")
+@pytest.mark.parametrize(("dtype", "quant"), [("fp32", "none"), ("bf16", "none"), ("fp32", "w8a8")])
+def test_our_own_path(tiny_checkpoint: Path, tmp_path: Path, dtype: str, quant: str) -> None:
+    """The floor is another order of sums in both halves, or the dtype."""
+    engine = build(tiny_checkpoint, tmp_path / "engine", dtype=dtype, quant=quant, device="cpu", proof=False)
+    report = align(engine, tiny_checkpoint, [IDS], steps=1, original="ingot", device="cpu")
+    assert report.aligned, report.first_stage
+    assert report.reference == "Ingot's own path, fp32"
+    assert list(dict.fromkeys(row.stage for row in report.rows)) == [*stage_names(2, 2), SERVED]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_engine_beside_another(
+    tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path, dtype: str
+) -> None:
+    engine = build(tiny_checkpoint, tmp_path / "engine", dtype=dtype, device="cpu", proof=False)
+    report = aligned(engine, tiny_engine)
+    assert report.aligned, report.first_stage
+    assert report.reference == "the engine tiny-whisper-engine, fp32"
+    assert report.tensors is None
+    assert list(dict.fromkeys(row.stage for row in report.rows)) == [*stage_names(2, 2), SERVED]
+    floors = {row.stage: row.floor for row in report.rows if row.step == 0}
+    assert min(floors[name] for name in ("encoder.layers.1.mlp", "layers.0.cross_keys", "layers.1.mlp")) > 0
+
+
+def test_an_engine_that_differs_from_another(
+    tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """A wrong layer is named; fewer bits are told of."""
+    name, changed, stage = FAULTS["encoder's MLP"]
+    wrong = faulty(tiny_checkpoint, tmp_path, name, changed)
+    report = aligned(build(wrong, tmp_path / "engine", device="cpu", proof=False), tiny_engine, steps=1)
+    assert report.first is not None
+    assert (report.first_stage, report.first.alone) == (stage, True)
+    narrow = build(tiny_checkpoint, tmp_path / "narrow", quant="w8a8", device="cpu", proof=False)
+    report = aligned(narrow, tiny_engine, steps=1)
+    assert not report.aligned
+    assert "differences are expected" in (report.quant or "")
+    same = shutil.copytree(narrow, tmp_path / "same")
+    assert aligned(narrow, same, steps=1).aligned
+
+
+def test_openai_s_file_as_the_original(tmp_path: Path) -> None:
+    """Run by Hugging Face's class, tensors and stop ids compared too; fewer bits beside their own values."""
+    model = write_speech(tmp_path / "model", 4, vocab_size=51864, encoder_ffn_dim=128, decoder_ffn_dim=128)
+    file = save_openai(model, tmp_path / "tiny.en.pt")
+    report = aligned(build(file, tmp_path / "engine", device="cpu", proof=False), file, steps=1)
+    assert report.aligned, report.first_stage
+    assert report.reference == "Hugging Face's WhisperForConditionalGeneration, fp32"
+    assert report.tensors is not None
+    assert report.tensors.compared > 40
+    assert report.stops.expected == (50256,)
+    narrow = build(file, tmp_path / "narrow", quant="w8a16", device="cpu", proof=False)
+    assert aligned(narrow, file, steps=1).aligned
+    state = openai_state(model)
+    state["decoder.blocks.1.mlp.2.weight"] *= 1.1
+    wrong = save_openai(model, tmp_path / "wrong.pt", model_state_dict=state)
+    report = aligned(tmp_path / "engine", wrong, steps=1)
+    assert report.first_stage == "layers.1.mlp"
+    assert report.bad_tensors == ["layers.1.mlp.down_proj.weight"]
+
+
+def test_other_originals_are_refused(tiny_engine: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the reference is the engine itself"):
+        align(tiny_engine, tiny_engine, [IDS], device="cpu")
+    other = shutil.copytree(tiny_engine, tmp_path / "other")
+    with pytest.raises(CheckpointError, match="does not run an engine"):
+        align(tiny_engine, other, [IDS], original="hf", device="cpu")
+    recorded = tmp_path / "trace.safetensors"
+    record_engine(LLM(tiny_checkpoint, "cpu"), recorded, IDS, 1)
+    with pytest.raises(ConfigError, match="not compared with a trace"):
+        align(tiny_engine, recorded, device="cpu")
+    write_speech(tmp_path / "wide", d_model=64)
+    wide = build(tmp_path / "wide", tmp_path / "wide-engine", device="cpu", proof=False)
+    with pytest.raises(CheckpointError, match=r"a different model.*hidden size 64.*hidden size 32"):
+        align(tiny_engine, wide, [IDS], device="cpu")
 
 
 def test_the_verb(tiny_engine: Path, tiny_checkpoint: Path) -> None:

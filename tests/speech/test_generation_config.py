@@ -11,10 +11,10 @@ import torch
 
 from ingot import build
 from ingot.errors import CheckpointError, RequestError
+from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
 from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.tokenizer import Tokenizer
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.tokens import SpeechTokens, non_speech_tokens
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.window import Vocabulary
 from tests.encoders.speech import write_speech

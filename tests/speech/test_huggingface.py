@@ -16,10 +16,10 @@ from transformers.generation.logits_process import (
 )
 
 from ingot.llm.prompts import Input, Prompt
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.log_mel import fit, log_mel
 from ingot.speech.alignment import smoothed, warp
 from ingot.speech.recording import Transcript
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.transcriber import Transcriber
 from tests.encoders.speech import write_speech
 

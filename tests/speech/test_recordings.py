@@ -14,9 +14,11 @@ import pytest
 import soundfile
 import torch
 
+from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
+from ingot.kernels.cache.scales import NARROW_CACHES
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors import log_mel as log_mel_module
@@ -315,3 +317,21 @@ def test_heads_that_are_not_there(hearing: Transcriber, heads: list[tuple[int, i
         hearing.llm.cross_attention(prompt, heads)
     with pytest.raises(RequestError, match="no cross-attention"):
         hearing.llm.cross_attention([1, 2], [(0, 0)])
+
+
+@pytest.mark.parametrize("cache", NARROW_CACHES)
+@pytest.mark.parametrize("beams", [1, 2])
+def test_caches_in_8_bits(whisper: Path, clips: list[Path], cache: str, beams: int) -> None:
+    """Of text and of speech: recordings side by side say what each says alone, words and beams included."""
+    runtime = RuntimeConfig(kv_dtype=cache)  # type: ignore[arg-type]
+    narrow = Transcriber(whisper, "cpu", runtime=runtime, max_batch_size=4)
+    options = ONE_PASS | {"max_new_tokens": 6, "beam_size": beams, "word_timestamps": True}
+    alone = [told(narrow(clip, **options).segments) for clip in clips]
+    assert any(alone)
+    assert [told(one.segments) for one in narrow.batch(clips, **options)] == alone
+    names = narrow.vocabulary.tokens
+    ids = [*names.prompt("en", "transcribe", timestamps=False), *range(100, 110), names.end]
+    prompt, heads = Prompt([Input(log_mel(noise(30.0), 80)), ids]), [(0, 3), (1, 0)]
+    wide = Transcriber(whisper, "cpu").llm.cross_attention(prompt, heads)[1]
+    scores = narrow.llm.cross_attention(prompt, heads)[1]
+    assert 1e-5 < float((scores - wide).norm() / wide.norm()) < (0.02 if cache == "int8" else 0.1)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ingot.errors import CheckpointError, RequestError, TokenizerError
+from ingot.models.speech_tokens import SpeechTokens, Task, non_speech_tokens
 from ingot.processors.languages import CODES, NAMES, language_code
 from ingot.processors.tokenizer import Tokenizer
 from ingot.processors.tokenizer_whisper import whisper_rules
-from ingot.speech.tokens import SpeechTokens, Task, non_speech_tokens
 from tests.speech.conftest import SIZES
 
 OURS = {

@@ -9,13 +9,13 @@ import torch
 
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
+from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.token_logprobs import TokenLogprobs
 from ingot.speech.hallucination import Heard, is_made_up, without_hallucinations
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment, Word
-from ingot.speech.tokens import SpeechTokens
 from ingot.speech.window import Asked, Vocabulary
 from ingot.speech.words import (
     AskedScores,

@@ -85,6 +85,15 @@ class SpeechTokens:
         return replace(self, languages=languages, multilingual=multilingual)
 
     @classmethod
+    def of_model(cls, vocab_size: int, tokenizer: Tokenizer | None) -> SpeechTokens:
+        """Named by the tokenizer, or, without one, by the size of the vocabulary.
+
+        Raises:
+            CheckpointError: neither says which they are.
+        """
+        return cls.of_vocabulary(vocab_size) if tokenizer is None else cls.of_tokenizer(tokenizer)
+
+    @classmethod
     def of_vocabulary(cls, size: int) -> SpeechTokens:
         """Of a published model, by the number of rows of its embedding.
 
