@@ -7,7 +7,6 @@ import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tests.serve.client import Server, is_gone, memory, started, wait_for
 from tests.serve.conftest import chat, completion
