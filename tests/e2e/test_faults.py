@@ -10,6 +10,7 @@ import torch
 
 from ingot import LLM
 from ingot.config.runtime import RuntimeConfig
+from ingot.engine import golden
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.kernels.weight import stored_weight
@@ -58,7 +59,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_a_sound_engine_is_proven_far_from_its_limits(engine: Callable[[str], Path], scheme: str) -> None:
     found = verify(engine(scheme), "cpu", note=False)
     assert found.verdict == "proven", found.failures
-    assert found.num_steps > 16
+    assert found.num_steps > golden.NEW_TOKENS
     assert set(found.steps) >= {"stream", "attn_in", "query", "keys", "values", "attended", "inner", "logits"}
     assert 0 < max(found.steps.values()) < 0.5
 
