@@ -64,7 +64,6 @@ def test_a_sound_engine_is_proven_far_from_its_limits(engine: Callable[[str], Pa
     assert 0 < max(found.steps.values()) < 0.5
 
 
-@pytest.mark.slow
 def test_all_layers_of_rptq_are_proven(tmp_path: Path) -> None:
     """Its products add what their zeros take away, by the most in the last layers."""
     found = verify(build_scheme("rptq-w4a4", tmp_path / "engine", "cpu"), "cpu", note=False)
