@@ -69,10 +69,23 @@ def interpreter() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def brief_proofs() -> Iterator[int]:
+    """Builds prove with 5 new tokens a golden case: enough to leave a cache's block. Gives how many it is
+    for users.
+    """
+    from ingot.engine import golden
+
+    whole = golden.NEW_TOKENS
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(golden, "NEW_TOKENS", 5)
+        yield whole
+
+
 @pytest.fixture
-def brief_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds prove with 5 new tokens in place of 16 a golden case: enough to leave a cache's block."""
-    monkeypatch.setattr("ingot.engine.golden.NEW_TOKENS", 5)
+def whole_proofs(brief_proofs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds prove as they do for users."""
+    monkeypatch.setattr("ingot.engine.golden.NEW_TOKENS", brief_proofs)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ PROMPTS = [random_ids(length, seed=length) for length in (1, 5, 9, 16, 17, 33, 4
 TEXTS = ("I dream of", "", "A whisper", "The light in my circuits")
 MIXED = [GREEDY, SAMPLED, PENALISED, GREEDY.replace(max_new_tokens=3), SAMPLED.replace(n=3)]
 Make = Callable[..., LLM]
+_alone: dict[tuple[LLM, tuple[int, ...], str], list[list[int]]] = {}  # by the parameters' text
 
 
 def ids_of(outputs: Sequence[Output]) -> list[list[list[int]]]:
@@ -23,8 +24,12 @@ def ids_of(outputs: Sequence[Output]) -> list[list[list[int]]]:
 
 
 def alone(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[list[int]]]:
-    """Each prompt by itself."""
-    return [ids_of(llm.generate(p, v))[0] for p, v in zip(prompts, params, strict=True)]
+    """Each prompt by itself; of an engine that several tests have, once."""
+    keys = [(llm, tuple(p), repr(v)) for p, v in zip(prompts, params, strict=True)]
+    for key, prompt, values in zip(keys, prompts, params, strict=True):
+        if key not in _alone:
+            _alone[key] = ids_of(llm.generate(prompt, values))[0]
+    return [_alone[key] for key in keys]
 
 
 def mixed_params(count: int) -> list[SamplingParams]:

@@ -127,7 +127,7 @@ def assert_same(rows: Rows, expected: Rows, prompts: Sequence[list[int]] = PROMP
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        pytest.param(kind, size, marks=pytest.mark.slow if size in (7, 8) and kind not in NORMS else ())
+        pytest.param(kind, size, marks=pytest.mark.slow if size in (7, 8, 9) and kind not in NORMS else ())
         for kind in KINDS
         for size in (2, 7, 8, 9, 33)
     ],

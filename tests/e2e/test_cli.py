@@ -140,6 +140,7 @@ def test_debug_shows_the_traceback(engine: Path, monkeypatch: pytest.MonkeyPatch
 # --- build -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("whole_proofs")
 def test_build_says_path_and_size_last(checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     words = ("build", checkpoint, "-o", target, "--device", "cpu")
@@ -232,6 +233,7 @@ def test_a_build_names_the_file_that_calibration_leaves(checkpoint: Path, tmp_pa
     assert "calibration" not in ingot("build", checkpoint, "-o", tmp_path / "engine", *words).stderr
 
 
+@pytest.mark.usefixtures("whole_proofs")
 def test_the_bar_of_a_build_shows_every_part_from_its_beginning(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,9 @@ def wait_for(what: object, condition: object) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_build_leaves_nothing_and_keeps_the_engine(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -186,11 +188,11 @@ def test_chat_on_a_terminal(engine: Path) -> None:
 
 
 def test_run_streams_to_a_terminal_without_control_characters(engine: Path) -> None:
-    words = ["run", engine, "hello", "--temperature", 1, "--seed", 1, "--max-new-tokens", 600, "--ignore-eos"]
+    words = ["run", engine, "hello", "--temperature", 1, "--seed", 1, "--max-new-tokens", 300, "--ignore-eos"]
     terminal = Terminal([*words, "--device", "cpu"])
-    terminal.expect(rb"600 tokens in [0-9.]+ s")
+    terminal.expect(rb"300 tokens in [0-9.]+ s")
     assert terminal.end() == 0
-    answer = terminal.seen.split(b"600 tokens")[0]
+    answer = terminal.seen.split(b"300 tokens")[0]
     answer = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", answer)  # our own status line and colours
     assert re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]", answer) is None
     assert "\ufffd".encode() in answer

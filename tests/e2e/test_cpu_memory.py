@@ -181,6 +181,7 @@ class TestVerbs:
         done = call(OTHERS[verb], tmp_path, engine, checkpoint=checkpoint)
         assert "memory" not in done.stderr
 
+    @pytest.mark.slow  # two processes; the next test's is as short of memory
     def test_a_sweep_ends_there(self, checkpoint: Path, tmp_path: Path) -> None:
         """In processes of their own, whose limits are real: 7B in 3 GiB of addresses."""
         words = ["sweep", "--random-weights", str(SHAPE), "--dtype", "fp32", "--batch", "1,2"]

@@ -10,6 +10,7 @@ import torch
 
 from ingot import LLM
 from ingot.config.runtime import RuntimeConfig
+from ingot.engine import golden
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.kernels.weight import stored_weight
@@ -58,12 +59,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_a_sound_engine_is_proven_far_from_its_limits(engine: Callable[[str], Path], scheme: str) -> None:
     found = verify(engine(scheme), "cpu", note=False)
     assert found.verdict == "proven", found.failures
-    assert found.num_steps > 16
+    assert found.num_steps > golden.NEW_TOKENS
     assert set(found.steps) >= {"stream", "attn_in", "query", "keys", "values", "attended", "inner", "logits"}
     assert 0 < max(found.steps.values()) < 0.5
 
 
-@pytest.mark.slow
 def test_all_layers_of_rptq_are_proven(tmp_path: Path) -> None:
     """Its products add what their zeros take away, by the most in the last layers."""
     found = verify(build_scheme("rptq-w4a4", tmp_path / "engine", "cpu"), "cpu", note=False)

@@ -206,7 +206,6 @@ def test_a_plan_knows_an_engines_default(engine: Path, cache: str) -> None:
 
 
 class TestProof:
-    @pytest.mark.usefixtures("brief_proofs")
     @pytest.mark.parametrize("kind", [*KINDS, "qwen"])
     def test_an_engine_as_built(
         self, checkpoints: dict[str, Path], kind: str, cache: str, tmp_path: Path

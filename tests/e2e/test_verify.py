@@ -127,6 +127,7 @@ class TestProven:
         assert found.verdict == "proven", found.failures
         assert found.num_cases == 5
 
+    @pytest.mark.usefixtures("whole_proofs")
     def test_the_pocket_model(self, tmp_path: Path) -> None:
         found = verify(build(ROOT / "models" / "pocket-chat", tmp_path / "pocket", device="cpu"), "cpu")
         assert found.verdict == "proven", found.failures
@@ -320,7 +321,7 @@ def test_text_and_json(copy: Copy) -> None:
     assert (told["verdict"], told["failures"], told["dtype"]) == ("proven", [], "fp32")
     assert told["proven_by"]["dtype"] == "fp16"
     inspected = json.loads(ingot("inspect", engine, "--json").stdout)
-    assert inspected["proof"]["cases"]["long"] == [200, 16]
+    assert inspected["proof"]["cases"]["long"] == [200, golden.NEW_TOKENS]
     assert inspected["doubt"] is None
     assert "golden cases" in ingot("inspect", engine).stdout
     assert ingot("diff", engine, engine).exit_code == 0

@@ -24,8 +24,6 @@ from tests.e2e.terminal import ingot
 from tests.evaluate.conftest import write, write_ids
 from tests.tiny_models import random_ids, save_model, tiny_config
 
-pytestmark = pytest.mark.usefixtures("brief_proofs")
-
 
 def prove(checkpoint: Path, target: Path, *words: object) -> Any:
     return ingot("build", checkpoint, "-o", target, "--device", "cpu", "--prove", *words)

@@ -160,26 +160,42 @@ def operand_runs(ttgir: str) -> list[int]:
     return sorted({int(size) for size in re.findall(r"kWidth = (\d+)", ttgir)})
 
 
+def tiles_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Tiles of a launch, of which a product's loop has its own."""
+    return kwargs["LOOP"]._asdict() if "LOOP" in kwargs else kwargs
+
+
+def form_of(kernel: JITFunction, kwargs: dict[str, Any]) -> tuple[str, str | None, int]:
+    """A launch's kernel, its loop and whether it starts early."""
+    tiles = tiles_of(kwargs)
+    return kernel.__name__, tiles.get("KIND"), tiles.get("OVERLAP", 1)
+
+
 def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, Any]]:
-    """What every launch of every case compiles to; of ``cases`` if there are some."""
-    every = CASES | OVERLAPPING
+    """What every launch of every case compiles to; of ``cases``, if there are some, each kernel once in each
+    of its loops, and once more where it starts early.
+    """
+    every, met = CASES | OVERLAPPING, set()
     for case, call in ({case: every[case] for case in cases} or every).items():
         for kernel, args, kwargs in caught_launches(call):
+            if cases and form_of(kernel, kwargs) in met:
+                continue
+            met.add(form_of(kernel, kwargs))
             for capability in capabilities if case in CASES else [c for c in capabilities if c >= 90]:
                 source, options = source_of(kernel, args, kwargs)
-                tiles = kwargs["LOOP"]._asdict() if "LOOP" in kwargs else kwargs
+                _, loop, overlap = form_of(kernel, kwargs)
                 binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
                 yield {
                     "case": case,
                     "kernel": kernel.__name__,
-                    "loop": tiles.get("KIND"),
+                    "loop": loop,
                     "sm": capability,
                     "shared": binary.metadata.shared,
                     "arithmetic": arithmetic(binary.asm["ptx"]),
                     "products": products(binary.asm["ptx"]),
                     "moves": moves(binary.asm["ptx"]),
-                    "overlap": tiles.get("OVERLAP", 1),
-                    "outputs": tiles.get("BLOCK_N"),
+                    "overlap": overlap,
+                    "outputs": tiles_of(kwargs).get("BLOCK_N"),
                     "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
                     "early_reads": early_reads(binary.asm["ptx"]),
                     "reductions": reductions(binary.asm["ttgir"]),

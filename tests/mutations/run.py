@@ -12,7 +12,8 @@ Owns the copy and the verdicts. The bugs are data, in the TOML files beside this
     python -m tests.mutations.run                 # all
     python -m tests.mutations.run runtime quant   # files by name, or mutations by a part of their name
 
-A bug is caught where a test fails. Tests run without INGOT_TEST_DATA: what matters is tested with what ships.
+A bug is caught where a test of ``make test`` fails. Tests run without INGOT_TEST_DATA: what matters is tested
+with what ships.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def _be_pytest(tests: Sequence[str], root: Path, output: int) -> NoReturn:
         for name in [name for name in sys.modules if name.split(".")[0] in ("ingot", "tests")]:
             del sys.modules[name]
         sys.path[:] = [str(root), *(each for each in sys.path if Path(each).resolve() != ROOT)]
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]))
+        quick = ("-m", "not gpu and not slow")
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *quick, *tests]))
         sys.stdout.flush()
     finally:
         os._exit(code)

@@ -80,7 +80,7 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 34 <= sum(seen["others"]) < 3 * 14
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "rptq-w8a8", "rptq-w4a4"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fused_is_by_module(name: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,12 +71,12 @@ def test_logits_are_near_the_dense_ones(checkpoint: Path, dense: LLM, name: str,
     quant = SCHEMES[name]
     engine = build(checkpoint, tmp_path / "engine", quant=quant, device="cpu", dtype="fp32")
     assert verify(engine, "cpu", note=False).verdict == "proven"
-    llm = LLM(engine, "cpu", max_batch_size=4)
+    llm, loaded = LLM(engine, "cpu", max_batch_size=4), LLM(checkpoint, "cpu", quant=quant)
     for prompt in PROMPTS:
         found, exact = llm.logits(prompt), dense.logits(prompt)
         most = 0.5 if "w4" in quant.label else 0.1
         assert 1e-4 < float((found - exact).norm() / exact.norm()) < most
-        assert torch.equal(LLM(checkpoint, "cpu", quant=quant).logits(prompt), found)
+        assert torch.equal(loaded.logits(prompt), found)
 
 
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w4a16 symmetric", "encoder alone"])

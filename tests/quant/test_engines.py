@@ -111,7 +111,6 @@ def scheme_of(name: str, kind: str) -> QuantConfig:
     return quant.replace(layers=layers, rotation=False)
 
 
-@pytest.mark.usefixtures("brief_proofs")
 @pytest.mark.parametrize(("name", "kind", "dtype"), TURNS)
 def test_it_is_built_told_of_proven_and_aligned(
     checkpoints: dict[str, Path], samples: Path, made: Made, name: str, kind: str, dtype: str

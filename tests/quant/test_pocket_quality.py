@@ -44,6 +44,7 @@ def test_smoothing_and_clusters_beat_static_scales(pocket: Pocket, loud_pocket: 
     assert found["rptq"] < 0.3 * found["static"], found
 
 
+@pytest.mark.slow  # 11 s
 def test_in_4_bits_clusters_beat_plain_rounding(pocket: Pocket, loud_pocket: Path, tmp_path: Path) -> None:
     """Plain W4A8 is weights rounded in the same groups, and activations with a static scale, or by token."""
     tensors = load_file(loud_pocket / "model.safetensors")

@@ -63,24 +63,29 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
 
 
 def test_sigterm_lets_answers_end(engine: Path) -> None:
-    """What runs goes on to its end, nothing new is taken, and the exit code is 0."""
-    values = {"max_tokens": 120, "ignore_eos": True}
-    with started(engine) as server, ThreadPoolExecutor(4) as pool:
-        streams = [iter(server.stream(COMPLETIONS, completion(**values))) for _ in range(2)]
-        for stream in streams:
-            next(stream)
-        whole = pool.submit(server.post, COMPLETIONS, completion(**values))
-        wait_for("all to run", lambda: server.metric("ingot_num_requests_running") == 3)
+    """A full batch, a queue, and clients that keep coming: whoever was let in gets the whole answer, the
+    others a refusal, and the exit code is 0.
+    """
+    values = {"max_tokens": 40, "ignore_eos": True}
+    with started(engine, "--max-batch-size", 8) as server, ThreadPoolExecutor(48) as pool:
+        whole = pool.submit(server.post, COMPLETIONS, completion(**values | {"max_tokens": 120}))
+        wait_for("it to run", lambda: server.metric("ingot_num_requests_running") == 1)
+        asked = [pool.submit(stream, server, values) for _ in range(24)]
+        wait_for("a queue", lambda: server.metric("ingot_num_requests_waiting") > 8)
+        coming = [pool.submit(keep_asking, server) for _ in range(8)]
         (engine_pid,) = server.engine_pids()
         server.process.terminate()
         os.kill(engine_pid, signal.SIGTERM)  # as a supervisor does that stops all of a service's processes
         wait_for("the port to be closed", lambda: not accepts(server))
-        for stream in streams:
-            *_, last, done = stream
-            assert done == "[DONE]"
-            assert last["choices"][0]["finish_reason"] == "length"
-        assert whole.result().json["usage"]["completion_tokens"] == values["max_tokens"]
-        assert server.process.wait(timeout=30) == 0
+        assert server.process.wait(timeout=60) == 0
+        for one in asked:
+            *chunks, last = one.result()
+            assert last == "[DONE]"
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert whole.result().json["usage"]["completion_tokens"] == 120
+        for two in coming:
+            assert set(two.result()) <= {200, 503, None}
+            assert two.result()[-1] is None
         assert is_gone(engine_pid)
         assert "Traceback" not in "".join(server.lines)
 
@@ -107,3 +112,18 @@ def accepts(server: Server) -> Any:
         return server.get("/health").status
     except OSError:
         return None
+
+
+def stream(server: Server, values: dict[str, Any]) -> list[Any]:
+    return list(server.stream(COMPLETIONS, completion(**values)))
+
+
+def keep_asking(server: Server) -> list[int | None]:
+    """The statuses of requests one after another, until the port is closed (None)."""
+    found: list[int | None] = []
+    while not found or found[-1] is not None:
+        try:
+            found.append(server.post(COMPLETIONS, completion(max_tokens=2)).status)
+        except OSError:
+            found.append(None)
+    return found

@@ -1,4 +1,4 @@
-"""Faults under load: clients that leave by the hundred, SIGTERM, and a GPU that fails in the tenth step."""
+"""Faults under load: clients that leave by the hundred, and a GPU that fails in the tenth step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tests.serve.client import Server, is_gone, memory, started, wait_for
 from tests.serve.conftest import chat, completion
+from tests.serve.test_ending import stream
 from tests.serve.test_leaving import opened
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -69,44 +69,6 @@ def test_two_hundred_clients_that_leave(server: Server) -> None:
 
 def open_files(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
-
-
-def test_sigterm_under_load(engine: Path) -> None:
-    """A full batch, a queue, and clients that keep coming: whoever was let in gets the whole answer, the
-    others a refusal, and the exit code is 0.
-    """
-    with started(engine, "--max-batch-size", 8) as server, ThreadPoolExecutor(48) as pool:
-        values = {"max_tokens": 40, "ignore_eos": True}
-        asked = [pool.submit(stream, server, values) for _ in range(24)]
-        wait_for("a queue", lambda: server.metric("ingot_num_requests_waiting") > 8)
-        coming = [pool.submit(keep_asking, server) for _ in range(8)]
-        (pid,) = server.engine_pids()
-        server.process.terminate()
-        assert server.process.wait(timeout=60) == 0
-        for one in asked:
-            *chunks, last = one.result()
-            assert last == "[DONE]"
-            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-        for two in coming:
-            assert set(two.result()) <= {200, 503, None}
-            assert two.result()[-1] is None
-        assert is_gone(pid)
-        assert "Traceback" not in "".join(server.lines)
-
-
-def stream(server: Server, values: dict[str, Any]) -> list[Any]:
-    return list(server.stream(COMPLETIONS, completion(**values)))
-
-
-def keep_asking(server: Server) -> list[int | None]:
-    """The statuses of requests one after another, until the port is closed (None)."""
-    found: list[int | None] = []
-    while not found or found[-1] is not None:
-        try:
-            found.append(server.post(COMPLETIONS, completion(max_tokens=2)).status)
-        except OSError:
-            found.append(None)
-    return found
 
 
 def test_the_gpu_fails_in_the_tenth_step(engine: Path, tmp_path: Path) -> None:

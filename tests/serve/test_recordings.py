@@ -140,9 +140,11 @@ def test_each_model_says_what_it_takes(hearing: Server, server: Server) -> None:
     assert hearing.post("/tokenize", {"prompt": "Hi"}).status == 200
 
 
-def test_bounds(whisper: Path) -> None:
-    """Bytes before they are read, seconds before they are decoded: an hour of silence is 30 kB."""
-    words = ("--max-audio", 1 << 20, "--max-audio-seconds", 60, "--max-batch-size", 1, "--max-queue", 0)
+def test_bounds_and_a_sigterm_that_lets_recordings_end(whisper: Path) -> None:
+    """Bytes before they are read, seconds before they are decoded: an hour of silence is 30 kB. Recordings
+    under way have all their windows transcribed, and the exit code is 0.
+    """
+    words = ("--max-audio", 1 << 20, "--max-audio-seconds", 60, "--max-batch-size", 2, "--max-queue", 0)
     with started(whisper, "--unproven", "--max-seq-len", HEARD, *words) as server:
         before = memory(server.process.pid)
         hour = encoded(np.zeros(16000 * 3600, np.float32), "FLAC")
@@ -155,13 +157,23 @@ def test_bounds(whisper: Path) -> None:
         assert told_of_length(server, 200 << 20) == 413
         assert sends_on_and_on(server) in (413, None)
         assert memory(server.process.pid, peak=True) - before < 64 << 20
-        with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(hear, server, encoded(noise(20.0), "FLAC"), language="en")
-            wait_for("it to run", lambda: server.metric("ingot_num_requests_running") > 0)
+        with ThreadPoolExecutor(2) as pool:
+            talk = encoded(noise(40.0)[::2], "FLAC", rate=8000)
+            asked = [pool.submit(lambda: list(streamed(server, talk, **FAST))) for _ in range(2)]
+            wait_for("both to be heard", lambda: answers_under_way(server) > 5)  # 5 of a window
             reply = hear(server, CLIP, **FAST)
             assert (reply.status, reply.error["code"]) == (429, "queue_full")
             assert "retry-after" in reply.headers
-            assert first.result().status == 200
+            server.process.terminate()
+            for one in asked:
+                assert one.result()[-1]["type"] == "transcript.text.done"
+                assert one.result()[-1]["usage"]["input_token_details"]["audio_tokens"] == 2 * 1500
+            assert server.process.wait(timeout=30) == 0
+            assert "Traceback" not in "".join(server.lines)
+
+
+def answers_under_way(server: Server) -> float:
+    return sum(server.metric(f"ingot_num_requests_{state}") for state in ("running", "waiting"))
 
 
 def told_of_length(server: Server, length: int) -> int:
@@ -206,10 +218,10 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
     """Streams and whole answers end by an error, new recordings are refused, the other model goes on. What is
     open at the deadline ends by an error, too.
     """
-    words = ("--name", "a", "--name", "b", "--unproven", "--max-seq-len", HEARD, "--drain-seconds", 0.2)
+    words = ("--name", "a", "--name", "b", "--unproven", "--max-seq-len", 2 * HEARD, "--drain-seconds", 0.2)
     with started(whisper, whisper, *words) as server, ThreadPoolExecutor(2) as pool:
-        streams = {name: iter(streamed(server, LONG, model=name, language="en")) for name in "ab"}
-        whole = pool.submit(hear, server, LONG, model="a", language="en")
+        streams = {name: iter(streamed(server, LONG, model=name, **FAST)) for name in "ab"}
+        whole = pool.submit(hear, server, LONG, model="a", **FAST)
         for stream in streams.values():
             assert next(stream)["type"] == "transcript.text.delta"
         first, second = server.engine_pids()
@@ -225,17 +237,4 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
         assert last["error"]["code"] == "server_stopping"
         assert server.process.wait(timeout=30) == 0
         assert is_gone(second)
-        assert "Traceback" not in "".join(server.lines)
-
-
-def test_sigterm_lets_recordings_end(whisper: Path) -> None:
-    """Those under way have all their windows transcribed, and the exit code is 0."""
-    words = ("--unproven", "--max-seq-len", HEARD, "--max-batch-size", 2)
-    with started(whisper, *words) as server, ThreadPoolExecutor(4) as pool:
-        talk = encoded(noise(40.0), "FLAC")
-        asked = [pool.submit(lambda: list(streamed(server, talk, **FAST))) for _ in range(3)]
-        wait_for("a queue", lambda: server.metric("ingot_num_requests_waiting") > 2)
-        server.process.terminate()
-        assert {one.result()[-1]["type"] for one in asked} == {"transcript.text.done"}
-        assert server.process.wait(timeout=30) == 0
         assert "Traceback" not in "".join(server.lines)

@@ -122,6 +122,7 @@ def test_teacher_forced_logits(both: Both) -> None:
     assert float((ours - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("timestamps", [True, False])
 def test_one_window(both: Both, timestamps: bool) -> None:
     features = log_mel(noise(30.0), both.mels)
