@@ -16,7 +16,7 @@ from tests.tiny_models import random_ids
 
 ROUNDING = 2e-5  # relative to the largest logit; a quantum of 8 bits that flips shows as 1e-3 and more
 NARROW_CACHES = ("int8 cache", "fp8 cache")  # on dense weights
-ASKED = requests(12, seed=3)
+ASKED = requests(16, seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_plan_shows_the_encoder_cache_of_a_model_that_has_one(speech: Side) -> N
     assert "encoder cache" in shown.output
     assert "keys and values of 256 positions" in shown.output
     assert "w4a8" in shown.output  # not rotated
-    assert "rptq" not in shown.output  # it would need samples
+    assert "rptq-w8a8" in shown.output  # recordings calibrate it
 
 
 def test_plan_shows_schemes_that_do_not_rotate_a_model_with_layer_norm(tmp_path: Path) -> None:

@@ -187,10 +187,10 @@ def test_a_request_to_a_model_of_speech_takes_one_input(speech: Side) -> None:
         llm.generate(Prompt([Input(speech_of(1, 4))]), GREEDY)
 
 
-def test_schemes_that_look_at_text_or_rotate_are_refused(
+def test_schemes_without_recordings_or_that_rotate_are_refused(
     speech: Side, pictures: Side, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="has an encoder"):
+    with pytest.raises(ConfigError, match="folder of recordings"):
         build(speech.folder, tmp_path / "engine", quant=QuantConfig("w4a16", method="gptq"))
     with pytest.raises(ConfigError, match="cannot be rotated"):
         LLM(pictures.folder, "cpu", quant=QuantConfig("w4a8", rotation=True))
