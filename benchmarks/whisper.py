@@ -3,7 +3,8 @@
 Windows are 30 seconds of noise, new ones in every run, since an encoder's output is kept. Every one takes
 exactly 50 tokens behind the prompt of an English transcript without timestamps, under the transcript's rules
 and with log-probabilities, as ``Transcriber`` asks. From raw samples on the host to ids on the host; "first"
-is the same with one token. The JSON holds command, machine, spreads and the seconds of every run.
+is the same with one token. The JSON holds command, machine, spreads and the seconds of every run. Part
+"trace" is one profiled run of all windows at once: how long the GPU was busy, and with what.
 
     python benchmarks/whisper.py small --json /tmp/small.fp16.json
     python benchmarks/whisper.py tiny --dtype fp32 --against hf --json /tmp/tiny.fp32.json
@@ -45,7 +46,8 @@ from ingot.speech.window import Vocabulary
 
 SHAPES = Path(__file__).parent / "shapes"
 NAMES = sorted(file.stem.removeprefix("whisper-") for file in SHAPES.glob("whisper-*.json"))
-PARTS = ("window", "windows", "step")
+PARTS = ("window", "windows", "step", "trace")
+MOST_KERNELS = 40  # of a trace
 TOKENS, AT_ONCE, GROUP = 50, 64, 8  # GROUP windows are read together
 FEW = {"tokens": 4, "at_once": 3}  # of --small
 NARROW = {
@@ -192,15 +194,61 @@ def kernels(ours: Ours, count: int, load: Load) -> list[Row]:
 
 
 def _kernel_times(run: Callable[[], None]) -> dict[str, tuple[int, float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, start, end in _device_spans(run):
+        found[name].append(end - start)
+    return {name: (len(times), sum(times)) for name, times in found.items()}
+
+
+def _device_spans(run: Callable[[], None]) -> list[tuple[str, float, float]]:
+    """Kernels and copies of a run: name, start and end in µs."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         run()
         torch.cuda.synchronize()
-    found: dict[str, list[float]] = defaultdict(list)
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            found[event.name].append(event.time_range.elapsed_us())
-    return {name: (len(times), sum(times)) for name, times in found.items()}
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+
+
+def trace(ours: Ours, count: int, load: Load) -> Row:
+    """One run of windows ``count`` at once, with all tokens and with the first: ms that the GPU was busy
+    (kernels of several streams at a time count once), and launches and ms by kernel, the longest first.
+    """
+    found: Row = {}
+    for name, tokens in (("all", load.tokens), ("first", 1)):
+        samples = noise(count, seed=11 + tokens)
+        start = time.perf_counter()
+        spans = _device_spans(lambda s=samples, n=tokens: ours.run(s, n))
+        found[name] = {"wall_ms": round(1e3 * (time.perf_counter() - start), 1), **busy(spans)}
+    return found
+
+
+def busy(spans: list[tuple[str, float, float]]) -> Row:
+    """Of kernels and copies (name, start and end in µs): from the first to the last, the union, the longest
+    gaps, and totals by name, in ms.
+    """
+    until = first = min((start for _, start, _ in spans), default=0.0)
+    union, gaps, totals = 0.0, [], defaultdict(lambda: [0, 0.0])
+    for name, start, end in sorted(spans, key=lambda span: span[1]):
+        if start > until:
+            gaps.append(start - until)
+        union += max(end - max(start, until), 0.0)
+        until = max(until, end)
+        totals[name][0] += 1
+        totals[name][1] += end - start
+    longest = sorted(totals.items(), key=lambda item: -item[1][1])[:MOST_KERNELS]
+    return {
+        "span_ms": round((until - first) / 1e3, 2),
+        "busy_ms": round(union / 1e3, 2),
+        "longest_gaps_ms": [round(gap / 1e3, 2) for gap in sorted(gaps)[-12:]],
+        "kernels": [
+            {"kernel": name[:120], "launches": launches, "ms": round(us / 1e3, 3)}
+            for name, (launches, us) in longest
+        ],
+    }
 
 
 def measured(given: argparse.Namespace, shape: Path) -> Row:
@@ -221,6 +269,8 @@ def measured(given: argparse.Namespace, shape: Path) -> Row:
         record[part] = figures(ours.run, lambda samples: samples, counts[part], load, ours.device)
     if "step" in given.parts and ours.device.type == "cuda":
         record["step"] = {str(count): kernels(ours, count, load) for count in counts.values()}
+    if "trace" in given.parts and ours.device.type == "cuda":
+        record["trace"] = trace(ours, load.at_once, load)
     if given.against == "hf":
         theirs = HuggingFace(shape, ours, given.dtype)
         record["hf"] = {

@@ -165,7 +165,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         device = heard.features.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, torch.bfloat16):
             total, parts = losses(self.model, batch, heard)
         total.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
