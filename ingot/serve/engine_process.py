@@ -27,6 +27,7 @@ from ingot.runtime.inputs import RequestInput
 from ingot.runtime.likelihood import keep_likelihood
 from ingot.runtime.request import FinishReason
 from ingot.serve.compiling import Compiled, Compiling
+from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
@@ -78,6 +79,7 @@ def main(descriptor: int) -> int:
         (load,) = link.exchange(wait=True)
         executor = _open(load)
         assert isinstance(load, Load)
+        leave_out_what_is_loaded()
         link.send(Ready(executor.admission.vocab_size, executor.max_batch_size, executor.max_seq_len))
         EngineLoop(executor, link, WindowReader.of(load.features)).run()
     except LinkClosedError:

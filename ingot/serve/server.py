@@ -22,6 +22,7 @@ from ingot.errors import ConfigError
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import unavailable
+from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.http import HEADER_BYTES
 from ingot.serve.metrics import Metrics
@@ -64,6 +65,7 @@ async def serve(
             }
             server = _Server(ServerState(models, config, metrics), api_key)
             stop.then(server.stop)
+            leave_out_what_is_loaded()
             address, port = listener.getsockname()[:2]
             listener.listen(_BACKLOG)  # who is told of the server can connect
             on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")

@@ -1,8 +1,9 @@
-"""Faults under load: clients that leave by the hundred, and a GPU that fails in the tenth step."""
+"""Faults under load: clients that leave by the hundred, a GPU that fails in the tenth step, and garbage."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,15 @@ if "engine_process" in " ".join(sys.orig_argv):
         return step(executor)
 
     Executor.step = failing
+"""
+COUNTS = """
+import gc, os, signal
+
+def tell(number, frame):
+    with open(f"{folder}/{{os.getpid()}}", "w") as file:
+        file.write(f"{{gc.get_freeze_count()}} {{len(gc.get_objects())}}\\n")
+
+signal.signal(signal.SIGUSR1, tell)
 """
 
 
@@ -98,3 +108,16 @@ def test_the_gpu_fails_in_the_tenth_step(engine: Path, tmp_path: Path) -> None:
         assert server.metric("ingot_engine_alive") == 0
         server.process.terminate()
         assert server.process.wait(timeout=30) == 0
+
+
+def test_collections_leave_out_what_is_loaded(engine: Path, tmp_path: Path) -> None:
+    """200,000 objects: every stream would wait while a full collection looks at them."""
+    (tmp_path / "sitecustomize.py").write_text(COUNTS.format(folder=tmp_path), encoding="utf-8")
+    with started(engine, faults=tmp_path) as server:
+        for pid in (server.process.pid, *server.engine_pids()):
+            told = tmp_path / str(pid)
+            os.kill(pid, signal.SIGUSR1)
+            wait_for("the counts", lambda told=told: told.exists() and told.read_text().endswith("\n"))
+            frozen, looked_at = map(int, told.read_text().split())
+            assert frozen > 50_000
+            assert looked_at < 20_000
