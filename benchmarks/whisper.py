@@ -17,6 +17,7 @@ narrow layers and few tokens anywhere: it tries the script, and its times mean n
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shlex
@@ -256,6 +257,8 @@ def measured(given: argparse.Namespace, shape: Path) -> Row:
     few = FEW if given.small else {"tokens": TOKENS, "at_once": AT_ONCE}
     load = Load(repeats=given.repeats, **few)
     ours = Ours(shape, given, load)
+    gc.collect()
+    gc.freeze()  # later collections skip what is loaded: 0.1 s
     record: Row = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(ours.device),

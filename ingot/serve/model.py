@@ -249,6 +249,8 @@ class ServedModel:
             return await asyncio.shield(running)
         finally:
             await asyncio.wait({running})
+            if not running.cancelled():
+                running.exception()  # who was cancelled does not ask, and asyncio would log it
 
     def held(
         self, params: SamplingParams, form: Form | None, context: Sequence[int], thoughts: Thinking = "no"

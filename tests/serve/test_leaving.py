@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from ingot.serve.errors import bad_request
+from ingot.serve.model import ServedModel
 from tests.serve.client import Server, started, wait_for
 from tests.serve.conftest import chat, completion
 
@@ -146,3 +154,27 @@ def test_nothing_is_left_running(server: Server, small: Server) -> None:
     time.sleep(0.1)
     assert server.idle()
     assert small.idle()
+
+
+async def test_what_is_wrong_with_a_request_whose_client_left_is_not_logged() -> None:
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    begun, left = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        left.wait()
+        raise bad_request("no chat template", "messages")
+
+    with ThreadPoolExecutor(1) as threads:
+        model = cast(ServedModel, SimpleNamespace(_threads=threads))
+        task = asyncio.create_task(ServedModel.in_thread(model, work))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        left.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    del task
+    gc.collect()  # asyncio logs an error that nobody asked for when its future goes
+    await asyncio.sleep(0)
+    assert logged == []
