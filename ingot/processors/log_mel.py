@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from ingot.processors.audio import RATE
@@ -134,13 +135,20 @@ def beside(device: torch.device) -> Iterator[None]:
 
 
 def _sent(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
-    on_gpu = device.type == "cuda"
-    return samples.pin_memory().to(device, non_blocking=True) if on_gpu else samples.to(device)
+    """Samples on the device. NumPy copies them into pinned memory: PyTorch would start all its threads for
+    it, in every thread that asks, and the executor's has to wait for a core.
+    """
+    if device.type != "cuda":
+        return samples.to(device)
+    pinned = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
+    np.copyto(pinned.numpy(), samples.numpy())
+    return pinned.to(device, non_blocking=True)
 
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    """Of a high priority: small kernels, which would wait for all programs of an encoder's."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def fit(samples: torch.Tensor, length: int = WINDOW) -> torch.Tensor:
