@@ -74,6 +74,11 @@ def tested_windows(utterances: Sequence[Utterance], planner: Planner, together: 
     return plans
 
 
+def first_of_each(utterances: Sequence[Utterance], most: int | None) -> list[Utterance]:
+    """At most so many of each language."""
+    return [u for name in LANGUAGES for u in [u for u in utterances if u.language == name][:most]]
+
+
 def scored(
     model: PocketWhisper, plans: Sequence[Plan], sound: Sound, vocabulary: SpeechVocabulary, how: Acoustics
 ) -> dict[str, Any]:
@@ -142,10 +147,7 @@ def evaluate(
     results: dict[str, Any] = {}
     for test in ("test-seen", "test-unseen"):
         utterances, samples, labels = read_shards(speech, test)
-        if most is not None:
-            utterances = [
-                u for name in ("en", "de") for u in [u for u in utterances if u.language == name][:most]
-            ]
+        utterances = first_of_each(utterances, most)
         sound, planner = Sound(samples, labels, device), Planner(utterances, vocabulary, 30)
         for together, windows in ((1, "single"), (_TOGETHER, "several")):
             plans = tested_windows(utterances, planner, together)

@@ -65,16 +65,20 @@ class Sound:
         """Features of ``length`` samples each; ``generator`` is of the CPU and draws all that is random."""
         how, rows = how or Acoustics(), len(batch.ends)
         pieces, ends = batch.pieces.to(self.device), batch.ends.to(self.device)
-        wave = self._placed(pieces, rows, length // HOP, self.samples).float() / 32768
-        wave = self._acoustics(wave, generator, how)
-        inside = torch.arange(length, device=self.device) < ends[:, None]
-        features = log_mel(wave * inside, MELS)
+        features = log_mel(self.waves(batch, length, generator, how), MELS)
         # Ingot and OpenAI end a recording with features of 0, Hugging Face with samples of 0: both are seen.
         zeroed = (torch.rand(rows, generator=generator) < 0.6).to(self.device)
         frames = torch.arange(features.shape[-1], device=self.device) < (ends // FRAME)[:, None]
         features = features * (frames | ~zeroed[:, None])[:, None]
         labels = self._placed(pieces, rows, length // HOP, self.labels)
         return Heard(self._masked(features, generator, how.masks), labels)
+
+    def waves(self, batch: Batch, length: int, generator: torch.Generator, how: Acoustics) -> Tensor:
+        """What is heard: float32 [B, length] in -1 to 1, silent behind each end."""
+        pieces, ends = batch.pieces.to(self.device), batch.ends.to(self.device)
+        wave = self._placed(pieces, len(ends), length // HOP, self.samples).float() / 32768
+        inside = torch.arange(length, device=self.device) < ends[:, None]
+        return self._acoustics(wave, generator, how) * inside
 
     def _placed(self, pieces: Tensor, rows: int, length: int, values: Tensor) -> Tensor:
         """Steps of all pieces [P, 4] at their places in rows of ``length`` steps: [rows, length * width]."""
