@@ -293,8 +293,6 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """Take back all that a request holds; it starts from nothing if it is scheduled again."""
-        if self._layers is not None and self._layers.chunk.request is request:
-            self._layers = None
         self.cache.release(request)
         if self.encoders is not None:
             self.encoders.release(request)
