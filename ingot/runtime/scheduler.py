@@ -167,11 +167,10 @@ class Scheduler:
         ready.sort(key=lambda r: r.num_uncomputed > 1)
         self._beside_decodes = bool(ready) and ready[0].num_uncomputed == 1
         apart = [r for r in ready if layered and self._goes_by_layers(r)]
-        ready = [r for r in ready if r not in apart]
         for request in ready:
             if budget == 0:
                 break
-            if request in step.preempted:
+            if request in step.preempted or (step.requests and request in apart):
                 continue
             count = self._share(request, budget, last=not self.waiting and request is ready[-1])
             if not self._reserve(request, count, step):
@@ -216,8 +215,8 @@ class Scheduler:
         """
         pace, before = self.chunking.pace, self._layers
         apart = [request for request in apart if request not in step.preempted]
-        if pace is None or not apart or not step.requests:
-            return None
+        if pace is None or not apart or not step.requests or step.requests[0].count > 1:
+            return None  # a decode may be preempted, or wait for an input: then a prompt goes first, as ever
         if before is None or before.chunk.request not in apart:
             request = apart[0]
             chunk = _scheduled(request, pace.chunk(request.num_uncomputed - 1))

@@ -172,6 +172,18 @@ class TestSchedule:
         step = run(s)
         assert ([r.request_id for r in step.preempted], step.layers) == (["long"], None)
 
+    def test_a_decode_that_cannot_run_holds_no_prompt_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its last token waits for an input, say: a step without requests would be no step."""
+        s = scheduler()
+        s.add(request("long", 30))
+        run(s)
+        assert layers(run(s)) == ("long", 5, 4, 0, 1)
+        short = s.running[0]
+        monkeypatch.setattr(s, "_encoded", lambda request, count, step: 0)
+        short.inputs = (object(),)  # type: ignore[assignment]
+        step = run(s)
+        assert (shares(step), step.layers) == ([("long", 5, 5)], None)
+
     def test_module_by_module_there_are_none(self) -> None:
         s = scheduler()
         s.add(request("long", 30))
