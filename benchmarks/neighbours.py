@@ -190,9 +190,12 @@ class Neighbour:
         yield time.perf_counter()
         self._stop.set()
 
-    def told(self) -> dict[str, int]:
-        """Statuses of its requests; 0: it was still under way."""
-        return dict(self._told.get())
+    def told(self) -> tuple[dict[int, int], list[float]]:
+        """Statuses of its requests, 0: it was still under way; and the seconds until each answer began, which
+        of a prompt that fills the context is all but its time to first token.
+        """
+        statuses, seconds = self._told.get()
+        return dict(statuses), seconds
 
     def _run(self, target: Any, make: Callable[[], bytes], address: tuple[str, int]) -> None:
         requests = [make() for _ in range(4)]
@@ -201,15 +204,21 @@ class Neighbour:
         self._told.put(target(address, requests, make, self._stop))
 
 
-def _ask_again(address: tuple[str, int], requests: list[bytes], make: Any, stop: Any) -> Counter[int]:
+def _ask_again(
+    address: tuple[str, int], requests: list[bytes], make: Any, stop: Any
+) -> tuple[Counter[int], list[float]]:
     """Send a request and read its answer, again and again."""
     told: Counter[int] = Counter()
+    waited: list[float] = []
     while not stop.is_set():
-        told[_exchange(address, requests.pop() if requests else make(), stop)] += 1
-    return told
+        status, seconds = _exchange(address, requests.pop() if requests else make(), stop)
+        told[status] += 1
+        waited += [seconds] if status else []
+    return told, waited
 
 
-def _exchange(address: tuple[str, int], request: bytes, stop: Any) -> int:
+def _exchange(address: tuple[str, int], request: bytes, stop: Any) -> tuple[int, float]:
+    sent = came = time.perf_counter()
     with socket.create_connection(address) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):  # an answer came before the body's end
             connection.sendall(request)
@@ -224,11 +233,14 @@ def _exchange(address: tuple[str, int], request: bytes, stop: Any) -> int:
                 break
             if not data:
                 break
+            came = came if begin else time.perf_counter()
             begin = begin or data
-    return int(begin.split(b" ", 2)[1]) if begin else 0
+    return (int(begin.split(b" ", 2)[1]) if begin else 0), round(came - sent, 3)
 
 
-def _read_slowly(address: tuple[str, int], requests: list[bytes], make: Any, stop: Any) -> Counter[int]:
+def _read_slowly(
+    address: tuple[str, int], requests: list[bytes], make: Any, stop: Any
+) -> tuple[Counter[int], list[float]]:
     """One stream, one byte of it per second."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -237,4 +249,4 @@ def _read_slowly(address: tuple[str, int], requests: list[bytes], make: Any, sto
         begin = b""
         while not stop.wait(1.0):
             begin += connection.recv(1)
-    return Counter({0: 1})
+    return Counter({0: 1}), []

@@ -7,6 +7,10 @@ second engine of the server to transcribe. Every case has a base beside it, with
 ordinary 64th stream, and its figure is the ratio of the two p99 inter-token latencies; the median over the
 rounds counts, since machines are noisy. The last line is JSON.
 
+A run of 96 tokens is some 80 steps, whose p99 is the slowest one: for a p99 that says more, and for prompts
+that take longer than that, pass --new-tokens 2000 or more. Beside the ratios are the seconds until the
+neighbour's answers began.
+
     python benchmarks/stalls.py engines/pocket-chat --json docs/results/stalls.json
     python benchmarks/stalls.py engines/7b --ears engines/whisper --cases recording
     python benchmarks/stalls.py --url http://127.0.0.1:8000 --model m --cases long,schema
@@ -83,6 +87,7 @@ async def one_run(host: str, port: int, requests: list[bytes], neighbour: Neighb
     with neighbour.let_go() as since:
         await asyncio.gather(*(reader.ended for reader in readers))
         until = min(reader.times[-1] for reader in readers)
+    statuses, waited = neighbour.told()
     gaps = [
         1e3 * (after - before)
         for reader in readers
@@ -96,7 +101,8 @@ async def one_run(host: str, port: int, requests: list[bytes], neighbour: Neighb
         "p99_ms": percentile(gaps, 99),
         "max_ms": round(max(gaps), 2),
         "gaps": len(gaps),
-        "neighbour": neighbour.told(),
+        "neighbour": statuses,
+        "neighbour_s": waited,
     }
 
 
@@ -164,6 +170,7 @@ def summary(runs: list[dict[str, Figures]]) -> Figures:
     statuses: Counter[str] = Counter()
     for both in runs:
         statuses.update(both["case"]["neighbour"])
+    waited = [seconds for both in runs for seconds in both["case"]["neighbour_s"]]
     return {
         "p99_ratio": statistics.median(ratios["p99"]),
         "p50_ratio": statistics.median(ratios["p50"]),
@@ -172,6 +179,7 @@ def summary(runs: list[dict[str, Figures]]) -> Figures:
         "case_p99_ms": statistics.median(both["case"]["p99_ms"] for both in runs),
         "p99_ratios": ratios["p99"],
         "statuses": dict(statuses),
+        "neighbour_s": statistics.median(waited) if waited else None,
     }
 
 
@@ -228,7 +236,8 @@ def main() -> None:
     for case, one in record["cases"].items():
         spread = f"({one['p99_ratios'][0]:.2f} to {one['p99_ratios'][-1]:.2f})"
         times = f"p99 {one['base_p99_ms']:7.1f} → {one['case_p99_ms']:7.1f} ms"
-        print(f"{case:<12} {times}, {one['p99_ratio']:.2f}x {spread}  {one['statuses']}")
+        waited = f", its own answers after {one['neighbour_s']:.1f} s" if one["neighbour_s"] else ""
+        print(f"{case:<12} {times}, {one['p99_ratio']:.2f}x {spread}  {one['statuses']}{waited}")
     if args.json:
         records = json.loads(args.json.read_text()) if args.json.exists() else {}
         args.json.write_text(json.dumps(records | {args.label: record}, indent=1) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,8 @@ _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for 
 _CONFIG = "Flags, and engines with flags of their own; the command line overrides it (docs/serving.md)."
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _CHUNKS = "64 of prompts over 2048 tokens on a GPU, 16 on a CPU"
+_SHARE = "Share of a step that a long prompt may take while others decode; a larger one shortens its TTFT."
+_SHARES = "0.1 on a GPU, with no --prompt-chunk"
 _WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
@@ -79,6 +81,9 @@ class Serving:
     device: Annotated[list[str] | None, option(_DEVICE, shown="auto")] = None
     threads: Threads = None
     prompt_chunk: Annotated[int | None, option(_CHUNK, shown=_CHUNKS, panel=LIMITS, min=1)] = None
+    prompt_share: Annotated[float | None, option(_SHARE, shown=_SHARES, panel=LIMITS, min=0.001, max=1.0)] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Own:
     device: Annotated[str | None, option(_DEVICE)] = None
     threads: Threads = None
     prompt_chunk: Annotated[int | None, option(_CHUNK, min=1)] = None
+    prompt_share: Annotated[float | None, option(_SHARE, min=0.001, max=1.0)] = None
 
 
 @field_flags("limits")
@@ -168,13 +174,15 @@ def _page_process(page: PageFlags, url: str, key: str | None) -> contextlib.clos
 
 @dataclass(frozen=True)
 class Model:
-    """An engine to serve, with its own values; ``name`` None: the folder's."""
+    """An engine to serve, with its own values; ``name`` None: the folder's. ``prompt``: fields of
+    ``RuntimeConfig`` that a server alone has flags for.
+    """
 
     path: str
     name: str | None
     device: str | None
     threads: int | None
-    prompt_chunk: int | None
+    prompt: dict[str, Any]
     unproven: bool
     limits: Limits
 
@@ -193,7 +201,8 @@ def _models(engines: list[str] | None, serving: Serving, limits: Limits, file: S
         values = file.values | own
         mine = behind(serving, values)
         limited = behind(limits, values)
-        models.append(Model(path, name, device, mine.threads, mine.prompt_chunk, mine.unproven, limited))
+        prompt = given(prompt_chunk=mine.prompt_chunk, prompt_share=mine.prompt_share)
+        models.append(Model(path, name, device, mine.threads, prompt, mine.unproven, limited))
     return models
 
 
@@ -234,6 +243,6 @@ def _load(side: TextSide, model: Model) -> Load:
 
     values = model.limits.arguments()  # which says now what is out of range
     runtime = values.pop("runtime").to_json() if "runtime" in values else {}
-    runtime |= given(prompt_chunk=model.prompt_chunk)
+    runtime |= model.prompt
     path = str(side.folder.resolve())
     return Load(path, runtime=runtime, **values, **given(device=model.device, threads=model.threads))

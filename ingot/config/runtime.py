@@ -32,6 +32,9 @@ class RuntimeConfig(JsonConfig):
         prompt_chunk: tokens of one prompt that a step computes at most while other requests decode, so that
             a long prompt costs their steps little; None: what the budget leaves.
         long_prompt: ``prompt_chunk`` cuts only prompts with more tokens to compute than this.
+        prompt_share: share of a decode step's time that such a prompt may take in addition, except for its
+            first ``prompt_chunk`` tokens: chunks of it are computed a few layers per step. Not of models
+            that hear. None: ``prompt_chunk`` tokens through all layers in every step.
         cache_tokens: size of the KV cache in tokens; None holds a full batch of longest requests, on a GPU
             as far as ``memory_fraction`` goes, on a CPU up to 256 MiB or one longest request.
         prefix_reuse: share the blocks of equal prompt beginnings.
@@ -59,6 +62,7 @@ class RuntimeConfig(JsonConfig):
     token_budget: int = 2048
     prompt_chunk: int | None = None
     long_prompt: int = 0
+    prompt_share: float | None = None
     cache_tokens: int | None = None
     prefix_reuse: bool = True
     cuda_graphs: bool = True
@@ -81,6 +85,12 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("prompt_chunk must be >= 1", seen=self.prompt_chunk, flag="--prompt-chunk")
         if self.long_prompt < 0:
             raise ConfigError("long_prompt must not be negative", seen=self.long_prompt)
+        if self.prompt_share is not None:
+            if not 0.0 < self.prompt_share <= 1.0:
+                what = "prompt_share is out of range"
+                raise ConfigError(what, seen=self.prompt_share, allowed="(0, 1]", flag="--prompt-share")
+            if self.prompt_chunk is None:
+                raise ConfigError("prompt_share needs prompt_chunk", flag="--prompt-chunk")
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
         if self.encoder_budget < 1:

@@ -14,6 +14,8 @@ LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of e
 # kernel after another, and requests.
 TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2176)
 REQUEST_BUCKETS = (1, 8, 64, 256)
+# Tokens of a chunk that is computed a few layers per step: more are cheaper each, and take longer a layer.
+LAYERED_TOKENS = (64, 128, 192, 256, 384, 512)
 # Ways of sampling; a decode step has a graph for each. Transcripts, which models of speech write, have their
 # own: greedy ones, and those that draw or have other rules besides.
 DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "logprobs")

@@ -38,7 +38,7 @@ from ingot.engine.memory_sizes import (
     rotary_bytes,
     weight_bytes,
 )
-from ingot.engine.step_memory import all_step_buffers_bytes, graph_bytes, sampling_bytes
+from ingot.engine.step_memory import all_step_buffers_bytes, graph_bytes, layered_bytes, sampling_bytes
 
 # An H200 with torch 2.11: gone once a process has a CUDA context and has multiplied two matrices.
 CONTEXT_BYTES = 685 << 20
@@ -320,6 +320,7 @@ def _gpu_items(setting: Setting) -> Iterator[Item]:
     claims = (
         Item("reserve", "CUDA graphs", graphs, "all that warm-up captures"),
         Item("reserve", "step buffers", buffers),
+        *_layered_item(setting),
         Item("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len)),
         Item("reserve", "library workspaces", WORKSPACE_BYTES),
     )
@@ -329,11 +330,20 @@ def _gpu_items(setting: Setting) -> Iterator[Item]:
     yield Item("process", "CUDA context", CONTEXT_BYTES)
 
 
+def _layered_item(setting: Setting) -> Iterator[Item]:
+    """Of a setting whose long prompts are computed a few layers per step."""
+    dtype = parse_dtype(setting.dtype)
+    size = layered_bytes(setting.model, dtype, setting.runtime, setting.max_seq_len)
+    if size:
+        yield Item("reserve", "a chunk between layers", size, f"prompt_share {setting.runtime.prompt_share}")
+
+
 def _cpu_items(setting: Setting, activations: int) -> Iterator[Item]:
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
     spare = largest_weight_bytes(model, parse_dtype(setting.dtype)) - activations  # not there at once
     yield Item("reserve", "a weight while loading", max(spare, 0))
     buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=False)
     yield Item("reserve", "step buffers", buffers)
+    yield from _layered_item(setting)
     yield Item("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len, kernels=False))
     yield Item("process", "Python and PyTorch", CPU_PROCESS_BYTES)

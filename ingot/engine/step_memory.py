@@ -1,4 +1,5 @@
-"""How many bytes steps keep on the device between them, by formula: buffers, sampling, CUDA graphs.
+"""How many bytes steps keep on the device between them, by formula: buffers, chunks that go layer by layer,
+sampling, CUDA graphs.
 
 step_buffer_bytes(tokens=40, requests=3, table_width=7, logits=5, kv_heads=2)
 """
@@ -11,6 +12,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import MAX_BIASES, MAX_LOGPROBS
 from ingot.config.step_sizes import (
+    LAYERED_TOKENS,
     LOGITS_AT_ONCE,
     TOKEN_BUCKETS,
     batch_buckets,
@@ -82,12 +84,38 @@ def all_step_buffers_bytes(
             step_buffer_bytes(
                 *(t, r, width, probes * r, heads),
                 encoded_width=encoded,
-                tiles=max(tile_list_length(t, r, _LEAST_TILE_ROWS), TARGET_PROGRAMS // config.num_heads),
+                tiles=_most_tiles(config, t, r),
             )
             for t in TOKEN_BUCKETS
             for r in request_buckets(max_batch_size)
         )
     return total
+
+
+def layered_share(config: DecoderConfig, runtime: RuntimeConfig) -> float | None:
+    """Share of a step's time for chunks that are computed a few layers per step; None: there are none, as in
+    models of speech, whose prompts are short.
+    """
+    return None if config.kind == "cross" else runtime.prompt_share
+
+
+def layered_bytes(config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_seq_len: int) -> int:
+    """Bytes of such a chunk: a step buffer for each of its sizes, and between two steps the hidden states of
+    the largest, before and behind their norm.
+    """
+    if layered_share(config, runtime) is None:
+        return 0
+    width = -(-max_seq_len // runtime.block_size)
+    buffers = sum(
+        step_buffer_bytes(*(rows, 1, width, 1, config.num_kv_heads), tiles=_most_tiles(config, rows, 1))
+        for rows in LAYERED_TOKENS
+    )
+    return buffers + 2 * LAYERED_TOKENS[-1] * config.hidden_size * dtype.itemsize
+
+
+def _most_tiles(config: DecoderConfig, tokens: int, requests: int) -> int:
+    """Entries of a step's list of tiles, parts included."""
+    return max(tile_list_length(tokens, requests, _LEAST_TILE_ROWS), TARGET_PROGRAMS // config.num_heads)
 
 
 def sampling_bytes(

@@ -1,7 +1,7 @@
 """One forward through a decoder.
 
-Owns the products that a kind of step takes, layer by layer, and the way from embedded tokens to logits. What
-a layer does is decoder.py's. Knows no kernel and no number format.
+Owns the products that a kind of step takes, layer by layer, and the way from embedded tokens to logits, all
+at once or some layers at a time. What a layer does is decoder.py's. Knows no kernel and no number format.
 
     operations = Operations(decoder, Ways(decoder, caches), Step(decodes=True, rows=8))
     logits = operations.logits(hidden, batch, caches)
@@ -10,15 +10,26 @@ a layer does is decoder.py's. Knows no kernel and no number format.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.forms import Norm
+from ingot.layers.forms import Norm, Rows
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.products import LayerProducts, Product
 from ingot.layers.ways import Step, Ways
+
+
+@dataclass
+class Between:
+    """A step between two layers: what the next one reads, ``hidden`` [T, hidden_size] behind its norm, and
+    ``hidden`` itself.
+    """
+
+    x: Rows
+    hidden: torch.Tensor
 
 
 class Operations:
@@ -61,17 +72,31 @@ class Operations:
         norm = layer.encoder_attn_layernorm
         return ways.product("qkv", query, self.step, norm), ways.product("o", output, self.step)
 
+    def begin(self, hidden: torch.Tensor) -> Between:
+        """Embedded tokens [T, hidden_size], written over later → what the first layer takes."""
+        return Between(*self._starts[0].form.norm(self._norms[0], hidden))
+
+    def through(
+        self, at: Between, batch: ForwardBatch, caches: Sequence[LayerCache], first: int, last: int
+    ) -> None:
+        """Move ``at``, which is before layer ``first``, through the layers [first, last)."""
+        decoder = self._decoder
+        rope = None if decoder.rotary is None else decoder.rotary.table
+        for index in range(first, last):
+            layer, cache, products = decoder.layers[index], caches[index], self.layers[index]
+            at.x, at.hidden = layer(at.x, at.hidden, batch, cache, rope, products)
+
     def logits(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Embedded tokens [T, hidden_size], written over → logits [L, vocab_size] of the wanted ones."""
         decoder = self._decoder
-        rope = None if decoder.rotary is None else decoder.rotary.table
-        x, hidden = self._starts[0].form.norm(self._norms[0], hidden)
-        for layer, cache, products in zip(decoder.layers, caches, self.layers, strict=True):
-            x, hidden = layer(x, hidden, batch, cache, rope, products)
+        at = self.begin(hidden)
+        del hidden  # memory of a long prompt
+        self.through(at, batch, caches, 0, len(self.layers))
+        x = at.x
         assert isinstance(x, torch.Tensor)
         if batch.take_hidden is not None:
-            batch.take_hidden(hidden)
-        del hidden  # memory of a long prompt
+            batch.take_hidden(at.hidden)
+        del at  # as above
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]

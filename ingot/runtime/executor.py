@@ -220,7 +220,7 @@ class Executor:
         if before is not None and not (ahead and self._many_run_ahead()):
             return self._read(before)
         updates = self._wait_for_masks(None if before is None else _PATIENCE)
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(layered=not self.runner.eager)
         self.num_preemptions += len(batch.preempted)
         for request in batch.preempted:
             self.selector.forget(request)

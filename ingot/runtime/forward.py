@@ -16,7 +16,7 @@ from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.forward import Operations
+from ingot.layers.forward import Between, Operations
 from ingot.layers.step_record import StepRecord
 from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import BY_MODULE, Step, Ways
@@ -76,6 +76,15 @@ class Forward:
 
         logits = self(replace(batch, take_hidden=take))
         return logits, found[0]
+
+    def begin(self, batch: ForwardBatch) -> Between:
+        """Embed the batch's tokens, to be computed by ``through``; such a batch has no record."""
+        assert self.observer is None
+        return self.operations(self._kind(batch)).begin(self._embedded(batch))
+
+    def through(self, at: Between, batch: ForwardBatch, first: int, last: int) -> None:
+        """Compute the layers [first, last) of a batch that is before them."""
+        self.operations(self._kind(batch)).through(at, batch, self.caches, first, last)
 
     def kernels(self) -> dict[str, str]:
         """What computes the products, by kind of step."""

@@ -38,6 +38,28 @@ class _Captured:
     record: StepRecord | None
 
 
+def prompt_buffer(
+    forward: Forward, device: torch.device, max_seq_len: int, tokens: int, requests: int
+) -> StepBuffer:
+    """The buffer of steps that are padded to so many tokens and requests, all padding; where few tiles of
+    queries see many keys, they are cut into parts.
+    """
+    layer, cache = forward.model.layers[0], forward.caches[0]
+    assert isinstance(layer, DecoderLayer)
+    rows = layer.self_attn.tile_rows(tokens, cache, forward.model.dtype)
+    buffer = StepBuffer(
+        *(tokens, requests, -(-max_seq_len // cache.block_size), forward.most_logits(requests), device),
+        num_kv_heads=cache.num_kv_heads,
+        encoded_positions=forward.encoded_positions,
+        block_size=cache.block_size,
+        tile_rows=rows,
+        tile_parts=most_parts(layer.self_attn.config.num_heads, tokens, rows),
+    )
+    buffer.fill(ScheduledBatch(), cache.block_size)
+    buffer.upload()
+    return buffer
+
+
 class PromptGraphs:
     """Captured steps; a step runs in the smallest bucket that holds it, the rest of the rows padding.
 
@@ -96,7 +118,7 @@ class PromptGraphs:
     def _capture(self, tokens: int, requests: int) -> _Captured:
         if (tokens, requests) in self._captured:
             return self._captured[tokens, requests]
-        buffer = self._buffer(tokens, requests)
+        buffer = prompt_buffer(self.forward, self.device, self.max_seq_len, tokens, requests)
         batch = buffer.padded_batch(tokens, self.max_seq_len)
         model = self.forward.model
         if not len(self._logits):  # of all graphs: each would keep its own
@@ -113,21 +135,3 @@ class PromptGraphs:
         newest = Newest(ids, batch.logits_indices)
         self._captured[tokens, requests] = _Captured(graph, buffer, newest, self.forward.record)
         return self._captured[tokens, requests]
-
-    def _buffer(self, tokens: int, requests: int) -> StepBuffer:
-        """A bucket's buffer, all padding."""
-        layer = self.forward.model.layers[0]
-        assert isinstance(layer, DecoderLayer)
-        rows = layer.self_attn.tile_rows(tokens, self.cache, self.forward.model.dtype)
-        width = -(-self.max_seq_len // self.cache.block_size)
-        buffer = StepBuffer(
-            *(tokens, requests, width, self.forward.most_logits(requests), self.device),
-            num_kv_heads=self.cache.num_kv_heads,
-            encoded_positions=self.forward.encoded_positions,
-            block_size=self.cache.block_size,
-            tile_rows=rows,
-            tile_parts=most_parts(layer.self_attn.config.num_heads, tokens, rows),
-        )
-        buffer.fill(ScheduledBatch(), self.cache.block_size)
-        buffer.upload()
-        return buffer

@@ -11,6 +11,7 @@ runs was decided by the scheduler, and how a row draws by its request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,8 @@ from ingot.runtime.cross_scores import ScoreReader, Scores
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs, sampling_kind
+from ingot.runtime.layered_chunk import LayeredChunk
+from ingot.runtime.pace import Pace
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
@@ -44,7 +47,7 @@ class Runner:
     """Runs steps of one model on one device.
 
     ``eager`` turns graphs and fused kernels off while it is set, so that hooks on modules fire.
-    ``encoding`` is None for a model without an encoder.
+    ``encoding`` is None for a model without an encoder, ``pace`` where no step has layers of a chunk.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Runner:
         cuda_graphs: bool,
         fused_decode: bool = True,
         encoding: Encoding | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.model = model
         self.encoding = encoding
@@ -74,6 +78,7 @@ class Runner:
         self._tokens = most_tokens(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
+        self.layered = None if pace is None else LayeredChunk(self.forward, pace, device, max_seq_len)
         use_graphs = cuda_graphs and device.type == "cuda"
         self.graphs = (
             DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
@@ -98,28 +103,30 @@ class Runner:
         A request that wants all logits gets a row for each of its tokens, one that reaches its last token
         gets one, others none; rows follow the step's order, and behind them are those of probes.
         """
-        graphable = self._prepare(step)
-        if self.graphs is not None and graphable and self._decodes(step, self.graphs):
-            return self.graphs.logits(step)
-        if self.prompts is not None and graphable and self.prompts.fits(step):
-            return self.prompts.run(step, ())[0]
-        logits = self.forward(self._eager_batch(step, ()))
-        self.forward.observed(self.forward.record)
-        return logits
+        with self._layers_behind(step):
+            graphable = self._prepare(step)
+            if self.graphs is not None and graphable and self._decodes(step, self.graphs):
+                return self.graphs.logits(step)
+            if self.prompts is not None and graphable and self.prompts.fits(step):
+                return self.prompts.run(step, ())[0]
+            logits = self.forward(self._eager_batch(step, ()))
+            self.forward.observed(self.forward.record)
+            return logits
 
     @torch.inference_mode()
     def run_reading(self, step: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor, Scores]:
         """``run``, without a graph; the hidden states of all the step's tokens behind the final norm,
         [T, hidden_size] in the model's dtype; and the scores that requests want of cross-attention.
         """
-        self._prepare(step)
-        batch, scores = self._eager_batch(step, ()), Scores()
-        if any(item.request.heads for item in step.requests):
-            reader = ScoreReader(step, self.caches, self.model.config.attention_scale)
-            batch, scores = replace(batch, take_query=reader), reader.scores
-        logits, hidden = self.forward.with_hidden(batch)
-        self.forward.observed(self.forward.record)
-        return logits, hidden, scores
+        with self._layers_behind(step):
+            self._prepare(step)
+            batch, scores = self._eager_batch(step, ()), Scores()
+            if any(item.request.heads for item in step.requests):
+                reader = ScoreReader(step, self.caches, self.model.config.attention_scale)
+                batch, scores = replace(batch, take_query=reader), reader.scores
+            logits, hidden = self.forward.with_hidden(batch)
+            self.forward.observed(self.forward.record)
+            return logits, hidden, scores
 
     @torch.inference_mode()
     def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
@@ -129,23 +136,24 @@ class Runner:
         each request that samples, in the step's order, which is the order of the tokens too; then one for
         each probe.
         """
-        graphable = self._prepare(step)
-        if self.graphs is not None and graphable and self._decodes(step, self.graphs):
-            self.graphs.launch(step, draws)
-        elif self.prompts is not None and graphable and self.prompts.fits(step):
-            logits, buffer, newest = self.prompts.run(step, draws)
-            leave_tokens(logits, buffer.draws(len(draws), self._way(draws)), self.feed, newest)
-        else:
-            batch = self._eager_batch(step, draws)
-            buffer = self._eager_buffer()
-            values = buffer.draws(len(draws), self._way(draws))
-            sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed)
-            self.forward.observed(self.forward.record)
-        return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
+        with self._layers_behind(step):
+            graphable = self._prepare(step)
+            if self.graphs is not None and graphable and self._decodes(step, self.graphs):
+                self.graphs.launch(step, draws)
+            elif self.prompts is not None and graphable and self.prompts.fits(step):
+                logits, buffer, newest = self.prompts.run(step, draws)
+                leave_tokens(logits, buffer.draws(len(draws), self._way(draws)), self.feed, newest)
+            else:
+                batch = self._eager_batch(step, draws)
+                buffer = self._eager_buffer()
+                values = buffer.draws(len(draws), self._way(draws))
+                sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed)
+                self.forward.observed(self.forward.record)
+            return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
 
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
         """Capture the graphs for batches of these sizes and kinds of sampling now, and for the prompts that
-        join them; nothing without graphs.
+        join them; nothing of these without graphs. Build the kernels of chunks that go layer by layer.
         """
         sizes = [size for size in batch_sizes if self.graphs is not None and self.graphs.fits(size)]
         for size in sizes:
@@ -153,6 +161,12 @@ class Runner:
             self.graphs.warm_up(size, kinds)
         if self.prompts is not None and sizes:
             self.prompts.warm_up(max(sizes), self._tokens)
+        if self.layered is not None:
+            self.layered.warm_up()
+
+    def _layers_behind(self, step: ScheduledBatch) -> AbstractContextManager[None]:
+        """What the block launches is the step's own; its tokens are on their way before its layers run."""
+        return nullcontext() if self.layered is None else self.layered.behind(step)
 
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""

@@ -3,6 +3,7 @@
 Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill,
 preemption by recompute, inputs that are encoded as budget and cache allow. There is no prefill phase and no
 decode phase: a request has known tokens and computed tokens, and a step computes some of the difference.
+Beside decodes a chunk of a long prompt may take many steps, a few layers in each.
 Touches no tensors and decides nothing about sampling.
 
     step = scheduler.schedule()      # plain data for the runner
@@ -17,6 +18,7 @@ from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
 from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.pace import Pace
 from ingot.runtime.request import Request
 
 
@@ -39,17 +41,30 @@ class ScheduledRequest:
         return probe is not None and self.start <= probe.place < self.start + self.count
 
 
+@dataclass(frozen=True)
+class Layers:
+    """Layers [first, last) of a chunk of a long prompt, which a step runs behind its own work. The chunk is
+    computed when it ``ends``, and never has its request's last token.
+    """
+
+    chunk: ScheduledRequest
+    first: int
+    last: int
+    ends: bool
+
+
 @dataclass
 class ScheduledBatch:
     """One step: which tokens run, which blocks are copied before (pairs from, to) and which inputs encoded,
-    who was preempted for it. Requests with one token stand first: they attend as decodes, whatever runs
-    beside them.
+    who was preempted for it, and layers of a chunk whose request is none of ``requests``. Requests with one
+    token stand first: they attend as decodes, whatever runs beside them.
     """
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     jobs: list[EncoderJob] = field(default_factory=list)
+    layers: Layers | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -76,11 +91,13 @@ class ScheduledBatch:
 @dataclass(frozen=True)
 class Chunking:
     """What a step computes of one prompt beside decodes: ``tokens`` at most (None: what the budget leaves) of
-    those with more than ``beyond`` to compute.
+    those with more than ``beyond`` to compute. With a ``pace`` these are the first ones alone, and the others
+    are computed layer by layer.
     """
 
     tokens: int | None = None
     beyond: int = 0
+    pace: Pace | None = None
 
 
 class Scheduler:
@@ -109,6 +126,7 @@ class Scheduler:
         self.prefix_queries = self.prefix_hits = 0
         self._copies: list[tuple[int, int]] = []
         self._beside_decodes = False  # the step under way
+        self._layers: Layers | None = None  # that the last step ran of a chunk which is not computed yet
 
     @property
     def has_work(self) -> bool:
@@ -136,10 +154,11 @@ class Scheduler:
             self.waiting.remove(request)
         self._release(request)
 
-    def schedule(self) -> ScheduledBatch:
+    def schedule(self, *, layered: bool = True) -> ScheduledBatch:
         """Choose the next step; its requests' blocks are reserved on return.
 
-        Decodes come before chunks of prompts, so that a long prompt does not stall answers under way.
+        Decodes come before chunks of prompts, so that a long prompt does not stall answers under way. Not
+        ``layered``: no chunk may be computed layer by layer.
         """
         step = ScheduledBatch(copies=self._copies)
         self._copies = []
@@ -147,10 +166,11 @@ class Scheduler:
         ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
         ready.sort(key=lambda r: r.num_uncomputed > 1)
         self._beside_decodes = bool(ready) and ready[0].num_uncomputed == 1
+        apart = [r for r in ready if layered and self._goes_by_layers(r)]
         for request in ready:
             if budget == 0:
                 break
-            if request in step.preempted:
+            if request in step.preempted or (step.requests and request in apart):
                 continue
             count = self._share(request, budget, last=not self.waiting and request is ready[-1])
             if not self._reserve(request, count, step):
@@ -160,6 +180,7 @@ class Scheduler:
             if count:
                 step.requests.append(_scheduled(request, count))
                 budget = max(budget - count, 0)
+        step.layers = self._layers = self._next_layers(apart, step)
         if not step.preempted:
             self._admit(step, budget)
         step.requests.sort(key=lambda item: item.count > 1)
@@ -167,12 +188,48 @@ class Scheduler:
 
     def computed(self, step: ScheduledBatch) -> None:
         """Record that a step has been given to the device."""
-        for item in step.requests:
+        computed = list(step.requests)
+        if step.layers is not None and step.layers.ends:
+            computed.append(step.layers.chunk)
+            self._layers = None
+        for item in computed:
             item.request.num_computed = item.start + item.count
             self.cache.publish(item.request)
         if self.encoders is not None:
             for item in step.requests:
                 self.encoders.passed(item.request)
+
+    def _goes_by_layers(self, request: Request) -> bool:
+        """Whether a running prompt is computed a few layers per step, until its last token: that one is
+        computed as a decode. Beside the one whose turn it is such prompts wait, as a share of a step's tokens
+        would cost the decodes what layers are to spare them.
+        """
+        if self.chunking.pace is None or not self._beside_decodes or request.num_uncomputed == 1:
+            return False
+        read = request.all_logits or request.all_hidden or request.heads or request.probe is not None
+        return self._is_long(request) and not read and not request.inputs
+
+    def _next_layers(self, apart: list[Request], step: ScheduledBatch) -> Layers | None:
+        """The layers that a step runs of the chunk under way, or of a new one of the oldest such prompt. A
+        chunk whose request cannot go on in this step is dropped: its tokens are computed again.
+        """
+        pace, before = self.chunking.pace, self._layers
+        apart = [request for request in apart if request not in step.preempted]
+        if pace is None or not apart or not step.requests or step.requests[0].count > 1:
+            return None  # a decode may be preempted, or wait for an input: then a prompt goes first, as ever
+        if before is None or before.chunk.request not in apart:
+            request = apart[0]
+            chunk = _scheduled(request, pace.chunk(request.num_uncomputed - 1))
+            if not self._reserve(request, chunk.count, step):
+                return None
+            before = Layers(chunk, 0, 0, ends=False)
+        last = pace.last(before.last)
+        return Layers(before.chunk, before.last, last, ends=last == pace.num_layers)
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether a prompt is cut into chunks beside decodes; it stays so to its end."""
+        request.is_long |= request.num_uncomputed > self.chunking.beyond
+        return request.is_long
 
     def _admit(self, step: ScheduledBatch, budget: int) -> None:
         """Move waiting requests into the step while batch, budget and blocks allow.
@@ -218,8 +275,8 @@ class Scheduler:
         The last one with tokens of a prompt may go over the budget by ``spare_tokens``, so that a few of them
         do not need a step of their own. Beside decodes a long prompt gets no more than its chunk, to its end.
         """
-        request.is_long |= request.num_uncomputed > self.chunking.beyond
-        chunk = self.chunking.tokens if self._beside_decodes and request.is_long else None
+        is_long = self._is_long(request)
+        chunk = self.chunking.tokens if self._beside_decodes and is_long else None
         if chunk is not None:
             budget = min(budget, chunk)
         if request.all_logits:

@@ -18,6 +18,7 @@ from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.ledger import Capacity, Setting, blocks_in, ledger
 from ingot.engine.memory_error import explained, measured, out_of_memory
 from ingot.engine.memory_sizes import cache_dtype, encoded_at_once
+from ingot.engine.step_memory import layered_share
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder import Encoder
@@ -28,6 +29,7 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.forward import Forward
 from ingot.runtime.inputs import InputRules
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.pace import Pace
 from ingot.runtime.runner import Runner, make_caches
 from ingot.runtime.scheduler import Chunking
 from ingot.structured.grammars import Grammars
@@ -62,6 +64,8 @@ def make_executor(
         if model.encoder is not None:
             encoding = _encoding(model, caches, setting, device)
             encoders = EncoderCache(setting.encoder_blocks, config.block_size, config.encoder_budget)
+    share = layered_share(model.config, config)
+    pace = None if share is None else Pace(share, model.config.num_layers)
     runner = Runner(
         model,
         caches,
@@ -72,6 +76,7 @@ def make_executor(
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode and not config.batch_invariant,
         encoding=encoding,
+        pace=pace,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(
@@ -87,7 +92,7 @@ def make_executor(
         encoders=encoders,
         inputs=_input_rules(model, setting),
         grammars=grammars,
-        chunking=Chunking(config.prompt_chunk, config.long_prompt),
+        chunking=Chunking(config.prompt_chunk, config.long_prompt, pace),
     )
 
 

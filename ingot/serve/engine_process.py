@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+from typing import Any
 
 import torch
 from torch.nn.functional import normalize
@@ -50,11 +51,12 @@ from ingot.serve.protocol import (
 from ingot.serve.scoring import keep_scores, scores
 from ingot.serve.windows import WindowReader
 
-# What a step takes of one prompt beside decodes, where no flag says. On a GPU the prompts of most chats are
-# whole: at 64 tokens a step the first token of 512 took three times as long (docs/results/load_curve/).
-# Chunks of longer ones should make the others' steps no more than 10 % longer (benchmarks/stalls.py).
-PROMPT_CHUNKS = {
-    "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget},
+# What a step takes of one prompt beside decodes, where no --prompt-chunk says. On a GPU the prompts of most
+# chats are whole: at 64 tokens a step the first token of 512 took three times as long
+# (docs/results/load_curve/). Longer ones should make the others' steps no more than 10 % longer
+# (benchmarks/stalls.py), which no number of tokens does: each reads all keys before it.
+PROMPT_CHUNKS: dict[str, dict[str, Any]] = {
+    "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget, "prompt_share": 0.1},
     "cpu": {"prompt_chunk": 16, "long_prompt": 0},
 }
 _REASONS: dict[FinishReason, Reason] = {
@@ -214,18 +216,26 @@ def _open(load: ToEngine) -> Executor:
         raise RequestError("an engine is loaded first", seen=type(load).__name__)
     if load.threads is not None:
         torch.set_num_threads(load.threads)
-    runtime = RuntimeConfig.from_json(load.runtime)
     lengths = {"max_batch_size": load.max_batch_size, "max_seq_len": load.max_seq_len}
     given = {"layers": None, "quant": None, "chat_template": None}
     device = resolve_device(load.device or "auto")
-    if runtime.prompt_chunk is None:
-        runtime = runtime.replace(**PROMPT_CHUNKS[device.type])
+    runtime = served_runtime(load.runtime, device.type)
     engine = open_engine(load.path, device, given=given, limits={**lengths, "runtime": runtime})
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
     executor.warm_up(None)
     if executor.admission.grammars is not None:
         executor.admission.grammars.read_vocabulary()
     return executor
+
+
+def served_runtime(values: dict[str, Any], device: str) -> RuntimeConfig:
+    """A ``RuntimeConfig`` from JSON, with a server's own chunks on this kind of device where no flag names
+    their tokens.
+    """
+    if values.get("prompt_chunk") is None:
+        share = values.get("prompt_share")
+        values = values | PROMPT_CHUNKS[device] | ({} if share is None else {"prompt_share": share})
+    return RuntimeConfig.from_json(values)
 
 
 def _floats(values: torch.Tensor) -> bytes:

@@ -21,6 +21,7 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
+from tests.e2e.turns import turns
 from tests.e2e.watch import Steps, check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config
 
@@ -38,6 +39,8 @@ SCHEMES: dict[str, tuple[QuantConfig | None, str]] = {  # how layers are stored,
 }
 # Steps hold few tokens and the cache few blocks: requests are batched, cut, preempted and reused at once.
 TIGHT = {"block_size": 4, "cache_tokens": 100, "token_budget": 20}
+# And prompts of more than six tokens are computed a few layers per step beside decodes.
+LAYERED = TIGHT | {"prompt_chunk": 3, "long_prompt": 6, "prompt_share": 0.1}
 ALONE = {"block_size": 16, "cache_tokens": 2048, "prefix_reuse": False}
 Asked = list[tuple[list[int], SamplingParams]]
 Rows = dict[tuple[int | None, int], torch.Tensor]  # by seed and number of tokens
@@ -111,12 +114,15 @@ def alone(llm: LLM, asked: Asked) -> tuple[list[list[int]], Rows]:
     return found, rows
 
 
-def compare(make: Make, scheme: str, asked: Asked, *, batch_invariant: bool) -> tuple[int, float, int, Steps]:
+def compare(
+    make: Make, scheme: str, asked: Asked, *, batch_invariant: bool, way: dict[str, Any] = TIGHT
+) -> tuple[int, float, int, Steps]:
     """Requests whose tokens differ, the largest difference of logits relative to the largest logit (of
     requests that did not take another turn), how many rows differ in any bit, and the steps.
     """
     expected, rows = alone(make(scheme, batch_invariant=batch_invariant, **ALONE), asked)
-    tight = make(scheme, batch_invariant=batch_invariant, **TIGHT)
+    with turns():
+        tight = make(scheme, batch_invariant=batch_invariant, **way)
     with watch(tight) as steps:
         found, mixed = run(tight, asked)
     same = {v.seed for (_, v), a, b in zip(asked, found, expected, strict=True) if a == b}
@@ -139,11 +145,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make = engines(Path(folder))
         for scheme in SCHEMES:
-            for mode, invariant in (("default", False), ("batch invariant", True)):
-                differ, off, rows, steps = compare(make, scheme, asked, batch_invariant=invariant)
+            for mode, invariant, way in (
+                ("default", False, TIGHT),
+                ("batch invariant", True, TIGHT),
+                ("layers, default", False, LAYERED),
+                ("layers, batch invariant", True, LAYERED),
+            ):
+                differ, off, rows, steps = compare(make, scheme, asked, batch_invariant=invariant, way=way)
                 found[f"{scheme}, {mode}"] = {"requests": len(asked), "differ": differ, "logits_off": off}
                 found[f"{scheme}, {mode}"] |= {"rows_off": rows, "preemptions": steps.preemptions}
-                print(f"{scheme:<17} {mode:<16} {differ:4} differ  logits {off:.1e}  rows {rows}", flush=True)
+                print(f"{scheme:<17} {mode:<23} {differ:4} differ  logits {off:.1e}  rows {rows}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

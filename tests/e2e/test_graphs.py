@@ -210,10 +210,12 @@ def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     decodes.buckets, prompts.buckets = batch_buckets(4), request_buckets(64)
     for graphs in (decodes, prompts):
         monkeypatch.setattr(graphs, "_capture", lambda *bucket: captured.append(bucket))
-    runner = SimpleNamespace(graphs=decodes, prompts=prompts, _tokens=70)
+    layered = SimpleNamespace(warm_up=lambda: captured.append("layers"))
+    runner = SimpleNamespace(graphs=decodes, prompts=prompts, layered=layered, _tokens=70)
     Runner.warm_up(runner, [1, 3], ["greedy", "filtered"])  # type: ignore[arg-type]
     decoding = [(bucket, KINDS[kind]) for bucket in (1, 4) for kind in ("greedy", "filtered")]
-    assert captured == decoding + [(tokens, most) for tokens in (16, 32, 64, 128) for most in (1, 8)]
+    prompted = [(tokens, most) for tokens in (16, 32, 64, 128) for most in (1, 8)]
+    assert captured == [*decoding, *prompted, "layers"]
 
 
 def test_unknown_kinds_are_named(folders: dict[str, Path]) -> None:

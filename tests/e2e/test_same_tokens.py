@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ingot import SamplingParams
-from tests.e2e.same_tokens import ALONE, SCHEMES, TIGHT, Make, compare, engines, requests
+from tests.e2e.same_tokens import ALONE, LAYERED, SCHEMES, TIGHT, Make, compare, engines, requests
 from tests.e2e.watch import Steps
 from tests.tiny_models import random_ids
 
@@ -45,6 +45,17 @@ def test_batch_invariant_mode_gives_the_same_bits(make: Make, scheme: str) -> No
     differ, _, rows, steps = compare(make, scheme, ASKED, batch_invariant=True)
     check_ways(steps)
     assert (differ, rows) == (0, 0)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("scheme", ["dense", "w8a8", "w4a8", "rptq-w4a4", "w8a8, int8 cache"])
+def test_a_few_layers_per_step_change_nothing(make: Make, scheme: str, batch_invariant: bool) -> None:
+    differ, off, rows, steps = compare(make, scheme, ASKED, batch_invariant=batch_invariant, way=LAYERED)
+    assert steps.preemptions > 3
+    assert steps.layered > 10
+    assert differ == 0
+    assert off < ROUNDING
+    assert rows == 0 or not batch_invariant
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "rptq-w4a4", "w8a8, int8 cache"])

@@ -17,7 +17,7 @@ import torch
 
 from ingot import LLM
 from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduler import Layers, ScheduledBatch
 from ingot.runtime.token_feed import TokensInFlight
 
 
@@ -33,9 +33,12 @@ class Share:
 
 @dataclass
 class Steps:
-    """The steps so far, how many of them were sent ahead, and how many requests were preempted for them."""
+    """The steps so far, the layers behind them, how many steps were sent ahead, and how many requests were
+    preempted for them.
+    """
 
     steps: list[list[Share]] = field(default_factory=list)
+    layers: list[Layers] = field(default_factory=list)
     ahead: int = 0
     preemptions: int = 0
 
@@ -43,6 +46,11 @@ class Steps:
     def chunks(self) -> int:
         """Shares that did not reach their request's last token."""
         return sum(not share.samples for step in self.steps for share in step)
+
+    @property
+    def layered(self) -> int:
+        """Chunks that were computed a few layers per step, all of them."""
+        return sum(one.ends and one.first > 0 for one in self.layers)
 
     @property
     def largest_batch(self) -> int:
@@ -80,6 +88,7 @@ def watch(llm: LLM) -> Iterator[Steps]:
     def record(step: ScheduledBatch) -> None:
         shares = [(i.request.request_id, i.start, i.count, i.samples) for i in step.requests]
         seen.steps.append([Share(*values) for values in shares])
+        seen.layers += [] if step.layers is None else [step.layers]
 
     def recorded_run(step: ScheduledBatch) -> torch.Tensor:
         record(step)

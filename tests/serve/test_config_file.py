@@ -53,6 +53,7 @@ engines:
     memory-fraction: 0.25
     max-batch-size: 4
     batch-invariant: true
+    prompt-share: 0.2
 """
 
 
@@ -64,6 +65,7 @@ def test_engines_with_values_of_their_own(served: Served) -> None:
     assert (first.max_batch_size, second.max_batch_size) == (8, 4)
     assert "memory_fraction" not in first.runtime or first.runtime["memory_fraction"] == 0.9
     assert (second.runtime["memory_fraction"], second.runtime["batch_invariant"]) == (0.25, True)
+    assert (first.runtime.get("prompt_share"), second.runtime["prompt_share"]) == (None, 0.2)
     assert (served.config.max_queue, served.config.drain_seconds) == (7, 2.0)
     assert served.api_key == "sesame"
 

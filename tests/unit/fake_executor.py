@@ -24,7 +24,7 @@ from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 from ingot.runtime.sampled_step import leave_tokens
 from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduler import Chunking, Layers, ScheduledBatch, ScheduledRequest
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 from ingot.structured.grammars import mask_words
@@ -47,6 +47,7 @@ class FakeRunner:
         self.ahead = self.preempted_pending = self.penalized = self.masked = 0
         self.table: list[int] = []
         self.unread: dict[tuple[Request, int], int] = {}
+        self.reached: tuple[ScheduledRequest, int, list[int]] | None = None
 
     def run(self, step: ScheduledBatch) -> torch.Tensor:
         """Logits of the step's wanted tokens, rows as the real runner gives them."""
@@ -64,7 +65,25 @@ class FakeRunner:
             first = item.start if item.request.all_logits else end - 1
             if item.request.all_logits or item.samples:
                 rows += [self._logits(item.request, position) for position in range(first, end)]
+        if step.layers is not None:
+            self._run_layers(step, step.layers)
         return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
+
+    def _run_layers(self, step: ScheduledBatch, layers: Layers) -> None:
+        """They follow each other, over blocks that stay the request's own; the last ones fill these."""
+        chunk, request = layers.chunk, layers.chunk.request
+        end = chunk.start + chunk.count
+        own = request.blocks[: -(-end // self.block_size)]
+        if layers.first:
+            assert self.reached == (chunk, layers.first, own)
+        assert chunk.start == request.num_computed
+        assert end < request.num_known, "the last token is a decode"
+        assert request not in [*step.preempted, *(item.request for item in step.requests)]
+        assert layers.first < layers.last
+        self.reached = chunk, layers.last, own
+        if layers.ends:
+            for position in range(chunk.start, end):
+                self._cell(request, position, self._entry(request, position))
 
     def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
         """Tokens of the step's sampling requests; pending ones are read where the last step left them."""
@@ -150,6 +169,7 @@ def fake_executor(
     prefix_reuse: bool = True,
     stop_ids: frozenset[int] = frozenset(),
     run_ahead: bool = False,
+    chunking: Chunking | None = None,
 ) -> tuple[Executor, FakeRunner]:
     """An executor over a fake model and runner."""
     model: Any = SimpleNamespace(
@@ -166,6 +186,7 @@ def fake_executor(
         max_seq_len=max_seq_len,
         token_budget=token_budget,
         run_ahead=run_ahead,
+        chunking=chunking,
     )
     return executor, runner
 

@@ -269,7 +269,9 @@ AHEAD = ("greedy", "sampled", "penalised", "n")  # of which none needs the host
 class Traffic:
     """Random arrivals and aborts on one executor, everything checked at every step."""
 
-    def __init__(self, seed: int, run_ahead: bool = False, grammars: bool = False) -> None:
+    def __init__(
+        self, seed: int, run_ahead: bool = False, grammars: bool = False, chunking: Chunking | None = None
+    ) -> None:
         self.rng = rng = random.Random(seed)
         self.kinds = AHEAD if run_ahead and seed % 4 else KINDS
         self.grammars = grammars
@@ -284,6 +286,7 @@ class Traffic:
             prefix_reuse=rng.random() < 0.8,
             stop_ids=STOP,
             run_ahead=run_ahead,
+            chunking=chunking,
         )
         self.jobs: dict[str, Job] = {}
         self.results: dict[str, dict[int, Answer]] = {}

@@ -1,0 +1,134 @@
+"""A long prompt's chunk on the device, computed a few layers per step behind the steps' own work.
+
+Owns the chunk's tensors: its buffers, and its hidden states between two steps; and times the layers for the
+pace. Which layers run is the scheduler's choice, how many the pace's.
+
+    layered = LayeredChunk(forward, pace, device, max_seq_len=4096)
+    with layered.behind(step): ...      # launch the step; its layers of the chunk follow
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ingot.layers.batch import ForwardBatch
+from ingot.layers.forward import Between
+from ingot.runtime.forward import Forward
+from ingot.runtime.pace import Pace
+from ingot.runtime.prompt_graphs import prompt_buffer
+from ingot.runtime.scheduler import Layers, ScheduledBatch, ScheduledRequest
+from ingot.runtime.step_buffer import StepBuffer
+
+
+class _Moment:
+    """When a GPU gets to this place of its stream; of a CPU, now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._seconds = time.perf_counter()
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    @property
+    def passed(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def ms_to(self, later: _Moment) -> float:
+        """Both have passed."""
+        if self._event is None or later._event is None:
+            return 1e3 * (later._seconds - self._seconds)
+        return self._event.elapsed_time(later._event)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A step that began, went over to the chunk's layers, and ended; ``decodes``: its work was no more."""
+
+    began: _Moment
+    went_over: _Moment
+    ended: _Moment
+    rows: int
+    layers: int
+    decodes: bool
+
+
+class LayeredChunk:
+    """The chunk under way; one that a new one follows before its last layer was dropped.
+
+    It runs without a graph, padded to one of the pace's sizes: padding writes to no slot.
+    """
+
+    def __init__(self, forward: Forward, pace: Pace, device: torch.device, max_seq_len: int) -> None:
+        self.forward = forward
+        self.pace = pace
+        self.device = device
+        self.max_seq_len = max_seq_len
+        self._buffers: dict[int, StepBuffer] = {}
+        self._batch: ForwardBatch | None = None
+        self._at: Between | None = None
+        self._reached: tuple[ScheduledRequest, int] | None = None
+        self._timed: deque[_Timed] = deque()
+
+    @contextmanager
+    def behind(self, step: ScheduledBatch) -> Iterator[None]:
+        """Run the step's layers of a chunk behind what the block launches."""
+        if step.layers is None:
+            yield
+            return
+        began = _Moment(self.device)
+        yield
+        self._tell_pace()
+        went_over = _Moment(self.device)
+        rows = self._run(step.layers)
+        decodes = step.num_single == len(step.requests)
+        layers = step.layers.last - step.layers.first
+        self._timed.append(_Timed(began, went_over, _Moment(self.device), rows, layers, decodes))
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Build the kernels of every size, on padding alone."""
+        for rows in self.pace.sizes:
+            batch = self._buffer(rows).padded_batch(rows, self.max_seq_len)
+            self.forward.through(self.forward.begin(batch), batch, 0, self.pace.num_layers)
+
+    def _run(self, layers: Layers) -> int:
+        """Returns the rows of the chunk, padding included."""
+        if layers.first == 0:
+            self._begin(layers.chunk)
+        else:
+            assert self._reached == (layers.chunk, layers.first), "layers follow each other"
+        assert self._at is not None
+        assert self._batch is not None
+        self.forward.through(self._at, self._batch, layers.first, layers.last)
+        self._reached = layers.chunk, layers.last
+        if layers.ends:
+            self._at = None
+        return len(self._batch.positions)
+
+    def _begin(self, chunk: ScheduledRequest) -> None:
+        self._at = None  # of a chunk that was dropped
+        rows = self.pace.size_of(chunk.count)
+        buffer = self._buffer(rows)
+        buffer.fill(ScheduledBatch([chunk]), self.forward.caches[0].block_size)
+        buffer.upload()
+        self._batch = buffer.padded_batch(rows, self.max_seq_len)
+        self._at = self.forward.begin(self._batch)
+
+    def _buffer(self, rows: int) -> StepBuffer:
+        """Its own for each size: the runner's are filled by other steps meanwhile."""
+        if rows not in self._buffers:
+            self._buffers[rows] = prompt_buffer(self.forward, self.device, self.max_seq_len, rows, 1)
+        return self._buffers[rows]
+
+    def _tell_pace(self) -> None:
+        """Of the steps that have run by now; nothing waits for the others."""
+        while self._timed and self._timed[0].ended.passed:
+            one = self._timed.popleft()
+            step_ms = one.began.ms_to(one.went_over) if one.decodes else None
+            self.pace.told(one.rows, one.layers, one.went_over.ms_to(one.ended), step_ms)

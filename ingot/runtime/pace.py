@@ -1,0 +1,85 @@
+"""How much of a long prompt a step has time for while others decode.
+
+Owns the arithmetic: tokens of a chunk and layers of it per step, so that these take no more than a share of
+what the step itself takes. Is told times and reads no clock; knows no device and no request.
+
+    pace = Pace(share=0.1, num_layers=32)
+    count = pace.chunk(left=30_000)            # tokens
+    last = pace.last(first=0)                  # the step runs layers [0, last)
+    pace.told(count, layers=last, layers_ms=0.3, step_ms=6.6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.config.step_sizes import LAYERED_TOKENS
+
+_TURN = 8  # measurements that a welcome one, which may be chance, takes to count
+
+
+class Pace:
+    """One chunk after another, of one prompt or another; there is one at a time.
+
+    Unwelcome news (a layer is slower, a step faster) counts at once, welcome news little by little: a step
+    too long is felt, one too short is not. A step runs one layer at least.
+
+    Attributes:
+        sizes: tokens that a chunk may be padded to, ascending.
+    """
+
+    def __init__(self, share: float, num_layers: int, sizes: Sequence[int] = LAYERED_TOKENS) -> None:
+        self.share = share
+        self.num_layers = num_layers
+        self.sizes = sizes
+        self._rows = sizes[len(sizes) // 2]  # of the chunk under way, or of the last one
+        self._step_ms: float | None = None
+        self._layer_ms: float | None = None  # at so many rows
+
+    def size_of(self, count: int) -> int:
+        """The smallest size that holds so many tokens."""
+        return next(size for size in self.sizes if size >= count)
+
+    def chunk(self, left: int) -> int:
+        """Tokens of the next chunk of a prompt with so many left: one size less than before where a layer of
+        it took more than the share, one more where a layer of that should fit.
+        """
+        at, room = self.sizes.index(self._rows), self._room
+        if room is not None and self._layer_ms is not None:
+            if self._layer_ms > room:
+                at = max(at - 1, 0)
+            elif at + 1 < len(self.sizes) and self._layer_ms * self.sizes[at + 1] / self._rows <= room:
+                at += 1
+        count = min(self.sizes[at], left)
+        self._turn_to(self.size_of(count))
+        return count
+
+    def last(self, first: int) -> int:
+        """Where a step ends that begins with layer ``first`` of the chunk: behind one, as long as times are
+        not known.
+        """
+        room = self._room
+        fitting = 1 if room is None or self._layer_ms is None else int(room / self._layer_ms)
+        return min(first + max(fitting, 1), self.num_layers)
+
+    def told(self, rows: int, layers: int, layers_ms: float, step_ms: float | None) -> None:
+        """So many layers of a chunk of so many rows took so long; ``step_ms``: the step without them, None
+        where it did more than decode.
+        """
+        if step_ms is not None:
+            before = self._step_ms
+            self._step_ms = step_ms if before is None else min(step_ms, before + (step_ms - before) / _TURN)
+        if rows == self._rows:  # else of the chunk before
+            ms, old = layers_ms / layers, self._layer_ms
+            self._layer_ms = ms if old is None else max(ms, old + (ms - old) / _TURN)
+
+    @property
+    def _room(self) -> float | None:
+        """Milliseconds for the layers of a step."""
+        return None if self._step_ms is None else self.share * self._step_ms
+
+    def _turn_to(self, rows: int) -> None:
+        """A layer of fewer rows may take as long, one of more takes longer by as many at most."""
+        if self._layer_ms is not None:
+            self._layer_ms *= max(rows / self._rows, 1.0)
+        self._rows = rows
