@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from build import peak_host_gb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
