@@ -283,8 +283,8 @@ class ClassListener(OpenClass):
         suppressed = self._suppressed(options)
         if suppressed is not None:
             given["suppress_tokens"] = suppressed
-        if options.initial_prompt and self.vocabulary.tokenizer is not None:
-            ids = self.vocabulary.tokenizer.encode_parts([" " + options.initial_prompt.strip()])
+        if options.initial_prompt:
+            ids = self.vocabulary.ids(options.initial_prompt)
             given["prompt_ids"] = torch.tensor([tokens.previous, *ids], device=self.device)
         return given
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import DeviceError
-
-_UNSPACED = ("ja", "lo", "my", "th", "yue", "zh")  # written without spaces: a letter is a word
+from ingot.processors.languages import NO_SPACES
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Wer:
         """What is compared of a text; ``language``: its code."""
         if language == "en":
             return str(self._english(text)).strip()
-        return str((self._letters if language in _UNSPACED else self._basic)(text)).strip()
+        return str((self._letters if language in NO_SPACES else self._basic)(text)).strip()
 
     def rates(self, references: Sequence[str], found: Sequence[str], languages: Sequence[str]) -> Rates:
         """Of texts and what was found of each."""
@@ -66,7 +65,8 @@ class Wer:
 
         right = [self.normalised(text, code) for text, code in zip(references, languages, strict=True)]
         told = [self.normalised(text, code) for text, code in zip(found, languages, strict=True)]
-        words, letters = jiwer.process_words(right, told), jiwer.process_characters(right, told)
+        words = jiwer.process_words(right, told)
+        letters = jiwer.process_characters(_letters(right, languages), _letters(told, languages))
         count = sum(len(text.split()) for text in right)
         return Rates(
             100 * words.wer if count else None,
@@ -76,3 +76,9 @@ class Wer:
             words.insertions,
             count,
         )
+
+
+def _letters(texts: Sequence[str], languages: Sequence[str]) -> list[str]:
+    """Normalised texts whose spaces are their own: none between letters that stand for words."""
+    both = zip(texts, languages, strict=True)
+    return [text.replace(" ", "") if code in NO_SPACES else text for text, code in both]

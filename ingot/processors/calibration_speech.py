@@ -104,7 +104,9 @@ def read_windows(path: Path, mels: int, frames: int, count: int) -> SpokenData:
         if heard is None or heard[0] != one.path:
             digest.update(one.path.read_bytes())
             heard = one.path, LongLogMel(read_audio(one.path), mels, _AUDIO)
-        found.append(_window(one, heard[1].window(start * frames, (start + 1) * frames).features))
+        first, mel = start * frames, heard[1]
+        last = min(first + frames, mel.num_frames)  # behind it are zeros, as where it is transcribed
+        found.append(_window(one, mel.window(first, last, frames).features))
     return SpokenData(tuple(found), len(records), digest.hexdigest())
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from ingot.errors import RequestError
 from ingot.processors.audio import RATE
 from ingot.processors.prompt import Input
 
@@ -68,6 +69,9 @@ class LongLogMel:
     Args:
         samples: [N] in -1 to 1 at 16 kHz.
         device: that computes and holds features, beside what else runs there.
+
+    Raises:
+        RequestError: the power of a sample is no number of float32.
     """
 
     def __init__(self, samples: torch.Tensor, mels: int, device: torch.device) -> None:
@@ -82,6 +86,8 @@ class LongLogMel:
                 float(self._part(start, min(start + _PART, sounding)).max())
                 for start in range(_PART, sounding, _PART)
             ]
+            if not math.isfinite(max(loudest)):
+                raise RequestError("samples are too loud to compute", allowed="-1 to 1", fix="the recording")
             self._loudest = torch.tensor(max(loudest), device=device)
 
     def window(self, start: int, end: int, frames: int | None = None) -> Input:

@@ -13,7 +13,7 @@ import asyncio
 import importlib.util
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
@@ -191,7 +191,7 @@ class _Work:
     ) -> None:
         self._heard: list[Segment] = []
         self._windows, self._slot = windows, slot
-        self._written: torch.Tensor | None = None  # what the slot holds
+        self._written: bytes | None = None  # the name of what the slot holds
         self._asking = transcribe_recording(
             vocabulary, samples, windows.shape[0], options, self._heard.append, heads
         )
@@ -224,9 +224,10 @@ class _Work:
     def _job(self, asked: Asked | AskedScores) -> Job:
         given, ids = asked.prompt.parts
         assert isinstance(given, Input)
-        if given.features is not self._written:
+        assert given.name is not None
+        if given.name != self._written:
             self._windows.put(self._slot, given.features)
-            self._written = given.features
+            self._written = given.name
             self._num_windows += 1
         if isinstance(asked, AskedScores):
             attend = [*asked.heads], asked.below
@@ -244,5 +245,6 @@ async def _in(pool: ThreadPoolExecutor, work: Callable[..., Value], *args: objec
     try:
         return await asyncio.shield(waiting)
     finally:
-        if not running.cancel():
-            await asyncio.wait({waiting})
+        while not (running.cancel() or waiting.done()):
+            with suppress(asyncio.CancelledError):  # the first one is on its way already
+                await asyncio.wait({waiting})

@@ -34,7 +34,7 @@ class TranscribeOptions(JsonConfig):
         temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
         beam_size: beams at temperature 0.
         patience: a search of beams ends with so many times ``beam_size`` answers.
-        length_penalty: answers of beams are compared by log-probability over length to this power.
+        length_penalty: answers are compared by log-probability over length to this power.
         best_of: answers to choose from at other temperatures.
         compression_ratio: a text that zlib shrinks further than this repeats itself.
         logprob: least average log-probability of a text.
@@ -43,9 +43,9 @@ class TranscribeOptions(JsonConfig):
             is longer than so many seconds.
         condition_on_previous_text: each window reads the text of those before it.
         initial_prompt: text that the first window reads before its own: names, spelling, style.
-        hotwords: words that every window reads before its own.
-        suppress: ids that never occur; None: those that are not speech.
-        seed: of all draws.
+        hotwords: words that every window reads before its own, at most a quarter of what the decoder takes.
+        suppress: ids that never occur, -1 for all that are not speech; None: those alone.
+        seed: of all draws, -2**63 to 2**63 - 1.
         max_new_tokens: of a window; None: half of what the decoder takes.
     """
 
@@ -81,6 +81,10 @@ class TranscribeOptions(JsonConfig):
                 "temperatures are out of range", seen=self.temperatures, allowed="0 to 2", flag="temperatures"
             )
         self._check_clips()
+        if self.suppress is not None and any(one < -1 for one in self.suppress):
+            raise RequestError("unknown tokens", seen=self.suppress, allowed="ids, or -1", flag="suppress")
+        if not -(2**63) <= self.seed < 2**63:
+            raise RequestError("seed is out of range", seen=self.seed, allowed="64 bits", flag="seed")
         for name, least in (("beam_size", 1), ("best_of", 1)):
             if not least <= getattr(self, name) <= 64:
                 raise RequestError(

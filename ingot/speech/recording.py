@@ -71,7 +71,7 @@ def transcribe_recording(
     if vocabulary.tokens.multilingual and options.language is None and frames:
         probabilities = yield from detect_language(vocabulary, features.window(0, _FRAMES))
         found.language, found.language_probability = next(iter(probabilities.items()))
-    said = _Said(_initial(vocabulary, options))
+    said = _Said(vocabulary.ids(options.initial_prompt or ""))
     for start, end in _clips(options, frames):
         seek = start
         while seek < end:
@@ -218,12 +218,6 @@ def _clips(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
         return [(0, frames)]
     times = [min(round(seconds * RATE / HOP), frames) for seconds in options.clip_timestamps]
     return list(zip(times[::2], [*times[1::2], frames], strict=False))
-
-
-def _initial(vocabulary: Vocabulary, options: TranscribeOptions) -> list[int]:
-    if not options.initial_prompt or vocabulary.tokenizer is None:
-        return []
-    return vocabulary.tokenizer.encode_parts([" " + options.initial_prompt.strip()])
 
 
 def _is_silent(decoded: Decoded, options: TranscribeOptions) -> bool:

@@ -68,7 +68,8 @@ class Transcriber:
         manifest = llm.engine.manifest
         config = manifest.model
         self.llm, self._mels = llm, mel_bins(config)
-        tokenizer, longest = llm.engine.text.tokenizer, config.max_positions
+        longest = min(config.max_positions, llm.executor.max_seq_len)
+        tokenizer = llm.engine.text.tokenizer
         self.vocabulary = Vocabulary.of_model(config, tokenizer, longest, manifest.generation)
 
     def __call__(self, source: Source, *, vad: Detector | None = None, **options: Any) -> Transcript:
@@ -151,6 +152,10 @@ class Transcriber:
     def _transcribe(
         self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Left | None = None
     ) -> Transcript:
+        beams = wanted.options.beam_size
+        if beams > self._width:
+            allowed = f"at most {self._width}, the engine's max_batch_size"
+            raise RequestError("too many beams", seen=beams, allowed=allowed, flag="beam_size")
         samples, left = _samples(source), left or Left()
         if wanted.options.chunked:
             return self._in_chunks(samples, wanted, heard, left)

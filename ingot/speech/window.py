@@ -80,7 +80,8 @@ class Vocabulary:
         """A transcript's, ``framed`` tokens behind its start; or those that ``detect`` one of some ids."""
         tokens = self.tokens
         frame = (tokens.transcribe, tokens.translate, tokens.start, tokens.previous, tokens.start_lm)
-        chosen = self.suppressed if options.suppress is None else options.suppress
+        chosen = [-1] if options.suppress is None else options.suppress
+        chosen = [token for one in chosen for token in (self.suppressed if one == -1 else (one,))]
         return TranscriptRules(
             end=tokens.end,
             no_speech=tokens.no_speech,
@@ -100,13 +101,14 @@ class Vocabulary:
         return self.tokenizer.decode(said) if self.tokenizer is not None else " ".join(map(str, said))
 
     def ids(self, text: str) -> list[int]:
-        """Of a text as words that follow others; where there is no tokenizer, the ids that the text lists.
+        """Of a text as words that follow others, none of an empty one; where there is no tokenizer, the ids
+        that the text lists.
 
         Raises:
             RequestError: without a tokenizer, it lists none.
         """
         if self.tokenizer is not None:
-            return self.tokenizer.encode_parts([" " + text.strip()])
+            return self.tokenizer.encode_parts([" " + text.strip()]) if text else []
         words = text.split()
         if not all(word.isdecimal() for word in words):
             allowed = "token ids with spaces between them"
@@ -163,7 +165,7 @@ def decode_window(
             one = SamplingParams(max_new_tokens=1, logprobs=0, transcript=rules)
             silence = _silence((yield Asked(prompt, one)))
         assert silence is not None
-        decoded = _best(vocabulary, output.answers, temperature, silence)
+        decoded = _best(vocabulary, output.answers, temperature, silence, options.length_penalty)
         if not needs_another(decoded, options):
             break
     assert decoded is not None
@@ -207,7 +209,7 @@ def _start(
     tokens = vocabulary.tokens
     frame = tokens.prompt(language, options.task, timestamps=options.timestamps)
     most = vocabulary.longest // 2 - 1
-    hot = _encoded(vocabulary, options.hotwords)[: most // 2]
+    hot = vocabulary.ids(options.hotwords or "")[: most // 2]
     read = [*hot, *previous[-(most - len(hot)) :]] if previous else hot
     return len(frame) - 1, Prompt([window, [*([tokens.previous, *read] if read else []), *frame]])
 
@@ -235,10 +237,12 @@ def _silence(output: Output) -> float | None:
     return None if told is None else math.exp(told[0].top[0][1])
 
 
-def _best(vocabulary: Vocabulary, answers: Sequence[Answer], temperature: float, silence: float) -> Decoded:
+def _best(
+    vocabulary: Vocabulary, answers: Sequence[Answer], temperature: float, silence: float, penalty: float
+) -> Decoded:
     """The likeliest answer for its length."""
     found = [_decoded(vocabulary, answer, temperature, silence) for answer in answers]
-    return max(found, key=lambda one: sum(one.logprobs) / max(len(one.tokens), 1))
+    return max(found, key=lambda one: sum(one.logprobs) / max(len(one.tokens), 1) ** penalty)
 
 
 def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float, silence: float) -> Decoded:
@@ -257,8 +261,3 @@ def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float, silence
         compression_ratio(text),
         values,
     )
-
-
-def _encoded(vocabulary: Vocabulary, text: str | None) -> list[int]:
-    """Ids of a text as words that follow others."""
-    return vocabulary.ids(text) if text and vocabulary.tokenizer is not None else []

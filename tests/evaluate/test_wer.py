@@ -45,6 +45,10 @@ def test_rates_are_the_librarys(golden: Path) -> None:
     assert (rates.substitutions, rates.deletions, rates.insertions, rates.words) == (2, 0, 1, 4)
     assert rates.wer == 75.0
     assert rates.cer == pytest.approx(100 * 7 / 18)
+    assert Wer().rates(["你好"], ["你坏"], ["zh"]).cer == 50
+    assert Wer().rates(["a b"], ["a c"], ["de"]).cer == pytest.approx(
+        100 / 3
+    )  # spaces that are written count
     nothing = Wer().rates(["Hmm."], [""], ["en"])
     assert (nothing.wer, nothing.words) == (None, 0)
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from ingot.serve.ears import _in
 from ingot.serve.errors import bad_request
 from ingot.serve.model import ServedModel
 from tests.serve.client import Server, started, wait_for
@@ -178,3 +179,25 @@ async def test_what_is_wrong_with_a_request_whose_client_left_is_not_logged() ->
     gc.collect()  # asyncio logs an error that nobody asked for when its future goes
     await asyncio.sleep(0)
     assert logged == []
+
+
+async def test_who_is_cancelled_twice_waits_for_the_thread_that_writes_for_him() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    written = []
+
+    def work() -> None:
+        begun.set()
+        goes_on.wait()
+        written.append(True)
+
+    with ThreadPoolExecutor(1) as threads:
+        task = asyncio.create_task(_in(threads, work))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+            assert not task.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert written == [True]

@@ -83,7 +83,9 @@ def test_a_transcript_is_read_behind_its_frame(checkpoint: Path, llm: LLM, clip:
     assert llm.tokenizer is not None
     words = llm.tokenizer.encode_parts([f" {text}"])
     assert found.samples == ((NAMES.start, NAMES.languages["de"], *TASK, *words, NAMES.end),)
-    exact = LongLogMel(read_audio(clip), MELS, CPU).window(0, FRAMES).features
+    heard = LongLogMel(read_audio(clip), MELS, CPU)
+    exact = heard.window(0, heard.num_frames, FRAMES).features
+    assert not exact[:, heard.num_frames :].any()  # as where it is transcribed
     assert torch.equal(found.features[0], exact)
     short = read(checkpoint, clip.parent / "spoken.jsonl", length=6)
     assert short.samples == (found.samples[0][:6],)

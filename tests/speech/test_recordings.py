@@ -20,6 +20,7 @@ from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 from ingot.kernels.cache.scales import NARROW_CACHES
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
+from ingot.llm.outputs import Answer, TokenLogprobs
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors import log_mel as log_mel_module
 from ingot.processors.log_mel import RATE, LongLogMel, features_by, fit, log_mel
@@ -28,7 +29,9 @@ from ingot.runtime.transcript import Transcripts
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.segments import Segment
 from ingot.speech.transcriber import Transcriber
+from ingot.speech.window import _best
 from ingot.speech.writers import WRITERS
+from tests.encoders.speech import write_multilingual
 from tests.speech.test_huggingface import noise, opened
 
 ONE_PASS: dict[str, Any] = {"language": "en", "temperatures": (0.0,), "no_speech": None}
@@ -93,6 +96,9 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
         ({"clip_timestamps": (2, 1)}, "clip_timestamps"),
         ({"clip_timestamps": (-1, 1)}, "clip_timestamps"),
         ({"clip_timestamps": (0, float("inf"))}, "clip_timestamps"),
+        ({"suppress": (-2,)}, "suppress"),
+        ({"seed": -(2**70)}, "seed"),
+        ({"beam_size": 64}, "beam_size"),
     ],
 )
 def test_options_that_nobody_could_follow(hearing: Transcriber, options: dict[str, Any], flag: str) -> None:
@@ -335,3 +341,39 @@ def test_caches_in_8_bits(whisper: Path, clips: list[Path], cache: str, beams: i
     wide = Transcriber(whisper, "cpu").llm.cross_attention(prompt, heads)[1]
     scores = narrow.llm.cross_attention(prompt, heads)[1]
     assert 1e-5 < float((scores - wide).norm() / wide.norm()) < (0.02 if cache == "int8" else 0.1)
+
+
+def test_samples_whose_power_is_no_number(hearing: Transcriber) -> None:
+    with pytest.raises(RequestError, match="too loud"):
+        hearing(noise(1.0) * 1e25, **ONE_PASS)
+
+
+def test_minus_one_suppresses_what_is_not_speech(hearing: Transcriber) -> None:
+    vocabulary = dataclasses.replace(hearing.vocabulary, suppressed=(7, 9))
+    by_default = vocabulary.rules(TranscribeOptions())
+    assert vocabulary.rules(TranscribeOptions(suppress=(-1,))) == by_default
+    assert vocabulary.rules(TranscribeOptions(suppress=(5, -1))).suppressed == (5, *by_default.suppressed)
+    assert {7, 9}.isdisjoint(vocabulary.rules(TranscribeOptions(suppress=(5,))).suppressed)
+
+
+def test_an_engine_of_a_shorter_length_takes_all_that_is_said_before(tmp_path: Path) -> None:
+    """Its windows read and write half of it each, as those of 448 tokens do."""
+    checkpoint = write_multilingual(tmp_path, 3)
+    short = Transcriber(checkpoint, "cpu", max_seq_len=40)
+    assert short.vocabulary.longest == 40
+    before = " ".join(map(str, range(300, 500)))
+    found = short(noise(40.0), initial_prompt=before, hotwords=before, **ONE_PASS)
+    assert found.duration == 40.0
+    with pytest.raises(RequestError, match="no tokenizer for a text"):
+        short(noise(1.0), initial_prompt="Names", **ONE_PASS)
+
+
+@pytest.mark.parametrize(("penalty", "text"), [(0.0, "1"), (1.0, "1 2 3")])
+def test_answers_are_compared_over_their_length(hearing: Transcriber, penalty: float, text: str) -> None:
+    def answer(tokens: list[int], logprob: float) -> Answer:
+        told = [TokenLogprobs(token, logprob, ((token, logprob),)) for token in tokens]
+        return Answer(token_ids=tokens, text="", finish_reason="stop", logprobs=told)
+
+    vocabulary = dataclasses.replace(hearing.vocabulary, tokenizer=None)
+    best = _best(vocabulary, [answer([1], -0.9), answer([1, 2, 3], -0.6)], 0.5, 0.0, penalty)
+    assert best.text == text
