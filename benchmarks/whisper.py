@@ -166,10 +166,9 @@ def figures(
     """Windows ``count`` at once: seconds with all tokens and with the first, one run thrown away."""
     found: Row = {"windows": count, "tokens": load.tokens}
     for name, tokens in (("all", load.tokens), ("first", 1)):
-        times = []
-        for repeat in range(load.repeats + 1):
-            given = ready(noise(count, seed=1000 * count + 2 * repeat + (name == "first")))
-            times.append(seconds(run, given, tokens, device))
+        # All first: making noise takes a while, in which a GPU's clocks fall.
+        seeds = [1000 * count + 2 * repeat + (name == "first") for repeat in range(load.repeats + 1)]
+        times = [seconds(run, given, tokens, device) for given in [ready(noise(count, s)) for s in seeds]]
         told = spread(times[1:])
         assert told is not None
         found[f"{name}_s"], found[f"{name}_seconds"] = told, [round(one, 6) for one in times[1:]]
