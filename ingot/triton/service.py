@@ -21,6 +21,7 @@ from ingot.errors import NoSuchPathError
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
@@ -77,6 +78,7 @@ class Service:
         try:
             start = EngineClient.start(name, load, service._config, Metrics().of(name))
             service._model = ServedModel(side, service._wait(start), service._grammars)
+            leave_out_what_is_loaded()
         except BaseException:
             service._end()
             raise

@@ -23,6 +23,7 @@ from ray.serve.exceptions import RayServeException
 from ingot.config.serve import ServeConfig
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
+from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
@@ -50,6 +51,7 @@ class EngineReplica:
         self._engine = await EngineClient.start(name, args.load(), config, metrics.of(name))
         model = ServedModel(side, self._engine, GrammarChecks())
         self._app = make_app(ServerState({name: model}, config, metrics), None)
+        leave_out_what_is_loaded()
         self._telling = asyncio.ensure_future(self._tell(serve.get_deployment_handle(front)))
 
     async def answer(self, scope: Message, body: bytes) -> AsyncGenerator[list[Message], None]:
