@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from ingot.errors import RequestError
+from ingot.processors.audio_length import (
+    MISSING_SECONDS,
+    check_chunks,
+    check_pages,
+    ends_early,
+    whole_mpeg,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +34,7 @@ MOST_SECONDS = 6 * 3600.0
 MOST_CHANNELS = 16
 _RATES = (1_000, 768_000)
 _BLOCK_SECONDS = 30
-_MISSING_SECONDS = 1.0  # a file's own count of its frames is an estimate in some formats
-_NO_LENGTH = 0x7FFFFF00  # bytes, and more; 4 GiB less a little from ffmpeg, 2 GiB from sox
+_UNKNOWN_FRAMES = 1 << 62  # and more: libsndfile found no number
 _FORMATS = "wav, flac, ogg or mp3"
 
 
@@ -44,21 +51,26 @@ def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) 
     Channels are averaged. Memory: 4 bytes per sample, 230 MB an hour.
 
     Raises:
-        RequestError: it is no audio, too long, has too many channels, or ends before it says; a package is
-            missing.
+        RequestError: it is no audio, too long, has too many channels, ends before it says (wav, aiff, flac,
+            Ogg, MP3 with a count of its frames), or holds several recordings (Ogg, unlike ones in MP3); a
+            package is missing.
     """
     _check_packages()
     import soundfile
 
     name = "the bytes" if isinstance(source, bytes) else str(source)
+    if _is_raw(source):
+        fix = "convert the file"
+        raise RequestError("raw samples do not tell their rate", seen=name, allowed=_FORMATS, fix=fix)
     try:
-        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
-            _check(file, name, max_seconds)
-            _check_length(file, source, name)
-            return _samples(file, name, max_seconds)
+        with _opened(source) as stream:
+            return _decoded(stream, name, max_seconds)
+    except OSError as error:
+        what = "there is no such audio file"
+        if not isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            what = f"the audio file cannot be read ({error.strerror})"
+        raise RequestError(what, seen=name, fix="the path") from None
     except soundfile.SoundFileError as error:
-        if not isinstance(source, bytes) and not Path(source).is_file():
-            raise RequestError("there is no such audio file", seen=name, fix="the path") from None
         what = getattr(error, "error_string", str(error))
         raise RequestError(
             "this is no audio that can be read",
@@ -73,11 +85,42 @@ def audio_seconds(source: str | Path | bytes) -> float:
     _check_packages()
     import soundfile
 
+    if _is_raw(source):
+        return 0.0
     try:
         found = soundfile.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
     except soundfile.SoundFileError:
         return 0.0
+    if found.frames >= _UNKNOWN_FRAMES:
+        return 0.0
     return min(float(found.frames) / found.samplerate, MOST_SECONDS)
+
+
+def _opened(source: str | Path | bytes) -> BinaryIO:
+    return io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
+
+
+def _is_raw(source: str | Path | bytes) -> bool:
+    """Whether soundfile takes it for samples without a header: it goes by this suffix alone."""
+    return not isinstance(source, bytes) and Path(source).suffix.lower() == ".raw"
+
+
+def _decoded(stream: BinaryIO, name: str, max_seconds: float) -> np.ndarray:
+    import soundfile
+
+    with soundfile.SoundFile(stream) as file:
+        kind, subtype, frames, rate = file.format, file.subtype, file.frames, file.samplerate
+    sound: BinaryIO | io.RawIOBase | None = stream
+    if kind == "OGG":
+        check_pages(stream, name)
+    elif kind == "MP3":
+        sound = whole_mpeg(stream, name) if subtype == "MPEG_LAYER_III" else None
+    else:
+        check_chunks(stream, frames, rate, name)
+    (sound or stream).seek(0)
+    with soundfile.SoundFile(sound or stream) as file:
+        _check(file, name, max_seconds)
+        return _samples(file, name, max_seconds, is_estimate=sound is None)
 
 
 def _check(file: Any, name: str, max_seconds: float) -> None:
@@ -90,38 +133,21 @@ def _check(file: Any, name: str, max_seconds: float) -> None:
     if file.channels > MOST_CHANNELS:
         seen = f"{name}: {file.channels}"
         raise RequestError("too many channels", seen=seen, allowed=f"at most {MOST_CHANNELS}")
+    if file.frames >= _UNKNOWN_FRAMES:
+        fix = "write it to a file, not into a pipe"
+        raise RequestError("the file does not tell how long it is", seen=name, fix=fix)
     if file.frames > max_seconds * file.samplerate:
         raise _too_long(name, file.frames / file.samplerate, max_seconds)
 
 
-def _check_length(file: Any, source: str | Path | bytes, name: str) -> None:
-    """A wav file's own length against what is there: soundfile counts the frames that are left. Who writes
-    into a pipe names no length, or the largest.
-    """
-    if file.format != "WAV":
-        return
-    if isinstance(source, bytes):
-        head, there = source[:8], len(source)
-    else:
-        with Path(source).open("rb") as start:
-            head, there = start.read(8), Path(source).stat().st_size
-    promised = int.from_bytes(head[4:8], "little")
-    if head[:4] != b"RIFF" or not 0 < promised < _NO_LENGTH:
-        return
-    bytes_per_second = max(there // max(file.frames, 1), 1) * file.samplerate
-    if promised - there > _MISSING_SECONDS * bytes_per_second:
-        seen = f"{name}: {there} of {promised + 8} bytes"
-        raise RequestError("the audio ends early", seen=seen, fix="get the file again; it was cut off")
-
-
-def _samples(file: Any, name: str, max_seconds: float) -> np.ndarray:
+def _samples(file: Any, name: str, max_seconds: float, is_estimate: bool) -> np.ndarray:
     import soxr
 
     same = file.samplerate == RATE
     stream = None if same else soxr.ResampleStream(file.samplerate, RATE, 1, dtype="float32")
     parts: list[np.ndarray] = []
     frames, promised = 0, file.frames
-    for block in file.blocks(_BLOCK_SECONDS * file.samplerate, dtype="float32", always_2d=True):
+    for block in _blocks(file):
         frames += len(block)
         if frames > max_seconds * file.samplerate:
             raise _too_long(name, frames / file.samplerate, max_seconds)
@@ -129,13 +155,25 @@ def _samples(file: Any, name: str, max_seconds: float) -> np.ndarray:
         parts.append(mono if stream is None else stream.resample_chunk(mono))
     if stream is not None:
         parts.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
-    if promised - frames > _MISSING_SECONDS * file.samplerate:
-        seen = f"{name}: {frames / file.samplerate:.1f} of {promised / file.samplerate:.1f} s"
-        raise RequestError("the audio ends early", seen=seen, fix="get the file again; it was cut off")
+    if promised - frames > MISSING_SECONDS * file.samplerate and not is_estimate:
+        raise ends_early(f"{name}: {frames / file.samplerate:.1f} of {promised / file.samplerate:.1f} s")
     samples = np.concatenate([*parts, np.zeros(0, np.float32)])
     if not np.isfinite(samples).all():
         raise RequestError("the audio has samples that are no numbers", seen=name, fix="convert the file")
     return samples
+
+
+def _blocks(file: Any) -> Iterator[np.ndarray]:
+    """Views [frames, channels] of what was read, valid until the next. soundfile's own ``blocks`` yields what
+    was promised: behind a file's end that is memory of others.
+    """
+    buffer = np.zeros((min(_BLOCK_SECONDS * file.samplerate, file.frames), file.channels), np.float32)
+    while len(buffer):
+        block = file.read(out=buffer)
+        if len(block):
+            yield block
+        if len(block) < len(buffer):
+            return
 
 
 def _too_long(name: str, seconds: float, most: float) -> RequestError:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -28,6 +29,7 @@ FORM_SECONDS = 300.0  # for a body to arrive
 _MOST_UPLOADS = 128  # each may be on disk
 _MOST_FIELDS = 256
 _FIELD_BYTES = 64 << 10
+_CHARSETS = ("utf-8", "utf8")
 _FRAME_BYTES = 1 << 20  # of a body, beside its file
 
 
@@ -74,13 +76,12 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
         lists: fields that may be there several times, also with ``[]`` behind the name.
 
     Raises:
-        ApiError: it is too large (413), no form by its type (415), malformed or without one file (400), does
-            not arrive (408), or a browser sends it for the page of another site (403).
+        ApiError: it is too large (413), no form by its type (415), malformed, in another
+            charset than utf-8 or without one file (400), does not arrive (408), or a browser sends it for the
+            page of another site (403).
         ClientLeftError: the client left before its end.
     """
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "multipart/form-data":
-        text = "send the recording as Content-Type: multipart/form-data"
-        raise ApiError(415, text, code="unsupported_media_type")
+    _check_type(request.headers.get("content-type", ""))
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         raise ApiError(403, "recordings from the pages of other sites are refused", code="other_origin")
@@ -107,6 +108,17 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
         yield _form(found.multi_items(), most, lists)
     finally:
         await found.close()
+
+
+def _check_type(given: str) -> None:
+    """The parser would decode fields, and the fields' names, by any codec of Python that is named here."""
+    if given.split(";")[0].strip().lower() != "multipart/form-data":
+        text = "send the recording as Content-Type: multipart/form-data"
+        raise ApiError(415, text, code="unsupported_media_type")
+    charset = parse_options_header(given)[1].get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in _CHARSETS:
+        text = f"Content-Type: the charset {charset[:100]!r} is not supported; send utf-8, or leave it out"
+        raise bad_request(text, code="unsupported_charset")
 
 
 def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> Form:

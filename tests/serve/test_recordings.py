@@ -15,7 +15,7 @@ import pytest
 
 from tests.serve.client import Reply, Server, is_gone, memory, started, wait_for
 from tests.serve.conftest import EARS, HEARD, chat, completion
-from tests.serve.recordings import HEAR, TRANSLATE, encoded, form, hear, noise, streamed, typed
+from tests.serve.recordings import HEAR, TRANSLATE, TYPE, encoded, form, hear, noise, streamed, typed
 
 CLIP = encoded(noise(1.0))
 FAST: dict[str, Any] = {"temperature": 0.2, "language": "en"}
@@ -56,20 +56,34 @@ def test_what_asks_for_nothing_is_let_through(hearing: Server) -> None:
 
 def spoiled(kind: str) -> bytes:
     """A recording that cannot be read."""
-    flac = encoded(noise(10.0), "FLAC")
+    flac, mp3, ogg = (encoded(noise(10.0), kind) for kind in ("FLAC", "MP3", "OGG"))
     return {
         "a text": b"These are notes, not a recording.\n" * 50,
         "cut off": flac[: len(flac) // 2],
+        "a cut mp3": mp3[: len(mp3) // 2],
+        "a cut ogg": ogg[: len(ogg) // 2],
+        "two of ogg": ogg + ogg,
         "damaged": flac[: len(flac) // 2] + bytes(len(flac) // 2),
         "not numbers": encoded(np.full(1000, np.nan, np.float32), "WAV"),
         "a header alone": CLIP[:44],
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["a text", "cut off", "damaged"])
-def test_files_that_cannot_be_read(hearing: Server, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("a text", "no audio that can be read"),
+        ("cut off", "lost sync"),
+        ("damaged", "lost sync"),
+        ("a cut mp3", "the audio ends early"),
+        ("a cut ogg", "the audio ends early"),
+        ("two of ogg", "several recordings in one file"),
+    ],
+)
+def test_files_that_cannot_be_read(hearing: Server, kind: str, message: str) -> None:
     reply = hear(hearing, spoiled(kind), **FAST)
     assert (reply.status, reply.error["param"]) == (400, "file"), reply.data
+    assert message in reply.error["message"]
     assert "/" not in reply.error["message"]
 
 
@@ -119,6 +133,33 @@ def test_forms(hearing: Server) -> None:
         assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), other).status == 403
     own = {**typed(hearing), "Origin": f"http://127.0.0.1:{hearing.port}"}
     assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), own).status == 200
+
+
+@pytest.mark.parametrize("name", ["charset", "CHARSET"])
+def test_a_form_is_utf_8(hearing: Server, name: str) -> None:
+    """The parser would take any codec of Python: some raise, others rename fields."""
+    body = form(("file", CLIP), model=EARS, **FAST)
+    for charset in ("utf-8", "UTF-8", '"utf-8"', "utf8"):
+        headers = {**typed(hearing), "Content-Type": f"{TYPE}; {name}={charset}"}
+        assert hearing.request("POST", HEAR, body, headers).status == 200
+    others = (
+        "undefined",
+        "IDNA",
+        "punycode",
+        "unicode_escape",
+        "UTF-7",
+        '"utf-16"',
+        "latin-1",
+        "zlib",
+        "none",
+        "",
+    )
+    for charset in others:
+        headers = {**typed(hearing), "Content-Type": f"{TYPE}; {name}={charset}"}
+        reply = hearing.request("POST", HEAR, body, headers)
+        assert (reply.status, reply.error["code"]) == (400, "unsupported_charset"), (charset, reply.data)
+        assert "Content-Type" in reply.error["message"]
+        assert "utf-8" in reply.error["message"]
 
 
 def test_each_model_says_what_it_takes(hearing: Server, server: Server) -> None:
