@@ -36,6 +36,7 @@ _RATES = (1_000, 768_000)
 _BLOCK_SECONDS = 30
 _UNKNOWN_FRAMES = 1 << 62  # and more: libsndfile found no number
 _FORMATS = "wav, flac, ogg or mp3"
+_CHECKED = ("WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3")  # of libsndfile's: a cut one is told
 
 
 def read_audio(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) -> torch.Tensor:
@@ -110,6 +111,11 @@ def _decoded(stream: BinaryIO, name: str, max_seconds: float) -> np.ndarray:
 
     with soundfile.SoundFile(stream) as file:
         kind, subtype, frames, rate = file.format, file.subtype, file.frames, file.samplerate
+    if kind not in _CHECKED:
+        seen = f"{name}: {kind}"
+        raise RequestError(
+            "audio of this kind is not read", seen=seen, allowed=_FORMATS, fix="convert the file"
+        )
     sound: BinaryIO | io.RawIOBase | None = stream
     if kind == "OGG":
         check_pages(stream, name)

@@ -241,3 +241,9 @@ def test_heads_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     audio_length.check_pages(stream, "a")
     assert stream.largest <= 1 << 16
     assert stream.reads < 1000
+
+
+@pytest.mark.parametrize("kind", ["W64", "AU", "VOC", "CAF"])
+def test_kinds_that_would_be_cut_without_a_word(kind: str) -> None:
+    with pytest.raises(RequestError, match=f"this kind is not read.*{kind}.*wav, flac, ogg or mp3"):
+        read_samples(encoded(noise(1.0), kind))
