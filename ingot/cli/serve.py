@@ -32,7 +32,7 @@ _CONFIG = "Flags, and engines with flags of their own; the command line override
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _CHUNKS = "64 of prompts over 2048 tokens on a GPU, 16 on a CPU"
 _SHARE = "Share of a step that a long prompt may take while others decode; a larger one shortens its TTFT."
-_SHARES = "0.1 on a GPU, with no --prompt-chunk"
+_SHARES = "none"
 _WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 

@@ -159,6 +159,8 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             seen = repr(tool)[:80]
             raise RequestError(f"tools[{place}] is not a function", seen=seen, allowed=form, flag="tools")
         name = function.get("name")
+        if not isinstance(name, str):
+            raise RequestError(f"tools[{place}] has no name", seen=repr(name)[:80], flag="tools")
         if name in schemas:
             raise RequestError("two tools have one name", seen=name, flag="tools")
         parameters = function.get("parameters")

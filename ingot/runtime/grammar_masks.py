@@ -79,10 +79,8 @@ class GrammarMasks:
             bits = self._jobs[request.request_id].bits
             request.sits_out = request.num_pending > 0 or not bits.done()
             error = None if request.sits_out else bits.exception()
-            if isinstance(error, RequestError):
-                failed.append((request, error))
-            elif error is not None:
-                raise error
+            if error is not None:  # the request's own, whatever it is: others go on
+                failed.append((request, error if isinstance(error, RequestError) else _failed(error)))
         return failed
 
     def place(self, requests: Sequence[Request]) -> list[int]:
@@ -114,3 +112,7 @@ class GrammarMasks:
     def _threads(self) -> Executor:
         count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
         return self._given or ThreadPoolExecutor(count, "ingot-grammar")
+
+
+def _failed(error: BaseException) -> RequestError:
+    return RequestError("the grammar cannot go on", seen=f"{type(error).__name__}: {error}"[:200])

@@ -88,9 +88,11 @@ class Compiling:
             params = SamplingParams.from_json(add.params)
             matcher = self._grammars.prepare(params, self._stop_ids, tried=True)  # by the server
             return Compiled(add, params, matcher)
-        except Exception as error:  # of one request, whatever it is: the thread serves others
+        except (
+            BaseException
+        ) as error:  # of one request, also a panic of the library: the thread serves others
             return Compiled(add, error=error if isinstance(error, IngotError) else _failed(error))
 
 
-def _failed(error: Exception) -> IngotError:
+def _failed(error: BaseException) -> IngotError:
     return IngotError(f"the grammar cannot be compiled: {type(error).__name__}: {error}")

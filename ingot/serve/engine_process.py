@@ -53,10 +53,9 @@ from ingot.serve.windows import WindowReader
 
 # What a step takes of one prompt beside decodes, where no --prompt-chunk says. On a GPU the prompts of most
 # chats are whole: at 64 tokens a step the first token of 512 took three times as long
-# (docs/results/load_curve/). Longer ones should make the others' steps no more than 10 % longer
-# (benchmarks/stalls.py), which no number of tokens does: each reads all keys before it.
+# (docs/results/load_curve/).
 PROMPT_CHUNKS: dict[str, dict[str, Any]] = {
-    "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget, "prompt_share": 0.1},
+    "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget},
     "cpu": {"prompt_chunk": 16, "long_prompt": 0},
 }
 _REASONS: dict[FinishReason, Reason] = {

@@ -128,7 +128,7 @@ class CallJson:
         if self._key is None or self._key == "name":
             try:
                 text = json.loads(self._value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 text = None
             if not isinstance(text, str):
                 self.state = "broken"

@@ -40,6 +40,22 @@ class TestCompiling:
         ours.sendall(frame(Abort("7")))
         assert link.exchange(wait=True) == [Abort("7")]
 
+    def test_a_panic_of_the_library_ends_one_request_and_no_thread(self) -> None:
+        class PanicError(BaseException):  # as those of Rust are
+            pass
+
+        class Panicking(Grammars):
+            def prepare(self, *given: Any, **more: Any) -> Any:
+                raise PanicError("index out of bounds")
+
+        woken = threading.Semaphore(0)
+        compiling = Compiling(Panicking(None, 8), frozenset(), wake=woken.release)
+        for name in "abc":  # more than there are threads
+            compiling.start(self.add(name, {"type": "integer"}))
+        for _ in "abc":
+            assert woken.acquire(timeout=PATIENCE)
+        assert ["index out of bounds" in str(one.error) for one in compiling.finished()] == [True] * 3
+
     def test_compiled_refused_and_forgotten(self) -> None:
         woken = threading.Semaphore(0)
         grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)

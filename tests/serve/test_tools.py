@@ -161,6 +161,7 @@ def test_a_call_or_json(tool_server: Server) -> None:
         ({"tools": "add"}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [ADD, ADD]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": []}}]}, "tools"),
         ({"tools": [tool("a b")]}, "tools"),
         ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),

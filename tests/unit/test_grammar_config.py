@@ -68,6 +68,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Grammar.tool_calls([{"type": "function"}]), r"tools\[0\]"),
     (lambda: Grammar.tool_calls([TOOL, {"function": {"name": "a b"}}]), "a b"),
     (lambda: Grammar.tool_calls([TOOL, TOOL]), "two tools"),
+    (lambda: Grammar.tool_calls([{"function": {"name": ["f"]}}]), r"tools\[0\] has no name"),
     (lambda: Grammar.tool_calls([TOOL], name="sub"), "names no tool; seen: sub"),
     (lambda: Grammar.tool_calls([{"function": {"name": "f", "parameters": []}}]), "parameters of f"),
     (

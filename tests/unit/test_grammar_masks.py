@@ -118,14 +118,18 @@ def test_a_grammar_that_fails_ends_its_answer_alone(run_ahead: bool) -> None:
     assert [len(ids_of(news, "held", i)) for i in range(2)] == [8, 8]
 
 
-def test_an_error_of_a_matcher_that_is_no_refusal_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_matcher_that_is_no_refusal_is_told_and_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     executor, _ = made()
     matcher = FakeMatcher(VOCAB, 1)
     monkeypatch.setattr(FakeMatcher, "mask_into", lambda *_: 1 / 0)
+    executor.add("free", PROMPT, GREEDY)
     executor.add("held", PROMPT, GREEDY, matcher=matcher)
-    with pytest.raises(ZeroDivisionError):
-        executor.step()
-    check_empty(executor)
+    news = drain(executor)
+    (error,) = (one.error for one in news if one.error is not None)
+    assert "ZeroDivisionError: division by zero" in str(error)
+    assert (len(ids_of(news, "free")), ids_of(news, "held")) == (8, [])
 
 
 def test_whoever_prepares_a_grammar_spares_the_loop_of_it() -> None:

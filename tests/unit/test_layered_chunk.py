@@ -332,7 +332,7 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("device", "given", "served"),
         [
-            ("cuda", {}, (64, 2048, 0.1)),
+            ("cuda", {}, (64, 2048, None)),
             ("cuda", {"prompt_share": 0.3}, (64, 2048, 0.3)),
             ("cuda", {"prompt_chunk": 32}, (32, 0, None)),
             ("cuda", {"prompt_chunk": 32, "prompt_share": 0.3}, (32, 0, 0.3)),

@@ -142,3 +142,8 @@ def test_arguments_stream_as_they_come() -> None:
 def test_ids_differ() -> None:
     assert len({new_call_id() for _ in range(100)}) == 100
     assert json.dumps(new_call_id()).startswith('"call_')
+
+
+def test_brackets_without_end_are_no_name() -> None:
+    text = '<tool_call>{"name": ' + "[" * 3000 + "]" * 3000 + ', "arguments": {}}</tool_call>'
+    assert "".join(delta.text for delta in parsed([text]) if isinstance(delta, ContentDelta)) == text
