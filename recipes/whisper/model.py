@@ -117,9 +117,10 @@ class _Encoder(nn.Module):
         self.layer_norm = nn.LayerNorm(shape.size)
         self.embed_positions.weight = nn.Parameter(sinusoids(shape.source, shape.size), requires_grad=False)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, starts: Tensor | None = None) -> Tensor:
         x = F.gelu(self.conv2(F.gelu(self.conv1(features)))).transpose(1, 2)
-        x = x + self.embed_positions.weight[: x.shape[1]]
+        places = torch.arange(x.shape[1], device=x.device)
+        x = x + self.embed_positions.weight[places if starts is None else starts[:, None] + places]
         for layer in _typed(self.layers):
             x = layer.fed(layer.attended(x, causal=False))
         return self.layer_norm(x)
@@ -154,9 +155,11 @@ class PocketWhisper(nn.Module):
         self.encoder, self.decoder = _Encoder(shape), _Decoder(shape)
         self.phones = nn.Linear(shape.size, PHONES)
 
-    def forward(self, features: Tensor, ids: Tensor) -> Found:
-        """features: [B, mels, frames], at most 2 * ``source`` frames; ids: [B, L]."""
-        source = self.encoder(features)
+    def forward(self, features: Tensor, ids: Tensor, starts: Tensor | None = None) -> Found:
+        """features: [B, mels, frames], at most 2 * ``source`` frames; ids: [B, L]; starts: [B], the first
+        position of each window, 0 by default.
+        """
+        source = self.encoder(features, starts)
         hidden, asking = self.decoder(ids, source)
         layers = _typed(self.decoder.layers)
         behind, ahead = (

@@ -39,7 +39,7 @@ class TrainOptions:
     minutes: float = 8.0
     rows: int = 96
     short_seconds: int = 10
-    short_share: float = 0.25
+    short_share: float = 0.4
     peak_rate: float = 1.5e-3
     warmup: float = 0.03
     decay: float = 0.05
@@ -73,7 +73,7 @@ class Losses:
         """The sum that is trained, and its parts [3] in nats."""
         device = heard.features.device
         targets, looks = batch.targets.to(device), batch.looks.to(device)
-        found = model(heard.features, batch.inputs.to(device))
+        found = model(heard.features, batch.inputs.to(device), batch.starts.to(device))
         text = F.cross_entropy(found.logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
         phones = F.cross_entropy(found.phones.float().flatten(0, 1), heard.labels.long().flatten())
         # The first layer finds the token it was given, the last one that which comes: reading in order.

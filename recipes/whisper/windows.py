@@ -37,6 +37,7 @@ class Plan:
         looks: (first, last) step of 20 ms that each target is heard in; (-1, -1) where none is told.
         pieces: (offset in all samples, length, place in the window), in samples, multiples of ``HOP``.
         length: samples until the recording ends.
+        start: step of 20 ms at which the window begins in the model's 30 s.
         said: reference texts in order, each with its start and end in seconds.
     """
 
@@ -45,6 +46,7 @@ class Plan:
     looks: list[tuple[int, int]] = field(default_factory=list)
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
     length: int = 0
+    start: int = 0
     language: Language = "en"
     said: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -57,7 +59,7 @@ class Batch:
         inputs, targets: int64 [B, L], L the longest; inputs are padded with 0, targets with ``IGNORE``.
         looks: int64 [B, L, 2].
         pieces: int64 [P, 4]: those of all plans, and the row of each.
-        ends: int64 [B].
+        ends, starts: int64 [B].
     """
 
     inputs: Tensor
@@ -65,6 +67,7 @@ class Batch:
     looks: Tensor
     pieces: Tensor
     ends: Tensor
+    starts: Tensor
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> Batch:
@@ -79,7 +82,8 @@ class Batch:
             looks[row, : len(plan.looks)] = torch.tensor(plan.looks)
         pieces = [(*piece, row) for row, plan in enumerate(plans) for piece in plan.pieces]
         found = torch.tensor(pieces, dtype=torch.long).view(-1, 4)
-        return cls(inputs, targets, looks, found, torch.tensor([plan.length for plan in plans]))
+        ends, starts = (torch.tensor([getattr(p, name) for p in plans]) for name in ("length", "start"))
+        return cls(inputs, targets, looks, found, ends, starts)
 
 
 @dataclass
@@ -95,7 +99,10 @@ class _Body:
 
 
 class Planner:
-    """Draws windows of ``seconds`` (at most 30) from utterances."""
+    """Draws windows of ``seconds`` (at most 30) from utterances.
+
+    Shorter windows lie anywhere in the model's 30 s: every position and timestamp is learned from the start.
+    """
 
     def __init__(self, utterances: Sequence[Utterance], vocabulary: SpeechVocabulary, seconds: int) -> None:
         self.vocabulary, self.length = vocabulary, seconds * RATE
@@ -112,7 +119,8 @@ class Planner:
         if rng.random() < _SILENT_SHARE:
             return self._silent(rng, language, times)
         translate = language == "de" and rng.random() < 2 * _TRANSLATE_SHARE
-        plan, body = Plan(language=language), _Body()
+        plan = Plan(language=language, start=self._start(rng))
+        body = _Body()
         self._fill(rng, plan, body, times, translate)
         if not plan.pieces:
             return self._silent(rng, language, times)
@@ -165,7 +173,7 @@ class Planner:
         shift = at - skipped
         start, end = (shift + one.words[first][1]) / RATE, (shift + one.bounds[1]) / RATE
         if times:
-            self._time(body, start)
+            self._time(plan, body, start)
         text = one.other if translate else " ".join(word for word, _, _ in one.words[first:])
         if translate:
             for word in text.split():
@@ -182,18 +190,22 @@ class Planner:
                 for token in self.vocabulary.word(word):
                     body.add(token, look)
         if times:
-            self._time(body, end)
+            self._time(plan, body, end)
         plan.said.append((text, start, end))
 
     def _begin(self, plan: Plan, body: _Body, one: Utterance, at: int) -> None:
         """A sentence that the window cuts off: its start alone is told."""
         plan.pieces.append((one.offset, (self.length - at) // HOP * HOP, at))
         plan.length = self.length
-        self._time(body, (at + one.bounds[0]) / RATE)
+        self._time(plan, body, (at + one.bounds[0]) / RATE)
 
-    def _time(self, body: _Body, seconds: float) -> None:
+    def _start(self, rng: random.Random) -> int:
+        return rng.randint(0, 30 * RATE // HOP - self.length // HOP)
+
+    def _time(self, plan: Plan, body: _Body, seconds: float) -> None:
         step, last = round(seconds * 50), self.length // HOP - 1
-        body.add(self.vocabulary.time(seconds), (min(max(step - _NEAR, 0), last), min(step + _NEAR, last)))
+        time = self.vocabulary.time(seconds + plan.start * HOP / RATE)
+        body.add(time, (min(max(step - _NEAR, 0), last), min(step + _NEAR, last)))
 
     def _before(self, rng: random.Random, language: Language, translate: bool) -> list[int]:
         """Text of sentences before, with and without timestamps."""
@@ -228,10 +240,10 @@ class Planner:
 
     def _silent(self, rng: random.Random, language: Language, times: bool) -> Plan:
         """Nobody speaks: the first token is <|nospeech|>, and a transcript that is asked for is empty."""
-        plan = Plan(language=language, length=rng.choice((self.length, _steps(rng.uniform(1, 8)))))
-        body = _Body()
+        length, body = rng.choice((self.length, _steps(rng.uniform(1, 8)))), _Body()
+        plan = Plan(language=language, length=length, start=self._start(rng))
         if times:
-            body.add(self.vocabulary.time(0))
+            body.add(self.vocabulary.time(plan.start * HOP / RATE))
         before = self._before(rng, language, False)
         self._frame(plan, before, self.vocabulary.tasks["transcribe"], times, body)
         plan.targets[len(before)] = self.vocabulary.no_speech

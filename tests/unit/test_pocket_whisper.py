@@ -140,6 +140,31 @@ def test_plans_say_what_is_heard(names: SpeechVocabulary) -> None:
     assert len(kinds) >= 6
 
 
+def test_short_windows_lie_anywhere_in_thirty_seconds(names: SpeechVocabulary) -> None:
+    planner, rng = Planner(_said()[0], names, 10), random.Random(3)
+    plans = [planner.plan(rng) for _ in range(300)]
+    starts = Batch.of(plans).starts
+    assert starts.min() < 50
+    assert 950 < starts.max() <= 1000
+    for plan in plans:
+        zero, last = names.time(plan.start / 50), names.time(plan.start / 50 + 10)
+        assert all(zero <= token <= last for token in plan.targets if token > names.no_timestamps)
+        if plan.said and names.no_timestamps not in plan.inputs:
+            found = np.array(read_times([t for t in plan.targets if t != IGNORE][1:-1], names))
+            truth = [times for _, *times in plan.said]
+            assert np.abs(found - plan.start / 50 - np.array(truth)).max() <= 0.0101
+
+
+def test_a_window_further_on_has_later_positions() -> None:
+    torch.manual_seed(5)
+    encoder = PocketWhisper(TINY).encoder
+    features = torch.randn(2, 80, 40)
+    both = encoder(features, torch.tensor([0, 9]))
+    torch.testing.assert_close(both[0], encoder(features)[0])
+    encoder.embed_positions.weight[:20] = encoder.embed_positions.weight[9:29].clone()
+    torch.testing.assert_close(both[1], encoder(features)[1])
+
+
 def test_looks_are_where_words_are(names: SpeechVocabulary) -> None:
     utterances, samples, labels = _said()
     plan = Planner(utterances, names, 30).whole(utterances[::2][:2])
