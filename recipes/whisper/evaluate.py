@@ -62,13 +62,13 @@ def read_times(ids: Sequence[int], vocabulary: SpeechVocabulary) -> list[tuple[f
 
 
 def tested_windows(utterances: Sequence[Utterance], planner: Planner, together: int) -> list[Plan]:
-    """Windows of ``together`` utterances of one language in a row; what does not fit 28 s is left out."""
+    """Windows of ``together`` utterances of one language in a row; what does not fit is left out."""
     plans = []
     for language in LANGUAGES:
         chosen = [one for one in utterances if one.language == language]
         for first in range(0, len(chosen), together):
             group = chosen[first : first + together]
-            while sum(one.samples + 9600 for one in group) > 28 * RATE:
+            while sum(one.samples + 9600 for one in group) > planner.length - 2 * RATE:
                 group = group[:-1]
             plans.append(planner.whole(group))
     return plans
