@@ -1,4 +1,4 @@
-"""Ingot in a few seconds on the pocket model: build, inspect, chat, summarise, measure.
+"""Ingot in a few seconds on the pocket models: build, inspect, chat, summarise, measure, hear.
 
 make demo, or: python examples/demo.py [CHECKPOINT ENGINE]
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from ingot import LLM, IngotError, SamplingParams, build
+from ingot import LLM, IngotError, SamplingParams, Transcriber, build
 from ingot.cli.inspect import show
 from ingot.engine.describe import describe
 
@@ -23,6 +23,8 @@ NEWS = (
     "a baker who lives nearby, saw it first. It began in the early hours of 25 March. The weather was wet."
 )
 BATCH = 16
+ROOT = Path(__file__).resolve().parent.parent
+SPEECH, TALK = ROOT / "models" / "pocket-whisper", ROOT / "examples" / "speech" / "talk.ogg"
 
 
 def main(checkpoint: Path, engine: Path) -> None:
@@ -49,6 +51,9 @@ def main(checkpoint: Path, engine: Path) -> None:
     step(console, "Measure", f"on {llm.engine.device}, {llm.engine.dtype}".replace("torch.", ""))
     for count in (1, BATCH):
         console.print(f"{count:>3} at once: [bold]{tokens_per_second(llm, count):,.0f} tokens/s[/bold]")
+    heard = engine.with_name(SPEECH.name)
+    step(console, "Hear", f"ingot transcribe {heard} {TALK.relative_to(ROOT)} -f srt")
+    hear(console, heard)
     step(console, "What to type next", ". .venv/bin/activate")
     console.print(next_steps(engine), markup=False, soft_wrap=True)
 
@@ -67,9 +72,20 @@ def ask(console: Console, llm: LLM, question: str) -> None:
     console.print()
 
 
+def hear(console: Console, engine: Path, lines: int = 5) -> None:
+    """Build the speech model and show the first sentences of a recording as they are heard."""
+    build(SPEECH, engine, force=True)
+    transcriber, start = Transcriber(engine), time.perf_counter()
+    for number, segment in enumerate(transcriber.stream(TALK)):
+        if number < lines:
+            console.print(f"[cyan]{segment.start:5.2f} – {segment.end:5.2f} s[/cyan]{escape(segment.text)}", soft_wrap=True)
+    seconds = time.perf_counter() - start
+    console.print(f"… {number + 1} sentences, {segment.end:.0f} s of speech, in [bold]{seconds:.1f} s[/bold]")
+
+
 def news_item() -> tuple[str, str | None]:
     """A request for a summary and the expected answer, from the held-out items."""
-    path = Path(__file__).resolve().parent.parent / "recipes" / "heldout.jsonl"
+    path = ROOT / "recipes" / "heldout.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for item in map(json.loads, lines):
         if item["task"] == "summary":
@@ -92,6 +108,7 @@ def next_steps(engine: Path) -> str:
         f"ingot chat {engine}\n"
         f'ingot run {engine} --chat "How much is 12 + 30?" --json\n'
         f"ingot inspect {engine} --tensors\n"
+        f"ingot transcribe {engine.with_name(SPEECH.name)} examples/speech/gespraech.ogg --task translate\n"
         "python examples/tap_layers.py"
     )
 

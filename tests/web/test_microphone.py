@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.serve.client import started
-from tests.serve.conftest import EARS, HEARD
-from tests.serve.recordings import encoded, noise, write_whisper
+from tests.serve.client import ROOT, started
+from tests.serve.recordings import encoded, noise
 from tests.web.browser import MISSING, Chat, chromium
 from tests.web.processes import page_of
 from tests.web.upstream import NAME, Upstream, upstream
@@ -90,13 +89,15 @@ def test_the_microphone(browser: Any, told: Upstream) -> None:
     assert b"\r\n\r\nRIFF" in told.forms[-1]
 
 
-def test_an_engine_that_hears(browser: Any, tmp_path: Path, recording: Path) -> None:
-    whisper = write_whisper(tmp_path / EARS)
-    with started(whisper, "--unproven", "--max-seq-len", HEARD) as server:
+def test_the_model_that_ships(browser: Any) -> None:
+    with started(ROOT / "models" / "pocket-whisper", "--unproven") as server:
         address = f"http://127.0.0.1:{server.port}"
         with page_of(address) as url, opened(browser, url) as chat:
-            assert chat.tab.get_by_label("Model").input_value() == EARS
-            send(chat, recording)
-            chat.until("the words", lambda: " – 0:" in chat.last_answer())
+            assert chat.tab.get_by_label("Model").input_value() == "pocket-whisper"
+            send(chat, ROOT / "examples" / "speech" / "talk.ogg")
+            line = (
+                "0:03.5 – 0:07.6 Soon her modern dancer flies from Naples to Stuttgart for eighty four years."
+            )
+            chat.until("the words", lambda: line in chat.last_answer())
             chat.say("Hello?")
             chat.until("the refusal", lambda: "takes no text" in chat.shown())
