@@ -78,7 +78,8 @@ def hear(console: Console, engine: Path, lines: int = 5) -> None:
     transcriber, start = Transcriber(engine), time.perf_counter()
     for number, segment in enumerate(transcriber.stream(TALK)):
         if number < lines:
-            console.print(f"[cyan]{segment.start:5.2f} – {segment.end:5.2f} s[/cyan]{escape(segment.text)}", soft_wrap=True)
+            times = f"[cyan]{segment.start:5.2f} – {segment.end:5.2f} s[/cyan]"
+            console.print(times + escape(segment.text), soft_wrap=True)
     seconds = time.perf_counter() - start
     console.print(f"… {number + 1} sentences, {segment.end:.0f} s of speech, in [bold]{seconds:.1f} s[/bold]")
 
