@@ -21,9 +21,6 @@ LAYERED_TOKENS = (64, 128, 192, 256, 384, 512)
 DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "logprobs")
 SPEECH_KINDS = ("transcript", "everything")
 ENCODED_AT_ONCE = 8  # inputs of one shape: their products fill a GPU
-_CAPTURED_WIDTH = (
-    4096  # of inputs and width: beyond it a GPU takes longer for a kernel than a host to launch it
-)
 LOGITS_AT_ONCE = 5 * 2**20  # that sampling in PyTorch handles: bounds its 64-bit temporaries to about 320 MB
 
 
@@ -46,11 +43,6 @@ def most_logits(token_budget: int, max_batch_size: int) -> int:
 def draw_kinds(kind: str) -> tuple[str, ...]:
     """Ways of sampling that requests to a model of this kind have."""
     return (*SPEECH_KINDS, *DRAW_KINDS) if kind == "cross" else DRAW_KINDS
-
-
-def captured_inputs(hidden_size: int, at_once: int) -> int:
-    """Most inputs of an encoder of this width that are encoded by a CUDA graph."""
-    return max(min(_CAPTURED_WIDTH // hidden_size, at_once), 1)
 
 
 def request_buckets(max_batch_size: int) -> tuple[int, ...]:

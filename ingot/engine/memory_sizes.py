@@ -24,7 +24,6 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import (
     ENCODED_AT_ONCE,
-    captured_inputs,
     most_logits,
     most_tokens,
 )
@@ -262,7 +261,7 @@ def encoding_bytes(
         return 0
     inputs = encoded_at_once(config.encoder, runtime, on_gpu=on_gpu)
     if on_gpu and runtime.cuda_graphs and config.kind == "cross":
-        inputs += captured_inputs(config.encoder.hidden_size, inputs)
+        inputs *= 2
     values = inputs * config.encoder.max_positions * config.encoder.activation_values
     if config.kind == "prefix":
         values += most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size

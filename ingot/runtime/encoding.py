@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ingot.config.step_sizes import ENCODED_AT_ONCE, captured_inputs
+from ingot.config.step_sizes import ENCODED_AT_ONCE
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
@@ -64,9 +64,8 @@ class Encoding:
             cache.encoded = LayerCache.zeros(*sizes, cache.keys.dtype, device)
             self._layers.append((layer, cache.encoded))
         if cuda_graphs:
-            most = captured_inputs(config.encoder.hidden_size, at_once)
             longest = cast(Encoder, model.encoder).longest
-            self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, most, device)
+            self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, at_once, device)
 
     def encode(self, jobs: Sequence[EncoderJob], *, by_module: bool = False) -> None:
         """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``

@@ -17,7 +17,13 @@ from triton import knobs
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from ingot.config.step_sizes import TOKEN_BUCKETS, batch_buckets, request_buckets, tile_list_length
+from ingot.config.step_sizes import (
+    DRAW_KINDS,
+    TOKEN_BUCKETS,
+    batch_buckets,
+    request_buckets,
+    tile_list_length,
+)
 from ingot.errors import RequestError
 from ingot.kernels.sampling.token_feed import take_tokens
 from ingot.runtime.graphs import KINDS, DecodeGraphs, sampling_kind
@@ -236,7 +242,7 @@ def test_no_kind_of_sampling_waits_for_a_capture_or_a_kernel(
     llm.warm_up([1], kinds=["greedy"])
     assert {kind for _, kind in graphs._captured} == {KINDS["greedy"]}
     llm.warm_up()
-    captured = {(bucket, kind) for bucket in (1, 2, 4) for kind in KINDS.values()}
+    captured = {(bucket, KINDS[kind]) for bucket in (1, 2, 4) for kind in DRAW_KINDS}
     assert set(graphs._captured) == captured
     built: list[str] = []
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: built.append(told["repr"]))
