@@ -1,7 +1,7 @@
 """The encoding of whole inputs as CUDA graphs, one a number of inputs.
 
-Owns capture and replay over static features and places of outputs. The host takes longer to launch a window of
-a small encoder than the GPU to compute it. Knows no model and no request.
+Owns capture and replay over static features and places of outputs. The host takes longer to launch a window
+of a small encoder than the GPU to compute it. Knows no model and no request.
 
     graphs = EncoderGraphs(keep, shape=(80, 3000), positions=1500, most=4, device=device)
     if graphs.fits(features.shape): graphs.run(features, slots)
