@@ -227,6 +227,9 @@ class Executor:
         if not batch.requests:
             stuck = before is None and self.has_work and not batch.preempted
             assert not stuck, "the scheduler made no progress"
+            if batch.layers is not None:
+                self.runner.run_layers(batch)
+                self.scheduler.computed(batch)
         elif ahead:
             self._ahead = self._send(batch)
         else:

@@ -86,7 +86,7 @@ class LayeredChunk:
         self._tell_pace()
         went_over = _Moment(self.device)
         rows = self._run(step.layers)
-        decodes = step.num_single == len(step.requests)
+        decodes = 0 < step.num_single == len(step.requests)
         layers = step.layers.last - step.layers.first
         self._timed.append(_Timed(began, went_over, _Moment(self.device), rows, layers, decodes))
 

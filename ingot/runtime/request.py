@@ -59,6 +59,7 @@ class Request:
         matcher: what its grammar allows; it is asked between two tokens, by the host.
         sits_out: not scheduled until the mask of its next token is there.
         is_long: its prompt is cut into chunks beside decodes, to its end.
+        arrival: its number in the order of submission.
         probe: what else is wanted of its prompt; ``probed``: what the model gave it, once that is known.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
@@ -85,6 +86,7 @@ class Request:
     matcher: GrammarMatcher | None = None
     sits_out: bool = False
     is_long: bool = False
+    arrival: int = 0
     ended: bool = False
     probe: Probe | None = None
     probed: float | None = None

@@ -151,6 +151,11 @@ class Runner:
                 self.forward.observed(self.forward.record)
             return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
 
+    def run_layers(self, step: ScheduledBatch) -> None:
+        """Start the layers of a step that has no requests; nothing waits for the device."""
+        with self._layers_behind(step):
+            self._prepare(step)
+
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
         """Capture the graphs for batches of these sizes and kinds of sampling now, and for the prompts that
         join them; nothing of these without graphs. Build the kernels of chunks that go layer by layer.

@@ -3,7 +3,7 @@
 Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill,
 preemption by recompute, inputs that are encoded as budget and cache allow. There is no prefill phase and no
 decode phase: a request has known tokens and computed tokens, and a step computes some of the difference.
-Beside decodes a chunk of a long prompt may take many steps, a few layers in each.
+Beside decodes a chunk of a long prompt may take many steps, a few layers in each; such prompts take turns.
 Touches no tensors and decides nothing about sampling.
 
     step = scheduler.schedule()      # plain data for the runner
@@ -11,7 +11,6 @@ Touches no tensors and decides nothing about sampling.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
@@ -20,6 +19,7 @@ from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.pace import Pace
 from ingot.runtime.request import Request
+from ingot.runtime.waiting_line import WaitingLine
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.token_budget = token_budget
         self.chunking = chunking or Chunking()
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingLine()
         self.running: list[Request] = []
         self.prefix_queries = self.prefix_hits = 0
         self._copies: list[tuple[int, int]] = []
@@ -135,7 +135,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Add a running request that continues from ``parent`` (beam search)."""
@@ -144,6 +144,7 @@ class Scheduler:
             self._copies.append(copy)
         if self.encoders is not None:
             self.encoders.fork(parent, child)
+        child.arrival = parent.arrival
         self.running.append(child)
 
     def finish(self, request: Request) -> None:
@@ -165,14 +166,15 @@ class Scheduler:
         budget = self.token_budget
         ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
         ready.sort(key=lambda r: r.num_uncomputed > 1)
-        self._beside_decodes = bool(ready) and ready[0].num_uncomputed == 1
+        pause = self._decodes_pause()
+        self._beside_decodes = pause or (bool(ready) and ready[0].num_uncomputed == 1)
         apart = [r for r in ready if layered and self._goes_by_layers(r)]
         for request in ready:
             if budget == 0:
                 break
-            if request in step.preempted or (step.requests and request in apart):
+            if request in step.preempted or ((pause or step.requests) and request in apart):
                 continue
-            count = self._share(request, budget, last=not self.waiting and request is ready[-1])
+            count = self._share(request, budget, last=request is ready[-1] and not self.waiting)
             if not self._reserve(request, count, step):
                 continue
             if request.inputs:
@@ -180,9 +182,9 @@ class Scheduler:
             if count:
                 step.requests.append(_scheduled(request, count))
                 budget = max(budget - count, 0)
-        step.layers = self._layers = self._next_layers(apart, step)
+        step.layers = self._layers = self._next_layers(apart, step, pause=pause)
         if not step.preempted:
-            self._admit(step, budget)
+            self._admit(step, budget, apart)
         step.requests.sort(key=lambda item: item.count > 1)
         return step
 
@@ -199,23 +201,33 @@ class Scheduler:
             for item in step.requests:
                 self.encoders.passed(item.request)
 
-    def _goes_by_layers(self, request: Request) -> bool:
-        """Whether a running prompt is computed a few layers per step, until its last token: that one is
-        computed as a decode. Beside the one whose turn it is such prompts wait, as a share of a step's tokens
-        would cost the decodes what layers are to spare them.
+    def _decodes_pause(self) -> bool:
+        """Whether a decode is left out of this step alone: it waits for a mask, or its last token is not read
+        yet. A chunk by layers goes on; held beams may be waiting for the prompt itself.
         """
-        if self.chunking.pace is None or not self._beside_decodes or request.num_uncomputed == 1:
+        return self.chunking.pace is not None and any(
+            (r.sits_out or r.is_full) and not r.held and r.num_uncomputed == 1 for r in self.running
+        )
+
+    def _goes_by_layers(self, request: Request, after: int = 0) -> bool:
+        """Whether a prompt is computed a few layers per step ``after`` so many more tokens, until its last
+        token: that one is computed as a decode. Beside the one whose turn it is such prompts wait, as a share
+        of a step's tokens would cost the decodes what layers are to spare them.
+        """
+        if self.chunking.pace is None or not self._beside_decodes or request.num_uncomputed <= after + 1:
             return False
         read = request.all_logits or request.all_hidden or request.heads or request.probe is not None
         return self._is_long(request) and not read and not request.inputs
 
-    def _next_layers(self, apart: list[Request], step: ScheduledBatch) -> Layers | None:
+    def _next_layers(self, apart: list[Request], step: ScheduledBatch, *, pause: bool) -> Layers | None:
         """The layers that a step runs of the chunk under way, or of a new one of the oldest such prompt. A
         chunk whose request cannot go on in this step is dropped: its tokens are computed again.
         """
         pace, before = self.chunking.pace, self._layers
         apart = [request for request in apart if request not in step.preempted]
-        if pace is None or not apart or not step.requests or step.requests[0].count > 1:
+        if pace is None or not apart:
+            return None
+        if not pause and (not step.requests or step.requests[0].count > 1):
             return None  # a decode may be preempted, or wait for an input: then a prompt goes first, as ever
         if before is None or before.chunk.request not in apart:
             request = apart[0]
@@ -227,24 +239,29 @@ class Scheduler:
         return Layers(before.chunk, before.last, last, ends=last == pace.num_layers)
 
     def _is_long(self, request: Request) -> bool:
-        """Whether a prompt is cut into chunks beside decodes; it stays so to its end."""
-        request.is_long |= request.num_uncomputed > self.chunking.beyond
-        return request.is_long
+        """Whether a prompt is cut into chunks beside decodes."""
+        return request.is_long or request.num_uncomputed > self.chunking.beyond
 
-    def _admit(self, step: ScheduledBatch, budget: int) -> None:
+    def _admit(self, step: ScheduledBatch, budget: int, apart: list[Request]) -> None:
         """Move waiting requests into the step while batch, budget and blocks allow.
 
         A request enters only when its whole known length fits, so that two half-prefilled prompts do not
-        fight.
+        fight. Of those that go by layers one is under way at a time, and the others hold neither a place nor
+        blocks meanwhile; it has all of its blocks from the start, so that who passes the others takes none.
         """
-        while self.waiting and budget > 0:
-            request = self.waiting[0]
+        apart = list(apart)
+        while budget > 0 and (request := self.waiting.first(turn=not apart)) is not None:
             if request.sits_out:
                 return
             assert not request.num_pending, "what preempts it waits for its pending tokens"
             if sum(r.width for r in self.running) + request.width > self.max_batch_size:
                 return
             reused = self.cache.reuse_prefix(request)
+            by_layers = self._goes_by_layers(request, after=self.chunking.tokens or 0)
+            if by_layers and apart:
+                self._release(request)
+                self.waiting.set_aside(request)
+                continue
             needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
             count = 0
             if needed <= self.cache.num_free:
@@ -255,9 +272,11 @@ class Scheduler:
                 if step.requests or not self._take_from_held():
                     return
                 continue
-            grown = self.cache.grow(request, request.num_computed + count)
+            end = request.num_tokens if by_layers else request.num_computed + count
+            grown = self.cache.grow(request, end)
             assert grown
-            self.waiting.popleft()
+            apart += [request] if by_layers else []
+            self.waiting.remove(request)
             self.running.append(request)
             self._count_prefix(request, reused)
             step.requests.append(_scheduled(request, count))
@@ -275,8 +294,8 @@ class Scheduler:
         The last one with tokens of a prompt may go over the budget by ``spare_tokens``, so that a few of them
         do not need a step of their own. Beside decodes a long prompt gets no more than its chunk, to its end.
         """
-        is_long = self._is_long(request)
-        chunk = self.chunking.tokens if self._beside_decodes and is_long else None
+        request.is_long = self._is_long(request)  # to its end
+        chunk = self.chunking.tokens if self._beside_decodes and request.is_long else None
         if chunk is not None:
             budget = min(budget, chunk)
         if request.all_logits:
@@ -328,7 +347,7 @@ class Scheduler:
         self._release(victim)
         if not victim.held:
             self.running.remove(victim)
-            self.waiting.appendleft(victim)
+            self.waiting.put_back(victim)
             step.preempted.append(victim)
 
 

@@ -20,6 +20,7 @@ from tests.e2e.same_tokens import ALONE, Asked, Rows, alone, run
 from tests.e2e.turns import turns
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config
+from tests.unit.fake_matcher import AtOnce, FakeMatcher
 
 LAYERED: dict[str, Any] = {
     "block_size": 4, "token_budget": 24, "prompt_chunk": 3, "long_prompt": 9, "prompt_share": 0.1,
@@ -86,6 +87,41 @@ def test_a_tap_sees_every_token_of_every_layer(llama: Path) -> None:
     assert len(steps.layers) == begun
     assert len(seen["layers.4"]) == computed - start
     check_idle(llm)
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_layers_go_on_while_a_lone_grammar_waits_for_its_mask(
+    llama: Path, run_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps without requests, whose times tell nothing of decodes."""
+    llm, told = llm_of(llama, LAYERED), list[float | None]()
+    layered = llm.executor.runner.layered
+    assert layered is not None
+    monkeypatch.setattr(layered.pace, "told", lambda *news: told.append(news[-1]))
+    with watch(llm) as steps:
+        found = beside_a_grammar(llm, run_ahead)
+    assert found == beside_a_grammar(llm_of(llama, ALONE), run_ahead)
+    between = sum(not step for step in steps.steps)
+    assert (between > 5) == run_ahead
+    assert len({(one.chunk.start, one.first) for one in steps.layers}) == len(steps.layers) > 20
+    assert told.count(None) in (between - 1, between), "the last one's time may be left untold"
+
+
+def beside_a_grammar(llm: LLM, run_ahead: bool) -> dict[str, list[int]]:
+    """Answers of a stream with a grammar, and of a long prompt that comes meanwhile."""
+    executor, found = llm.executor, {"stream": list[int](), "long": list[int]()}
+    executor.run_ahead, executor.masks._threads = run_ahead, AtOnce()
+    matcher = FakeMatcher(llm.engine.manifest.model.vocab_size, 1)
+    executor.add("stream", *ASKED[0], matcher=matcher)
+    for _ in range(3):
+        for update in executor.step():
+            found[update.request_id] += update.token_ids
+    executor.add("long", *ASKED[3])
+    while executor.has_work:
+        for update in executor.step():
+            found[update.request_id] += update.token_ids
+    check_idle(llm)
+    return found
 
 
 def test_its_memory_is_in_the_ledger(llama: Path) -> None:

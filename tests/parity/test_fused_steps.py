@@ -170,7 +170,7 @@ def test_each_layer_adds_the_same(tmp_path: Path) -> None:
         for fused in (False, True):
             llm.executor.add("r", prompt, SamplingParams(max_new_tokens=1))
             runner.forward = type(runner.forward)(model, runner.caches[: len(model.layers)], fused=fused)
-            request = llm.executor.scheduler.waiting[0]
+            (request,) = llm.executor.scheduler.waiting
             llm.executor.blocks.grow(request, request.num_tokens)
             step = ScheduledBatch([ScheduledRequest(request, 0, request.num_tokens, samples=True)])
             streams.append(runner.run(step))

@@ -48,6 +48,7 @@ class FakeRunner:
         self.table: list[int] = []
         self.unread: dict[tuple[Request, int], int] = {}
         self.reached: tuple[ScheduledRequest, int, list[int]] | None = None
+        self.between: list[Layers] = []
 
     def run(self, step: ScheduledBatch) -> torch.Tensor:
         """Logits of the step's wanted tokens, rows as the real runner gives them."""
@@ -68,6 +69,13 @@ class FakeRunner:
         if step.layers is not None:
             self._run_layers(step, step.layers)
         return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
+
+    def run_layers(self, step: ScheduledBatch) -> None:
+        """Of a step without requests."""
+        assert not step.requests
+        assert step.layers is not None
+        self.between.append(step.layers)
+        self._run_layers(step, step.layers)
 
     def _run_layers(self, step: ScheduledBatch, layers: Layers) -> None:
         """They follow each other, over blocks that stay the request's own; the last ones fill these."""

@@ -68,7 +68,7 @@ class TestSchedule:
         run(s)
         for layer in range(LAYERS):
             run(s)
-            assert len(long.blocks) == 3  # 9 tokens
+            assert len(long.blocks) == 8  # of all its tokens
             assert long.num_published == (2 if layer == LAYERS - 1 else 1)
 
     def test_as_many_layers_as_the_pace_gives(self) -> None:
@@ -101,7 +101,7 @@ class TestSchedule:
         s = scheduler()
         for name, first in (("a", 200), ("b", 300)):
             s.add(request(name, 14, first=first))
-        assert [name for name, *_ in shares(run(s))] == ["short", "a", "b"]
+        assert [name for name, *_ in shares(run(s))] == ["short", "a"]
         steps = [run(s) for _ in range(4 * LAYERS + 1)]
         order = [(found[0], found[1]) for step in steps if (found := layers(step)) is not None]
         starts = [("a", 5), ("a", 9), ("b", 5), ("b", 9)]
@@ -124,9 +124,9 @@ class TestSchedule:
         s.add(long)
         run(s)
         assert layers(run(s)) == ("long", 5, 4, 0, 1)
-        short.sits_out = True
+        short.held = True
         assert shares(run(s)) == [("long", 5, 32)]
-        short.sits_out = False
+        short.held = False
         assert layers(run(s)) == ("long", 37, 4, 0, 1)
 
     def test_an_aborted_one_is_dropped(self) -> None:
@@ -137,6 +137,8 @@ class TestSchedule:
         run(s)
         assert layers(run(s)) == ("a", 5, 4, 1, 2)
         s.finish(s.running[1])
+        step = run(s)
+        assert (shares(step)[1], step.layers) == (("b", 0, 5), None)
         assert layers(run(s)) == ("b", 5, 4, 0, 1)
 
     def test_a_preempted_one_begins_anew_in_other_blocks(self) -> None:
@@ -150,25 +152,33 @@ class TestSchedule:
         assert layers(run(s)) == ("long", 5, 4, 0, 1)
 
     def test_the_newest_gives_way_to_a_chunk(self) -> None:
-        s = scheduler(blocks=7)
+        """Of a beam, say, that gave its blocks up."""
+        s = scheduler(blocks=10)
         for name, first in (("a", 200), ("b", 300)):
             s.add(request(name, 16, first=first))
-        assert [name for name, *_ in shares(run(s))] == ["short", "a", "b"]
+        run(s)
+        s.computed(s.schedule(layered=False))
+        assert [r.request_id for r in s.running] == ["short", "a", "b"]
+        s.running[0].output_ids.append(7)
+        s.cache.release(s.running[1])
+        s.cache.grow(s.running[0], 20)
         first = [run(s) for _ in range(LAYERS)]
         assert s.cache.num_free == 0
         assert not any(step.preempted for step in first)
         step = run(s)
         assert [r.request_id for r in step.preempted] == ["b"]
-        assert layers(step) == ("a", 9, 4, 0, 1)
+        assert layers(step) == ("a", 4, 4, 0, 1)
 
     def test_a_chunk_that_no_block_is_left_for_is_none(self) -> None:
         """A prompt gives way to decodes, as ever."""
         s = scheduler(blocks=7)
         s.add(request("long", 16))
         run(s)
+        s.cache.release(s.running[1])
+        s.cache.grow(s.running[0], 24)
         for _ in range(LAYERS):
             assert run(s).layers is not None
-        s.cache.grow(s.running[0], 16)
+        assert s.cache.num_free == 0
         step = run(s)
         assert ([r.request_id for r in step.preempted], step.layers) == (["long"], None)
 

@@ -1,0 +1,64 @@
+"""Who waits to enter the batch, and in which order.
+
+Owns the order: those that were preempted, then by submission. Long prompts that wait for a turn stand aside,
+and others pass them; in its turn one comes before all but the preempted. Finds the first at once, however
+many wait. Knows no tokens and no blocks: which prompts are long, and whether a turn is free, the scheduler
+says.
+
+    line.add(request)
+    request = line.first(turn=True)     # may be a long prompt that stood aside
+    line.remove(request)
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, count
+
+from ingot.runtime.request import Request
+
+
+class WaitingLine:
+    """Requests that hold no blocks and have no place in the batch, in the order in which they may enter."""
+
+    def __init__(self) -> None:
+        self._back: deque[Request] = deque()  # preempted, the oldest first
+        self._aside: list[Request] = []  # by arrival
+        self._line: deque[Request] = deque()
+        self._arrivals = count(1)
+
+    def __len__(self) -> int:
+        return len(self._back) + len(self._aside) + len(self._line)
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._back, self._aside, self._line)
+
+    def add(self, request: Request) -> None:
+        """At the end."""
+        request.arrival = next(self._arrivals)
+        self._line.append(request)
+
+    def put_back(self, request: Request) -> None:
+        """To the front: of those that are preempted the newest comes first."""
+        self._back.appendleft(request)
+
+    def first(self, *, turn: bool) -> Request | None:
+        """Who is next; of those aside only where it is their ``turn``."""
+        for line in (self._back, self._aside if turn else (), self._line):
+            if line:
+                return line[0]
+        return None
+
+    def set_aside(self, request: Request) -> None:
+        """Have a long prompt wait for its turn: behind those that were submitted before it."""
+        self.remove(request)
+        insort(self._aside, request, key=lambda one: one.arrival)
+
+    def remove(self, request: Request) -> None:
+        """Whoever enters or ends; at once if it is first."""
+        lines = (self._back, self._aside, self._line)
+        first = (line for line in lines if line and line[0] is request)
+        line = next(first, None) or next(line for line in lines if request in line)
+        line.remove(request)
