@@ -151,6 +151,7 @@ class Runner:
                 self.forward.observed(self.forward.record)
             return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
 
+    @torch.inference_mode()
     def run_layers(self, step: ScheduledBatch) -> None:
         """Start the layers of a step that has no requests; nothing waits for the device."""
         with self._layers_behind(step):
