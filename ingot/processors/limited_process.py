@@ -45,7 +45,15 @@ class ProcessLimits:
 
 
 class ProcessEndedError(Exception):
-    """The process ended before it answered; the text says why, as in "it " + text."""
+    """The process ended before it answered; the text says why, as in "it " + text.
+
+    Attributes:
+        by_time: it was given all its CPU time. Any other end may be the machine's fault.
+    """
+
+    def __init__(self, why: str, *, by_time: bool = False) -> None:
+        super().__init__(why)
+        self.by_time = by_time
 
 
 class LimitedProcess:
@@ -91,7 +99,7 @@ class LimitedProcess:
             try:
                 answer = self._running.exchange(data)
                 if answer is None:
-                    raise ProcessEndedError(self._running.why_ended(self._limits))
+                    raise self._running.ended(self._limits)
             except BaseException:  # what it would say next answers no question of ours
                 self._stop()
                 raise
@@ -143,17 +151,17 @@ class _Running:
             return None
         return read_message(self.process.stdout)
 
-    def why_ended(self, limits: ProcessLimits) -> str:
+    def ended(self, limits: ProcessLimits) -> ProcessEndedError:
         """What the end means, for people."""
         code = self.process.wait()
         self.said.seek(0)
         lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
         if code == -signal.SIGPROF:
-            return f"needs more than {limits.seconds:g} seconds"
+            return ProcessEndedError(f"needs more than {limits.seconds:g} seconds", by_time=True)
         if code == OUT_OF_MEMORY or any("memory allocation of" in line for line in lines):
-            return f"needs more than {limits.memory >> 20} MiB of memory"
+            return ProcessEndedError(f"needs more than {limits.memory >> 20} MiB of memory")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return f"crashes ({how}{': ' + lines[-1][:200] if lines else ''})"
+        return ProcessEndedError(f"crashes ({how}{': ' + lines[-1][:200] if lines else ''})")
 
 
 def _end(process: subprocess.Popen[bytes], said: IO[bytes], owner: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import threading
 from typing import Any
@@ -11,11 +13,14 @@ import pytest
 
 from ingot import Grammar, SamplingParams
 from ingot.engine.describe import read_text_side
+from ingot.errors import RequestError
+from ingot.processors.limited_process import ProcessLimits
 from ingot.serve import grammar_checks
 from ingot.serve.compiling import Compiling
 from ingot.serve.errors import ApiError
 from ingot.serve.link import Link
 from ingot.serve.protocol import Abort, Add, frame
+from ingot.structured.grammar_check import TrialDiedError, new_probe, try_grammar
 from ingot.structured.grammars import Grammars
 from tests.serve.client import PATIENCE, ROOT
 
@@ -88,6 +93,66 @@ class TestGrammarChecks:
 
         asyncio.run(main())
         assert tried == [Grammar.regex("a")]
+
+    @pytest.mark.parametrize(
+        ("failure", "status"),
+        [
+            (OSError(24, "Too many open files"), 503),
+            (MemoryError(), 503),
+            (TrialDiedError("the grammar crashes (SIGKILL)"), 400),
+        ],
+    )
+    def test_a_trial_that_the_machine_failed_is_made_again(
+        self, monkeypatch: pytest.MonkeyPatch, failure: Exception, status: int
+    ) -> None:
+        failures = [failure]
+
+        def fail_once(*_: Any) -> None:
+            if failures:
+                raise failures.pop()
+
+        monkeypatch.setattr(grammar_checks, "try_grammar", fail_once)
+
+        async def main() -> int:
+            checks = grammar_checks.GrammarChecks()
+            with pytest.raises(ApiError) as caught:
+                await checks.check(Grammar.regex("a"), "guided_regex")
+            await checks.check(Grammar.regex("a"), "guided_regex")
+            checks.close()
+            return caught.value.status
+
+        assert asyncio.run(main()) == status
+
+    def test_a_process_that_is_killed_is_told_from_a_grammar_that_takes_too_long(self) -> None:
+        with new_probe() as probe:
+            try_grammar(probe, Grammar.regex("a"))
+            assert probe._running is not None
+            os.kill(probe._running.process.pid, signal.SIGKILL)
+            with pytest.raises(TrialDiedError, match="SIGKILL"):
+                try_grammar(probe, Grammar.regex("a"))
+        hard = Grammar.choice([f"x{i}" for i in range(24_000)])
+        with new_probe(ProcessLimits(seconds=0.02)) as probe, pytest.raises(RequestError) as caught:
+            try_grammar(probe, hard)
+        assert not isinstance(caught.value, TrialDiedError), caught.value
+
+    def test_a_refusal_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[Grammar] = []
+
+        def refuse(_: Any, grammar: Grammar) -> None:
+            tried.append(grammar)
+            raise RequestError("the grammar is refused")
+
+        monkeypatch.setattr(grammar_checks, "try_grammar", refuse)
+
+        async def main() -> None:
+            checks = grammar_checks.GrammarChecks()
+            for _ in range(2):
+                with pytest.raises(ApiError, match="refused"):
+                    await checks.check(Grammar.regex("a"), "guided_regex")
+            checks.close()
+
+        asyncio.run(main())
+        assert len(tried) == 1
 
     def test_too_many_and_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A check that waits too long is a 503, one more than may wait a 429; what was tried is known."""
