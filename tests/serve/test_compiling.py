@@ -16,7 +16,7 @@ from ingot.engine.describe import read_text_side
 from ingot.errors import RequestError
 from ingot.processors.limited_process import ProcessLimits
 from ingot.serve import grammar_checks
-from ingot.serve.compiling import Compiling
+from ingot.serve.compiling import Compiled, Compiling
 from ingot.serve.errors import ApiError
 from ingot.serve.link import Link
 from ingot.serve.protocol import Abort, Add, frame
@@ -61,6 +61,35 @@ class TestCompiling:
             assert woken.acquire(timeout=PATIENCE)
         assert ["index out of bounds" in str(one.error) for one in compiling.finished()] == [True] * 3
 
+    def test_nobody_compiles_or_keeps_what_nobody_waits_for(self) -> None:
+        """The queue holds requests that have a place in the engine's, and no others."""
+        go_on, begun, woken = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+        prepared: list[SamplingParams] = []
+
+        class Slow(Grammars):
+            def prepare(self, params: SamplingParams, *given: Any, **more: Any) -> Any:
+                prepared.append(params)
+                begun.release()
+                go_on.wait(PATIENCE)
+
+        compiling = Compiling(Slow(None, 8), frozenset(), wake=woken.release)
+        busy = [self.add(f"busy {i}", {"type": "null"}) for i in range(2)]
+        for one in busy:  # all threads
+            compiling.start(one)
+            assert begun.acquire(timeout=PATIENCE)
+        for i in range(100):
+            compiling.start(self.add(str(i), {"type": "boolean"}))
+            compiling.forget(str(i))
+        compiling.start(self.add("last", {"type": "integer"}))
+        assert list(compiling._asked) == ["last"]
+        for one in busy:
+            compiling.forget(one.id)
+        go_on.set()
+        while len(compiling):
+            assert woken.acquire(timeout=PATIENCE)
+            assert {one.add.id for one in compiling.finished()} <= {"last"}
+        assert len(prepared) == 3
+
     def test_compiled_refused_and_forgotten(self) -> None:
         woken = threading.Semaphore(0)
         grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
@@ -70,9 +99,10 @@ class TestCompiling:
             compiling.start(one)
         compiling.forget("c")
         assert len(compiling) == 2
-        for _ in range(3):
+        found: dict[str, Compiled] = {}
+        while len(compiling):
             assert woken.acquire(timeout=PATIENCE)
-        found = {one.add.id: one for one in compiling.finished()}
+            found |= {one.add.id: one for one in compiling.finished()}
         assert set(found) == {"a", "b"}
         assert len(compiling) == 0
         assert found["a"].params == SamplingParams.from_json(good.params)
