@@ -30,6 +30,7 @@ _BOOT = (
     "from ingot.processors.limited_worker import serve; "
     "serve(told['worker'], told['seconds'], told['memory'], told['nice'])"
 )
+_UNNEEDED = "is not needed any more"
 _ROOT = str(Path(__file__).parents[2])
 
 
@@ -68,6 +69,7 @@ class LimitedProcess:
         self._worker, self._limits = worker, limits
         self._lock = threading.Lock()
         self._running: _Running | None = None
+        self._ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -94,9 +96,13 @@ class LimitedProcess:
 
     def _asked(self, data: bytes) -> bytes:
         with self._lock:
+            if self._ended:
+                raise ProcessEndedError(_UNNEEDED)
             if self._running is None or self._running.owner != os.getpid():  # a fork has its own
                 self._running = _Running.start(self, self._worker, self._limits)
             try:
+                if self._ended:  # while it was started
+                    raise ProcessEndedError(_UNNEEDED)
                 answer = self._running.exchange(data)
                 if answer is None:
                     raise self._running.ended(self._limits)
@@ -109,6 +115,13 @@ class LimitedProcess:
         """End the process; the next question starts another."""
         with self._lock:
             self._stop()
+
+    def end(self) -> None:
+        """End the process for good, without waiting: the question under way fails, and so does any other."""
+        self._ended = True
+        running = self._running
+        if running is not None and running.owner == os.getpid():
+            running.process.kill()
 
     def _stop(self) -> None:
         if self._running is not None:

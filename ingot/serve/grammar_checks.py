@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from ingot.config.grammar import Grammar
 from ingot.errors import RequestError
 from ingot.processors.limited_process import LimitedProcess
-from ingot.serve.errors import refused, too_busy, unavailable
+from ingot.serve.errors import refused, stopping, too_busy, unavailable
 from ingot.structured.grammar_check import TrialDiedError, new_probe, try_grammar
 
 _WORKERS = 2  # each asks a process of its own, which may take seconds for a hostile grammar
@@ -32,9 +32,11 @@ class GrammarChecks:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="grammar")
+        self._all = [new_probe() for _ in range(_WORKERS)]
         self._probes: SimpleQueue[LimitedProcess] = SimpleQueue()
-        for _ in range(_WORKERS):
-            self._probes.put(new_probe())
+        for probe in self._all:
+            self._probes.put(probe)
+        self._closed = False
         self._known: OrderedDict[Grammar, Future[RequestError | None]] = OrderedDict()
 
     async def check(self, grammar: Grammar, field: str | None) -> None:
@@ -45,8 +47,8 @@ class GrammarChecks:
             field: of the request, in which the grammar is.
 
         Raises:
-            ApiError: the grammar is refused (400), too many wait (429), it took too long to get a turn, or
-                the machine has no room for the trial (503).
+            ApiError: the grammar is refused (400), too many wait (429), it took too long to get a turn,
+                the machine has no room for the trial, or the server is stopping (503).
         """
         trial = asyncio.wrap_future(self._trial(grammar))
         try:
@@ -59,14 +61,19 @@ class GrammarChecks:
             _log.exception("a grammar cannot be tried")
             text = "the grammar cannot be checked now; try again later"
             raise unavailable(text, "grammars_busy") from None
+        if error is not None and self._closed:
+            raise stopping()
         if error is not None:
             found = refused(error)
             found.param = field
             raise found
 
     def close(self) -> None:
-        """Take no more; a trial under way ends within its limits."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Take no more; a trial under way ends."""
+        self._closed = True
+        self._pool.shutdown(wait=False)
+        for probe in self._all:
+            probe.end()
 
     def _trial(self, grammar: Grammar) -> Future[RequestError | None]:
         """The one trial of a grammar, under way or done."""
