@@ -32,7 +32,7 @@ _NAMES = {
 }  # as Whisper's own command line has them
 _OFTEN = (
     *("language", "task", "word_timestamps", "temperatures", "beam_size", "best_of"),
-    *("initial_prompt", "hotwords", "no_speech"),
+    *("initial_prompt", "carry_initial_prompt", "hotwords", "no_speech"),
 )
 _PANEL, _RARE_PANEL = "Transcription", "Transcription, rarely needed"
 

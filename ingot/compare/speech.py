@@ -300,6 +300,7 @@ class ClassListener(OpenClass):
 _SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)
 _LACKING: dict[str, Any] = {
     "hotwords": None,
+    "carry_initial_prompt": False,
     "patience": 1.0,
     "chunked": False,
     "clip_timestamps": (),

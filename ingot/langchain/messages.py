@@ -27,6 +27,7 @@ from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.selection import TokenLogprobs
 
 _CALLS = ("tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call")  # the message has them beside
+_THOUGHTS = ("reasoning", "reasoning_content", "thinking", "redacted_thinking")  # no part of a later prompt
 _ROLES: dict[type[BaseMessage], str] = {
     HumanMessage: "user",
     AIMessage: "assistant",
@@ -62,17 +63,15 @@ def _of_tools(message: BaseMessage) -> dict[str, Any]:
     if isinstance(message, ToolMessage):
         name = {"name": message.name} if message.name else {}
         return {"tool_call_id": message.tool_call_id, **name}
-    if not isinstance(message, AIMessage) or not message.tool_calls:
+    if not isinstance(message, AIMessage):
         return {}
-    calls = [
-        {
-            "id": c["id"],
-            "type": "function",
-            "function": {"name": c["name"], "arguments": json.dumps(c["args"])},
-        }
-        for c in message.tool_calls
-    ]
-    return {"tool_calls": calls}
+    calls = [_call(c["id"], c["name"], json.dumps(c["args"])) for c in message.tool_calls]
+    calls += [_call(c["id"], c["name"] or "", c["args"] or "") for c in message.invalid_tool_calls]
+    return {"tool_calls": calls} if calls else {}
+
+
+def _call(call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _role(message: BaseMessage, position: int) -> str:
@@ -97,7 +96,7 @@ def _text(message: BaseMessage, position: int) -> str:
     content = message.content
     if isinstance(content, str):
         return content
-    blocks = [b for b in content if isinstance(b, str) or b.get("type") not in _CALLS]
+    blocks = [b for b in content if isinstance(b, str) or b.get("type") not in (*_CALLS, *_THOUGHTS)]
     return "".join(_block_text(block, position) for block in blocks)
 
 

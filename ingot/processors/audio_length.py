@@ -45,21 +45,38 @@ def _promised_bytes(head: bytes) -> int | None:
 
 
 def check_pages(stream: BinaryIO, name: str) -> None:
-    """The pages of an Ogg file: the last is marked as such, and none begins a second recording behind others.
+    """The pages of an Ogg file: the last is whole, and none begins a second recording behind others. A
+    recorder that is stopped often does not mark the last page; then nothing may follow it.
 
     Raises:
-        RequestError: there is no last page, or a second recording.
+        RequestError: the file ends inside a page, or there is a second recording.
     """
-    at, flags, size, went_on = 0, 0, stream.seek(0, io.SEEK_END), False
+    start, at, flags, size, went_on = 0, 0, 0, stream.seek(0, io.SEEK_END), False
     while (found := _next_page(stream, at)) is not None:
-        at, head = found
+        start, head = found
         flags = head[5]
         if flags & _BEGINS and went_on:
             raise several(name)
         went_on = went_on or not flags & _BEGINS
-        at += 27 + head[26] + sum(head[27 : 27 + head[26]])
-    if not flags & _ENDS or at > size:
+        at = start + 27 + head[26] + sum(head[27 : 27 + head[26]])
+    is_whole = at <= size if flags & _ENDS else at == size and _is_page(read_at(stream, start, at - start))
+    if not is_whole:
         raise ends_early(f"{name}: {size} bytes without a last page")
+
+
+def _is_page(page: bytes) -> bool:
+    """Whether an Ogg page has the checksum that it tells: CRC-32 of 0x04c11db7, from 0, bits as they come."""
+    checksum = 0
+    for byte in page[:22] + bytes(4) + page[26:]:
+        checksum = checksum << 8 & 0xFFFFFFFF ^ _CRC[checksum >> 24 ^ byte]
+    return checksum == int.from_bytes(page[22:26], "little")
+
+
+def _crc_of(byte: int) -> int:
+    value = byte << 24
+    for _ in range(8):
+        value = value << 1 ^ (0x104C11DB7 if value >> 31 else 0)
+    return value
 
 
 def _next_page(stream: BinaryIO, at: int) -> tuple[int, bytes] | None:
@@ -76,6 +93,9 @@ def _next_page(stream: BinaryIO, at: int) -> tuple[int, bytes] | None:
             return None
         else:
             return at, piece
+
+
+_CRC = [_crc_of(byte) for byte in range(256)]
 
 
 def whole_mpeg(stream: BinaryIO, name: str) -> BinaryIO | io.RawIOBase | None:

@@ -30,6 +30,7 @@ _BOOT = (
     "from ingot.processors.limited_worker import serve; "
     "serve(told['worker'], told['seconds'], told['memory'], told['nice'])"
 )
+_UNNEEDED = "is not needed any more"
 _ROOT = str(Path(__file__).parents[2])
 
 
@@ -45,7 +46,15 @@ class ProcessLimits:
 
 
 class ProcessEndedError(Exception):
-    """The process ended before it answered; the text says why, as in "it " + text."""
+    """The process ended before it answered; the text says why, as in "it " + text.
+
+    Attributes:
+        by_time: it was given all its CPU time. Any other end may be the machine's fault.
+    """
+
+    def __init__(self, why: str, *, by_time: bool = False) -> None:
+        super().__init__(why)
+        self.by_time = by_time
 
 
 class LimitedProcess:
@@ -60,6 +69,7 @@ class LimitedProcess:
         self._worker, self._limits = worker, limits
         self._lock = threading.Lock()
         self._running: _Running | None = None
+        self._ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -86,12 +96,16 @@ class LimitedProcess:
 
     def _asked(self, data: bytes) -> bytes:
         with self._lock:
+            if self._ended:
+                raise ProcessEndedError(_UNNEEDED)
             if self._running is None or self._running.owner != os.getpid():  # a fork has its own
                 self._running = _Running.start(self, self._worker, self._limits)
             try:
+                if self._ended:  # while it was started
+                    raise ProcessEndedError(_UNNEEDED)
                 answer = self._running.exchange(data)
                 if answer is None:
-                    raise ProcessEndedError(self._running.why_ended(self._limits))
+                    raise self._running.ended(self._limits)
             except BaseException:  # what it would say next answers no question of ours
                 self._stop()
                 raise
@@ -101,6 +115,13 @@ class LimitedProcess:
         """End the process; the next question starts another."""
         with self._lock:
             self._stop()
+
+    def end(self) -> None:
+        """End the process for good, without waiting: the question under way fails, and so does any other."""
+        self._ended = True
+        running = self._running
+        if running is not None and running.owner == os.getpid():
+            running.process.kill()
 
     def _stop(self) -> None:
         if self._running is not None:
@@ -143,17 +164,17 @@ class _Running:
             return None
         return read_message(self.process.stdout)
 
-    def why_ended(self, limits: ProcessLimits) -> str:
+    def ended(self, limits: ProcessLimits) -> ProcessEndedError:
         """What the end means, for people."""
         code = self.process.wait()
         self.said.seek(0)
         lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
         if code == -signal.SIGPROF:
-            return f"needs more than {limits.seconds:g} seconds"
+            return ProcessEndedError(f"needs more than {limits.seconds:g} seconds", by_time=True)
         if code == OUT_OF_MEMORY or any("memory allocation of" in line for line in lines):
-            return f"needs more than {limits.memory >> 20} MiB of memory"
+            return ProcessEndedError(f"needs more than {limits.memory >> 20} MiB of memory")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return f"crashes ({how}{': ' + lines[-1][:200] if lines else ''})"
+        return ProcessEndedError(f"crashes ({how}{': ' + lines[-1][:200] if lines else ''})")
 
 
 def _end(process: subprocess.Popen[bytes], said: IO[bytes], owner: int) -> None:

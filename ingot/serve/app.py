@@ -23,7 +23,7 @@ from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
 from ingot.serve.ears import Ears
 from ingot.serve.embeddings import EmbeddingCall
-from ingot.serve.errors import ApiError, bad_request, unavailable
+from ingot.serve.errors import ApiError, bad_request, stopping, unavailable
 from ingot.serve.explaining import HEADER, ExplainedCall, wants_explanation
 from ingot.serve.forms import Uploads, read_form
 from ingot.serve.http import (
@@ -81,7 +81,7 @@ class ServerState:
             ApiError: there is none of this name (404), or the server is stopping (503).
         """
         if self.stopping:
-            raise unavailable("the server is stopping", "server_stopping")
+            raise stopping()
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
         if name not in self.models:

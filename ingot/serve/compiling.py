@@ -1,7 +1,8 @@
 """Grammars that an engine compiles while it decodes.
 
 Owns the threads that compile, and the requests that wait for them. llguidance lets go of Python's lock while
-it compiles, so steps keep their pace. Knows no socket and no executor.
+it compiles, so steps keep their pace. Who is forgotten leaves the queue, so it holds no more than those
+whom the server lets in (``EngineClient.places``, 429 beyond). Knows no socket and no executor.
 
     compiling = Compiling(executor.admission.grammars, stop_ids, wake=link.wake)
     compiling.start(add)
@@ -11,6 +12,7 @@ it compiles, so steps keep their pace. Knows no socket and no executor.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -45,7 +47,8 @@ class Compiling:
         self._stop_ids = stop_ids
         self._wake = wake
         self._waiting: set[str] = set()
-        self._asked: SimpleQueue[Add] = SimpleQueue()
+        self._asked: OrderedDict[str, Add] = OrderedDict()  # no thread has begun with these
+        self._more = threading.Condition()  # of _asked
         self._found: SimpleQueue[Compiled] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -60,11 +63,15 @@ class Compiling:
             for thread in self._threads:
                 thread.start()
         self._waiting.add(add.id)
-        self._asked.put(add)
+        with self._more:
+            self._asked[add.id] = add
+            self._more.notify()
 
     def forget(self, name: str) -> None:
         """The request was ended: nothing will come of it."""
         self._waiting.discard(name)
+        with self._more:
+            self._asked.pop(name, None)
 
     def finished(self) -> list[Compiled]:
         """What has been compiled since the last call."""
@@ -80,7 +87,10 @@ class Compiling:
 
     def _run(self) -> None:
         while True:
-            self._found.put(self._compiled(self._asked.get()))
+            with self._more:
+                self._more.wait_for(lambda: self._asked)
+                _, add = self._asked.popitem(last=False)
+            self._found.put(self._compiled(add))
             self._wake()
 
     def _compiled(self, add: Add) -> Compiled:

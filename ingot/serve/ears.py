@@ -31,7 +31,7 @@ from ingot.processors.prompt import Input
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import RETRY_SECONDS, ApiError, bad_request, refused
+from ingot.serve.errors import RETRY_SECONDS, ApiError, bad_request, refused, stopping
 from ingot.serve.protocol import MOST_BYTES
 from ingot.serve.windows import Windows
 from ingot.speech.alignment import alignment_heads
@@ -88,10 +88,20 @@ class Ears:
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="audio")
         # One each, so that nobody waits for a thread in which another's window is made.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="window")
+        kept = limits(self._most_seconds)
+        self._all = [LimitedProcess("ingot.processors.audio_worker", kept) for _ in range(_WORKERS)]
         self._processes: SimpleQueue[LimitedProcess] = SimpleQueue()
-        for _ in range(_WORKERS):
-            process = LimitedProcess("ingot.processors.audio_worker", limits(self._most_seconds))
+        for process in self._all:
             self._processes.put(process)
+        self._closed = False
+
+    def close(self) -> None:
+        """Take no more; a file that is being decoded ends with an error."""
+        self._closed = True
+        self._pool.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
+        for process in self._all:
+            process.end()
 
     async def segments(
         self, data: Callable[[], bytes], options: TranscribeOptions
@@ -150,6 +160,8 @@ class Ears:
             asked = question(data(), self._most_seconds)
             return torch.from_numpy(samples_of(process.ask_bytes(asked)))
         except ProcessEndedError as error:
+            if self._closed:
+                raise stopping() from None
             text = f"decoding the recording {error}; send a shorter one, or convert it to wav or flac"
             raise ApiError(400, text, param="file") from None
         except RequestError as error:

@@ -74,6 +74,11 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
+def stopping() -> ApiError:
+    """The server takes no requests any more, and ends those that it has."""
+    return unavailable("the server is stopping", "server_stopping")
+
+
 def refused(error: IngotError) -> ApiError:
     """What Ingot's own checks say of a request, with the field by its name in the API."""
     field = error.fix if error.fix is not None and _FIELD.fullmatch(error.fix) else None

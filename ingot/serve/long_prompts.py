@@ -66,8 +66,8 @@ class LongPrompts:
         return self._ids({"prompt": prompt, "add_special_tokens": add_special_tokens})
 
     def close(self) -> None:
-        """End the process."""
-        self._process.close()
+        """End the process; who waits for it has an error."""
+        self._process.end()
 
     def _ids(self, question: dict[str, Any]) -> list[int]:
         try:

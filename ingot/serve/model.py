@@ -32,7 +32,7 @@ from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
 from ingot.serve.ears import Ears, check_packages
 from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import ApiError, bad_request, refused, unsupported
+from ingot.serve.errors import ApiError, bad_request, refused, stopping, unsupported
 from ingot.serve.formats import Form
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
@@ -117,6 +117,15 @@ class ServedModel:
         self.ears = None if side.hears is None else Ears(side.manifest, self.tokenizer, engine, config)
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
+        self._closed = False
+
+    def close(self) -> None:
+        """Take no more; who waits for a process has an error. The engine has a ``close`` of its own."""
+        self._closed = True
+        self._threads.shutdown(wait=False)
+        self._long.close()
+        if self.ears is not None:
+            self.ears.close()
 
     def conversation(
         self,
@@ -286,7 +295,9 @@ class ServedModel:
         return bad_request(text, field, "context_length_exceeded")
 
     def _told(self, error: RequestError | DeviceError, field: str) -> ApiError:
-        """The error without the place of the model's files."""
+        """The error without the place of the model's files; after ``close``, why it is one."""
+        if self._closed:
+            return stopping()
         found = refused(error)
         found.message = found.message.replace(str(self.side.folder), self.name)
         found.param = found.param or field

@@ -176,6 +176,7 @@ class AudioRequest(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
     stream: bool | None = None
+    carry_initial_prompt: bool | None = None
     keywords: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None = None
     chunking_strategy: str | None = None
     include: Any = None

@@ -21,7 +21,7 @@ from ingot.config.serve import ServeConfig
 from ingot.errors import ConfigError
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import unavailable
+from ingot.serve.errors import stopping
 from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.http import HEADER_BYTES
@@ -54,7 +54,9 @@ async def serve(
         EngineError, OutOfMemoryError: an engine could not be loaded.
     """
     with listening(config) as listener, _Stop() as stop:
-        metrics, grammars, engines = Metrics(), GrammarChecks(), []
+        metrics, grammars = Metrics(), GrammarChecks()
+        engines: list[EngineClient] = []
+        models: dict[str, ServedModel] = {}
         starts = [
             EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name), s.hears) for s in sides
         ]
@@ -74,6 +76,8 @@ async def serve(
             pass
         finally:
             grammars.close()
+            for model in models.values():
+                model.close()
             await asyncio.gather(*(engine.close() for engine in engines))
         return stop.by_interrupt
 
@@ -147,7 +151,7 @@ class _Server(uvicorn.Server):
 
     def _fail_all(self) -> None:
         for model in self._state.models.values():
-            model.engine.fail_all(unavailable("the server is stopping", "server_stopping"))
+            model.engine.fail_all(stopping())
 
 
 class _StoppedError(Exception):

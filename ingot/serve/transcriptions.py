@@ -119,6 +119,7 @@ def _options(body: AudioRequest, task: Task, words: bool) -> TranscribeOptions:
             language=body.language,
             task=task,
             initial_prompt=body.prompt,
+            carry_initial_prompt=bool(body.carry_initial_prompt),
             hotwords=" ".join(body.keywords or ()) or None,
             word_timestamps=words,
             **alone,  # type: ignore[arg-type]

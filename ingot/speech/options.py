@@ -43,6 +43,8 @@ class TranscribeOptions(JsonConfig):
             is longer than so many seconds.
         condition_on_previous_text: each window reads the text of those before it.
         initial_prompt: text that the first window reads before its own: names, spelling, style.
+        carry_initial_prompt: every window reads the initial prompt, and behind it what still fits of the text
+            before it.
         hotwords: words that every window reads before its own, at most a quarter of what the decoder takes.
         suppress: ids that never occur, -1 for all that are not speech; None: those alone.
         seed: of all draws, -2**63 to 2**63 - 1.
@@ -66,6 +68,7 @@ class TranscribeOptions(JsonConfig):
     hallucination_silence_threshold: float | None = None
     condition_on_previous_text: bool = True
     initial_prompt: str | None = None
+    carry_initial_prompt: bool = False
     hotwords: str | None = None
     suppress: tuple[int, ...] | None = None
     seed: int = 0

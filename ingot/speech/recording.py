@@ -71,7 +71,7 @@ def transcribe_recording(
     if vocabulary.tokens.multilingual and options.language is None and frames:
         probabilities = yield from detect_language(vocabulary, features.window(0, _FRAMES))
         found.language, found.language_probability = next(iter(probabilities.items()))
-    said = _Said(vocabulary.ids(options.initial_prompt or ""))
+    said = _Said([] if options.carry_initial_prompt else vocabulary.ids(options.initial_prompt or ""))
     for start, end in _clips(options, frames):
         seek = start
         while seek < end:

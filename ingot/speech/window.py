@@ -209,8 +209,10 @@ def _start(
     tokens = vocabulary.tokens
     frame = tokens.prompt(language, options.task, timestamps=options.timestamps)
     most = vocabulary.longest // 2 - 1
-    hot = vocabulary.ids(options.hotwords or "")[: most // 2]
-    read = [*hot, *previous[-(most - len(hot)) :]] if previous else hot
+    read = vocabulary.ids(options.hotwords or "")[: most // 2]
+    if options.carry_initial_prompt:
+        read += vocabulary.ids(options.initial_prompt or "")[len(read) - most :]
+    read += list(previous)[-(most - len(read)) :] if len(read) < most else []
     return len(frame) - 1, Prompt([window, [*([tokens.previous, *read] if read else []), *frame]])
 
 

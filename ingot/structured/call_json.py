@@ -24,37 +24,42 @@ class CallJson:
     Attributes:
         state: ``open``; ``closed``: the object is complete; ``broken``: it is none, or the end tag came.
         name: None until it has been read.
-        read: the text taken so far.
         saw_end_tag: the end tag came inside the arguments, where their JSON is broken; it is taken.
     """
 
     def __init__(self) -> None:
         self.state: Literal["open", "closed", "broken"] = "open"
         self.name: str | None = None
-        self.read = ""
+        self._read: list[str] = []
         self.saw_end_tag = False
         self._next = "{"  # what comes next: {, a key, :, a value, or a comma
         self._key: str | None = None
         self._key_is_first = True
-        self._value = ""  # the key or name under way
-        self._arguments = ""  # not taken yet
+        self._value: list[str] = []  # the key or name under way, by characters
+        self._arguments: list[str] = []  # not taken yet, by characters
         self._had_arguments = self._is_arguments = False
         self._depth = 0
         self._quoted = self._escaped = self._torn = False
 
-    def feed(self, text: str) -> str:
-        """Read as much as belongs to the object; returns the rest."""
-        place = 0
+    @property
+    def read(self) -> str:
+        """The text taken so far."""
+        return "".join(self._read)
+
+    def feed(self, text: str, place: int = 0) -> int:
+        """Read as much as belongs to the object, from a place on; returns the place behind it."""
+        start = place
         while place < len(text) and self.state == "open":
             place += self._take(text[place])
-        self.read += text[:place]
-        return text[place:]
+        self._read.append(text[start:place])
+        return place
 
     def take_arguments(self, *, final: bool = False) -> str:
         """Arguments since the last time. ``final``: with what might have been the start of the end tag."""
-        keep = held(self._arguments, CALL_END) if self._torn and self.state == "open" and not final else 0
-        shown = self._arguments[: len(self._arguments) - keep]
-        self._arguments = self._arguments[len(shown) :]
+        text = "".join(self._arguments)
+        keep = held(text, CALL_END) if self._torn and self.state == "open" and not final else 0
+        shown = text[: len(text) - keep]
+        self._arguments = list(text[len(shown) :])
         return shown
 
     def _take(self, char: str) -> bool:
@@ -85,7 +90,7 @@ class CallJson:
         if self._next == "key":
             self._key = None
         self._key_is_first = False
-        self._value, self._depth = "", 0
+        self._value, self._depth = [], 0
         self._quoted = self._escaped = self._torn = False
         self._is_arguments = self._key == "arguments" and not self._had_arguments
         self._had_arguments |= self._is_arguments
@@ -97,11 +102,12 @@ class CallJson:
         if not first and not self._quoted and not self._depth and char in _SPACE + ",}]":
             self._end_value()  # a number, true, false or null
             return False
-        self._value = self._value + char if not self._is_arguments else char
+        if not (self._is_arguments and self._value):  # of arguments, one character tells that they have begun
+            self._value.append(char)
         if self._is_arguments:
-            self._arguments += char
-            if self._torn and self._arguments.endswith(CALL_END):
-                self._arguments = self._arguments.removesuffix(CALL_END)
+            self._arguments.append(char)
+            if self._torn and char == ">" and "".join(self._arguments[-len(CALL_END) :]) == CALL_END:
+                del self._arguments[-len(CALL_END) :]
                 self.state, self.saw_end_tag = "broken", True
                 return True
         self._follow(char)
@@ -127,7 +133,7 @@ class CallJson:
     def _end_value(self) -> None:
         if self._key is None or self._key == "name":
             try:
-                text = json.loads(self._value)
+                text = json.loads("".join(self._value))
             except (ValueError, RecursionError):
                 text = None
             if not isinstance(text, str):

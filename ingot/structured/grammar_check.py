@@ -21,6 +21,10 @@ COMPILE_LIMITS = ProcessLimits(seconds=5, memory=2 << 30)
 SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
 
 
+class TrialDiedError(RequestError):
+    """The process of a trial died, and another trial of the same grammar may not."""
+
+
 def new_probe(limits: ProcessLimits = COMPILE_LIMITS) -> LimitedProcess:
     """A process that compiles grammars to see whether it can; it starts with the first one."""
     return LimitedProcess("ingot.structured.grammar_probe", limits)
@@ -30,12 +34,14 @@ def try_grammar(probe: LimitedProcess, grammar: Grammar) -> None:
     """Compile a grammar in the probe. May take as long as the probe's limits allow.
 
     Raises:
-        RequestError: llguidance refuses the grammar, or it takes too long or too much memory.
+        TrialDiedError: it takes too much memory, or the process crashed.
+        RequestError: llguidance refuses the grammar, or it takes too long.
     """
     try:
         found = probe.ask({"lark": lark_of(grammar), "schemas": grammar.schemas()})
     except ProcessEndedError as error:
-        raise RequestError(f"the grammar {error}", fix=SIMPLER) from None
+        kind = RequestError if error.by_time else TrialDiedError
+        raise kind(f"the grammar {error}", fix=SIMPLER) from None
     if found["fault"] is not None:
         where = f" ({found['part']})" if found["part"] else ""
         raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")

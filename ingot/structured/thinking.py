@@ -39,7 +39,8 @@ class ThinkingSplitter:
 
     def __init__(self, *, opened: bool = False) -> None:
         self._state = "thought" if opened else "start"
-        self._text = ""  # not given yet
+        self._held: list[str] = []  # white space that may stand before a tag
+        self._text = ""  # what comes after it and is not given yet
         self._bare = True  # line breaks at the start of a part are dropped
 
     def feed(self, text: str) -> Split:
@@ -59,23 +60,34 @@ class ThinkingSplitter:
 
     def _start(self, *, final: bool) -> None:
         text = self._text.lstrip()
+        self._held.append(self._text[: len(self._text) - len(text)])
+        self._text = text
         if text.startswith(OPEN):
+            self._held.clear()
             self._text, self._state = text.removeprefix(OPEN), "thought"
         elif final or not OPEN.startswith(text):
-            self._state, self._bare = "content", False
+            self._text, self._state, self._bare = self._take_held() + text, "content", False
 
     def _thought(self, *, final: bool) -> str:
         at = self._text.find(CLOSE)
         if at >= 0:
-            found = self._without_breaks(self._text[:at]).rstrip("\n")
+            shown = self._text[:at].rstrip("\n")
+            found = self._without_breaks(self._take_held() + shown) if shown else ""
+            self._held.clear()
             self._text, self._state, self._bare = self._text[at + len(CLOSE) :], "content", True
             return found
         keep = 0 if final else held(self._text, CLOSE)
-        shown = self._text[: len(self._text) - keep]
-        if not final:  # line breaks may stand before the end tag
-            shown = shown.rstrip("\n")
-        self._text = self._text[len(shown) :]
-        return self._without_breaks(shown)
+        certain = self._text[: len(self._text) - keep]
+        shown = certain if final else certain.rstrip("\n")
+        found = self._without_breaks(self._take_held() + shown) if shown or final else ""
+        self._held.append(certain[len(shown) :])
+        self._text = self._text[len(certain) :]
+        return found
+
+    def _take_held(self) -> str:
+        found = "".join(self._held)
+        self._held.clear()
+        return found
 
     def _content(self) -> str:
         text, self._text = self._text, ""

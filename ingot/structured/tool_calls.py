@@ -9,6 +9,7 @@ Owns the parser: text in, content and calls out, piece by piece. Knows no tools 
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class ArgumentsDelta:
     text: str
 
 
+_START, _START_OR_END = re.compile(CALL_START), re.compile(f"{CALL_START}|{CALL_END}")
 Delta = ContentDelta | CallStart | ArgumentsDelta
 
 
@@ -62,7 +64,9 @@ class ToolCallParser:
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         self.num_calls = 0
         self._new_id = new_id
-        self._text = ""  # not given yet
+        self._held: list[str] = []  # white space that may stand before a tag
+        self._text = ""  # what comes after it
+        self._place = 0  # what stands before it in the text has been read
         self._space = ""  # before the call under way
         self._call: CallJson | None = None
         self._started = self._has_arguments = False
@@ -85,29 +89,41 @@ class ToolCallParser:
                 more = self._content(deltas, final=final)
             else:
                 more = self._inside(self._call, deltas, final=final)
+        self._text, self._place = self._text[self._place :], 0
         return deltas
 
     def _content(self, deltas: list[Delta], *, final: bool) -> bool:
         """Give text up to the next tag; returns whether there is one."""
-        tags = (CALL_START, CALL_END) if self._after_json else (CALL_START,)
-        found = [(at, tag) for tag in tags if (at := self._text.find(tag)) >= 0]
-        if found:
-            at, tag = min(found)
-            shown = self._text[:at].rstrip()
-            self._give(deltas, shown)
-            self._space, self._text = self._text[len(shown) : at], self._text[at + len(tag) :]
+        found = (_START_OR_END if self._after_json else _START).search(self._text, self._place)
+        if found is not None:
+            self._show(deltas, self._text[self._place : found.start()])
+            self._space, self._place = self._take_held(), found.end()
             self._after_json = False
-            if tag == CALL_START:
+            if found[0] == CALL_START:
                 self._call, self._started, self._has_arguments = CallJson(), False, False
             return True
-        shown = self._text
-        if not final:  # white space may stand before a tag
-            shown = shown[: len(shown) - max(held(shown, tag) for tag in tags)].rstrip()
-        elif self._is_wire(shown):
-            shown = ""
-        self._give(deltas, shown)
-        self._text = "" if final else self._text[len(shown) :]
+        rest = self._text[self._place :]
+        if final:
+            rest = self._take_held() + rest
+            self._give(deltas, "" if self._is_wire(rest) else rest)
+            self._place = len(self._text)
+        else:
+            keep = max(held(rest, tag) for tag in (CALL_START, CALL_END)[: 1 + self._after_json])
+            self._show(deltas, rest[: len(rest) - keep])
+            self._place = len(self._text) - keep
         return False
+
+    def _show(self, deltas: list[Delta], text: str) -> None:
+        """Give text, without white space that may stand before a tag."""
+        shown = text.rstrip()
+        if shown:
+            self._give(deltas, self._take_held() + shown)
+        self._held.append(text[len(shown) :])
+
+    def _take_held(self) -> str:
+        found = "".join(self._held)
+        self._held.clear()
+        return found
 
     def _is_wire(self, text: str) -> bool:
         """Whether the answer's last text is what stands after a call: white space, part of its end tag."""
@@ -116,7 +132,7 @@ class ToolCallParser:
 
     def _inside(self, call: CallJson, deltas: list[Delta], *, final: bool) -> bool:
         """Read a call's text; returns whether it has ended."""
-        self._text = call.feed(self._text)
+        self._place = call.feed(self._text, self._place)
         if call.name is not None and not self._started:
             self._started = True
             deltas.append(CallStart(self.num_calls, self._new_id(), call.name))

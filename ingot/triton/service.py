@@ -20,7 +20,7 @@ from ingot.engine.manifest import is_engine
 from ingot.errors import NoSuchPathError
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.errors import ApiError, stopping
 from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.metrics import Metrics
@@ -146,14 +146,15 @@ class Service:
         return Job(ids, model.held(params, asked.form, ids), ids)
 
     async def _close(self) -> None:
-        self._model.engine.fail_all(unavailable("the server is stopping", "server_stopping"))
+        self._model.engine.fail_all(stopping())
         if self._tasks:
             _, left = await asyncio.wait(self._tasks, timeout=_LAST_SECONDS)
             for task in left:  # whose prompt is still being tokenized
                 task.cancel()
+        self._grammars.close()
+        self._model.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._grammars.close()
         await self._model.engine.close()
 
     def _wait(self, work: Coroutine[Any, Any, Value]) -> Value:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ingot.web.api import AnswerError, Api, Delta
@@ -59,7 +60,8 @@ async def answers(
         if recordings and any(one.hears for one in await api.models() if one.name == name):
             asked = api.transcripts(name, recordings)
         else:
-            asked = api.answer(body(name, system, history, said, values))
+            # In a thread: it reads the files of all messages.
+            asked = api.answer(await asyncio.to_thread(body, name, system, history, said, values))
         async with aclosing(_with_beats(asked)) as deltas:
             async for delta in deltas:
                 shown = Shown(shown.thought + delta.thought, shown.text + delta.text)
@@ -68,6 +70,9 @@ async def answers(
                     told = time.monotonic()
     except AnswerError as error:
         shown = replace(shown, error=str(error))
+    except FileNotFoundError as error:
+        gone = Path(error.filename).name
+        shown = replace(shown, error=f"{gone} is gone. Clear the chat and add it again.")
     yield replace(shown, ended=True)
 
 

@@ -22,6 +22,7 @@ from ingot.web.messages import transcript
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 600.0  # a request may wait in the server's queue
 _MOST_SHOWN = 1000  # characters of a server's message
+_NO_CHUNK = "The server sent what is no chunk of an answer."
 _BAD_KEY = "The server refused the key. Start the page with the server's key: --api-key or INGOT_API_KEY."
 
 
@@ -157,15 +158,23 @@ def _choice(line: str) -> dict[str, Any]:
         chunk = json.loads(data)
         if "error" in chunk:
             raise AnswerError(_message(chunk) or "The server failed.")
-        return chunk["choices"][0] if chunk.get("choices") else {}
+        choice = chunk["choices"][0] if chunk.get("choices") else {}
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise AnswerError("The server sent what is no chunk of an answer.") from None
+        raise AnswerError(_NO_CHUNK) from None
+    if not isinstance(choice, dict):
+        raise AnswerError(_NO_CHUNK)
+    return choice
 
 
 def _delta(choice: Mapping[str, Any]) -> Delta:
     delta = choice.get("delta") or {}
+    if not isinstance(delta, Mapping):
+        raise AnswerError(_NO_CHUNK)
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    return Delta(thought, delta.get("content") or "")
+    text = delta.get("content") or ""
+    if not isinstance(thought, str) or not isinstance(text, str):
+        raise AnswerError(_NO_CHUNK)
+    return Delta(thought, text)
 
 
 def _refusal(response: httpx.Response) -> AnswerError:

@@ -36,7 +36,7 @@ _QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "HF_HUB_DI
 _LOCAL = "127.0.0.1,localhost,::1"  # is asked without a proxy
 _POLICY = (
     "default-src 'self' 'unsafe-inline' data: blob:; object-src 'none'; base-uri 'self'; "
-    "frame-ancestors 'self'"
+    "form-action 'self'; frame-ancestors 'self'"
 )
 _MOST_UPLOAD = "32mb"
 _log = logging.getLogger(__name__)

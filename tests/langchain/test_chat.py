@@ -239,7 +239,7 @@ def test_messages_become_a_conversation() -> None:
         SystemMessage("a"),
         SystemMessage("b"),
         HumanMessage([{"type": "text", "text": "c"}, "d"], name="Marta"),
-        AIMessage("e"),
+        AIMessage([{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": "e"}]),
         ChatMessage("f", role="user"),
     ]
     assert as_conversation(messages) == [

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from ingot import LLM
 from ingot.errors import RequestError
 from ingot.langchain import ChatIngot
+from ingot.langchain.messages import as_conversation
 from ingot.langchain.tools import ToolStream, ToolUse
 from tests.langchain.conftest import POCKET
 
@@ -130,10 +131,55 @@ def test_broken_arguments_are_told() -> None:
     assert message.invalid_tool_calls[0]["name"] == "add"
 
 
+def test_arguments_without_end_are_told() -> None:
+    """As deep as a small model may go, and deeper than JSON is read."""
+    deep = "[" * 100_000 + "]" * 100_000
+    message = use().message(f'<tool_call>{{"name": "add", "arguments": {deep}}}</tool_call>')
+    assert (message.tool_calls, message.invalid_tool_calls[0]["args"]) == ([], deep)
+
+
+def test_one_call_at_most_where_the_model_decides() -> None:
+    one = ToolUse.of({"tools": [add], "parallel_tool_calls": False})[0]
+    text = f"I add.{CALL}{CALL} So."
+    assert len(one.message(text).tool_calls) == 1
+    for size in (1, 1000):
+        stream, joined = ToolStream(one), AIMessageChunk(content="")
+        for start in range(0, len(text), size):
+            joined += stream.chunk(text[start : start + size], final=start + size >= len(text))
+        assert [(c["name"], c["args"]) for c in joined.tool_calls] == [("add", {"a": 1, "b": 2})]
+        assert joined.content == "I add. So."
+
+
+def test_a_parameter_may_be_called_properties(chat: ChatIngot) -> None:
+    """What a schema says of names and values is not taken for a schema."""
+    value = {"properties": {"a": 1}}
+    parameters = {
+        "type": "object",
+        "properties": {"properties": {"enum": [value]}, "more": {"type": "object", "properties": {}}},
+        "required": ["properties", "additionalProperties"],
+    }
+    parameters["properties"]["additionalProperties"] = {"const": 1}  # type: ignore[index]
+    tool = {"type": "function", "function": {"name": "set", "parameters": parameters}}
+    bound = chat.bind_tools([tool], tool_choice="set", parallel_tool_calls=False)
+    (call,) = bound.invoke("Set.").tool_calls
+    assert (call["args"]["properties"], call["args"]["additionalProperties"]) == (value, 1)
+
+
+def test_a_call_that_was_invalid_is_shown_to_the_model() -> None:
+    wrong = use().message('<tool_call>{"name": "add", "arguments": {"a": 1,</tool_call>')
+    (asked,) = as_conversation([wrong])
+    (call,) = asked["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1,'}
+    assert call["id"] == wrong.invalid_tool_calls[0]["id"]
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "words"),
     [
         ([add], "other", "tool_choice names no tool"),
+        ([add], {"type": "tool", "name": "add"}, "tool_choice"),
+        ([add], {"type": "function", "function": "add"}, "tool_choice"),
+        ([add], 7, "tool_choice"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "name"),
     ],
 )

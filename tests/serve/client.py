@@ -125,15 +125,19 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """Processes that the server started and that run an engine."""
+        return self.child_pids(b"engine_process")
+
+    def child_pids(self, words: bytes) -> list[int]:
+        """Processes that the server started and whose command line holds these words."""
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and (folder / "stat").exists():
                 try:
                     parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                    words = (folder / "cmdline").read_bytes()
+                    line = (folder / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if parent == self.process.pid and b"engine_process" in words:
+                if parent == self.process.pid and words in line:
                     found.append(int(folder.name))
         return sorted(found)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.serve.client import Server, is_gone, launch, started, wait_for
+import pytest
+
+from ingot.serve.long_prompts import LONG as LONG_TEXT
+from tests.serve.client import Reply, Server, is_gone, launch, started, wait_for
 from tests.serve.conftest import completion
 
 COMPLETIONS = "/v1/completions"
@@ -90,6 +94,38 @@ def test_sigterm_lets_answers_end(engine: Path) -> None:
         assert "Traceback" not in "".join(server.lines)
 
 
+@pytest.mark.parametrize(
+    ("worker", "bodies"),
+    [
+        ("prompt_worker", [completion("a " * LONG_TEXT)] * 5),
+        ("grammar_probe", [completion(guided_regex="b" * i, max_tokens=1) for i in range(1, 6)]),
+    ],
+)
+def test_a_second_interrupt_waits_for_no_thread(
+    engine: Path, worker: str, bodies: list[dict[str, Any]]
+) -> None:
+    """Not for one whose process hangs, nor for those behind it; their clients hear that the server stops."""
+    others = bodies[2:]
+    words = ("--max-batch-size", 1, "--max-queue", 2)
+    with started(engine, *words) as server, ThreadPoolExecutor(len(others)) as pool:
+        for body in bodies[:2]:  # so that each process has started
+            server.post(COMPLETIONS, body)
+        pids = server.child_pids(worker.encode())
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        asked = [pool.submit(post_until_taken, server, body) for body in others]
+        wait_for("a full queue", lambda: server.post(COMPLETIONS, completion(max_tokens=1)).status == 429)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)  # two that come at once are one
+        assert server.process.wait(timeout=30) == 130
+        assert all(map(is_gone, pids))
+        assert "Traceback" not in "".join(server.lines)
+        for one in asked:
+            told = one.exception() or (one.result().status, one.result().error["code"])
+            assert isinstance(told, OSError) or told == (503, "server_stopping")
+
+
 def test_sigterm_while_engines_load(engine: Path) -> None:
     process, lines = launch(engine, "--port", 0)
     pids: list[int] = []
@@ -104,6 +140,13 @@ def test_sigterm_while_engines_load(engine: Path) -> None:
     assert process.wait(timeout=30) == 0
     assert all(map(is_gone, pids))
     assert "Traceback" not in "".join(lines)
+
+
+def post_until_taken(server: Server, body: dict[str, Any]) -> Reply:
+    """The first answer that is not that the queue is full."""
+    while (reply := server.post(COMPLETIONS, body)).status == 429:
+        time.sleep(0.05)
+    return reply
 
 
 def accepts(server: Server) -> Any:

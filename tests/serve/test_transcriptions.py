@@ -136,6 +136,15 @@ def test_what_is_read_before_changes_the_words(hearing: Server, alone: Transcrib
     assert found["text"] != alone(samples, **options).text.strip()
 
 
+def test_a_prompt_for_every_window(hearing: Server, alone: Transcriber) -> None:
+    samples = encoded(noise(33.0))
+    asked = {"language": "en", "prompt": "Ingot, kernels", "response_format": "verbose_json", **FAST}
+    options: dict[str, Any] = {"language": "en", "temperatures": (0.2,), "initial_prompt": "Ingot, kernels"}
+    for carry in (True, False):
+        found = hear(hearing, samples, **asked, carry_initial_prompt=str(carry).lower()).json
+        assert found["text"] == alone(samples, **options, carry_initial_prompt=carry).text.strip()
+
+
 def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
     """Each hears what it hears alone."""
     recordings = [encoded(noise(2.0 + i, seed=i)) for i in range(6)]

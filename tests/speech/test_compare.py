@@ -49,6 +49,7 @@ def test_what_the_class_lacks(whisper: Path, recordings: list[torch.Tensor]) -> 
     lacking: list[tuple[dict[str, Any], str]] = [
         ({"timestamps": False}, "behind 30 s"),
         ({"hotwords": "Ingot"}, "hotwords"),
+        ({"initial_prompt": "Ingot", "carry_initial_prompt": True}, "carry_initial_prompt"),
         ({"chunked": True}, "chunked"),
         ({"clip_timestamps": (1.0, 2.0)}, "clip_timestamps"),
         ({"word_timestamps": True, "hallucination_silence_threshold": 1.0}, "word_timestamps"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -143,6 +144,33 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
         assert process.ask({"source": "a", "variables": {}}) == {"text": "a"}
 
 
+def test_an_end_waits_for_no_question() -> None:
+    """The one under way fails, and so do those behind it; the process hears nothing, as one that hangs."""
+    process = LimitedProcess(SANDBOX, LIMITS)
+    question = {"source": "a", "variables": {}}
+    assert process.ask(question) == {"text": "a"}
+    assert process._running is not None
+    os.kill(process._running.process.pid, signal.SIGSTOP)
+    why: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(ProcessEndedError) as caught:
+            process.ask(question)
+        why.append(str(caught.value))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while not process._lock.locked():
+        time.sleep(0.01)
+    process.end()
+    for thread in threads:
+        thread.join(10)
+    assert len(why) == 3
+    with pytest.raises(ProcessEndedError, match="is not needed any more"):
+        process.ask(question)
+
+
 def test_a_worker_that_cannot_start_says_why() -> None:
     with (
         LimitedProcess("ingot.no_such_module", LIMITS) as process,
@@ -202,7 +230,6 @@ def test_a_fork_has_a_process_of_its_own() -> None:
 
 def test_what_the_owner_did_to_signals_does_not_matter() -> None:
     """A thread that blocks SIGPROF hands the mask down; the limit holds all the same."""
-    import signal
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -226,3 +227,23 @@ async def test_recordings_become_transcripts_with_times(tmp_path: Path) -> None:
         server.status, server.said = 400, {"error": {"message": "this is no audio that can be read"}}
         assert "this is no audio that can be read" in (await heard(server, [str(recording)])).error
     assert server.bodies == []
+
+
+async def test_a_file_that_is_gone_is_named() -> None:
+    """Gradio keeps files of old messages in a folder that the system may empty."""
+    history = [
+        {"role": "user", "content": [{"type": "file", "file": {"path": "/no/such/cat.png"}}]},
+        {"role": "assistant", "content": "A cat."},
+    ]
+    with upstream(HELLO) as server:
+        async with Api(server.url, None) as api:
+            shown = [one async for one in answers(api, NAME, "", history, "And now?", Values())]
+    assert shown == [Shown(error="cat.png is gone. Clear the chat and add it again.", ended=True)]
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize("choices", [[7], ["a"], [{"delta": 7}], [{"delta": {"content": [1]}}], {"a": 1}])
+async def test_chunks_of_another_shape_are_told(choices: Any) -> None:
+    with upstream([delta("one"), "data: " + json.dumps({"choices": choices}), end()]) as server:
+        shown = await last(server)
+    assert shown == Shown(text="one", error="The server sent what is no chunk of an answer.", ended=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from ingot.cli.main import app
 from ingot.config.web import WebConfig
 from ingot.errors import ConfigError
+from ingot.web.process import _Policy
 from tests.serve.client import ROOT
 
 POCKET = str(ROOT / "models" / "pocket-chat")
@@ -57,3 +59,20 @@ def test_what_keeps_a_page_from_starting_is_told_before_an_engine_loads(
     told = "the page cannot listen" if is_installed else "pip install 'ingot[web]'"
     assert found.exit_code == (2 if is_installed else 1)
     assert told in " ".join(found.stderr.split())
+
+
+async def test_nothing_of_an_answer_may_be_sent_or_loaded_elsewhere() -> None:
+    sent: list[Any] = []
+
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await _Policy(page)({}, None, send)
+    policy = dict(sent[0]["headers"])[b"content-security-policy"].decode()
+    rules = dict(one.strip().split(" ", 1) for one in policy.split(";"))
+    for rule in ("form-action", "base-uri"):  # default-src stands for neither
+        assert rules[rule] == "'self'"
+    assert "http" not in rules["default-src"]

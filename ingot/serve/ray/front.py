@@ -64,8 +64,10 @@ class Front:
         path = request.url.path
         if path in FACTS:
             return merged(path, self._fresh(path))
-        name = path.removeprefix("/v1/models/")
-        return await self._relayed(name if name != path else next(iter(self._engines)), "", request, b"")
+        name = request.query_params.get("model", next(iter(self._engines)))
+        if path.startswith("/v1/models/"):
+            name = path.removeprefix("/v1/models/")
+        return await self._relayed(name, "", request, b"")
 
     async def _relayed(self, name: str, key: str, request: Request, body: bytes) -> Response:
         if name not in self._engines:

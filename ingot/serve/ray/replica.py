@@ -94,12 +94,14 @@ class EngineReplica:
         """Tell all fronts the facts, again and again."""
         replica = serve.get_replica_context().replica_id.unique_id
         while self._engine.lost is None:
-            facts = {path: await self._whole(path) for path in FACTS}
             try:
+                facts = {path: await self._whole(path) for path in FACTS}
                 told = front.broadcast("note", self._engine.name, replica, facts)
                 await told.results_async(timeout_s=10 * _TELL_SECONDS, return_exceptions=True)
             except (RayError, RayServeException, TimeoutError) as error:
                 _log.debug("no front listens: %s", error)  # it may not have started
+            except Exception:  # untold facts make a replica look dead, so one failure is not the last word
+                _log.exception("the fronts cannot be told")
             await asyncio.sleep(_TELL_SECONDS)
 
     async def _whole(self, path: str) -> Whole:

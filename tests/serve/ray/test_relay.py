@@ -16,6 +16,7 @@ from ray.serve.exceptions import BackPressureError
 
 from ingot.serve.errors import ApiError
 from ingot.serve.ray import relay
+from ingot.serve.ray import replica as replica_module
 from ingot.serve.ray.replica import EngineReplica
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -159,3 +160,32 @@ async def test_who_leaves_a_replica_cancels_its_application() -> None:
     assert [await anext(answer), await anext(answer)] == [TAKEN, [START]]
     await answer.aclose()
     assert ended.is_set()
+
+
+async def test_a_replica_goes_on_telling_when_an_answer_has_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+    told: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        if len(asked) == 1:
+            raise ValueError("no such metric")
+        for message in (START, BODY):
+            await send(message)
+
+    async def results_async(**_: Any) -> None:
+        found._engine.lost = "the test is over"
+
+    def broadcast(*given: Any) -> Any:
+        told.append(given)
+        return SimpleNamespace(results_async=results_async)
+
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+    monkeypatch.setattr(replica_module.serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(replica_module, "_TELL_SECONDS", 0)
+    found = replica(app, [])
+    await found._tell(SimpleNamespace(broadcast=broadcast))
+    assert [(note, model, name) for note, model, name, _ in told] == [("note", "m", "r1")]
+    assert "the fronts cannot be told" in caplog.text

@@ -1,0 +1,60 @@
+"""Which deployment a front asks; without a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install -c constraints.txt '.[ray]'")
+
+from starlette.requests import Request
+
+from ingot.serve.errors import ApiError
+from ingot.serve.ray.front import Front
+from ingot.serve.ray.settings import RayArgs
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+class Handle:
+    """A deployment that answers with its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.answer = SimpleNamespace(remote=self._remote)
+
+    def options(self, **_: Any) -> Handle:
+        return self
+
+    async def _remote(self, *_: Any) -> AsyncGenerator[list[Any], None]:
+        yield []
+        yield [START, {"type": "http.response.body", "body": json.dumps(self._name).encode()}]
+
+
+async def asked(path: str, query: bytes = b"") -> Any:
+    """Who answers a GET."""
+    args = RayArgs.from_json({"engines": [{"path": "a"}, {"path": "b"}]})
+    front = Front(args, None, Handle("a"), Handle("b"))
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "headers": []}
+    answer = await front.get(Request(scope))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await answer(scope, None, send)  # type: ignore[arg-type]
+    return json.loads(b"".join(message.get("body", b"") for message in sent))
+
+
+async def test_the_model_of_a_question() -> None:
+    assert await asked("/tokenizer_info", b"model=b") == "b"
+    assert await asked("/tokenizer_info", b"model=a") == "a"
+    assert await asked("/tokenizer_info") == "a"
+    assert await asked("/v1/models/b") == "b"
+    for path, query in (("/tokenizer_info", b"model=c"), ("/v1/models/c", b"")):
+        with pytest.raises(ApiError, match="no such model: 'c'"):
+            await asked(path, query)

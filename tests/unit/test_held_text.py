@@ -1,0 +1,77 @@
+"""What is held back while an answer comes costs no more for being long.
+
+CPU time of a text four times as long: four times as much where work is linear, sixteen where it is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ingot.structured.thinking import ThinkingSplitter
+from ingot.structured.tool_calls import ToolCallParser
+
+SIZE = 20_000
+Feed = Callable[[int], object]
+
+
+def thoughts(start: str, piece: str) -> Feed:
+    def feed(count: int) -> None:
+        splitter = ThinkingSplitter()
+        for text in (start, *[piece] * count, "</think>"):
+            splitter.feed(text)
+        splitter.flush()
+
+    return feed
+
+
+def calls(start: str, piece: str) -> Feed:
+    def feed(count: int) -> None:
+        parser = ToolCallParser()
+        for text in (start, *[piece] * count):
+            parser.feed(text)
+        parser.flush()
+
+    return feed
+
+
+def at_once(text: str) -> Feed:
+    def feed(count: int) -> None:
+        parser = ToolCallParser()
+        parser.feed(text * count)
+        parser.flush()
+
+    return feed
+
+
+CASES = {
+    "before thoughts": thoughts("", "\n"),
+    "in thoughts": thoughts("<think>Hm", "\n"),
+    "first in thoughts": thoughts("<think>", "\n"),
+    "before a call": calls("Hi", "\n"),
+    "in a call": calls("<tool_call>", "\n"),
+    "after a call": calls('<tool_call>{"name": "f"}', "\n"),
+    "a long name": calls('<tool_call>{"name": "', "f"),
+    "arguments before the name": calls('<tool_call>{"arguments": "', "a"),
+    "torn arguments": calls('<tool_call>{"arguments": <', "a"),
+    "many calls": at_once('<tool_call>{"name": "f"}'),
+    "what is no call": at_once("<tool_call>"),
+    "end tags": at_once('<tool_call>{"name": "f"}</tool_call>'),
+}
+
+
+@pytest.mark.parametrize("feed", CASES.values(), ids=CASES)
+def test_the_work_grows_with_the_text_alone(feed: Feed) -> None:
+    assert seconds(feed, 4 * SIZE) < 8 * seconds(feed, SIZE)
+
+
+def seconds(feed: Feed, count: int) -> float:
+    """The least of some runs."""
+    found = []
+    for _ in range(3):
+        start = time.process_time()
+        feed(count)
+        found.append(time.process_time() - start)
+    return min(found)
