@@ -1,8 +1,8 @@
 """Figures of README and docs, read from docs/results.
 
 A table stands between two comments and is written from JSON by the function of its name in ``tables.py``,
-``shape_tables.py``, ``load_table.py``, ``quality_tables.py`` or ``speech_tables.py``. A figure in a sentence has a comment right
-behind it, with the file and the path of its value; its own digits say how it is rounded:
+``shape_tables.py``, ``load_table.py``, ``quality_tables.py`` or ``speech_tables.py``. A figure in a sentence
+has a comment right behind it, with the file and the path of its value; its own digits say how it is rounded:
 
     <!-- figures: headline -->          2.63<!--= headline.json schemes.w8a8.decode.1.p50 --> ms
     | … |
