@@ -107,6 +107,10 @@ class SamplingParams(JsonConfig):
         """Tokens that end this request: ``stop_token_ids``, and the model's ``eos_ids`` unless ignored."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids)
 
+    def is_end(self, token: int, eos_ids: frozenset[int]) -> bool:
+        """Whether it is one of ``end_ids``, of which this makes no set."""
+        return token in self.stop_token_ids or (not self.ignore_eos and token in eos_ids)
+
     def _check_integers(self) -> None:
         self._integer("max_new_tokens", 1, optional=True)
         self._integer("min_new_tokens", 0)

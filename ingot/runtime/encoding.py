@@ -135,7 +135,7 @@ class Encoding:
 
     def _slots(self, entry: EncoderEntry, positions: np.ndarray) -> np.ndarray:
         """Where positions of an entry are."""
-        blocks = np.array(entry.blocks, dtype=np.int64)
+        blocks = entry.table.astype(np.int64)
         return blocks[positions // self.block_size] * self.block_size + positions % self.block_size
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:

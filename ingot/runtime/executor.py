@@ -321,7 +321,7 @@ class Executor:
     def _apply_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
         if token == NOT_A_NUMBER:
             return replace(self._finished(request, FinishReason.ABORT), error=not_a_number(request))
-        if token in request.params.end_ids(self.stop_ids):
+        if request.params.is_end(token, self.stop_ids):
             ended = self._finished(request, FinishReason.STOP, token)
             return ended if logprobs is None else replace(ended, stop_logprob=logprobs.logprob)
         logprobs = with_probe(request, logprobs)

@@ -11,7 +11,7 @@ time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyon
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -28,11 +28,11 @@ from ingot.runtime.token_feed import TokenFeed
 GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
-PENALIZED = (replace(FILTERED[0], slot=0),)
-MASKED = (replace(PENALIZED[0], mask=0),)
-LOGPROBS = (replace(MASKED[0], logprobs=True, likeliest=True),)
+PENALIZED = (FILTERED[0]._replace(slot=0),)
+MASKED = (PENALIZED[0]._replace(mask=0),)
+LOGPROBS = (MASKED[0]._replace(logprobs=True, likeliest=True),)
 TRANSCRIPT = (RowSampling(transcript=0, logprobs=True),)
-EVERYTHING = (replace(LOGPROBS[0], transcript=0),)
+EVERYTHING = (LOGPROBS[0]._replace(transcript=0),)
 KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED, PENALIZED, MASKED, LOGPROBS), strict=True))
 KINDS |= dict(zip(SPEECH_KINDS, (TRANSCRIPT, EVERYTHING), strict=True))
 

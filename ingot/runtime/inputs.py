@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,11 @@ class EncoderEntry:
     blocks: list[int]
     positions: int
     holders: int = 0
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """``blocks`` as an array: every step copies it."""
+        return np.array(self.blocks, dtype=np.int32)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ class Runner:
                 values = buffer.draws(len(draws), self._way(draws))
                 sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed)
                 self.forward.observed(self.forward.record)
-            return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
+            told = any(draw.logprobs for draw in draws)
+            return self.feed.send(len(draws), logprobs=told, likeliest=any(d.likeliest for d in draws))
 
     @torch.inference_mode()
     def run_layers(self, step: ScheduledBatch) -> None:

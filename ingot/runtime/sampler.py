@@ -38,8 +38,7 @@ RULE_DOUBLES = ("repetition", "presence", "frequency")
 ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
 
 
-@dataclass(frozen=True)
-class RowSampling:
+class RowSampling(NamedTuple):
     """How one row draws. ``temperature=0`` is greedy, ``top_k=0`` keeps all.
 
     ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot`` is the

@@ -24,6 +24,7 @@ from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import parts_of
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 from ingot.layers.batch import Encoded, ForwardBatch, Split
+from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.sampler import (
     DRAW_DOUBLES,
     DRAW_LONGS,
@@ -36,6 +37,7 @@ from ingot.runtime.sampler import (
 )
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
+_NOTHING = EncoderEntry(b"", [], 0)  # of a request without an input
 _PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
 _BATCH_FIELDS = (
     *(name for name in _PER_TOKEN if name != "feed_rows"),
@@ -53,6 +55,7 @@ class _HostSide:
         self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         self.sent = torch.cuda.Event() if pinned else None
         self.arrays: dict[str, np.ndarray] = {}
+        self.encoded: list[EncoderEntry] = []  # by row, as the arrays have it
 
 
 class StepBuffer:
@@ -301,18 +304,21 @@ class StepBuffer:
             host["tile_list"][: len(listed)] = listed
 
     def _fill_encoded(self, step: ScheduledBatch) -> None:
-        host, token = self.host, 0
-        host["encoded_lens"].fill(0)
+        """Tables of rows that have not changed since this host side was filled are there already."""
+        host, before, tables = self.host, self._sides[self._turn].encoded, self.host["encoded_tables"]
         host["encoded_rows"].fill(self.num_requests)
-        for row, item in enumerate(step.requests):
-            host["encoded_rows"][token : token + item.count] = row
-            token += item.count
-            for entry in item.request.encoded.values():
-                host["encoded_tables"][row, : len(entry.blocks)] = entry.blocks
+        rows = np.repeat(np.arange(len(step.requests)), [item.count for item in step.requests])
+        host["encoded_rows"][: len(rows)] = rows
+        found = [next(reversed(item.request.encoded.values()), _NOTHING) for item in step.requests]
+        for row, entry in enumerate(found):
+            if row >= len(before) or before[row] is not entry:
+                tables[row, : len(entry.table)] = entry.table
                 host["encoded_lens"][row] = entry.positions
+        host["encoded_lens"][len(found) :] = 0
+        self._sides[self._turn].encoded = found
 
     def _fill_draws(self, draws: Sequence[RowSampling]) -> None:
-        host = self.host
+        host, columns = self.host, dict(zip(RowSampling._fields, zip(*draws, strict=True), strict=False))
         host["temperature"].fill(0.0)
         host["slot"].fill(-1)
         for name in ("mask", "transcript", "probed"):
@@ -322,4 +328,4 @@ class StepBuffer:
         if rules or any(draw.temperature > 0 for draw in draws):
             names += (*DRAW_LONGS, *DRAW_DOUBLES)
         for name in names:
-            host[name][: len(draws)] = [getattr(draw, name) for draw in draws]
+            host[name][: len(draws)] = columns[name]

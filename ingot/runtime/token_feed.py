@@ -72,9 +72,9 @@ class TokenFeed:
         ]
         self._turn = 0
 
-    def send(self, count: int, *, logprobs: bool = False) -> TokensInFlight:
+    def send(self, count: int, *, logprobs: bool = False, likeliest: bool = True) -> TokensInFlight:
         """Start copying the first ``count`` rows to the host, with their log-probabilities if they are
-        wanted.
+        wanted; those of the likeliest tokens are read only if someone wants them.
         """
         self._turn = 1 - self._turn
         side = self._sides[self._turn]
@@ -82,4 +82,6 @@ class TokenFeed:
         found = side.logprobs[:count].copy_(self.logprobs[:count], non_blocking=True) if logprobs else None
         if side.ready is not None:
             side.ready.record()
+        if found is not None and not likeliest:
+            found = found[:, :1]
         return TokensInFlight(side.table[:count], found, side.ready)

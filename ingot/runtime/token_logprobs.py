@@ -36,6 +36,8 @@ class TokenLogprobs:
 
 def read_logprobs(row: Sequence[float], token_id: int, wanted: int) -> TokenLogprobs:
     """A request's share of a row that ``leave_logprobs`` left: the ``wanted`` likeliest, or all there are."""
+    if not wanted:
+        return TokenLogprobs(token_id, row[0])
     values, ids = row[1 : 1 + wanted], row[1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + wanted]
     top = tuple((int(token), value) for token, value in zip(ids, values, strict=True) if token >= 0)
     return TokenLogprobs(token_id, row[0], top)

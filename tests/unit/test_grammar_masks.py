@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,7 +172,7 @@ def test_rows_beside_a_masked_one_keep_their_bits(kind: str) -> None:
     found = []
     for masked in (False, True):
         drawn = RowSampling(temperature=0.7, top_p=0.9)
-        rows = [replace(drawn, seed=i, mask=0 if masked and i == 2 else -1) for i in range(4)]
+        rows = [drawn._replace(seed=i, mask=0 if masked and i == 2 else -1) for i in range(4)]
         tensors = SamplingTensors.from_rows([*rows, *KINDS[kind]], "cpu")  # its flags, and the rows' values
         fields = {name: one[:4] if torch.is_tensor(one) else one for name, one in vars(tensors).items()}
         feed.masks.table[0] = 1 << 7

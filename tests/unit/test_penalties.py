@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -230,7 +229,7 @@ def test_one_graph_serves_every_mix_of_rules(device: str) -> None:
     buffer.fill_padding()
     buffer.upload()
     feed, twin = (TokenFeed(size, TokenCounts(size, vocab, 99, d)) for d in (where, CPU))
-    draws = buffer.draws(size, (replace(KINDS["logprobs"][0], top_k=vocab),))  # the twin sorts so many
+    draws = buffer.draws(size, (KINDS["logprobs"][0]._replace(top_k=vocab),))  # the twin sorts so many
     run = captured(lambda: leave_tokens(logits, draws, feed), device)
     selectors = [TokenSelector(EOS, one.counts) for one in (feed, twin)]
     values = (

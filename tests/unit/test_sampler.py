@@ -4,7 +4,6 @@ draw."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -102,7 +101,7 @@ def test_min_p_is_relative_to_the_likeliest_and_inclusive() -> None:
 def test_draws_follow_the_distribution(row: RowSampling, seed: int) -> None:
     draws = 4000
     logits = random_logits(1, vocab=16, seed=5, scale=1.0)
-    rows = [replace(row, seed=seed, step=step) for step in range(draws)]
+    rows = [row._replace(seed=seed, step=step) for step in range(draws)]
     counts = torch.bincount(torch.tensor(tokens(logits.expand(draws, -1), rows)), minlength=16).double()
     expected = warped(logits[0], row) * draws
     support = expected > 0
@@ -118,7 +117,7 @@ def test_a_draw_depends_on_seed_and_step_alone() -> None:
     scores = random_logits(1, seed=8)
     neighbours = random_logits(30, seed=9)
     for step in range(40):
-        mine = replace(row, step=step)
+        mine = row._replace(step=step)
         alone = tokens(scores, [mine])[0]
         for position, others in ((0, 1), (3, 7), (29, 30)):
             rows = [FILTERS[(7 * i + step) % len(FILTERS)] for i in range(others)]
@@ -245,7 +244,7 @@ def test_logits_are_left_unchanged() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [VOCAB, 5000, 151_936])
 def test_cuda_draws_what_the_cpu_draws(vocab: int) -> None:
-    rows = [replace(row, step=i) for i, row in enumerate(FILTERS)]
+    rows = [row._replace(step=i) for i, row in enumerate(FILTERS)]
     logits = random_logits(len(rows), vocab, seed=6)
     assert tokens(logits, rows, "cuda") == tokens(logits, rows)
 
@@ -263,7 +262,7 @@ def test_cuda_uniforms_and_greedy_ties_equal_the_cpu() -> None:
 
 @pytest.mark.gpu
 def test_a_cuda_graph_holds_the_sampler() -> None:
-    rows = [replace(row, step=i) for i, row in enumerate(FILTERS)]
+    rows = [row._replace(step=i) for i, row in enumerate(FILTERS)]
     tensors = SamplingTensors.from_rows(rows, "cuda")
     logits = random_logits(len(rows), 32_000, seed=7).cuda()
     stream = torch.cuda.Stream()
@@ -281,7 +280,7 @@ def test_a_cuda_graph_holds_the_sampler() -> None:
 
 @pytest.mark.gpu
 def test_sampling_never_waits_for_the_device() -> None:
-    rows = [replace(row, step=i) for i, row in enumerate(FILTERS)]
+    rows = [row._replace(step=i) for i, row in enumerate(FILTERS)]
     logits = random_logits(len(rows), 5000).cuda()
     first = sample(logits, SamplingTensors.from_rows(rows, "cuda")).token_ids
     torch.cuda.set_sync_debug_mode("error")

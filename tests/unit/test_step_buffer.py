@@ -6,6 +6,7 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.kernels.attention.prefill_reference import NO_TILE
+from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
@@ -51,7 +52,7 @@ def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
     rule = RowSampling(step=7, slot=2, repetition=1.1, presence=0.5, frequency=0.25, min_new=9, biased=3)
     buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5)]), BLOCK_SIZE, [RowSampling(), rule])
     drawn = buffer.draws(2, [RowSampling(), rule])
-    for name, value in vars(rule).items():
+    for name, value in rule._asdict().items():
         if name not in ("logprobs", "likeliest"):
             assert getattr(drawn, name).tolist()[1] == value, name
     assert drawn.slot.tolist() == [-1, 2]
@@ -158,3 +159,31 @@ def test_the_keys_of_few_tiles_are_cut_into_parts() -> None:
     assert filled(decode("a", 6), chunk("d", 3000, 6)) == two
     long = [[2, 0, part, 3] for part in range(3)]
     assert filled(decode("a", 6), chunk("c", 0, 3), chunk("b", 3000, 4)) == [*long, [1, 0, 0, 1]]
+
+
+def test_rows_hear_their_own_inputs_whoever_was_there_before() -> None:
+    """A table that has not changed is not written again."""
+
+    def buffer() -> StepBuffer:
+        return StepBuffer(
+            ROWS, ROWS, 8, ROWS, torch.device("cpu"), encoded_positions=12, block_size=BLOCK_SIZE
+        )
+
+    items = {name: decode(name, 5) for name in "abcd"}
+    for number, item in enumerate(list(items.values())[:3]):
+        positions = 12 - 4 * number
+        blocks = [7 * number + block for block in range(positions // BLOCK_SIZE)]
+        item.request.encoded[0] = EncoderEntry(bytes([number]), blocks, positions)
+    kept = buffer()
+    for names in ("abc", "bca", "b", "dab", "dba", "", "cb"):
+        step = ScheduledBatch([items[name] for name in names])
+        fresh = buffer()
+        for one in (kept, fresh):
+            one.fill(step, BLOCK_SIZE)
+        for name in ("encoded_lens", "encoded_rows"):
+            assert kept.host[name].tolist() == fresh.host[name].tolist(), names
+        for row, length in enumerate(kept.host["encoded_lens"]):
+            tables = (
+                one.host["encoded_tables"][row, : length // BLOCK_SIZE].tolist() for one in (kept, fresh)
+            )
+            assert len({tuple(table) for table in tables}) == 1, names
