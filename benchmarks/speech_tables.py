@@ -7,10 +7,10 @@ Owns what stands in which row and column. Knows nothing of pages (``figures.py``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.figures import value_at as of
-from benchmarks.tables import markdown
+from benchmarks.tables import Row, markdown
 
 SWEEP = "sweep_pocket_whisper/sweep.json"
 LINES = {
@@ -40,4 +40,39 @@ def pocket_speech() -> str:
     return markdown(["precision", "WER, %", "weights, MB", "caches of 8 windows, MB"], rows)
 
 
-SPEECH_TABLES: dict[str, Callable[[], str]] = {"pocket-speech": pocket_speech}
+GROUPS = {
+    "attention to the encoder's outputs and to tokens": ("attention",),
+    "products": ("nvjet", "few_linear", "splitK", "small_linear", "gemm", "cutlass"),
+    "norms with their sums": ("layer_norm",),
+    "GELU": ("Gelu",),
+    "keys and values into the cache": ("kv_write",),
+    "rules, the likeliest token, its log-probability": ("transcript", "tile_", "likeliest", "pick_token"),
+}
+REST = "embeddings, copies"
+
+
+def speech_step() -> str:
+    """docs/speech.md: where the time of a decode step goes, by kind of kernel."""
+    steps = {}
+    for name in ("small", "large-v3"):
+        found = of(f"whisper/{name}.fp16.h100.json")["step"]
+        steps |= {f"{name}, {rows} row{'s' * (rows != '1')}": _grouped(found[rows]) for rows in ("1", "64")}
+    rows = [
+        [group, *(f"{step[group][1]:,.0f}: {step[group][0]:.0f}" for step in steps.values())]
+        for group in (*GROUPS, REST)
+    ]
+    rows.append(["all", *(f"{sum(us for _, us in step.values()):,.0f}" for step in steps.values())])
+    return markdown(["µs: launches", *steps], rows)
+
+
+def _grouped(kernels: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """Launches and µs by group."""
+    found = dict.fromkeys((*GROUPS, REST), (0.0, 0.0))
+    for one in kernels:
+        group = next((g for g, names in GROUPS.items() if any(n in one["kernel"] for n in names)), REST)
+        launches, us = found[group]
+        found[group] = launches + one["launches"], us + one["us"]
+    return found
+
+
+SPEECH_TABLES: dict[str, Callable[[], str]] = {"pocket-speech": pocket_speech, "speech-step": speech_step}
