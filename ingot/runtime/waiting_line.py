@@ -41,7 +41,7 @@ class WaitingLine:
         self._line.append(request)
 
     def put_back(self, request: Request) -> None:
-        """To the front: of those that are preempted the newest comes first."""
+        """One that is preempted, to the front: whoever is preempted after it was in the batch before it."""
         self._back.appendleft(request)
 
     def first(self, *, turn: bool) -> Request | None:
