@@ -133,7 +133,7 @@ def test_ties_stay_at_the_kth_and_go_by_id_at_top_p(impl: Implementation, tiles:
         for step, (top_k, top_p) in enumerate([(5, 1.0), (0, 0.3), (50, 0.77), (0, 0.9), (0, 0.26), (9, 0.5)])
     ]
     for shift in range(3):
-        check_draws(impl, logits, [RowSampling(**{**vars(r), "seed": r.seed + shift}) for r in rows], tiles)
+        check_draws(impl, logits, [r._replace(seed=r.seed + shift) for r in rows], tiles)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
