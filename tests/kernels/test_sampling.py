@@ -294,7 +294,7 @@ def test_flat_rows_and_ties_of_a_real_vocabulary() -> None:
     logits[6] = (normal(1, 151_936, dtype=torch.float32, device="cuda")[0] * 2.5).sort(descending=True).values
     filters = ((0, 0.9), (70_000, 0.5), (50_000, 1.0), (50, 0.9), (512, 0.99), (513, 0.99))
     for row in (RowSampling(0.9, top_k, top_p) for top_k, top_p in filters):
-        rows = [RowSampling(**{**vars(row), "seed": seed}) for seed in range(7)]
+        rows = [row._replace(seed=seed) for seed in range(7)]
         check_draws(Implementation("cuda"), logits, rows)
 
 
@@ -329,7 +329,7 @@ def test_draws_follow_the_distribution(row: RowSampling) -> None:
     logits = torch.full((1, 151_936), -INF, device="cuda", dtype=torch.float16)
     ids = torch.arange(likely, device="cuda") * 9001 + 500
     logits[0, ids] = normal(likely, dtype=torch.float16, device="cuda")
-    rows = [RowSampling(**{**vars(row), "seed": 11, "step": step}) for step in range(draws)]
+    rows = [row._replace(seed=11, step=step) for step in range(draws)]
     tokens = torch.cat(
         [
             sample(logits.expand(2000, -1), SamplingTensors.from_rows(rows[i : i + 2000], "cuda")).token_ids
