@@ -9,6 +9,7 @@ is the same with one token. The JSON holds command, machine, spreads and the sec
     python benchmarks/whisper.py small --json /tmp/small.fp16.json
     python benchmarks/whisper.py tiny --dtype fp32 --against hf --json /tmp/tiny.fp32.json
     python benchmarks/whisper.py large-v3 --quant w8a16 --kv-dtype int8 --parts windows --json /tmp/large.json
+    python benchmarks/whisper.py tiny base --dtype fp16 fp32 --parts window --json /tmp/folder
 
 Hugging Face gets log-mel features that are ready on the device, and applies no rules. ``--small`` runs
 narrow layers and few tokens anywhere: it tries the script, and its times mean nothing.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import shlex
@@ -287,24 +289,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shape", choices=NAMES)
-    parser.add_argument("--dtype", choices=("fp16", "bf16", "fp32"), default="fp16")
-    parser.add_argument("--quant", default=None, help="as of `ingot build`")
+    parser.add_argument("shapes", choices=NAMES, nargs="+")
+    parser.add_argument("--dtype", choices=("fp16", "bf16", "fp32"), nargs="+", default=["fp16"])
+    parser.add_argument("--quant", nargs="+", default=["none"], help="as of `ingot build`")
     parser.add_argument("--kv-dtype", default="auto", help="of the KV cache")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured")
     parser.add_argument("--against", choices=("hf",), default=None, help="measured beside it")
     parser.add_argument("--repeats", type=int, default=5, help="timed runs, after one that is thrown away")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true", help="narrow layers, few tokens: tries the script")
-    parser.add_argument("--json", type=Path, required=True, help="where the figures go")
+    parser.add_argument("--json", type=Path, required=True, help="where the figures go; of several, a folder")
     given = parser.parse_args()
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        shape = SHAPES / f"whisper-{given.shape}.json"
-        if given.small:
-            shape = narrowed(shape, Path(folder))
-        record = measured(given, shape)
-    given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    several = list(itertools.product(given.shapes, given.dtype, given.quant))
+    for shape, dtype, quant in several:
+        name = f"{shape}.{dtype}.json" if quant == "none" else f"{shape}.{dtype}.{quant}.json"
+        file = given.json if len(several) == 1 else given.json / name
+        one = argparse.Namespace(**{**vars(given), "shape": shape, "dtype": dtype, "quant": quant})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            config = SHAPES / f"whisper-{shape}.json"
+            record = measured(one, narrowed(config, Path(folder)) if given.small else config)
+        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        show(record)
+        gc.unfreeze()
+        gc.collect()  # the next model needs the room
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def show(record: Row) -> None:
+    """A line of each part that was timed."""
+    print(f"{record['shape']}, {record['dtype']}, quant {record['quant']}, cache {record['kv_dtype']}")
     for name, found in [("", record), *(("Hugging Face: ", record[key]) for key in ("hf",) if key in record)]:
         for part in (part for part in ("window", "windows") if part in found):
             told = found[part]
