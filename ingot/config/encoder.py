@@ -33,9 +33,7 @@ def expect_text(kind: Kind, what: str, instead: str = TRANSCRIBE) -> None:
         ConfigError: the model's answers follow from speech.
     """
     if kind == "cross":
-        raise ConfigError(
-            f"{what} needs a model of text, and this one hears", seen=f"kind {kind}", flag=instead
-        )
+        raise ConfigError(f"{what} needs a model of text", seen="a model of speech", flag=instead)
 
 
 @dataclass(frozen=True)
