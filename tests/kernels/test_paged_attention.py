@@ -71,6 +71,41 @@ def test_paged_attention(impl: Implementation, dtype: torch.dtype, name: str) ->
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_rows_that_see_the_same_keys(impl: Implementation, heads: int) -> None:
+    """As the tokens of a prompt see what was heard: the twin computes neighbours together."""
+    shape: dict[str, Any] = {"kv_heads": 2, "head_dim": 64, "block_size": 16, "dtype": torch.float32}
+    case = paged_case(LENGTHS, **shape, device=impl.device)
+    rows = [0, 0, 1, 1, 2, 3, 3, 3, 2, 4]
+    q = normal(len(rows), heads, 64, dtype=torch.float32, device=impl.device)
+    tables, lens = case.block_tables[rows], case.seq_lens[rows]
+    op = impl(paged_attention, paged_attention_triton)
+    found = op(q, case.key_cache, case.value_cache, tables, lens, 0.125, max(LENGTHS))
+    for i, row in enumerate(rows):
+        keys, values = case.keys[row], case.values[row]
+        if len(keys):
+            last = torch.tensor([len(keys) - 1], device=q.device)
+            assert_near(found[i], attention64(q[i : i + 1], keys, values, last, 0.125, 0)[0])
+        else:
+            assert not found[i].any()
+
+
+def test_the_twin_reads_the_keys_of_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = paged_case([40, 40], kv_heads=2, head_dim=8, block_size=16, dtype=torch.float32, device="cpu")
+    reads, gather = [], module.gather_pair
+
+    def counted(*given: Any) -> Any:
+        reads.append(given)
+        return gather(*given)
+
+    monkeypatch.setattr(module, "gather_pair", counted)
+    tables = case.block_tables[[0] * 30 + [1]]
+    paged_attention(normal(31, 2, 8, dtype=torch.float32), case.key_cache, case.value_cache, tables,
+                    case.seq_lens[[0] * 30 + [1]], 0.3, 40)  # fmt: skip
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [1, 2])
 def test_one_split_two_splits_and_other_tiles(impl: Implementation, heads: int) -> None:
     lengths = [90, 0, 17]

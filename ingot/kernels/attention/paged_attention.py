@@ -10,7 +10,8 @@ power of two, as a captured graph pads it. Knows no model and no block manager.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 
 import torch
 import triton
@@ -153,15 +154,28 @@ def paged_attention_reference(
         return out
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads, dtype = key_cache.shape[1], torch.float64 if steady else q.dtype
-    for row, length in enumerate(seq_lens.tolist()):
+    for first, last in _alike(block_tables, seq_lens):
+        length = int(seq_lens[first])
         if length == 0:
             continue
         start = max(length - window, 0) if window else 0
-        where = (block_tables[row], start, length, q.dtype)
+        where = (block_tables[first], start, length, q.dtype)
         keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
-        grouped = q[row].to(dtype).unflatten(0, (num_kv_heads, -1))[None]  # [1, KV heads, group, head_dim]
-        out[row] = plain_attention(grouped, keys[None], values[None], scale, softcap).flatten(0, 2)
+        queries = q[first:last].to(dtype).unflatten(1, (num_kv_heads, -1))  # [n, KV heads, group, head_dim]
+        if last - first == 1:
+            out[first] = plain_attention(queries, keys[None], values[None], scale, softcap).flatten(0, 2)
+            continue
+        grouped = queries.permute(1, 2, 0, 3)
+        attended = plain_attention(grouped, keys[:, None], values[:, None], scale, softcap)
+        out[first:last] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return out
+
+
+def _alike(block_tables: torch.Tensor, seq_lens: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """First and last row, exclusive, of neighbours that see the same keys: all tokens of a prompt hear alike."""
+    same = (block_tables[1:] == block_tables[:-1]).all(1) & (seq_lens[1:] == seq_lens[:-1])
+    begins = [0, *(row for row, found in enumerate(same.tolist(), start=1) if not found)]
+    yield from itertools.pairwise([*begins[: len(seq_lens)], len(seq_lens)])
 
 
 def paged_attention(

@@ -130,7 +130,11 @@ def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int
     """
     block_size = cache.shape[2]
     first_block = start // block_size
-    blocks = cache[table[first_block : -(-end // block_size)].long()]  # [n, num_kv_heads, block_size, ...]
+    wanted = table[first_block : -(-end // block_size)].tolist()
+    if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):  # neighbours are not copied
+        blocks = cache[wanted[0] : wanted[0] + len(wanted)]
+    else:
+        blocks = cache[wanted]  # [n, num_kv_heads, block_size, ...]
     tokens = blocks.transpose(0, 1).flatten(1, 2)  # [num_kv_heads, n * block_size, ...]
     return tokens[:, start - first_block * block_size : end - first_block * block_size]
 
