@@ -172,7 +172,7 @@ def paged_attention_reference(
 
 
 def _alike(block_tables: torch.Tensor, seq_lens: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """First and last row, exclusive, of neighbours that see the same keys: all tokens of a prompt hear alike."""
+    """First and last row, exclusive, of neighbours that see the same keys, as a prompt's tokens hear."""
     same = (block_tables[1:] == block_tables[:-1]).all(1) & (seq_lens[1:] == seq_lens[:-1])
     begins = [0, *(row for row, found in enumerate(same.tolist(), start=1) if not found)]
     yield from itertools.pairwise([*begins[: len(seq_lens)], len(seq_lens)])
