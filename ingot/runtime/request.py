@@ -60,6 +60,7 @@ class Request:
         sits_out: not scheduled until the mask of its next token is there.
         is_long: its prompt is cut into chunks beside decodes, to its end.
         arrival: its number in the order of submission.
+        draw: how it draws, as far as that is the same for all its tokens; empty until it is first needed.
         probe: what else is wanted of its prompt; ``probed``: what the model gave it, once that is known.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
@@ -87,6 +88,7 @@ class Request:
     sits_out: bool = False
     is_long: bool = False
     arrival: int = 0
+    draw: tuple[float | int | bool, ...] = ()
     ended: bool = False
     probe: Probe | None = None
     probed: float | None = None

@@ -54,20 +54,21 @@ class RowSampling(NamedTuple):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    step: int = 0
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
     min_new: int = 0
-    slot: int = -1
     biased: int = 0
+    logprobs: bool = False
+    likeliest: bool = False
+    # What changes from step to step.
+    step: int = 0
+    slot: int = -1
     mask: int = -1
     transcript: int = -1
     last_time: int = -1
     paired: int = 0
     probed: int = -1
-    logprobs: bool = False
-    likeliest: bool = False
 
 
 class Newest(NamedTuple):

@@ -174,7 +174,9 @@ class Scheduler:
                 break
             if request in step.preempted or ((pause or step.requests) and request in apart):
                 continue
-            count = self._share(request, budget, last=request is ready[-1] and not self.waiting)
+            count = request.num_uncomputed
+            if count > 1:
+                count = self._share(request, budget, last=request is ready[-1] and not self.waiting)
             if not self._reserve(request, count, step):
                 continue
             if request.inputs:

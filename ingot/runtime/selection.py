@@ -39,6 +39,8 @@ from ingot.runtime.token_logprobs import (
 from ingot.runtime.token_masks import TokenMasks
 from ingot.runtime.transcript import Mark, Transcripts
 
+_NO_MARK = Mark(-1, -1, 0)
+
 
 @dataclass
 class Choice:
@@ -200,28 +202,21 @@ def row_sampling(request: Request, slot: int = -1, mask: int = -1, mark: Mark | 
     """How the request draws its next token, with the slot, the mask and the mark that it has: a pure function
     of its values, its answer index and its output's length.
     """
+    step = len(request.output_ids) + request.num_pending
+    place, last_time, paired = mark or _NO_MARK
+    mine = request.draw or _keep_draw(request)
+    return RowSampling._make((*mine, step, slot, mask, place, last_time, paired, -1))
+
+
+def _keep_draw(request: Request) -> tuple[float | int | bool, ...]:
+    """What is the same for all tokens of a request, as ``RowSampling`` begins; found once."""
     params = request.params
-    mark = mark or Mark(-1, -1, 0)
-    temperature = params.temperature if params.num_beams == 1 else 0.0
     seed = params.seed if params.seed is not None else 0
-    return RowSampling(
-        temperature=temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=seed
-        ^ (zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16 if request.sample_index else 0),
-        step=len(request.output_ids) + request.num_pending,
-        repetition=params.repetition_penalty,
-        presence=params.presence_penalty,
-        frequency=params.frequency_penalty,
-        min_new=params.min_new_tokens,
-        slot=slot,
-        biased=len(params.logit_bias),
-        mask=mask,
-        transcript=mark.place,
-        last_time=mark.last_time,
-        paired=mark.paired,
-        logprobs=params.logprobs is not None,
-        likeliest=bool(params.logprobs),
-    )
+    if request.sample_index:
+        seed ^= zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16
+    request.draw = (
+        params.temperature if params.num_beams == 1 else 0.0, params.top_k, params.top_p, params.min_p, seed,
+        params.repetition_penalty, params.presence_penalty, params.frequency_penalty, params.min_new_tokens,
+        len(params.logit_bias), params.logprobs is not None, bool(params.logprobs),
+    )  # fmt: skip
+    return request.draw
