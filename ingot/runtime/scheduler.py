@@ -229,7 +229,7 @@ class Scheduler:
         apart = [request for request in apart if request not in step.preempted]
         if pace is None or not apart:
             return None
-        if not pause and (not step.requests or step.requests[0].count > 1):
+        if not pause and (not step.requests or step.requests[0].request.num_uncomputed > 1):
             return None  # a decode may be preempted, or wait for an input: then a prompt goes first, as ever
         if before is None or before.chunk.request not in apart:
             request = apart[0]

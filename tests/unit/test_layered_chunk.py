@@ -194,6 +194,22 @@ class TestSchedule:
         step = run(s)
         assert (shares(step), step.layers) == ([("long", 5, 5)], None)
 
+    def test_a_prompt_that_goes_first_by_one_token_has_no_layers_beside_it(self) -> None:
+        """The stream came later and gives way; a share of one token looks like a decode's."""
+        one = Chunking(1, 4, Pace(0.1, LAYERS, SIZES))
+        s = Scheduler(BlockManager(13, 4, prefix_reuse=False), 8, 32, chunking=one)
+        for name, length, first in (("old", 3, 100), ("long", 33, 200), ("new", 3, 300)):
+            s.add(request(name, length, first=first))
+            run(s)
+        s.finish(s.running[0])
+        step = run(s)
+        while not step.preempted:
+            assert layers(step) is not None
+            step = run(s)
+        assert [r.request_id for r in step.preempted] == ["new"]
+        assert [(name, count) for name, _, count in shares(step)] == [("long", 1)]
+        assert step.layers is None
+
     def test_module_by_module_there_are_none(self) -> None:
         s = scheduler()
         s.add(request("long", 30))
