@@ -128,9 +128,9 @@ def _chunks(deltas: Sequence[Delta]) -> list[ToolCallChunk]:
 
 
 def _closed_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool with parameters as ``_closed`` makes them."""
-    function = tool["function"]
-    if "parameters" not in function:
+    """The tool with parameters as ``_closed`` makes them; the grammar refuses what is malformed."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or "parameters" not in function:
         return tool
     return {**tool, "function": {**function, "parameters": _closed(function["parameters"])}}
 

@@ -181,6 +181,8 @@ def test_a_call_that_was_invalid_is_shown_to_the_model() -> None:
         ([add], {"type": "function", "function": "add"}, "tool_choice"),
         ([add], 7, "tool_choice"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "name"),
+        ([{"type": "web_search_preview"}], "any", "is not a function"),
+        ([{"type": "function"}], "any", "is not a function"),
     ],
 )
 def test_what_is_refused(chat: ChatIngot, tools: Any, choice: Any, words: str) -> None:
