@@ -10,6 +10,8 @@ from pathlib import Path
 
 from openai import OpenAI
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 file = Path(sys.argv[1])
 url = sys.argv[2] if len(sys.argv) > 2 else "http://127.0.0.1:8000"
 client = OpenAI(base_url=f"{url}/v1", api_key="none")

@@ -91,10 +91,12 @@ def rehearse(executor: _Executor) -> None:
 
 
 def _encode(executor: _Executor) -> None:
-    """Inputs of no one in all numbers that are encoded together."""
+    """Inputs of no one in all numbers that are encoded together: the most first, as the graphs of fewer take
+    their memory from those of more, and not the other way.
+    """
     if not _heard(executor, 0.0):
         return
-    for power in range(ENCODED_AT_ONCE.bit_length()):
+    for power in reversed(range(ENCODED_AT_ONCE.bit_length())):
         for index in range(min(2**power, executor.max_batch_size)):
             _add(executor, 1, 1, value=2**power + index)  # no two are one
         _drain(executor)

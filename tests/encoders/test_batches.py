@@ -175,5 +175,5 @@ def test_a_rehearsal_encodes_as_many_as_are_encoded_together(speech: Side) -> No
 
     encoding.encode = seen  # type: ignore[assignment, method-assign]
     rehearse(executor)
-    assert [size for size in sizes if size][:4] == [1, 2, 4, 8]
+    assert [size for size in sizes if size][:4] == [8, 4, 2, 1]
     assert not executor.has_work
