@@ -76,12 +76,14 @@ def hear(console: Console, engine: Path, lines: int = 5) -> None:
     """Build the speech model and show the first sentences of a recording as they are heard."""
     build(SPEECH, engine, force=True)
     transcriber, start = Transcriber(engine), time.perf_counter()
-    for number, segment in enumerate(transcriber.stream(TALK)):
-        if number < lines:
+    heard = []
+    for segment in transcriber.stream(TALK):
+        heard.append(segment)
+        if len(heard) <= lines:
             times = f"[cyan]{segment.start:5.2f} – {segment.end:5.2f} s[/cyan]"
             console.print(times + escape(segment.text), soft_wrap=True)
     seconds = time.perf_counter() - start
-    console.print(f"… {number + 1} sentences, {segment.end:.0f} s of speech, in [bold]{seconds:.1f} s[/bold]")
+    console.print(f"… {len(heard)} sentences in [bold]{seconds:.1f} s[/bold]")
 
 
 def news_item() -> tuple[str, str | None]:

@@ -98,9 +98,7 @@ class Compiling:
             params = SamplingParams.from_json(add.params)
             matcher = self._grammars.prepare(params, self._stop_ids, tried=True)  # by the server
             return Compiled(add, params, matcher)
-        except (
-            BaseException
-        ) as error:  # of one request, also a panic of the library: the thread serves others
+        except BaseException as error:  # a panic of the library, too: the thread serves others
             return Compiled(add, error=error if isinstance(error, IngotError) else _failed(error))
 
 
