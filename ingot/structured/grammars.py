@@ -195,8 +195,9 @@ class GrammarMatcher:
         if fresh and not self._matcher.consume_tokens(fresh):
             fault = fault_of(self._matcher)
             self._matcher, self._ids = self._start.deep_copy(), []
-            seen = f"after {known} tokens: {fault}"
-            raise RequestError("the answer left its grammar", seen=seen, flag="grammar")
+            raise RequestError(
+                f"the grammar cannot follow the answer after {known} tokens", seen=fault, fix=SIMPLER
+            )
         self._ids += fresh
 
 

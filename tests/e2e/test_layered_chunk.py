@@ -208,8 +208,8 @@ def test_a_warm_up_builds_what_chunks_need(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: built.append(told["repr"]))
     with watch(llm) as steps:
         llm.generate(
-            [random_ids(5, seed=5), random_ids(1500, seed=6)],
-            [SamplingParams(max_new_tokens=n, ignore_eos=True) for n in (400, 4)],
+            [random_ids(5, seed=5), random_ids(1500, seed=6), random_ids(1500, seed=7)],  # a step holds two
+            [SamplingParams(max_new_tokens=n, ignore_eos=True) for n in (400, 4, 4)],
         )
     assert steps.layered > 4
     assert built == []
