@@ -52,7 +52,6 @@ NAMES = sorted(file.stem.removeprefix("whisper-") for file in SHAPES.glob("whisp
 PARTS = ("window", "windows", "step", "trace")
 MOST_KERNELS = 40  # of a trace
 TOKENS, AT_ONCE, GROUP = 50, 64, 8  # GROUP windows are read together
-FRACTION = 0.5  # of the GPU's memory: Hugging Face's model has the rest
 FEW = {"tokens": 4, "at_once": 3}  # of --small
 NARROW = {
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), 2),
@@ -80,7 +79,7 @@ class Ours:
             shape,
             given.device,
             dtype=given.dtype,
-            runtime=RuntimeConfig(kv_dtype=given.kv_dtype, memory_fraction=FRACTION),
+            runtime=RuntimeConfig(kv_dtype=given.kv_dtype),
             max_batch_size=load.at_once,
             quant=given.quant,
         )

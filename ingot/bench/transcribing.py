@@ -37,6 +37,7 @@ from ingot.speech.window import Vocabulary
 MEAN_SECONDS = 19452 / 2620  # LibriSpeech's test-clean: 5.4 hours in 2,620 utterances
 SIGMA = 0.63  # of the logarithm: a tenth of the clips is then longer than 14 seconds
 SHORTEST, LONGEST = 1.3, WINDOW_SECONDS
+_WARM_UP = 8  # clips at least, ahead of the first timed one
 LENGTHS = (
     "quantiles of a lognormal with sigma 0.63 and a mean of 7.42 s (LibriSpeech test-clean: 5.4 hours in "
     "2,620 utterances), cut to 1.3 to 30 s, so that each clip is one window"
@@ -116,9 +117,10 @@ def measure_transcribing(
 ) -> list[dict[str, Any]]:
     """One entry a batch size, in the order asked for.
 
-    Before a batch size is timed, one whole run of it is thrown away. Its figures: ``seconds``: of all clips,
-    of each run. ``rtfx``: seconds of audio per second, of the median run. ``clip_ms``: of each clip of each
-    run, where they are heard one after another. ``tokens_per_s``: of the median run.
+    Before a batch size is timed, it hears the longest clips once: as many, and eight at least. Its figures:
+    ``seconds``: of all clips, of each run. ``rtfx``: seconds of audio per second, of the median run.
+    ``clip_ms``: of each clip of each run, where they are heard one after another. ``tokens_per_s``: of the
+    median run.
 
     Raises:
         ConfigError: transcripts do not have the wanted tokens, so that sides would not do the same work.
@@ -129,11 +131,13 @@ def measure_transcribing(
         listener.batch = batch
         together = 1 if batch == 1 else len(samples)
         say(f"{name}: batch {batch}, warming up")
-        _check(hear_all(listener, samples, asked, together), asked, exact=batch == 1)
+        first = sorted(range(len(samples)), key=lambda i: -len(samples[i]))[: max(_WARM_UP, batch)]
+        hear_all(listener, [samples[i] for i in first], [asked[i] for i in first], together)
         runs = []
         for repeat in range(wanted.repeats):
             say(f"{name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
             runs.append(hear_all(listener, samples, asked, together))
+            _check(runs[-1], asked, exact=batch == 1)
         entries.append(_entry(batch, runs, asked))
     return entries
 
