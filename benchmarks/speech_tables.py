@@ -7,10 +7,12 @@ Owns what stands in which row and column. Knows nothing of pages (``figures.py``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.figures import RESULTS
 from benchmarks.figures import value_at as of
-from benchmarks.tables import Row, markdown
+from benchmarks.tables import Row, at, markdown
 
 SWEEP = "sweep_pocket_whisper/sweep.json"
 LINES = {
@@ -75,4 +77,57 @@ def _grouped(kernels: Sequence[Row]) -> dict[str, tuple[float, float]]:
     return found
 
 
-SPEECH_TABLES: dict[str, Callable[[], str]] = {"pocket-speech": pocket_speech, "speech-step": speech_step}
+PRECISIONS = {
+    "fp16": "fp16",
+    "fp32": "fp32",
+    "fp16.int8": "fp16, keys and values in int8",
+    "fp16.w8a16": "w8a16",
+    "fp16.w8a8": "w8a8",
+    "fp16.w8a8.int8": "w8a8, keys and values in int8",
+    "fp16.encoder=w8a8": "w8a8, encoder alone",
+    "fp16.decoder=w8a8": "w8a8, decoder alone",
+}
+SIZES = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
+
+
+def _records(folder: str, precisions: Sequence[str]) -> Iterator[tuple[str, str, Row]]:
+    """(size, precision, record) of what has been measured."""
+    for size, precision in itertools.product(SIZES, precisions):
+        name = f"{folder}/{size}.{precision}.h100.json"
+        if (RESULTS / name).exists():
+            yield size, precision, of(name)
+
+
+def speech_windows() -> str:
+    """docs/speech.md: windows of 30 seconds with 50 tokens, one and 64 at once."""
+    rows = []
+    for size, precision, found in _records("whisper", list(PRECISIONS)):
+        theirs = found.get("hf", {})
+        own = [at(found, "window", "all_s", "p50"), at(theirs, "window", "all_s", "p50")]
+        many = [at(one, "windows", "windows_per_s") for one in (found, theirs)]
+        rows.append([size, PRECISIONS[precision], *own, *many, at(found, "windows", "rtfx")])
+    head = ["", "", "one window, s", "Hugging Face", "64 at once, windows/s", "Hugging Face", "RTFx of 64"]
+    return markdown(head, rows)
+
+
+def speech_clips() -> str:
+    """docs/benchmarks.md: ``ingot bench transcribe``, one clip after another and 64 at once."""
+    rows = []
+    for size, precision, found in _records("clips", ("fp16", "fp32")):
+        row = [size, PRECISIONS[precision]]
+        ours, theirs = (side["results"] for side in found["sides"])
+        for own, other in zip(ours, theirs, strict=True):
+            mine, its = own["seconds"]["p50"], other["seconds"]["p50"]
+            row += [f"{mine:.2f}", f"{its:.1f}", f"{its / mine:.1f}x"]
+        rows.append([*row, f"{ours[-1]['rtfx']:,.0f}"])
+    sides = ["Ingot, s", "Hugging Face, s", ""]
+    head = ["", "", *(f"batch {batch}: {side}" if side else "" for batch in (1, 64) for side in sides)]
+    return markdown([*head, "RTFx of 64"], rows)
+
+
+SPEECH_TABLES: dict[str, Callable[[], str]] = {
+    "pocket-speech": pocket_speech,
+    "speech-step": speech_step,
+    "speech-windows": speech_windows,
+    "speech-clips": speech_clips,
+}
