@@ -45,7 +45,7 @@ def pocket_speech() -> str:
 GROUPS = {
     "attention to the encoder's outputs and to tokens": ("attention",),
     "products": ("nvjet", "few_linear", "splitK", "small_linear", "gemm", "cutlass"),
-    "norms with their sums": ("layer_norm",),
+    "norms with their sums": ("norm_kernel",),
     "GELU": ("Gelu",),
     "keys and values into the cache": ("kv_write",),
     "rules, the likeliest token, its log-probability": ("transcript", "tile_", "likeliest", "pick_token"),

@@ -25,12 +25,10 @@ import torch
 
 from ingot.kernels.activation.operand import silu_mul_operand
 from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
-from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.activation.silu_mul_int8 import quantized, silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
 from ingot.kernels.norm.kernel import Parts
 from ingot.kernels.norm.post_norm import post_norm
-from ingot.kernels.norm.rms_norm import rms_norm
-from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.endings import Ending, InInt8, OperandOrder, Rows
@@ -64,7 +62,7 @@ class Form(Protocol):
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
-        """(norm(s), s), s = sum of parts + bias + residual, rounded once; an RMSNorm."""
+        """(norm(s), s), s = sum of parts + bias + residual, rounded once."""
         ...
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Rows:
@@ -106,7 +104,7 @@ class DenseForm:
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """In one kernel."""
-        return sum_norm(parts, residual, norm.weight, norm.eps, bias)
+        return norm.of_parts(parts, residual, bias)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
         """By the module."""
@@ -140,7 +138,7 @@ class EndedForm:
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[Rows, torch.Tensor]:
         """As of ``Form``."""
-        return rms_norm(x, norm.weight, norm.eps, residual, self._tiles(norm, x), self.ending)
+        return norm.ended(x, residual, self._tiles(norm, x), self.ending)
 
     def post_norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
@@ -152,7 +150,7 @@ class EndedForm:
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
         """As of ``Form``."""
-        return sum_norm(parts, residual, norm.weight, norm.eps, bias, ending=self.ending)
+        return norm.of_parts(parts, residual, bias, self.ending)
 
     def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
         return None
@@ -187,7 +185,8 @@ class Int8Form(EndedForm):
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        assert isinstance(mlp, GatedMLP)
+        if isinstance(mlp, MLP):
+            return quantized(x, static=self.static, activation=mlp.activation)
         return silu_mul_int8(x, self.static, activation=mlp.activation)
 
     def attention(
@@ -209,8 +208,9 @@ class BlockForm(EndedForm):
         self.steps = self.ending = steps
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
-        """In one kernel."""
-        assert isinstance(mlp, GatedMLP)
+        """In one kernel; of a plain MLP in a pass of its own."""
+        if isinstance(mlp, MLP):
+            return in_blocks(mlp.activate(x), self.steps)
         return silu_mul_in_blocks(x, self.steps, activation=mlp.activation)
 
     def attention(

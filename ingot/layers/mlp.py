@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul
+from ingot.kernels.activation.silu_mul_int8 import Plain, plain_activation
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 
@@ -48,16 +48,15 @@ class MLP(nn.Module):
 
     def __init__(self, config: DecoderConfig | StackConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.kind = config.activation
+        assert config.activation != "silu"
+        self.activation: Plain = config.activation
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.up_proj = Linear(size, inner, bias=bias, ctx=ctx.at("up_proj"))
         self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"), free_order=True)
 
     def activate(self, inner: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
         """The activation of a finished product [T, intermediate_size]; there are no ``tiles``."""
-        if self.kind == "relu":
-            return F.relu(inner)
-        return F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none")
+        return plain_activation(inner, self.activation)
 
 
 def make_mlp(config: DecoderConfig, ctx: BuildContext) -> GatedMLP | MLP:

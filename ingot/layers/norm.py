@@ -1,7 +1,7 @@
 """Normalisation with the residual add inside.
 
 Owns the two norm modules. Both take what the last branch added and the residual so far, and hand back the
-normalised sum and the sum. Knows no model.
+normalised sum and the sum; a form of rows (forms.py) has its ending and a product's parts. Knows no model.
 
     hidden, residual = RMSNorm(4096, 1e-6, ctx)(delta, residual)
 """
@@ -9,13 +9,17 @@ normalised sum and the sum. Knows no model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.kernels.norm.kernel import Parts
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 from ingot.layers.context import BuildContext, empty_weight
 
 
@@ -36,7 +40,27 @@ class RMSNorm(nn.Module):
         tiles: Mapping[str, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), both [T, size]; ``tiles`` are put over the plan's."""
-        return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles.at(x.shape[0], tiles))
+        return self.ended(x, residual, self.tiles.at(x.shape[0], tiles))
+
+    def ended(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        tiles: Mapping[str, int] | None,
+        ending: Ending = AS_THEY_ARE,
+    ) -> tuple[Any, torch.Tensor]:
+        """The same with an ending, by ``tiles`` alone."""
+        return rms_norm(x, self.weight, self.eps, residual, tiles, ending)
+
+    def of_parts(
+        self,
+        parts: Parts,
+        residual: torch.Tensor,
+        bias: torch.Tensor | None,
+        ending: Ending = AS_THEY_ARE,
+    ) -> tuple[Any, torch.Tensor]:
+        """(norm(s), s), s = sum of a product's parts + bias + residual, rounded once."""
+        return sum_norm(parts, residual, self.weight, self.eps, bias, ending=ending)
 
 
 class LayerNorm(nn.Module):
@@ -56,9 +80,27 @@ class LayerNorm(nn.Module):
         tiles: Mapping[str, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), both [T, size]; ``tiles`` are put over the plan's."""
-        return layer_norm(
-            x, self.weight, self.bias, self.eps, residual, tiles=self.tiles.at(x.shape[0], tiles)
-        )
+        return self.ended(x, residual, self.tiles.at(x.shape[0], tiles))
+
+    def ended(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        tiles: Mapping[str, int] | None,
+        ending: Ending = AS_THEY_ARE,
+    ) -> tuple[Any, torch.Tensor]:
+        """The same with an ending, by ``tiles`` alone."""
+        return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles, ending)
+
+    def of_parts(
+        self,
+        parts: Parts,
+        residual: torch.Tensor,
+        bias: torch.Tensor | None,
+        ending: Ending = AS_THEY_ARE,
+    ) -> tuple[Any, torch.Tensor]:
+        """As of ``RMSNorm``."""
+        return sum_norm(parts, residual, self.weight, self.eps, bias, ending=ending, shift=self.bias)
 
 
 def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:

@@ -43,7 +43,7 @@ DENSE_ROWS: Table = ((32, ALL), (MAX_ROWS, ALL - {"qkv"}))
 NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
 # Plain MLPs (GPT-2): above, the matrix library's products were as fast on an H200, but for the head: where
 # rows of logits are an odd number of values, the library took 154 µs for 25 µs of Whisper's weight.
-PLAIN_ROWS = 8
+PLAIN_ROWS: Table = ((8, ALL), (MAX_ROWS, frozenset({"head"})))
 
 
 def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
@@ -53,18 +53,13 @@ def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
 
 def folds(config: DecoderConfig) -> bool:
     """Whether norms, rotary, cache write and SiLU all fold into the products of few rows."""
-    return _known(config) and _folds_norms(config) and not (config.qk_norm or config.mlp_bias)
+    return _folds_norms(config) and config.gated and not (config.qk_norm or config.mlp_bias)
 
 
 def _folds_norms(config: DecoderConfig) -> bool:
     """Whether a product of one row can apply the norm before it, and add to the hidden states."""
     skips = config.kind == "cross"  # then the next norm adds some requests' rows alone (SkippingProduct)
-    return not (config.wide_norms or config.post_norms or skips)
-
-
-def _known(config: DecoderConfig) -> bool:
-    """Whether norms and activations can end in other forms than rows of the model's dtype."""
-    return config.norm == "rms_norm" and config.gated
+    return config.norm == "rms_norm" and not (config.wide_norms or config.post_norms or skips)
 
 
 @dataclass(frozen=True)
@@ -96,11 +91,10 @@ class Ways:
         self.config = decoder.config
         self.dtype = decoder.dtype
         self.cache = caches[0]
-        self.dense: Table = DENSE_ROWS
+        self.dense: Table = DENSE_ROWS if self.config.gated else PLAIN_ROWS
         self.narrow: Table = NARROW_ROWS
-        self.known = _known(self.config)
         # Then the hidden states of one token need no norm of their own: each product applies it.
-        self.all_small = all_dense(decoder) and self.known and _folds_norms(self.config)
+        self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
         """The product of a layer.
@@ -111,12 +105,11 @@ class Ways:
         """
         if not step.fused:
             return Product(linear, fused=False)
-        overlap = step.decodes and self.known
-        if linear.scheme.form == "int8" and self.known:
-            few = step.rows is not None and step.rows <= DECODE_ROWS
+        overlap = step.decodes
+        few = step.rows is not None and step.rows <= DECODE_ROWS
+        if linear.scheme.form == "int8":
             return Int8Product(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
-        if linear.scheme.form == "blocks" and self.known:
-            few = step.rows is not None and step.rows <= DECODE_ROWS
+        if linear.scheme.form == "blocks":
             return BlockProduct(linear, self.dtype, overlap=overlap, splits=few)
         if not linear.scheme.small_products:
             return Product(linear, overlap=overlap)
@@ -131,9 +124,6 @@ class Ways:
         ours.
         """
         dense = linear.stored().bits == 16
-        if not self.known:
-            most = PLAIN_ROWS if dense and name != "head" else MAX_ROWS
-            return SmallProduct(linear) if not self.config.gated and rows <= most else None
         if name in small_products(rows, self.dense if dense else self.narrow) or (
             not dense and rows <= MAX_ROWS and not self._unpacks(linear)
         ):
@@ -142,12 +132,13 @@ class Ways:
                 overlap=True,
                 norm=norm if rows == 1 and self.all_small else None,
                 places=self.cache.scales is None and not self.config.qk_norm,
-                gates=self.config.activation == "silu" and not self.config.mlp_bias,
+                gates=self.config.mlp == "silu_gated" and not self.config.mlp_bias,
                 sums=True,
             )
         if dense or rows > PACKED_ROWS or name == "head" or not self._unpacks(linear):
             return None
-        spans = name != "o" or self.config.head_dim % OPERAND_SPAN == 0
+        whole = self.config.head_dim % OPERAND_SPAN == 0  # heads are whole spans of columns
+        spans = {"o": whole, "down": self.config.gated}.get(name, True)
         device = self.cache.keys.device
         ordered = spans and takes_operand(rows, linear.stored(), device, name in ("o", "down"))
         return PackedProduct(linear, overlap=True, ordered=ordered)

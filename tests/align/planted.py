@@ -302,8 +302,8 @@ BUGS: dict[str, Bug] = {
     "activation_branch": Bug("activation_branch", _bent(lambda gate, up: gate * F.silu(up))),
     "activation_both": Bug("activation_branch", _bent(lambda gate, up: F.silu(gate) * F.silu(up))),
     "activation": Bug("activation", _bent(lambda gate, up: F.gelu(gate) * up)),
-    "activation_plain": Bug("activation", _set("mlp.kind", "relu"), _GPT2),
-    "activation_near": Bug("activation", _set("mlp.kind", "gelu"), _GPT2),
+    "activation_plain": Bug("activation", _set("mlp.activation", "relu"), _GPT2),
+    "activation_near": Bug("activation", _set("mlp.activation", "gelu"), _GPT2),
     # 4 norms
     "norm_eps": Bug("norm_eps", _set("post_attention_layernorm.eps", 1e-3), _ALL),
     "norm_odd_eps": Bug("norm_eps", _set("post_attention_layernorm.eps", 3.3e-3), _ALL),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ingot.kernels.activation.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
+from ingot.kernels.norm.layer_norm import layer_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
@@ -46,11 +47,15 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     rms_norm_triton(x, norm, 1e-6, x, tiles, InInt8(static))
     silu_mul_int8_triton(empty(rows, 22016, dtype=dtype), None, tiles)
     quantized_triton(x, 128, None, tiles)
+    quantized_triton(x, 0, None, tiles, "gelu")
+    quantized_triton(x, 0, static, tiles, "gelu_tanh")
     parts, parts8 = empty(4, rows, 4096, dtype=FULL), empty(4, rows, 4096, dtype=torch.int32)
     sum_norm_triton(parts, x, norm, 1e-6, norm, tiles, InInt8())
     sums = Int8Sums(parts8, empty(rows, dtype=FULL), empty(4096, dtype=FULL))
     sum_norm_triton(sums, x, norm, 1e-6, None, tiles, InInt8())
     sum_norm_triton(sums, x, norm, 1e-6, None, tiles)
+    sum_norm_triton(sums, x, norm, 1e-6, norm, tiles, InInt8(), norm)
+    layer_norm_triton(x, norm, norm, 1e-6, x, tiles, InInt8())
 
 
 def head_places(dtype: torch.dtype, rows: int) -> tuple[Any, ...]:

@@ -33,10 +33,10 @@ KERNELS = {
     "invariant_attention_kernel",
     "invariant_linear_kernel",
     "invariant_meet_kernel",
-    "layer_norm_kernel",
     "list_scores_kernel",
     "mask_kernel",
     "merge_likeliest_kernel",
+    "norm_kernel",
     "packed_direct_kernel",
     "packed_matmul_kernel",
     "paged_attention_merge_kernel",
@@ -45,7 +45,6 @@ KERNELS = {
     "penalize_kernel",
     "pick_token_kernel",
     "prefill_attention_kernel",
-    "rms_norm_kernel",
     "rope_kv_write_kernel",
     "silu_mul_blocks_kernel",
     "silu_mul_int8_kernel",
@@ -88,7 +87,7 @@ def check_all_fit(rows: list[dict[str, Any]], capability: int) -> None:
 def check_int8_products(rows: list[dict[str, Any]], least: int) -> list[dict[str, Any]]:
     """Numbers of 8 bits are multiplied by the tensor cores, into int32, and by nothing else; those rows."""
     found = [row for row in rows if row["case"].startswith(("both in 8 bits", "parts in 8 bits"))]
-    found = [row for row in found if row["kernel"] != "rms_norm_kernel"]
+    found = [row for row in found if row["kernel"] != "norm_kernel"]
     assert len(found) >= least
     for row in found:
         names = list(row["products"])

@@ -10,6 +10,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.norm.kernel import Parts
+from ingot.kernels.norm.layer_norm import layer_norm, layer_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from ingot.kernels.rows.block_rows import quantize_in_blocks
@@ -68,17 +69,21 @@ def assert_ended(found: Rows, expected: Rows, form: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("form", "shape"), CASES)
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_rms_norm(
-    impl: Implementation, dtype: torch.dtype, form: str, shape: Shape, with_residual: bool
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norm(
+    impl: Implementation, dtype: torch.dtype, form: str, shape: Shape, with_residual: bool, kind: str
 ) -> None:
     rows, width, block = shape
     x = normal(rows, width + 3, dtype=dtype, device=impl.device)[:, :width]
     weight = normal(width, dtype=dtype, device=impl.device, seed=1)
     residual = normal(rows, width, dtype=dtype, device=impl.device, seed=2) if with_residual else None
     ending, rule = ending_of(form, width, block, impl.device)
-    norm = impl(rms_norm, rms_norm_triton)
-    found, s = norm(x, weight, EPS, residual, ending=ending)
-    y, expected_s = norm(x, weight, EPS, residual)
+    norm = partial(impl(rms_norm, rms_norm_triton), x, weight)
+    if kind == "layer":
+        bias = normal(width, dtype=dtype, device=impl.device, seed=3)
+        norm = partial(impl(layer_norm, layer_norm_triton), x, weight, bias)
+    found, s = norm(EPS, residual, ending=ending)
+    y, expected_s = norm(EPS, residual)
     assert_ended(found, rule(y), form, impl.device)
     assert torch.equal(s, expected_s)
     assert (s is x) == (residual is None)
@@ -101,6 +106,7 @@ def parts_of(sums: str, splits: int, rows: int, width: int, device: str) -> tupl
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("form", "shape"), [case for case in CASES if case[1] in SHAPES[1:6]])
 @pytest.mark.parametrize(("sums", "splits", "bias_dtype"), SUMS)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_sum_norm(
     impl: Implementation,
     dtype: torch.dtype,
@@ -109,6 +115,7 @@ def test_sum_norm(
     sums: str,
     splits: int,
     bias_dtype: torch.dtype | str | None,
+    kind: str,
 ) -> None:
     """From any parts to the model's dtype, and to every form."""
     rows, width, block = shape
@@ -121,12 +128,18 @@ def test_sum_norm(
         kind = dtype if bias_dtype == "own" else torch.float32
         bias = normal(width, dtype=kind, device=impl.device, seed=5)
         expected = expected + bias.double()
-    norm = impl(sum_norm, sum_norm_triton)
+    shift = normal(width, dtype=dtype, device=impl.device, seed=6) if kind == "layer" else None
+    norm = partial(impl(sum_norm, sum_norm_triton), shift=shift)
     y, total = norm(parts, residual, weight, EPS, bias)
     assert_near(total, expected)
     s = total.double()
-    normed = (s * (s.square().mean(1, keepdim=True) + EPS).rsqrt()).to(dtype)
-    assert_near(y, normed.double() * weight.double(), loosen=2)
+    if shift is not None:
+        s = s - s.mean(1, keepdim=True)
+    normed = s * (s.square().mean(1, keepdim=True) + EPS).rsqrt()
+    if shift is None:
+        assert_near(y, normed.to(dtype).double() * weight.double(), loosen=2)
+    else:
+        assert_near(y, normed * weight.double() + shift.double(), loosen=2)
     ending, rule = ending_of(form, width, block, impl.device)
     found, stream = norm(parts, residual, weight, EPS, bias, ending=ending)
     assert torch.equal(stream, total)
@@ -165,6 +178,8 @@ def test_refused(form: str | None) -> None:
         sum_norm(parts, residual, weight, EPS, torch.zeros(95), **told)
     with pytest.raises(IngotError, match="bias has the wrong dtype"):
         sum_norm(parts, residual, weight, EPS, torch.zeros(96, dtype=torch.float16), **told)
+    with pytest.raises(IngotError, match="bias has the wrong dtype"):
+        sum_norm(parts, residual, weight, EPS, shift=weight.half(), **told)
 
 
 @pytest.mark.parametrize(
@@ -180,5 +195,7 @@ def test_refused_endings(ending: Ending, width: int, message: str) -> None:
     x, weight = torch.ones(2, width), torch.ones(width)
     with pytest.raises(IngotError, match=message):
         rms_norm(x, weight, EPS, ending=ending)
+    with pytest.raises(IngotError, match=message):
+        layer_norm(x, weight, weight, EPS, ending=ending)
     with pytest.raises(IngotError, match=message):
         sum_norm(x[None], x, weight, EPS, ending=ending)

@@ -8,6 +8,8 @@ import torch
 from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
 from ingot.kernels.activation.silu_mul_int8 import (
+    Plain,
+    plain_activation,
     quantized,
     quantized_triton,
     silu_mul_int8,
@@ -52,6 +54,28 @@ def test_silu_mul(
     rows = impl(silu_mul_int8, silu_mul_int8_triton)(gate_up, scale, activation=activation)
     wide = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
     assert_rows(rows, quantize_rows(wide, static=scale))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 5120)])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_plain_activations(
+    impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], static: bool, activation: Plain
+) -> None:
+    """A value that the exact activation leaves between two numbers may become either."""
+    x = 3 * normal(*shape, dtype=dtype, device=impl.device)
+    scale = static_scale(static, impl.device)
+    rows = impl(quantized, quantized_triton)(x, static=scale, activation=activation)
+    expected = quantize_rows(plain_activation(x.double(), activation).to(dtype), static=scale)
+    off = (rows.values.int() - expected.values.int()).abs()
+    assert int(off.max()) <= 1
+    assert float(off.float().mean()) < 1e-2
+    torch.testing.assert_close(rows.scales, expected.scales, rtol=2**-7, atol=0)
+    own = quantize_rows(plain_activation(x, activation), static=scale)
+    assert impl.interpreted or impl.device != "cpu" or torch.equal(rows.values, own.values)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -115,7 +115,7 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
-@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2", "gpt2"])
 def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in fewer bits with more rows than the small kernels take."""
     llm = llm_of(name, tmp_path, quant=quant)
@@ -209,7 +209,7 @@ def test_fused_is_by_module_on_a_gpu(
 
 
 OTHER_SHAPES = ["qwen3", "gpt2", "llama-mlp-bias", "gemma2"]
-ROUNDED_APART = {"qwen3", "llama-mlp-bias"}  # in w8a8 and fp16: test_activations_in_8_bits_on_a_gpu
+ROUNDED_APART = {"qwen3", "gpt2", "llama-mlp-bias"}  # in w8a8 and fp16: test_activations_in_8_bits_on_a_gpu
 
 
 @pytest.mark.gpu

@@ -56,8 +56,9 @@ def kinds(llm: LLM, step: Step) -> list[str]:
         ("gpt2", {}, "none", 8, "Small Small Small Small Small"),
         ("gpt2", {}, "none", 9, "module module module module Small"),
         ("gpt2", {}, "none", 65, "module module module module module"),
-        ("gpt2", {}, "w8a16", 9, "Small Small Small Small Small"),
-        ("gpt2", {}, "w8a8", 8, "module module module module Small"),
+        ("gpt2", {}, "w8a16", 8, "Small Small Small Small Small"),
+        ("gpt2", {}, "w8a16", 9, "Packed Packed Packed Packed Small"),
+        ("gpt2", {}, "w8a8", 8, "Int8 Int8 Int8 Int8 Small"),
     ],
 )
 def test_products(

@@ -200,3 +200,5 @@ def test_interpreted_kernels(checkpoint: Path, name: str, kv_dtype: str) -> None
         llm.generate([spoken(1, 3, 18), spoken(3, 1, 10)], brief)
     assert witness.faults() == []
     assert witness.calls["paged_attention"] > witness.calls["prefill_attention"] > 0
+    ends = {"w8a8": {"int8_linear_parts", "sum_norm", "quantized"}, "w8a16": {"small_qkv", "sum_norm"}}
+    assert ends.get(name, {"sum_norm"}) <= set(witness.calls)

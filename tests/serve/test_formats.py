@@ -67,7 +67,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
     ({"guided_regex": "a+", "ignore_eos": True}, "ignore_eos"),
-    ({"guided_json": wide(520)}, "guided_json"),
+    ({"guided_json": wide(2100)}, "guided_json"),
 ]
 
 

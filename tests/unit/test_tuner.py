@@ -262,7 +262,7 @@ EVERY = {"rope_kv_write", "paged_attention", "prefill_attention"}
 OPS_OF = {
     "llama": EVERY | {"rms_norm", "silu_mul", "small_qkv", "small_linear", "small_gate_up"},
     "qwen3": EVERY | {"rms_norm", "silu_mul", "small_linear", "small_gate_up"},
-    "gpt2": EVERY | {"layer_norm", "small_linear"},
+    "gpt2": EVERY | {"layer_norm", "small_qkv", "small_linear"},
 }
 
 

@@ -1,17 +1,21 @@
-"""The product inside a gated MLP in 8 bits, and rows of any other origin in 8 bits.
+"""What is inside an MLP in 8 bits, and rows of any other origin in 8 bits.
 
 Owns the kernel that holds a whole row in registers: act(gate) * up as in gated_mlp.py, rounded to the dtype
-as there, or the row itself; then its scale and numbers by the rule of int8_rows.py. Knows no projection.
+as there, a plain MLP's act(row), or the row itself; then its scale and numbers by the rule of int8_rows.py.
+Knows no projection.
 
     inner = silu_mul_int8(gate_up)
-    x8 = quantized(x)                  # where no kernel that makes x could do it: taps, other norms
+    inner = quantized(up, activation="gelu")
+    x8 = quantized(x)                  # where no kernel that makes x could do it: taps
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -31,6 +35,17 @@ from ingot.kernels.rows.int8_round import row_scales, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
 MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
+Plain = Literal["gelu", "gelu_tanh", "relu"]
+
+
+@triton.jit
+def _plain(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """relu(x), or GELU in fp32: x · Φ(x) exactly, or by tanh."""
+    if ACTIVATION == "relu":
+        return tl.maximum(x, 0.0)
+    if ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return activated(x, True)
 
 
 @triton.jit
@@ -42,11 +57,11 @@ def silu_mul_int8_kernel(
     INNER: tl.constexpr,
     BLOCK_I: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program; without GATED the row as it is."""
+    """One row a program; without an ACTIVATION the row as it is."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -56,8 +71,10 @@ def silu_mul_int8_kernel(
     y = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
-        bent = activated(y, GELU).to(dtype).to(tl.float32)
+        bent = activated(y, ACTIVATION == "gelu_tanh").to(dtype).to(tl.float32)
         y = (bent * up).to(dtype).to(tl.float32)
+    elif ACTIVATION is not None:
+        y = _plain(y, ACTIVATION).to(dtype).to(tl.float32)
     store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
 
 
@@ -75,7 +92,7 @@ def _launch(
     static: torch.Tensor | None,
     tiles: Mapping[str, int] | None,
     gated: bool,
-    activation: Gate = "silu",
+    activation: Gate | Plain | None = None,
 ) -> Int8Rows:
     rows = x.shape[0]
     choice = merge_tiles(default_tiles(inner, x.device), tiles)
@@ -90,7 +107,7 @@ def _launch(
             INNER=inner,
             BLOCK_I=next_power_of_two(inner),
             GATED=gated,
-            GELU=activation == "gelu_tanh",
+            ACTIVATION=activation,
             STATIC=static is not None,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
@@ -113,11 +130,12 @@ def quantized_triton(
     group: int = 0,
     static: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
+    activation: Plain | None = None,
 ) -> Int8Rows:
     """Launch the kernel; arguments as in :func:`quantized`, unchecked."""
     if not group:
-        return _launch(x, x.shape[1], static, tiles, gated=False)
-    pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False)
+        return _launch(x, x.shape[1], static, tiles, gated=False, activation=activation)
+    pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False, activation=activation)
     return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)
 
 
@@ -161,18 +179,27 @@ def silu_mul_int8(
     return silu_mul_int8_reference(gate_up, static, activation)
 
 
+def plain_activation(x: torch.Tensor, activation: Plain) -> torch.Tensor:
+    """The activation of a plain MLP, by PyTorch."""
+    if activation == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
 def quantized(
     x: torch.Tensor,
     group: int = 0,
     static: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
+    activation: Plain | None = None,
 ) -> Int8Rows:
-    """``quantize_rows(x, group, static)`` as a kernel of its own.
+    """``quantize_rows(x, group, static)`` as a kernel of its own, of the activation of x where one is named.
 
     Args:
         x: [T, K] of any float dtype, K (or ``group``) up to 65536.
         group, static: as of :func:`quantize_rows`, one of them.
         tiles: as of :func:`silu_mul_int8`.
+        activation: of a plain MLP, in fp32, rounded to the dtype of x.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
@@ -184,5 +211,5 @@ def quantized(
         raise KernelArgumentError("groups must divide the width and have scales of their own", seen=group)
     expect_static(static, x)
     if runs_on_gpu(x):
-        return quantized_triton(x, group, static, tiles)
-    return quantize_rows(x, group, static)
+        return quantized_triton(x, group, static, tiles, activation)
+    return quantize_rows(x if activation is None else plain_activation(x, activation), group, static)

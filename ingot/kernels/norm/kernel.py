@@ -1,7 +1,7 @@
-"""The kernel of every RMSNorm: of x and a residual, or of a product's parts, ending in any form of rows.
+"""The kernel of every norm: of x and a residual, or of a product's parts, ending in any form of rows.
 
-Owns the kernel and its launch. Formulas and arguments are rms_norm.py's and sum_norm.py's; endings are
-rows/endings.py's. Knows no model.
+Owns the kernel and its launch. Formulas and arguments are rms_norm.py's, layer_norm.py's and sum_norm.py's;
+endings are rows/endings.py's. Knows no model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import expect_range, next_power_of_two
+from ingot.kernels.checks import expect, expect_float, expect_range, next_power_of_two
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.endings import Ending, Rows, store_row
@@ -72,12 +72,13 @@ def _weighted(normed: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr, WIDE: t
 
 
 @triton.jit
-def rms_norm_kernel(
+def norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     post_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    shift_ptr: tl.tensor,
     sum_ptr: tl.tensor,
     row_scale_ptr: tl.tensor,
     weight_scale_ptr: tl.tensor,
@@ -104,7 +105,8 @@ def rms_norm_kernel(
     """One row a program: add, square, normalise, multiply, end (``store_row``).
 
     With SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added. With
-    ``post_ptr`` x has a norm of its own before the residual is added.
+    ``shift_ptr`` it is a LayerNorm: the variance is taken about the mean, in a second pass over registers.
+    With ``post_ptr`` x has an RMSNorm of its own before the residual is added.
     """
     start_next(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty if SPLITS == 0 else sum_ptr.dtype.element_ty
@@ -116,6 +118,8 @@ def rms_norm_kernel(
     inside = cols < HIDDEN
     # Constants do not depend on the reduction: asking for them before the wait hides their latency.
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    if shift_ptr is not None:
+        shift = tl.load(shift_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if post_ptr is not None:
         post = tl.load(post_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     order, step, zero = None, None, None
@@ -138,12 +142,17 @@ def rms_norm_kernel(
             s = (s.to(tl.float32) + residual.to(tl.float32)).to(dtype)
             tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
+    if shift_ptr is not None:
+        s = tl.where(inside, s - tl.sum(s, axis=0) / HIDDEN, 0.0)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    y = _weighted(s * rstd, weight, dtype, WIDE)
+    if shift_ptr is not None:
+        y = (s * rstd * weight + shift).to(dtype)
+    else:
+        y = _weighted(s * rstd, weight, dtype, WIDE)
     store_row(y, y_ptr, scale_ptr, order, step, zero, row, HIDDEN, WIDTH, BITS, STATIC, ORDERED)
 
 
-def launch_rms_norm(
+def launch_norm(
     x: Parts,
     weight: torch.Tensor,
     eps: float,
@@ -151,9 +160,13 @@ def launch_rms_norm(
     bias: torch.Tensor | None,
     ending: Ending,
     choice: Mapping[str, int],
+    shift: torch.Tensor | None = None,
     post: torch.Tensor | None = None,
 ) -> tuple[Rows, torch.Tensor]:
-    """Launch the kernel: x [T, H], or a product's parts [S, T, H] with a residual; (y in its form, s)."""
+    """Launch the kernel: x [T, H], or a product's parts [S, T, H] with a residual; (y in its form, s).
+
+    ``bias`` is added to the parts, ``shift`` is a LayerNorm's.
+    """
     source = x.parts if isinstance(x, Int8Sums) else x
     (num_rows, hidden), splits = source.shape[-2:], source.shape[0] if source.dim() == 3 else 0
     like = source if residual is None else residual
@@ -163,12 +176,13 @@ def launch_rms_norm(
         s = torch.empty((num_rows, hidden), dtype=like.dtype, device=like.device)
     scales = (x.row_scales, x.weight_scales) if isinstance(x, Int8Sums) else (None, None)
     if own["y_ptr"].numel():
-        rms_norm_kernel[(num_rows,)](
+        norm_kernel[(num_rows,)](
             source.contiguous() if splits else source,
             residual,
             bias,
             post,
             weight,
+            shift,
             None if residual is None else s,
             *scales,
             rows=num_rows if splits else None,
@@ -191,3 +205,25 @@ def expect_ending(ending: Ending, hidden: int, like: torch.Tensor) -> None:
     ending.expect(hidden, like)
     if isinstance(ending, BlockSteps):
         expect_range("the width in whole blocks", ending.width, 1, MAX_HIDDEN)
+
+
+def expect_norm(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, shift: torch.Tensor | None = None
+) -> None:
+    """Raise unless the kernel can take these; ``shift`` is a LayerNorm's bias."""
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
+    expect_norm_weight("weight", weight, x, shift)
+    if residual is not None:
+        expect("residual", residual, tuple(x.shape), like=x)
+
+
+def expect_norm_weight(
+    name: str, weight: torch.Tensor, x: torch.Tensor, shift: torch.Tensor | None = None
+) -> None:
+    """Raise unless a weight is that of a norm over rows x [T, H]; fp32 beside any dtype without a shift."""
+    wide = weight.dtype == torch.float32 and shift is None
+    expect(name, weight, (x.shape[1],), like=x, dtype=torch.float32 if wide else None)
+    if shift is not None:
+        expect("bias", shift, (x.shape[1],), like=x)

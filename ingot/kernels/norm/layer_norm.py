@@ -1,7 +1,7 @@
 """LayerNorm of a hidden state, with the residual sum folded in.
 
 Owns the formula s = x + residual; y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias, in fp32, rounded
-once. Knows no model.
+once; y ends in any form of rows (rows/endings.py) within the same kernel. Knows no model.
 
     y, residual = layer_norm(x, weight, bias, 1e-5, residual)
 """
@@ -9,56 +9,15 @@ once. Knows no model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import torch.nn.functional as F
 
-from ingot.kernels.checks import (
-    expect,
-    expect_float,
-    expect_range,
-    merge_tiles,
-    next_power_of_two,
-    runs_on_gpu,
-)
-from ingot.kernels.norm.kernel import MAX_HIDDEN
-from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
-
-
-@triton.jit
-def layer_norm_kernel(
-    x_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    sum_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    eps: tl.tensor,
-    HIDDEN: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """One row a program; the variance is taken about the mean, in a second pass over registers."""
-    start_next(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK_H)
-    inside = cols < HIDDEN
-    weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(OVERLAP)
-    s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
-    if residual_ptr is not None:
-        residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
-        s = (s.to(tl.float32) + residual.to(tl.float32)).to(y_ptr.dtype.element_ty)
-        tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
-    s = s.to(tl.float32)
-    centred = tl.where(inside, s - tl.sum(s, axis=0) / HIDDEN, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / HIDDEN + eps)
-    y = centred * rstd * weight + bias
-    tl.store(y_ptr + row * HIDDEN + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+from ingot.kernels.checks import merge_tiles, next_power_of_two, runs_on_gpu
+from ingot.kernels.norm.kernel import expect_ending, expect_norm, launch_norm
+from ingot.kernels.overlap import other_overlap
+from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 
 
 def default_tiles(hidden: int) -> dict[str, int]:
@@ -82,29 +41,11 @@ def layer_norm_triton(
     eps: float,
     residual: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`layer_norm`, unchecked."""
-    rows, hidden = x.shape
-    y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
-    new_residual = x if residual is None else torch.empty_like(y)
-    choice = merge_tiles(default_tiles(hidden), tiles)
-    if x.numel():
-        layer_norm_kernel[(rows,)](
-            x,
-            residual,
-            weight,
-            bias,
-            y,
-            None if residual is None else new_residual,
-            x.stride(0),
-            0 if residual is None else residual.stride(0),
-            eps,
-            HIDDEN=hidden,
-            BLOCK_H=next_power_of_two(hidden),
-            OVERLAP=choice["OVERLAP"],
-            **launch_options(choice, x.device),
-        )
-    return y, new_residual
+    choice = merge_tiles(default_tiles(x.shape[1]), tiles)
+    return launch_norm(x, weight, eps, residual, None, ending, choice, shift=bias)
 
 
 def layer_norm_reference(
@@ -113,10 +54,11 @@ def layer_norm_reference(
     bias: torch.Tensor,
     eps: float,
     residual: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
     """The PyTorch twin; arguments as in :func:`layer_norm`."""
     s = x if residual is None else x + residual
-    return torch.nn.functional.layer_norm(s, (s.shape[-1],), weight, bias, eps), s
+    return ending.of(F.layer_norm(s, (s.shape[-1],), weight, bias, eps)), s
 
 
 def layer_norm(
@@ -126,7 +68,8 @@ def layer_norm(
     eps: float,
     residual: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
     """s = x + residual; y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias (Ba et al., 2016).
 
     Args:
@@ -136,20 +79,17 @@ def layer_norm(
         eps: added to the variance.
         residual: [T, H] or None; added to x first, the sum rounded to the dtype.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        ending: what becomes of y: the same numbers as ``ending.of(y)``.
 
     Returns:
-        y [T, H], and s [T, H]: the next layer's residual (x itself, not a copy, without ``residual``).
+        y [T, H] as its ending makes it, and s [T, H]: the next layer's residual (x itself, not a copy,
+        without ``residual``).
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
-    expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
-    expect("weight", weight, (x.shape[1],), like=x)
-    expect("bias", bias, (x.shape[1],), like=x)
-    if residual is not None:
-        expect("residual", residual, tuple(x.shape), like=x)
+    expect_norm(x, weight, residual, bias)
+    expect_ending(ending, x.shape[1], x)
     if runs_on_gpu(x):
-        return layer_norm_triton(x, weight, bias, eps, residual, tiles)
-    return layer_norm_reference(x, weight, bias, eps, residual)
+        return layer_norm_triton(x, weight, bias, eps, residual, tiles, ending)
+    return layer_norm_reference(x, weight, bias, eps, residual, ending)

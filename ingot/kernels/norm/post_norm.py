@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ingot.kernels.checks import merge_tiles, runs_on_gpu
-from ingot.kernels.norm.kernel import expect_ending, launch_rms_norm
-from ingot.kernels.norm.rms_norm import default_tiles, expect_norm, expect_norm_weight, rms_norm_reference
+from ingot.kernels.norm.kernel import expect_ending, expect_norm, expect_norm_weight, launch_norm
+from ingot.kernels.norm.rms_norm import default_tiles, rms_norm_reference
 from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 
 
@@ -30,7 +30,7 @@ def post_norm_triton(
 ) -> tuple[Any, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`post_norm`, unchecked."""
     choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
-    return launch_rms_norm(x, weight, eps, residual, None, ending, choice, post)
+    return launch_norm(x, weight, eps, residual, None, ending, choice, post=post)
 
 
 def post_norm_reference(

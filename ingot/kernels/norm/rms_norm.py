@@ -16,15 +16,8 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.checks import (
-    expect,
-    expect_float,
-    expect_range,
-    merge_tiles,
-    next_power_of_two,
-    runs_on_gpu,
-)
-from ingot.kernels.norm.kernel import MAX_HIDDEN, expect_ending, launch_rms_norm
+from ingot.kernels.checks import merge_tiles, next_power_of_two, runs_on_gpu
+from ingot.kernels.norm.kernel import expect_ending, expect_norm, launch_norm
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 
@@ -55,7 +48,7 @@ def rms_norm_triton(
 ) -> tuple[Any, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`rms_norm`, unchecked."""
     choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
-    return launch_rms_norm(x, weight, eps, residual, None, ending, choice)
+    return launch_norm(x, weight, eps, residual, None, ending, choice)
 
 
 def rms_norm_reference(
@@ -102,19 +95,3 @@ def rms_norm(
     if runs_on_gpu(x):
         return rms_norm_triton(x, weight, eps, residual, tiles, ending)
     return rms_norm_reference(x, weight, eps, residual, ending)
-
-
-def expect_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
-    """Raise unless the kernel can take these."""
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
-    expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
-    expect_norm_weight("weight", weight, x)
-    if residual is not None:
-        expect("residual", residual, tuple(x.shape), like=x)
-
-
-def expect_norm_weight(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
-    """Raise unless a weight is that of a norm over rows x [T, H]."""
-    wide = weight.dtype == torch.float32
-    expect(name, weight, (x.shape[1],), like=x, dtype=torch.float32 if wide else None)

@@ -1,7 +1,7 @@
-"""The end of a product split along its columns, and the RMSNorm after it: partial sums, bias, residual, norm.
+"""The end of a product split along its columns, and the norm after it: partial sums, bias, residual, norm.
 
-Owns the formula s = cast(sum of parts + bias + residual); y = cast(s / sqrt(mean(s^2) + eps)) * weight,
-rounded as in rms_norm.py. The parts are summed in their order, so that a row's bits never change; exact sums
+Owns the formula s = cast(sum of parts + bias + residual); y = norm(s), rounded as in rms_norm.py, or with a
+shift as in layer_norm.py. The parts are summed in their order, so that a row's bits never change; exact sums
 of 8-bit numbers are scaled here, once. y ends in any form of rows (rows/endings.py). Knows no model.
 
     y, hidden = sum_norm(parts, hidden, weight, 1e-6)
@@ -23,8 +23,9 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.norm.kernel import MAX_HIDDEN, Parts, expect_ending, launch_rms_norm
-from ingot.kernels.norm.rms_norm import expect_norm_weight, rms_norm_reference
+from ingot.kernels.norm.kernel import MAX_HIDDEN, Parts, expect_ending, expect_norm_weight, launch_norm
+from ingot.kernels.norm.layer_norm import layer_norm_reference
+from ingot.kernels.norm.rms_norm import rms_norm_reference
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 from ingot.kernels.rows.int8_rows import Int8Sums
@@ -44,10 +45,11 @@ def sum_norm_triton(
     bias: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
     ending: Ending = AS_THEY_ARE,
+    shift: torch.Tensor | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`sum_norm`, unchecked."""
     choice = merge_tiles(default_tiles(residual.shape[1], residual.device), tiles)
-    return launch_rms_norm(parts, weight, eps, residual, bias, ending, choice)
+    return launch_norm(parts, weight, eps, residual, bias, ending, choice, shift)
 
 
 def sum_norm_reference(
@@ -57,13 +59,17 @@ def sum_norm_reference(
     eps: float,
     bias: torch.Tensor | None = None,
     ending: Ending = AS_THEY_ARE,
+    shift: torch.Tensor | None = None,
 ) -> tuple[Any, torch.Tensor]:
     """The PyTorch twin; arguments as in :func:`sum_norm`."""
     products = parts.product() if isinstance(parts, Int8Sums) else parts.sum(dim=0)
     total = products + residual.float()
     if bias is not None:
         total = total + bias.float()
-    return rms_norm_reference(total.to(residual.dtype), weight, eps, None, ending)
+    s = total.to(residual.dtype)
+    if shift is not None:
+        return layer_norm_reference(s, weight, shift, eps, None, ending)
+    return rms_norm_reference(s, weight, eps, None, ending)
 
 
 def sum_norm(
@@ -74,8 +80,9 @@ def sum_norm(
     bias: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
     ending: Ending = AS_THEY_ARE,
+    shift: torch.Tensor | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """s = cast(sum of parts + bias + residual); y = cast(s / sqrt(mean(s^2) + eps)) * weight.
+    """s = cast(sum of parts + bias + residual); y = :func:`rms_norm` of s, or :func:`layer_norm`.
 
     Args:
         parts: [S, M, H] fp32, contiguous: the partial products of :func:`small_linear_parts`; or those of
@@ -86,6 +93,7 @@ def sum_norm(
         bias: [H] or None, dtype of residual or fp32.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
         ending: what becomes of y: the same numbers as ``ending.of(y)``.
+        shift: [H], dtype of residual: the bias of a LayerNorm; None: the norm is an RMSNorm.
 
     Returns:
         y [M, H] as its ending makes it, and s [M, H], dtype of residual.
@@ -93,14 +101,15 @@ def sum_norm(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    _expect(parts, residual, weight, bias)
+    _expect(parts, residual, bias)
+    expect_norm_weight("weight", weight, residual, shift)
     expect_ending(ending, residual.shape[1], residual)
     if runs_on_gpu(residual):
-        return sum_norm_triton(parts, residual, weight, eps, bias, tiles, ending)
-    return sum_norm_reference(parts, residual, weight, eps, bias, ending)
+        return sum_norm_triton(parts, residual, weight, eps, bias, tiles, ending, shift)
+    return sum_norm_reference(parts, residual, weight, eps, bias, ending, shift)
 
 
-def _expect(parts: Parts, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _expect(parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None) -> None:
     expect_float("residual", residual)
     expect("residual", residual, (None, None), like=residual)
     rows, hidden = residual.shape
@@ -113,7 +122,6 @@ def _expect(parts: Parts, residual: torch.Tensor, weight: torch.Tensor, bias: to
         expect("weight scales", parts.weight_scales, (hidden,), like=residual, dtype=torch.float32)
     else:
         expect("parts", parts, (None, rows, hidden), like=residual, dtype=torch.float32)
-    expect_norm_weight("weight", weight, residual)
     if bias is not None:
         wanted = torch.float32 if bias.dtype == torch.float32 else residual.dtype
         expect("bias", bias, (hidden,), like=residual, dtype=wanted)
