@@ -80,7 +80,7 @@ def test_plain_activations(
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "group"), [((3, 96), 32), ((2, 240), 80), ((5, 8), 8)])
+@pytest.mark.parametrize(("shape", "group"), [((3, 96), 32), ((2, 240), 80), ((5, 8), 8), ((2, 1280), 64)])
 def test_groups(impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], group: int) -> None:
     x = normal(*shape, dtype=dtype, device=impl.device)
     x[:, :group] *= 50

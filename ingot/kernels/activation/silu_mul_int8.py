@@ -31,7 +31,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
-from ingot.kernels.rows.int8_round import row_scales, store_int8_row
+from ingot.kernels.rows.int8_round import numbers_of, row_scales, scale_of, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
 MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
@@ -58,10 +58,11 @@ def silu_mul_int8_kernel(
     BLOCK_I: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program; without an ACTIVATION the row as it is."""
+    """One row a program; without an ACTIVATION the row as it is. GROUP columns share a scale; 0: the row."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -75,7 +76,25 @@ def silu_mul_int8_kernel(
         y = (bent * up).to(dtype).to(tl.float32)
     elif ACTIVATION is not None:
         y = _plain(y, ACTIVATION).to(dtype).to(tl.float32)
-    store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
+    if GROUP:
+        _store_groups(y, y_ptr + row * INNER, scale_ptr + row * (INNER // GROUP), INNER, GROUP)
+    else:
+        store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
+
+
+@triton.jit
+def _store_groups(
+    wide: tl.tensor, y_ptr: tl.tensor, scale_ptr: tl.tensor, COUNT: tl.constexpr, GROUP: tl.constexpr
+) -> None:
+    """Store a row [BLOCK] of COUNT values, zeros behind them, in whole groups, and their scales."""
+    GROUPS: tl.constexpr = wide.shape[0] // GROUP
+    pieces = tl.reshape(wide, [GROUPS, GROUP])
+    groups, cols = tl.arange(0, GROUPS), tl.arange(0, GROUP)
+    scale, inverse = scale_of(tl.max(tl.abs(pieces), axis=1))
+    inside = groups < COUNT // GROUP
+    tl.store(scale_ptr + groups, scale, mask=inside)
+    places = y_ptr + groups[:, None] * GROUP + cols[None, :]
+    tl.store(places, numbers_of(pieces, inverse[:, None]), mask=inside[:, None])
 
 
 def default_tiles(inner: int, device: torch.device) -> dict[str, int]:
@@ -93,11 +112,14 @@ def _launch(
     tiles: Mapping[str, int] | None,
     gated: bool,
     activation: Gate | Plain | None = None,
+    group: int = 0,
 ) -> Int8Rows:
     rows = x.shape[0]
     choice = merge_tiles(default_tiles(inner, x.device), tiles)
     values = torch.empty((rows, inner), dtype=torch.int8, device=x.device)
     scales = row_scales(rows, static, x.device)
+    if group:
+        scales = torch.empty((rows, inner // group), dtype=torch.float32, device=x.device)
     if values.numel():
         silu_mul_int8_kernel[(rows,)](
             x,
@@ -108,11 +130,12 @@ def _launch(
             BLOCK_I=next_power_of_two(inner),
             GATED=gated,
             ACTIVATION=activation,
+            GROUP=group,
             STATIC=static is not None,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
         )
-    return Int8Rows(values, scales)
+    return Int8Rows(values, scales, group)
 
 
 def silu_mul_int8_triton(
@@ -133,8 +156,8 @@ def quantized_triton(
     activation: Plain | None = None,
 ) -> Int8Rows:
     """Launch the kernel; arguments as in :func:`quantized`, unchecked."""
-    if not group:
-        return _launch(x, x.shape[1], static, tiles, gated=False, activation=activation)
+    if not group or group == next_power_of_two(group):
+        return _launch(x, x.shape[1], static, tiles, gated=False, activation=activation, group=group)
     pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False, activation=activation)
     return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)
 
@@ -196,7 +219,7 @@ def quantized(
     """``quantize_rows(x, group, static)`` as a kernel of its own, of the activation of x where one is named.
 
     Args:
-        x: [T, K] of any float dtype, K (or ``group``) up to 65536.
+        x: [T, K] of any float dtype, K up to 65536.
         group, static: as of :func:`quantize_rows`, one of them.
         tiles: as of :func:`silu_mul_int8`.
         activation: of a plain MLP, in fp32, rounded to the dtype of x.
@@ -206,7 +229,7 @@ def quantized(
     """
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
-    expect_range("the width", group or x.shape[1], 1, MAX_WIDTH)
+    expect_range("the width", x.shape[1], 1, MAX_WIDTH)
     if group and (x.shape[1] % group or static is not None):
         raise KernelArgumentError("groups must divide the width and have scales of their own", seen=group)
     expect_static(static, x)
