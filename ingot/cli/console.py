@@ -87,13 +87,17 @@ def print_error(error: IngotError, takes: Collection[str] | None = None) -> None
     """What happened, and what was seen, allowed and to be changed on lines of their own.
 
     Args:
-        takes: the flags of the verb that failed: an out-of-memory error shows no others.
+        takes: the flags of the verb that failed: an out-of-memory error shows no others, and another
+            shows the one of the value at fault.
     """
     console, fix = stderr(), error.fix
     if takes is not None and isinstance(error, OutOfMemoryError) and error.ledger is not None:
         from ingot.engine.fix_text import told_fixes
 
         fix = told_fixes(error.ledger["fixes"], takes)
+    elif takes is not None and error.flag is not None:
+        option = "--" + error.flag.replace("_", "-")
+        fix = option if option in takes else fix
     console.print("error:", style="bold red", end=" ")
     console.print(shown(error.what), markup=False)
     for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", fix)):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ingot.config.sampling import SamplingParams
     from ingot.engine.describe import Description
 
+_FEW = 12  # languages that are named
+
 
 def inspect(
     engine: EnginePath,
@@ -135,9 +137,14 @@ def _encoder(found: Description) -> Iterator[tuple[str, str]]:
 def _languages(found: Description) -> str:
     from ingot.errors import IngotError
     from ingot.models.speech_tokens import SpeechTokens
+    from ingot.models.whisper_generation import SpeechGeneration
 
+    size = found.manifest.model.vocab_size
+    named = SpeechGeneration.of(found.manifest.generation, size).languages
+    if named is not None:
+        return ", ".join(named) if len(named) <= _FEW else f"{len(named)}"
     try:
-        tokens = SpeechTokens.of_vocabulary(found.manifest.model.vocab_size)
+        tokens = SpeechTokens.of_vocabulary(size)
     except IngotError:  # not a published vocabulary: only its tokenizer's names tell
         return "those of its tokenizer" if found.tokenizer else "unknown: no tokenizer"
     return f"{len(tokens.languages)}" if tokens.multilingual else "English"

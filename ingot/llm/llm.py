@@ -17,6 +17,7 @@ from typing import Any, Self, overload
 import torch
 
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.encoder import expect_text
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
@@ -210,6 +211,7 @@ class LLM:
 
         Raises:
             RequestError: the messages are malformed, or the engine has no chat format.
+            ConfigError: the engine is of speech.
         """
         if isinstance(messages, str) or not isinstance(messages, Sequence):
             seen, form = repr(messages)[:80], '[{"role": "user", "content": "..."}]'
@@ -229,6 +231,7 @@ class LLM:
 
     def chat_ids(self, messages: Messages | Chat) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
+        expect_text(self.engine.manifest.model.kind, "a conversation", "Transcriber(ENGINE)")
         return chat_ids(messages, self.engine.text)
 
     def stream(

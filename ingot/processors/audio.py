@@ -70,7 +70,7 @@ def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) 
         what = "there is no such audio file"
         if not isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
             what = f"the audio file cannot be read ({error.strerror})"
-        raise RequestError(what, seen=name, fix="the path") from None
+        raise RequestError(what, seen=name, fix="another path") from None
     except soundfile.SoundFileError as error:
         what = getattr(error, "error_string", str(error))
         raise RequestError(

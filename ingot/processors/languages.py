@@ -55,5 +55,6 @@ def language_code(name: str) -> str:
     wanted = name.strip().lower()
     code = wanted if wanted in NAMES else _BY_NAME.get(wanted)
     if code is None:
-        raise RequestError("unknown language", seen=name, allowed=", ".join(CODES), flag="language")
+        allowed = "a code or an English name of Whisper's, such as de or german"
+        raise RequestError("unknown language", seen=name, allowed=allowed, flag="language")
     return code

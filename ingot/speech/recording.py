@@ -118,7 +118,7 @@ def mel_bins(config: DecoderConfig) -> int:
     """
     if config.kind != "cross" or config.encoder is None:
         seen = f"{config.architecture} ({config.kind})"
-        raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
+        raise RequestError("this engine does not take speech", seen=seen, flag="an engine of Whisper")
     return config.encoder.features[0]
 
 

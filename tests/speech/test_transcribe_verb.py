@@ -149,7 +149,7 @@ def test_a_language_that_the_model_lacks_is_no_files_fault(whisper: Path, clips:
 def test_a_model_of_text(clips: list[Path], tmp_path: Path) -> None:
     save_model(tiny_config("llama"), tmp_path, seed=1)
     found = ingot("transcribe", tmp_path, clips[0], *QUICK)
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "this engine does not take speech" in found.stderr
 
 

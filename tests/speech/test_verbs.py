@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot import LLM
+from ingot.errors import ConfigError
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech
 from tests.unit.real_whisper import WHISPER
@@ -83,3 +85,15 @@ def test_verify_tells_of_the_encoder(tiny_engine: Path) -> None:
     shown = ingot("verify", tiny_engine, "--device", "cpu")
     assert shown.exit_code == 0, shown.output
     assert "log-mel" in shown.output
+
+
+def test_inspect_names_the_languages_of_the_checkpoint(tmp_path: Path) -> None:
+    named = {"lang_to_id": {"<|en|>": 50259, "<|de|>": 50261}, "is_multilingual": True}
+    write_speech(tmp_path, vocab_size=51865)
+    (tmp_path / "generation_config.json").write_text(json.dumps(named))
+    assert "languages     en, de\n" in ingot("inspect", tmp_path).output
+
+
+def test_a_conversation_needs_a_model_of_text(tiny_engine: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a conversation needs a model of text.*Transcriber"):
+        LLM(tiny_engine, "cpu").chat([{"role": "user", "content": "Hello"}])
