@@ -75,7 +75,7 @@ def test_random_weights_and_tables(whisper: Path) -> None:
 
 def test_what_it_refuses(checkpoint: Path) -> None:
     found = ingot("bench", "transcribe", checkpoint, *WORDS)
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "this engine does not take speech" in found.stderr
     assert ingot("bench", "transcribe", *WORDS).exit_code == 2
     assert ingot("bench", "transcribe", checkpoint, "--clips", "0").exit_code == 2

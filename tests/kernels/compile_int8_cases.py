@@ -16,7 +16,7 @@ from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
-from ingot.kernels.product.small_qkv import small_int8_qkv_triton
+from ingot.kernels.product.small_qkv import small_int8_qkv_triton, small_qkv_triton
 from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, MOST_GROUP_RESULTS
@@ -71,6 +71,21 @@ def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     small_int8_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
     small_int8_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
+
+
+def plain_layer(dtype: torch.dtype, rows: int) -> None:
+    """What a decode step of a layer with LayerNorm, biases and a plain MLP launches (Whisper large)."""
+    index, cache = empty(rows, dtype=torch.int64), empty(100, 20, 64, 64, dtype=dtype)
+    place = (None, index, index, index, cache, cache, 20, 20, 64)
+    x, vector, early = empty(rows, 1280, dtype=dtype), empty(1280, dtype=dtype), {"OVERLAP": 2}
+    biases = empty(3840, dtype=dtype)
+    small_qkv_triton(x, empty(3840, 1280, dtype=dtype), biases, None, 0.0, *place, tiles=early)
+    parts = empty(2, rows, 1280, dtype=FULL)
+    sum_norm_triton(parts, x, vector, 1e-5, vector, early, shift=vector)
+    small_int8_qkv_triton(rows_in_8(rows, 1280), weight_in_8(3840, 1280), biases, *place, tiles=early)
+    small_int8_parts_triton(rows_in_8(rows, 1280, 64), weight_in_8(1280, 1280), early)
+    quantized_triton(empty(rows, 5120, dtype=dtype), 0, None, early, "gelu")
+    quantized_triton(x, 64, None, early)
 
 
 def pairs_in_8(outputs: int, width: int, group: int) -> Int4Weight:
@@ -138,6 +153,8 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
     "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
     "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
+    "a plain layer 1 fp16": lambda: plain_layer(HALF, 1),
+    "a plain layer 8 bf16": lambda: plain_layer(BRAIN, 8),
     "straight, 4 bits inside 8 8 fp16 overlapping": lambda: four_bits(HALF, 8, OVERLAP=2),
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
