@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BATCH, QUEUE, PREFIX, BLOCK = 8, 8, 512, 64
 LONG = {"max_tokens": 1200, "ignore_eos": True}
-TALE = {"max_tokens": 500, "ignore_eos": True}
+TALE = {"max_tokens": 1500, "ignore_eos": True}
 ENGINE = {"threads": 1, "max_batch_size": BATCH, "runtime": {"cache_tokens": 24576}}
 FACTS_SECONDS = 2.0  # figures are told every second
 LITTLE_CPU = {"num_cpus": 0.1}
@@ -103,7 +103,7 @@ def test_a_key_is_asked_for(server: RayServer) -> None:
 
 
 def test_a_stream_comes_piece_by_piece(server: RayServer) -> None:
-    body = completion(max_tokens=150, ignore_eos=True)
+    body = completion(**LONG)  # several seconds: figures are a second old
     events = iter(server.stream(COMPLETIONS, body))
     first = next(events)
     wait_for("the figures to show it", lambda: sum(running(server).values()) == 1)  # it has not ended
@@ -135,8 +135,8 @@ def test_who_leaves_frees_the_place(server: RayServer, stream: bool) -> None:
 
 
 def impatient(server: RayServer, body: dict[str, Any]) -> None:
-    """Ask, and leave after some seconds."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=4)
+    """Ask, and leave after a second, in which a part of ``LONG`` is done."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=1)
     headers = {**JSON, **server.headers}
     connection.request("POST", COMPLETIONS, json.dumps(body), headers)
     try:
@@ -198,7 +198,6 @@ def test_prompts_go_where_their_prefix_is_cached(server: RayServer) -> None:
 @pytest.mark.parametrize("who", [b"engine_process", b"ServeReplica:ingot:pocket"])
 def test_a_replica_dies_with_its_own_requests_alone(server: RayServer, who: bytes) -> None:
     streams = spread(server)
-    wait_for("the figures to show all", lambda: sum(running(server).values()) == len(streams))
     before = running(server)
     os.kill(server.pids(who)[0] if who != b"engine_process" else pocket_engine(server), signal.SIGKILL)
     for position in range(20):  # those that come now are not lost
@@ -224,8 +223,9 @@ def pocket_engine(server: RayServer) -> int:
 def spread(server: RayServer) -> list[Stream]:
     """Streams that have begun, some on each of two replicas."""
     streams: list[Stream] = []
-    while len(streams) < 6 or min(running(server).values()) == 0:
-        assert len(streams) < 2 * BATCH
+    while len(streams) < BATCH:
         streams.append(server.stream(COMPLETIONS, completion(f"Tale {len(streams)}: the sea", **TALE)))
         next(iter(streams[-1]))
+    wait_for("the figures to show all", lambda: sum(running(server).values()) == len(streams))
+    assert min(running(server).values()) > 0
     return streams
