@@ -38,9 +38,8 @@ from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.mlp import MLP, GatedMLP
-from ingot.layers.norm import LayerNorm, RMSNorm
+from ingot.layers.norm import Norm
 
-Norm = RMSNorm | LayerNorm
 AnyAttention = Attention | CrossAttention
 
 

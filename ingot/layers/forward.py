@@ -16,8 +16,9 @@ import torch
 
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.forms import Norm, Rows
+from ingot.layers.forms import Rows
 from ingot.layers.mlp import GatedMLP
+from ingot.layers.norm import Norm
 from ingot.layers.products import LayerProducts, Product
 from ingot.layers.ways import Step, Ways
 

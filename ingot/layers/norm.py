@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.config.plan import TileTable
 from ingot.kernels.norm.kernel import Parts
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
@@ -23,15 +24,17 @@ from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 from ingot.layers.context import BuildContext, empty_weight
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) · weight, over the last dimension; a ``wide`` one has its weight in fp32 in any dtype."""
+class Norm(nn.Module):
+    """What both norms share: how they are called."""
 
-    def __init__(self, size: int, eps: float, ctx: BuildContext, wide: bool = False) -> None:
-        super().__init__()
-        self.eps = eps
-        self.tiles = ctx.plan.table("rms_norm", h=size)
-        self.wide = wide
-        self.weight = empty_weight(size, dtype=torch.float32 if wide else ctx.dtype)
+    weight: nn.Parameter
+    eps: float
+    tiles: TileTable
+
+    @property
+    def shift(self) -> torch.Tensor | None:
+        """A LayerNorm's bias."""
+        return None
 
     def forward(
         self,
@@ -50,7 +53,9 @@ class RMSNorm(nn.Module):
         ending: Ending = AS_THEY_ARE,
     ) -> tuple[Any, torch.Tensor]:
         """The same with an ending, by ``tiles`` alone."""
-        return rms_norm(x, self.weight, self.eps, residual, tiles, ending)
+        if self.shift is None:
+            return rms_norm(x, self.weight, self.eps, residual, tiles, ending)
+        return layer_norm(x, self.weight, self.shift, self.eps, residual, tiles, ending)
 
     def of_parts(
         self,
@@ -60,10 +65,21 @@ class RMSNorm(nn.Module):
         ending: Ending = AS_THEY_ARE,
     ) -> tuple[Any, torch.Tensor]:
         """(norm(s), s), s = sum of a product's parts + bias + residual, rounded once."""
-        return sum_norm(parts, residual, self.weight, self.eps, bias, ending=ending)
+        return sum_norm(parts, residual, self.weight, self.eps, bias, ending=ending, shift=self.shift)
 
 
-class LayerNorm(nn.Module):
+class RMSNorm(Norm):
+    """x / rms(x) · weight, over the last dimension; a ``wide`` one has its weight in fp32 in any dtype."""
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext, wide: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.tiles = ctx.plan.table("rms_norm", h=size)
+        self.wide = wide
+        self.weight = empty_weight(size, dtype=torch.float32 if wide else ctx.dtype)
+
+
+class LayerNorm(Norm):
     """(x - mean) / std · weight + bias, over the last dimension."""
 
     def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
@@ -73,37 +89,13 @@ class LayerNorm(nn.Module):
         self.weight = empty_weight(size, dtype=ctx.dtype)
         self.bias = empty_weight(size, dtype=ctx.dtype)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        tiles: Mapping[str, int] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual), both [T, size]; ``tiles`` are put over the plan's."""
-        return self.ended(x, residual, self.tiles.at(x.shape[0], tiles))
-
-    def ended(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        tiles: Mapping[str, int] | None,
-        ending: Ending = AS_THEY_ARE,
-    ) -> tuple[Any, torch.Tensor]:
-        """The same with an ending, by ``tiles`` alone."""
-        return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles, ending)
-
-    def of_parts(
-        self,
-        parts: Parts,
-        residual: torch.Tensor,
-        bias: torch.Tensor | None,
-        ending: Ending = AS_THEY_ARE,
-    ) -> tuple[Any, torch.Tensor]:
-        """As of ``RMSNorm``."""
-        return sum_norm(parts, residual, self.weight, self.eps, bias, ending=ending, shift=self.bias)
+    @property
+    def shift(self) -> torch.Tensor | None:
+        """The bias."""
+        return self.bias
 
 
-def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:
+def make_norm(config: DecoderConfig, ctx: BuildContext) -> Norm:
     """The norm that the config names, over the hidden size."""
     if config.norm == "rms_norm":
         return RMSNorm(config.hidden_size, config.norm_eps, ctx, config.wide_norms)

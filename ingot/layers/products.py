@@ -29,7 +29,6 @@ from ingot.layers.forms import (
     DenseForm,
     Form,
     Int8Form,
-    Norm,
     OperandForm,
     RawForm,
     Rows,
@@ -37,6 +36,7 @@ from ingot.layers.forms import (
 )
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
+from ingot.layers.norm import Norm
 
 
 @dataclass(frozen=True)

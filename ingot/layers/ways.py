@@ -21,8 +21,8 @@ from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS, MAX_ROWS
 from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.forms import Norm
 from ingot.layers.linear import Linear, all_dense
+from ingot.layers.norm import Norm
 from ingot.layers.products import (
     AddedProduct,
     BlockProduct,

@@ -125,8 +125,8 @@ def test_sum_norm(
     bias = None
     expected = expected + residual.double()
     if bias_dtype is not None:
-        kind = dtype if bias_dtype == "own" else torch.float32
-        bias = normal(width, dtype=kind, device=impl.device, seed=5)
+        own = dtype if bias_dtype == "own" else torch.float32
+        bias = normal(width, dtype=own, device=impl.device, seed=5)
         expected = expected + bias.double()
     shift = normal(width, dtype=dtype, device=impl.device, seed=6) if kind == "layer" else None
     norm = partial(impl(sum_norm, sum_norm_triton), shift=shift)

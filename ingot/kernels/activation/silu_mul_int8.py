@@ -117,9 +117,8 @@ def _launch(
     rows = x.shape[0]
     choice = merge_tiles(default_tiles(inner, x.device), tiles)
     values = torch.empty((rows, inner), dtype=torch.int8, device=x.device)
-    scales = row_scales(rows, static, x.device)
-    if group:
-        scales = torch.empty((rows, inner // group), dtype=torch.float32, device=x.device)
+    groups = inner // group if group else 1
+    scales = row_scales(rows * groups, static, x.device)
     if values.numel():
         silu_mul_int8_kernel[(rows,)](
             x,
@@ -135,7 +134,7 @@ def _launch(
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
         )
-    return Int8Rows(values, scales, group)
+    return Int8Rows(values, scales.view(rows, groups) if group else scales, group)
 
 
 def silu_mul_int8_triton(

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BATCH, QUEUE, PREFIX, BLOCK = 8, 8, 512, 64
-LONG = {"max_tokens": 1200, "ignore_eos": True}
+LONG = {"max_tokens": 1800, "ignore_eos": True}
 TALE = {"max_tokens": 1500, "ignore_eos": True}
 ENGINE = {"threads": 1, "max_batch_size": BATCH, "runtime": {"cache_tokens": 24576}}
 FACTS_SECONDS = 2.0  # figures are told every second
@@ -135,8 +135,8 @@ def test_who_leaves_frees_the_place(server: RayServer, stream: bool) -> None:
 
 
 def impatient(server: RayServer, body: dict[str, Any]) -> None:
-    """Ask, and leave after a second, in which a part of ``LONG`` is done."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=1)
+    """Ask, and leave when the figures have shown it and a part of ``LONG`` is done."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=FACTS_SECONDS)
     headers = {**JSON, **server.headers}
     connection.request("POST", COMPLETIONS, json.dumps(body), headers)
     try:
