@@ -25,12 +25,14 @@ from typing import Any
 import torch
 
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
+from ingot.kernels.weight.stored_weight import StoredWeight
 from tests.parity.attention_witness import ATTENTION, AttentionWitness
 
 # Two last places of a number, of its own size and of its row's largest; of fp32 the error of a long sum.
 REACH = {torch.float32: 2.0**-17, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
-# Parts of sums, in fp32: numbers of few bits are multiplied with an excess of up to 1024, which is taken off.
-LIFTED = {"small_linear_parts": 2.0**-13, "packed_matmul_parts": 2.0**-13}
+# Of sums in fp32 by a weight of few bits: its numbers are multiplied with an excess of up to 1024, which is
+# taken off.
+LIFTED = 2.0**-13
 # How rare a tie is, of numbers of 8 bits: sums of floats in another order differ by 2^-21, or one of so many
 # steps between the dtype's neighbours (in fp32 between those of 8 bits, 2^-7 of a row's largest).
 TIES = {torch.float32: 2.0**-12, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-11}
@@ -81,6 +83,7 @@ class Witness:
         self.modules = modules
         self.calls: Counter[str] = Counter()
         self.by_twin = False  # what interpreted() asks for
+        self._few_bits = False  # the weight of the call that is judged
         self._wrong: list[str] = []
         self._numbers: dict[str, list[int]] = {}  # of an op: how many there are, how many differ
         self._attention = {op: AttentionWitness(op, dtype) for op in ATTENTION}
@@ -124,6 +127,7 @@ class Witness:
         expected = original(*copies[0], **copies[1])
         self.by_twin = False
         self.calls[op] += 1
+        self._few_bits = any(isinstance(one, StoredWeight) and one.bits < 16 for one in args)
         for (name, a), (_, b) in zip(_tensors(result, "result"), _tensors(expected, "result"), strict=True):
             self._compare(op, name, a.detach().cpu(), b, None)
         written = zip(
@@ -176,7 +180,8 @@ class Witness:
                 self._wrong.append(f"{where}: {int((a != b).sum())} whole numbers differ")
         elif a.numel():
             # Scales are of magnitudes that were rounded to the dtype before.
-            reach = LIFTED.get(op) or REACH[self.dtype if "scales" in name else a.dtype]
+            reach = REACH[self.dtype if "scales" in name else a.dtype]
+            reach = max(reach, LIFTED) if self._few_bits else reach
             self._compare_floats(where, name, a.double(), b.double(), reach)
 
     def _compare_floats(self, where: str, name: str, a: torch.Tensor, b: torch.Tensor, reach: float) -> None:
