@@ -3,7 +3,7 @@
 Owns bidirectional attention and its pre-norm layer. Knows no features and no architecture: what is before the
 layers and after them is in ``models/``.
 
-    hidden = EncoderStack(config, ctx)(hidden, inputs)       # [inputs * positions, hidden_size]
+    hidden = EncoderStack(config, ctx)(hidden, inputs, walk)     # [inputs * positions, hidden_size]
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.layers.norm import LayerNorm
+from ingot.layers.products import Product
+from ingot.layers.walk import MODULE_BY_MODULE, Walk
+from ingot.layers.ways import by_scheme
 
 
 class Encoder(Protocol):
@@ -33,7 +36,7 @@ class Encoder(Protocol):
         """How many outputs features of this shape have."""
         ...
 
-    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+    def __call__(self, features: torch.Tensor, walk: Walk) -> torch.Tensor:
         """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
         hidden_size], of one after another.
         """
@@ -57,13 +60,12 @@ class BidirectionalAttention(nn.Module):
             free_order=True,
         )
 
-    def forward(self, x: torch.Tensor, inputs: int = 1) -> torch.Tensor:
-        """[inputs * P, hidden_size] → the same shape."""
-        heads = self.qkv_proj(x).unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
+    def attend(self, joined: torch.Tensor, inputs: int) -> torch.Tensor:
+        """Queries, keys and values [inputs * P, 3 hidden_size] → what the output product takes."""
+        heads = joined.unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # [inputs, num_heads, P, head_dim] each
         attended = F.scaled_dot_product_attention(query, key, value)
-        output: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2).flatten(0, 1))
-        return output
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class EncoderLayer(nn.Module):
@@ -76,12 +78,33 @@ class EncoderLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(config.hidden_size, config.norm_eps, ctx)
         self.mlp = MLP(config, ctx.at("mlp"))
 
-    def forward(self, hidden: torch.Tensor, inputs: int = 1) -> torch.Tensor:
-        """[inputs * P, hidden_size] → the same shape."""
-        x, hidden = self.input_layernorm(hidden)
-        x, hidden = self.post_attention_layernorm(self.self_attn(x, inputs), hidden)
-        inner = self.mlp.activate(self.mlp.up_proj(x))
-        return hidden + self.mlp.down_proj(inner)
+    def forward(self, hidden: torch.Tensor, inputs: int = 1, walk: Walk = MODULE_BY_MODULE) -> torch.Tensor:
+        """[inputs * P, hidden_size], which may be written over → the same shape."""
+        attention, mlp = self.self_attn, self.mlp
+        linears = (attention.qkv_proj, attention.o_proj, mlp.up_proj, mlp.down_proj)
+        qkv, output, up, down = (self._product(linear, walk) for linear in linears)
+        x, hidden = qkv.form.norm(self.input_layernorm, hidden)
+        walk.seen("attn_in", x)
+        joined = qkv.whole(x)
+        for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
+            walk.seen(name, part)
+        attended = output.taken(attention.attend(joined, inputs))
+        walk.seen("attended", attended)
+        x, hidden = output.join(attended, hidden, self.post_attention_layernorm, up.form)
+        walk.seen("stream", hidden)
+        walk.seen("mlp_in", x)
+        inner = up.inner(x, mlp, down.form)
+        walk.seen("inner", inner)
+        hidden = down.added(inner, hidden)
+        walk.seen("stream", hidden)
+        return hidden
+
+    def _product(self, linear: Linear, walk: Walk) -> Product:
+        return (
+            by_scheme(linear, self.input_layernorm.weight.dtype)
+            if walk.fused
+            else Product(linear, fused=False)
+        )
 
 
 class EncoderStack(nn.ModuleList):
@@ -90,8 +113,9 @@ class EncoderStack(nn.ModuleList):
     def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
         super().__init__(EncoderLayer(config, ctx.at(f"{index}")) for index in range(config.num_layers))
 
-    def forward(self, hidden: torch.Tensor, inputs: int = 1) -> torch.Tensor:
-        """[inputs * P, hidden_size] → the same shape."""
+    def forward(self, hidden: torch.Tensor, inputs: int = 1, walk: Walk = MODULE_BY_MODULE) -> torch.Tensor:
+        """[inputs * P, hidden_size], which may be written over → the same shape."""
+        walk.seen("stream", hidden)
         for layer in self:
-            hidden = layer(hidden, inputs)
+            hidden = layer(hidden, inputs, walk)
         return hidden

@@ -1,7 +1,8 @@
 """A linear layer's product, by the kernel that its scheme and the number of rows call for.
 
 Owns what each kind of product takes (its form), and how its result goes on: whole, into queries and the
-cache, into an activation, or into the hidden states and the next norm. ways.py chooses the product of a step.
+cache, into an activation, or into the hidden states, also with the next norm. ways.py chooses the product of
+a step.
 
     rows, hidden = product.join(rows, hidden, next_norm, next_product.form)
 """
@@ -78,10 +79,18 @@ class Product:
         """[out_features], or None."""
         return self.linear._parameters.get("bias")
 
+    def taken(self, x: torch.Tensor) -> Rows:
+        """x [T, in_features] in the product's form, by a kernel of its own."""
+        return x
+
     def whole(self, x: Rows) -> torch.Tensor:
         """x · Wᵀ + b: [T, out_features]."""
         y: torch.Tensor = self.linear(_dense(x))
         return y
+
+    def added(self, x: Rows, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden + x · Wᵀ + b; ``hidden`` [T, out_features] may be written over."""
+        return hidden + self.whole(x)
 
     def heads(
         self,
@@ -300,6 +309,16 @@ class Int8Product(Product):
         rows = _int8(x)
         return int8_linear(rows, self.weight(len(rows.values)), self.dtype, self.bias)
 
+    def taken(self, x: torch.Tensor) -> Int8Rows:
+        """As of ``Product``."""
+        return self.linear.scheme.quantize_input(x, self.linear._parameters)
+
+    def added(self, x: Rows, hidden: torch.Tensor) -> torch.Tensor:
+        """As of ``Product``, rounded once."""
+        rows = _int8(x)
+        weight = self.weight(len(rows.values))
+        return int8_linear(rows, weight, self.dtype, self.bias, hidden, hidden)
+
     def heads(
         self,
         x: Rows,
@@ -336,11 +355,11 @@ class Int8Product(Product):
         """As of ``Product``, rounded once without ``post``."""
         if post is not None:
             return super().join(x, hidden, norm, form, post)
+        if not self.splits:
+            return form.norm(norm, self.added(x, hidden))
         rows = _int8(x)
-        weight = self.weight(len(rows.values))
-        if self.splits:
-            return form.sum_norm(norm, int8_linear_parts(rows, weight), hidden, self.bias)
-        return form.norm(norm, int8_linear(rows, weight, self.dtype, self.bias, hidden, hidden))
+        parts = int8_linear_parts(rows, self.weight(len(rows.values)))
+        return form.sum_norm(norm, parts, hidden, self.bias)
 
 
 class BlockProduct(Int8Product):

@@ -13,6 +13,8 @@ it. Knows no arithmetic.
 | query | queries [T, num_heads, head_dim] as attention takes them | one per layer |
 | attended, inner | what the output and the down products take | one per layer, or none |
 | cross_in, cross_query, cross_attended | the same of cross-attention | as of attention |
+
+An encoder's layers tell the same of an encoding, and also ``keys`` and ``values`` as attention takes them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class StepRecord:
 
     def see(self, name: str, value: Recorded) -> None:
         """Keep a copy."""
-        self.values[name].append(_copied(value, None))
+        self.values[name].append(copied(value, None))
 
     def close(
         self,
@@ -71,14 +73,15 @@ class StepRecord:
         assert self.logits is not None
         host = torch.device("cpu")
         return StepRecord(
-            {name: [_copied(value, host) for value in values] for name, values in self.values.items()},
+            {name: [copied(value, host) for value in values] for name, values in self.values.items()},
             [tuple(tensor.to(host, copy=True) for tensor in tensors) for tensors in self.cached],
             {name: tensor.to(host, copy=True) for name, tensor in self.told.items()},
             self.logits.to(host, copy=True),
         )
 
 
-def _copied(value: Recorded, device: torch.device | None) -> Recorded:
+def copied(value: Recorded, device: torch.device | None) -> Recorded:
+    """A copy there, or where it is."""
     if isinstance(value, Int8Rows):
         values, scales = (t.to(device or t.device, copy=True) for t in (value.values, value.scales))
         return Int8Rows(values, scales, value.group)

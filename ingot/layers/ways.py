@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ingot.config.model import DecoderConfig
 from ingot.kernels.product.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.product.packed_matmul import takes_operand
@@ -80,6 +82,17 @@ class Step:
 BY_MODULE = Step(decodes=False, fused=False)
 
 
+def by_scheme(
+    linear: Linear, dtype: torch.dtype, *, overlap: bool = False, splits: bool = False, places: bool = False
+) -> Product:
+    """The product of any number of rows of ``dtype``; arguments are as of ``Int8Product``."""
+    if linear.scheme.form == "int8":
+        return Int8Product(linear, dtype, overlap=overlap, splits=splits, places=places)
+    if linear.scheme.form == "blocks":
+        return BlockProduct(linear, dtype, overlap=overlap, splits=splits)
+    return Product(linear, overlap=overlap)
+
+
 class Ways:
     """Chooses products for a decoder over its caches.
 
@@ -106,13 +119,9 @@ class Ways:
         if not step.fused:
             return Product(linear, fused=False)
         overlap = step.decodes
-        few = step.rows is not None and step.rows <= DECODE_ROWS
-        if linear.scheme.form == "int8":
-            return Int8Product(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
-        if linear.scheme.form == "blocks":
-            return BlockProduct(linear, self.dtype, overlap=overlap, splits=few)
-        if not linear.scheme.small_products:
-            return Product(linear, overlap=overlap)
+        if linear.scheme.rounds or not linear.scheme.small_products:
+            few = step.rows is not None and step.rows <= DECODE_ROWS
+            return by_scheme(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
         if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
             return found
         if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:

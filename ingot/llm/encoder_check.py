@@ -8,7 +8,8 @@ the run itself had at the place before (step_check.py does so with steps). Knows
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,23 +17,24 @@ from ingot.config.sampling import SamplingParams
 from ingot.engine.reference import Arithmetic, KeysValues, ReferenceRun, WeightSource
 from ingot.engine.reference_encoder import encode
 from ingot.layers.decoder import Decoder
-from ingot.llm.encoder_record import encoder_observed
+from ingot.layers.step_record import Recorded, copied
+from ingot.llm.encoder_record import AROUND, KEYS_VALUES, encoder_walked
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import ENCODED, Judge
 from ingot.llm.step_witness import rounded_by
 from ingot.processors.prompt import Input, Prompt
 
-_PLACES = {  # place of a layer → whose record it is, and the module's name for people
-    "attn_in": ("self_attn.qkv_proj/in", "input_layernorm"),
-    "query": ("self_attn.qkv_proj", "self_attn.qkv_proj (queries)"),
-    "keys": ("self_attn.qkv_proj", "self_attn.qkv_proj (keys)"),
-    "values": ("self_attn.qkv_proj", "self_attn.qkv_proj (values)"),
-    "attended": ("self_attn.o_proj/in", "self_attn (attention)"),
-    "mlp_in": ("mlp.up_proj/in", "post_attention_layernorm"),
-    "inner": ("mlp.down_proj/in", "mlp (activation)"),
+_MODULES = {  # place of a layer → the module that makes it, for people
+    "attn_in": "input_layernorm",
+    "query": "self_attn.qkv_proj (queries)",
+    "keys": "self_attn.qkv_proj (keys)",
+    "values": "self_attn.qkv_proj (values)",
+    "attended": "self_attn (attention)",
+    "mlp_in": "post_attention_layernorm",
+    "inner": "mlp (activation)",
 }
-_PARTS = ("query", "keys", "values")
-_ONCE = {"conv1": "encoder.conv1", "conv2": "encoder.conv2", "norm": "encoder.norm"}
+_TAKEN = ("attn_in", "attended", "mlp_in", "inner", "encoded")  # by a product
+_HOST = torch.device("cpu")
 
 
 def check_encoder(
@@ -51,42 +53,43 @@ def check_encoder(
     Returns:
         The number of encoded positions.
     """
-    had: dict[str, torch.Tensor] = {}
-    with encoder_observed(llm, lambda name, rows: had.update({name: rows.to("cpu", copy=True)})):
+    had: dict[str, list[Recorded]] = defaultdict(list)
+    with encoder_walked(llm, lambda name, value: had[name].append(copied(value, _HOST))):
         params = SamplingParams(max_new_tokens=1, ignore_eos=True)
         llm.generate(Prompt([Input(features), [0]]), params)
     witness = _Witness(had, llm, judge)
     run = ReferenceRun(model, weights, arithmetic, witness=witness)
     encode(run, 0, features, lambda name, output: None)
-    return len(had["encoder.norm"])
+    return witness.positions
 
 
 class _Witness:
     """What the encoding had, as ``ReferenceRun`` asks for it."""
 
-    def __init__(self, had: dict[str, torch.Tensor], llm: LLM, judge: Judge) -> None:
+    def __init__(self, had: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
         self._had, self._judge, self._model = had, judge, llm.engine.model
         self._device = llm.engine.device
-        self._labels = torch.full((len(had["encoder.norm"]),), ENCODED, device=self._device)
+        (norm,) = had["encoder.norm"]
+        assert isinstance(norm, torch.Tensor)
+        self.positions = len(norm)
         self._met: Counter[str] = Counter()
-        self._taken: tuple[str, str, torch.Tensor] | None = None
+        self._taken: tuple[str, str, Recorded] | None = None
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """As of ``Witness``."""
         number = self._met[place]
         self._met[place] += 1
-        key, name = _record_of(place, number)
-        had = self._had[key].to(self._device)
-        if place in _PARTS:
-            had = had.chunk(len(_PARTS), dim=-1)[_PARTS.index(place)]
-        if key.endswith("/in"):
+        record, index, name = _record_of(place, number)
+        had = copied(self._had[record][index], self._device)
+        if place in _TAKEN:
             self._taken = place, name, had
+        if not isinstance(had, torch.Tensor):
+            return computed
         if had.numel() != computed.numel():
             self._judge.fail(place, name, f"has {len(had)} positions, not {len(computed)}")
             return computed
         wide = had.to(computed.dtype).view_as(computed)
-        labels = self._labels if len(had) == len(self._labels) else self._labels.new_full([len(had)], ENCODED)
-        self._judge.value(place, name, wide, computed, change, labels)
+        self._judge.value(place, name, wide, computed, change, self._labels(len(had)))
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -94,7 +97,7 @@ class _Witness:
         assert self._taken is not None
         place, name, taken = self._taken
         had, step = rounded_by(self._model, product, taken, exact)
-        self._judge.rounded(f"{place}, rounded", name, had, step, exact, near, self._labels)
+        self._judge.rounded(f"{place}, rounded", name, had, step, exact, near, self._labels(len(had)))
         return had
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
@@ -105,22 +108,21 @@ class _Witness:
         """Of decoder steps alone."""
         raise NotImplementedError
 
+    def _labels(self, count: int) -> torch.Tensor:
+        return torch.full((count,), ENCODED, device=self._device)
 
-def _record_of(place: str, number: int) -> tuple[str, str]:
-    """The record of the ``number``th time that a place is met, and the name of what made it."""
-    if place in _ONCE:
-        return _ONCE[place], _ONCE[place]
+
+def _record_of(place: str, number: int) -> tuple[str, int, str]:
+    """What the ``number``th time that a place is met was recorded as: a name, the how many'th, and the name
+    of what made it.
+    """
+    if f"encoder.{place}" in AROUND:
+        return (name := f"encoder.{place}"), 0, name
     if place in ("kv", "encoded"):
-        name = f"layers.{number}.encoder_attn.kv_proj"
-        return (name, name) if place == "kv" else (f"{name}/in", "encoder.norm")
-    if place in _PLACES:
-        key, name = _PLACES[place]
-        return f"encoder.layers.{number}.{key}", f"encoder.layers.{number}.{name}"
-    assert place == "stream"
-    if not number:
-        return ("encoder.embed_positions",) * 2
+        name = f"layers.{number}{KEYS_VALUES}"
+        return (name, 0, name) if place == "kv" else (f"{name}/in", 0, "encoder.norm")
+    if place != "stream":
+        return place, number, f"encoder.layers.{number}.{_MODULES[place]}"
     layer, part = divmod(number - 1, 2)
-    own = f"encoder.layers.{layer}"
-    if part:
-        return own, f"{own}.mlp.down_proj"
-    return f"{own}.post_attention_layernorm/sum", f"{own}.self_attn.o_proj"
+    made = f"encoder.layers.{layer}.{('self_attn.o_proj', 'mlp.down_proj')[part]}"
+    return place, number, made if number else "encoder.embed_positions"

@@ -1,11 +1,12 @@
-"""What the modules of an encoder compute for an input, as it runs.
+"""What an encoder computes for an input, as it runs.
 
-Owns the hooks, and the form in which outputs are told: rows of positions. Changes no output: while it is
-observed the encoder runs module by module. Knows no verdict.
+Owns the hooks, and the form in which outputs are told: rows of positions. ``encoder_observed`` tells of every
+module: while it is open each is called by itself. ``encoder_walked`` tells what requests have: of the layers
+by the names of step_record.py, and of the modules around them. Knows no verdict.
 
     with encoder_observed(llm, see): llm.generate(Prompt([Input(features), [1]]), params)
 
-| name | what ``see`` gets |
+| module | what ``see`` gets |
 |---|---|
 | a convolution, a product, a layer | its output |
 | NAME/in | what a product takes |
@@ -26,10 +27,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
+from ingot.layers.step_record import Recorded
 from ingot.llm.llm import LLM
 
 See = Callable[[str, torch.Tensor], None]
 KEYS_VALUES = ".encoder_attn.kv_proj"
+AROUND = ("encoder.conv1", "encoder.conv2", "encoder.norm")  # the layers
 
 
 @contextmanager
@@ -49,6 +52,29 @@ def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
     )
     with by_module(llm, handles):
         yield
+
+
+@contextmanager
+def encoder_walked(llm: LLM, see: Callable[[str, Recorded], None]) -> Iterator[None]:
+    """Tell ``see`` of an encoding by the kernels that requests have, without CUDA graphs; inputs are encoded
+    again.
+    """
+    encoders, encoding = llm.executor.scheduler.encoders, llm.executor.runner.encoding
+    assert encoders is not None
+    assert encoding is not None
+    encoders.clear()
+    handles = [
+        _hooked(name, module, see)
+        for name, module in llm.engine.model.named_modules()
+        if name in AROUND or name.endswith(KEYS_VALUES)
+    ]
+    encoding.observer = see
+    try:
+        yield
+    finally:
+        encoding.observer = None
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

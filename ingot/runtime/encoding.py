@@ -11,7 +11,7 @@ Owns the tensors behind ``EncoderCache``: rows of embeddings (kind ``prefix``) o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -21,6 +21,8 @@ from ingot.config.step_sizes import ENCODED_AT_ONCE
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
+from ingot.layers.step_record import Recorded
+from ingot.layers.walk import MODULE_BY_MODULE, Walk
 from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
@@ -32,6 +34,10 @@ class Encoding:
     Args:
         at_once: longest inputs that are encoded together.
         cuda_graphs: capture the encoder of kind ``cross``.
+
+    Attributes:
+        observer: sees what the encoder's layers have on their way (step_record.py); CUDA graphs are not used
+            while there is one.
     """
 
     def __init__(
@@ -49,6 +55,8 @@ class Encoding:
         assert config.encoder is not None
         self._positions = at_once * config.encoder.max_positions
         self._graphs: EncoderGraphs | None = None
+        self._walk = MODULE_BY_MODULE
+        self.observer: Callable[[str, Recorded], None] | None = None
         self.model = model
         self.block_size = block_size
         self.device = device
@@ -67,10 +75,11 @@ class Encoding:
             longest = cast(Encoder, model.encoder).longest
             self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, at_once, device)
 
-    def encode(self, jobs: Sequence[EncoderJob], *, by_module: bool = False) -> None:
+    def encode(self, jobs: Sequence[EncoderJob], *, fused: bool = False, by_module: bool = False) -> None:
         """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
-        without CUDA graphs, which hooks would not see.
+        without CUDA graphs, which hooks would not see, else perhaps by ``fused`` kernels.
         """
+        self._walk = Walk(fused and not by_module, self.observer)
         alike: dict[tuple[torch.Size, torch.device], list[EncoderJob]] = defaultdict(list)
         for job in jobs:
             alike[job.given.features.shape, job.given.features.device].append(job)
@@ -80,13 +89,13 @@ class Encoding:
                 most = min(len(group), max(self._positions // positions, 1), ENCODED_AT_ONCE)
                 count = 1 << most.bit_length() - 1  # few sizes, each with a graph
                 together, group = group[:count], group[count:]
-                self._encode(together, by_module)
+                self._encode(together, graphs=not by_module and self.observer is None)
 
-    def _encode(self, jobs: Sequence[EncoderJob], by_module: bool) -> None:
+    def _encode(self, jobs: Sequence[EncoderJob], *, graphs: bool) -> None:
         features = self._stacked([job.given.features for job in jobs])
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
         slots = torch.from_numpy(rows).pin_memory() if self.device.type == "cuda" else torch.from_numpy(rows)
-        if self._graphs is not None and not by_module and self._graphs.fits(features.shape):
+        if self._graphs is not None and graphs and self._graphs.fits(features.shape):
             self._graphs.run(features, slots)
         else:
             self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
@@ -103,7 +112,7 @@ class Encoding:
     @torch.inference_mode()
     def _keep(self, features: torch.Tensor, slots: torch.Tensor) -> None:
         """Encode features [N, ...] into the places [N * positions] of their outputs."""
-        encoded = self.model.encode(features.to(self.dtype))
+        encoded = self.model.encode(features.to(self.dtype), self._walk)
         assert encoded.shape[0] == slots.shape[0]
         if not self._layers:
             self._rows[slots] = encoded

@@ -180,7 +180,7 @@ class Runner:
         self._copy_blocks(step.copies)
         if self.encoding is None:
             return not self.eager
-        self.encoding.encode(step.jobs, by_module=self.eager)
+        self.encoding.encode(step.jobs, fused=self.forward.fused, by_module=self.eager)
         return not self.eager and self.encoding.has_graph(step)
 
     @staticmethod

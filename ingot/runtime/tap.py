@@ -19,6 +19,7 @@ from ingot.errors import RequestError
 from ingot.layers.attention import Attention, HeadNorm
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.encoder import BidirectionalAttention
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.rotary import RotaryTable
 from ingot.runtime.executor import Executor
@@ -27,6 +28,7 @@ _NEVER_CALLED = (nn.ModuleList, RotaryTable, HeadNorm)  # their values are read 
 _LAST = {  # whose output is the module's
     Attention: "o_proj",
     CrossAttention: "o_proj",
+    BidirectionalAttention: "o_proj",
     GatedMLP: "down_proj",
     MLP: "down_proj",
 }

@@ -132,7 +132,7 @@ def test_a_picture_is_encoded_once_for_all_that_show_it(
 ) -> None:
     llm, encoded = pictures.open(prefix_reuse=False), []
     encode = llm.engine.model.encode
-    monkeypatch.setattr(llm.engine.model, "encode", lambda f: encoded.append(f) or encode(f))
+    monkeypatch.setattr(llm.engine.model, "encode", lambda f, walk: encoded.append(f) or encode(f, walk))
     shown = [[ids(3, 11), 100], [100, ids(4, 12)], [101, ids(4, 12)]]
     llm.generate([prompt(parts) for parts in shown], GREEDY, n=2, temperature=0.5, seed=1)
     assert len(encoded) == 2
@@ -185,7 +185,7 @@ def test_a_failed_step_forgets_what_it_was_to_encode(
 ) -> None:
     llm = pictures.open()
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.model, "encode", lambda features: 1 // 0)
+        patch.setattr(llm.engine.model, "encode", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             llm.generate(prompt(MIXED[0]), GREEDY)
     assert idle(llm)

@@ -139,7 +139,7 @@ def test_equal_ids_of_other_speech_share_no_blocks(speech: Side) -> None:
 def test_speech_is_encoded_once_while_the_cache_has_it(speech: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     llm, encoded = speech.open(encoder_positions=48), []
     encode = llm.engine.model.encode
-    monkeypatch.setattr(llm.engine.model, "encode", lambda f: encoded.append(f) or encode(f))
+    monkeypatch.setattr(llm.engine.model, "encode", lambda f, walk: encoded.append(f) or encode(f, walk))
     first, second = prompt(MIXED[0]), prompt(MIXED[2])
     llm.generate([first, first, first], GREEDY)
     assert len(encoded) == 1

@@ -23,6 +23,7 @@ from ingot.errors import ConfigError
 from ingot.layers import attention, cross_attention, forms, norm, products
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
+from ingot.quant import int8_products
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, MELS, POSITIONS, write_speech
 from tests.parity.kernel_witness import Witness, interpreted
@@ -90,11 +91,12 @@ def test_they_compute_with_what_their_numbers_mean(checkpoint: Path, name: str) 
 
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8", "w4a8", "apart"])
 def test_fused_steps_give_the_same(checkpoint: Path, name: str) -> None:
-    """Norms with biases, sums and rounding in one kernel, by the kernels' twins."""
+    """Norms with biases, sums and rounding in one kernel, by the kernels' twins, in both halves."""
     llm = LLM(checkpoint, "cpu", quant=SCHEMES[name], max_batch_size=4)
     forward = llm.executor.runner.forward
     found = []
     for forward.fused in (False, True):
+        llm.executor.scheduler.encoders.clear()
         found.append(llm.generate(PROMPTS, GREEDY))
     for one, other in zip(*found, strict=True):
         assert one.token_ids == other.token_ids
@@ -194,11 +196,14 @@ def test_interpreted_kernels(checkpoint: Path, name: str, kv_dtype: str) -> None
     given: dict[str, Any] = {"quant": SCHEMES[name], "max_batch_size": 4, "runtime": runtime}
     llm = LLM(checkpoint, "cpu", compute_dtype="fp16", **given)
     llm.executor.runner.forward.fused = True
-    watched = (forms, norm, products, attention, cross_attention)
+    watched = (forms, norm, products, attention, cross_attention, int8_products)
     brief = SamplingParams(max_new_tokens=2, ignore_eos=True)
     with Witness(torch.float16, *watched) as witness, interpreted(lambda: not witness.by_twin):
         llm.generate([spoken(1, 3, 18), spoken(3, 1, 10)], brief)
     assert witness.faults() == []
     assert witness.calls["paged_attention"] > witness.calls["prefill_attention"] > 0
-    ends = {"w8a8": {"int8_linear_parts", "sum_norm", "quantized"}, "w8a16": {"small_qkv", "sum_norm"}}
+    ends = {
+        "w8a8": {"int8_linear", "int8_linear_parts", "sum_norm", "quantized"},
+        "w8a16": {"small_qkv", "sum_norm"},
+    }
     assert ends.get(name, {"sum_norm"}) <= set(witness.calls)

@@ -28,6 +28,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.encoder import Encoder
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
+from ingot.layers.walk import Walk
 from ingot.layers.ways import Step, Ways
 from ingot.models.registry import architecture_named
 
@@ -111,7 +112,7 @@ class Steps:
         """A call that runs the step again; its inputs are always the same."""
         if kind.encodes:
             features = self._features(kind.rows)
-            return lambda: self._model.encode(features)
+            return lambda: self._model.encode(features, Walk(fused=True))
         made = self._made(kind)
         return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
 
@@ -120,7 +121,7 @@ class Steps:
         it is NaN.
         """
         if kind.encodes:
-            return [self._model.encode(self._features(kind.rows))]
+            return [self._model.encode(self._features(kind.rows), Walk(fused=True))]
         made = self._made(kind)
         slots, size = made.batch.slot_mapping, made.caches[0].block_size
         for cache in made.caches:
