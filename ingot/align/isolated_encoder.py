@@ -86,7 +86,8 @@ def _of_layer(
     if kind == "post_norm":
         return cast(layer.post_attention_layernorm)(x)[0]
     if kind == "attention":
-        return cast(layer.self_attn)(x)
+        attention = cast(layer.self_attn)
+        return attention.o_proj(attention.attend(attention.qkv_proj(x), 1))
     if kind == "mlp":
         mlp = cast(layer.mlp)
         return mlp.down_proj(mlp.activate(mlp.up_proj(x)))

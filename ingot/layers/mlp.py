@@ -16,7 +16,7 @@ from torch import nn
 from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul
-from ingot.kernels.activation.silu_mul_int8 import Plain, plain_activation
+from ingot.kernels.activation.plain import Plain, plain_activation
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.kernels.activation.plain import Plain
 from ingot.kernels.cache.rope_kv_write import QkvParts
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed_matmul import packed_matmul, packed_matmul_parts
@@ -216,11 +217,12 @@ class SmallProduct(Product):
         return query
 
     def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
-        """As of ``Product``; one kernel where it ``gates``, for a down product of dense rows."""
-        if not (self.gates and isinstance(form, DenseForm)):
-            return super().inner(x, mlp, form)
-        assert isinstance(mlp, GatedMLP)
+        """As of ``Product``; one kernel where it ``gates`` or an MLP is plain, for a dense down product."""
         rows = _dense(x)
+        if not isinstance(form, DenseForm) or (isinstance(mlp, GatedMLP) and not self.gates):
+            return super().inner(x, mlp, form)
+        if isinstance(mlp, MLP):
+            return self._product(rows, None, *self._norm, mlp.activation)
         return small_gate_up(rows, self.linear.stored(), *self._norm, tiles=mlp.small_tiles.at(len(rows)))
 
     def join(
@@ -235,11 +237,16 @@ class SmallProduct(Product):
         return form.norm(norm, self._product(rows, hidden, None, 0.0))
 
     def _product(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: torch.Tensor | None, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: torch.Tensor | None,
+        eps: float,
+        activation: Plain | None = None,
     ) -> torch.Tensor:
-        """linear(norm(x)) + residual."""
+        """linear(norm(x)) + residual, or its activation."""
         tiles = self.linear.small_tiles.at(len(x))
-        return small_linear(x, self.linear.stored(), self.bias, residual, norm, eps, tiles)
+        return small_linear(x, self.linear.stored(), self.bias, residual, norm, eps, tiles, activation)
 
 
 class PackedProduct(Product):
@@ -315,8 +322,7 @@ class Int8Product(Product):
 
     def added(self, x: Rows, hidden: torch.Tensor) -> torch.Tensor:
         """As of ``Product``, rounded once."""
-        rows = _int8(x)
-        weight = self.weight(len(rows.values))
+        rows, weight = _int8(x), self.weight(len(hidden))
         return int8_linear(rows, weight, self.dtype, self.bias, hidden, hidden)
 
     def heads(
@@ -357,8 +363,7 @@ class Int8Product(Product):
             return super().join(x, hidden, norm, form, post)
         if not self.splits:
             return form.norm(norm, self.added(x, hidden))
-        rows = _int8(x)
-        parts = int8_linear_parts(rows, self.weight(len(rows.values)))
+        parts = int8_linear_parts(_int8(x), self.weight(len(hidden)))
         return form.sum_norm(norm, parts, hidden, self.bias)
 
 

@@ -139,6 +139,7 @@ def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int
     bias, norm = empty(outputs, dtype=dtype), empty(width, dtype=dtype)
     small_linear_triton(x, w, None, y, tiles={"OVERLAP": overlap})
     small_linear_triton(x, w, bias, None, norm, 1e-6, {"OVERLAP": overlap})
+    small_linear_triton(x, w, bias, tiles={"OVERLAP": overlap}, activation="gelu")
 
 
 def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> None:

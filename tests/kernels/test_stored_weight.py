@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels.activation.plain import Plain, plain_activation
 from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
 from ingot.kernels.product.small_linear import (
     small_linear,
@@ -21,12 +22,13 @@ from ingot.kernels.weight.stored_weight import (
     dequantized,
     num_words,
     pack_words,
+    stored,
     symmetric_zero,
     unpacked,
 )
 from ingot.quant.plain_unpacking import meaning
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
-from tests.kernels.test_small_products import EPS, NARROW, normed64, qkv_arguments
+from tests.kernels.test_small_products import EPS, NARROW, normed64, qkv_arguments, weights
 
 # bits, group (0: a scale a row), with zeros
 FORMS = [
@@ -185,6 +187,24 @@ def test_small_gate_up(
 def test_small_qkv(impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int) -> None:
     for case in ("qwen", "partial"):
         check_qkv(impl, dtype, form, case, rows, NARROW)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize(("rows", "bits"), [(1, 16), (5, 16), (16, 16), (1, 8), (5, 8)])
+def test_a_product_ends_in_its_activation(
+    impl: Implementation, dtype: torch.dtype, activation: Plain, rows: int, bits: int
+) -> None:
+    """Of the product as it would be stored: by PyTorch's activation of the same launch without one."""
+    x, w = normal(rows, 128, dtype=dtype, device=impl.device), stored(weights(48, 128, dtype, impl.device))
+    if bits < 16:
+        w = random_weight((bits, 0, False), 48, 128, dtype, impl.device)
+    bias = normal(48, dtype=dtype, device=impl.device, seed=3)
+    op = impl(small_linear, small_linear_triton)
+    y, plain = op(x, w, bias, activation=activation), op(x, w, bias)
+    torch.testing.assert_close(y, plain_activation(plain, activation), rtol=2**-10, atol=1e-5)
+    assert not torch.equal(y, plain)
 
 
 def test_refused() -> None:

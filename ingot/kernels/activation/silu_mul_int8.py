@@ -12,14 +12,13 @@ Knows no projection.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
+from ingot.kernels.activation.plain import Plain, bent, plain_activation
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
@@ -35,17 +34,6 @@ from ingot.kernels.rows.int8_round import numbers_of, row_scales, scale_of, stor
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
 MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
-Plain = Literal["gelu", "gelu_tanh", "relu"]
-
-
-@triton.jit
-def _plain(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """relu(x), or GELU in fp32: x · Φ(x) exactly, or by tanh."""
-    if ACTIVATION == "relu":
-        return tl.maximum(x, 0.0)
-    if ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    return activated(x, True)
 
 
 @triton.jit
@@ -72,10 +60,10 @@ def silu_mul_int8_kernel(
     y = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
-        bent = activated(y, ACTIVATION == "gelu_tanh").to(dtype).to(tl.float32)
-        y = (bent * up).to(dtype).to(tl.float32)
+        gate = activated(y, ACTIVATION == "gelu_tanh").to(dtype).to(tl.float32)
+        y = (gate * up).to(dtype).to(tl.float32)
     elif ACTIVATION is not None:
-        y = _plain(y, ACTIVATION).to(dtype).to(tl.float32)
+        y = bent(y, ACTIVATION).to(dtype).to(tl.float32)
     if GROUP:
         _store_groups(y, y_ptr + row * INNER, scale_ptr + row * (INNER // GROUP), INNER, GROUP)
     else:
@@ -199,13 +187,6 @@ def silu_mul_int8(
     if runs_on_gpu(gate_up):
         return silu_mul_int8_triton(gate_up, static, tiles, activation)
     return silu_mul_int8_reference(gate_up, static, activation)
-
-
-def plain_activation(x: torch.Tensor, activation: Plain) -> torch.Tensor:
-    """The activation of a plain MLP, by PyTorch."""
-    if activation == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def quantized(

@@ -1,8 +1,8 @@
 """What becomes of the sums of a product of few rows: the epilogues that its loops share.
 
-Owns three: bias, residual and store; SiLU of the gate's half times the other; rotary embedding, logn scaling
-and the cache write. Each takes a tile of sums [BLOCK_N, BLOCK_T] fp32. Knows no product and no order of rows:
-the outputs' numbers are arguments.
+Owns three: bias, residual, an activation and store; SiLU of the gate's half times the other; rotary
+embedding, logn scaling and the cache write. Each takes a tile of sums [BLOCK_N, BLOCK_T] fp32. Knows no
+product and no order of rows: the outputs' numbers are arguments.
 
     store_sums(acc, outputs, end, split, out, tokens, N, BLOCK_T)
 """
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
+from ingot.kernels.activation.plain import bent
 from ingot.kernels.product.arguments import Heads, Sums
 
 
@@ -32,8 +33,11 @@ def store_sums(
     tokens: tensor,
     N: constexpr,
     BLOCK_T: constexpr,
+    ACTIVATION: constexpr = None,
 ) -> None:
-    """y = acc + bias + residual, rounded once, for outputs below ``end``; into part ``split`` of y."""
+    """y = acc + bias + residual, rounded once, or its ACTIVATION, for outputs below ``end``; into part
+    ``split`` of y.
+    """
     token = tl.arange(0, BLOCK_T)
     inside = (outputs < end)[:, None] & (token < tokens)[None, :]
     if out.bias is not None:
@@ -41,6 +45,8 @@ def store_sums(
     if out.residual is not None:
         places = token[None, :] * out.residual_stride + outputs[:, None]
         acc += tl.load(out.residual + places, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION is not None:
+        acc = bent(acc.to(out.y.dtype.element_ty).to(tl.float32), ACTIVATION)
     y_rows = (split * tokens + token).to(tl.int64)
     tl.store(out.y + y_rows[None, :] * N + outputs[:, None], acc.to(out.y.dtype.element_ty), mask=inside)
 

@@ -75,7 +75,14 @@ def _sums(
 
 @triton.jit
 def few_linear_kernel(
-    x: tensor, weight: tensor, out: tensor, N: constexpr, SHARE: constexpr, SPLITS: constexpr, LOOP: constexpr
+    x: tensor,
+    weight: tensor,
+    out: tensor,
+    N: constexpr,
+    SHARE: constexpr,
+    SPLITS: constexpr,
+    LOOP: constexpr,
+    ACTIVATION: constexpr = None,
 ) -> None:
     """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums.
 
@@ -84,7 +91,7 @@ def few_linear_kernel(
     x, weight, out = Rows(*x), Weight(*weight), Sums(*out)
     _start_early(LOOP)
     if LOOP.KIND == "vectors":
-        vector_sums(x, weight, out, N, LOOP)
+        vector_sums(x, weight, out, N, LOOP, ACTIVATION)
     else:
         BLOCK_N: constexpr = LOOP.BLOCK_N
         tile, split = tl.program_id(0), tl.program_id(1)
@@ -96,7 +103,8 @@ def few_linear_kernel(
         acc = _sums(x, weight, rows, live, start, tile * (BLOCK_N // 16), first, end, BLOCK_N, 0, N, LOOP)
         _start_late(LOOP)
         last = N if LOOP.FRAGMENTS > 0 else tl.minimum(start + SHARE, N)
-        store_sums(acc, start + _lanes(BLOCK_N, LOOP), last, split, out, x.tokens, N, LOOP.BLOCK_T)
+        lanes = _lanes(BLOCK_N, LOOP)
+        store_sums(acc, start + lanes, last, split, out, x.tokens, N, LOOP.BLOCK_T, ACTIVATION)
 
 
 @triton.jit

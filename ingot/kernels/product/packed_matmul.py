@@ -280,8 +280,10 @@ def packed_matmul_triton(
     """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
     plan = _plan(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
     if plan.splits > 1:
-        whole = _parts(x, weight, plan).sum(0)
-        return (whole if bias is None else whole.add_(bias)).to(_values(x).dtype)
+        whole, dtype = _parts(x, weight, plan).sum(0), _values(x).dtype
+        if bias is None:
+            return whole.to(dtype)
+        return torch.add(whole, bias, out=torch.empty_like(whole, dtype=dtype))
     y = _values(x).new_empty((_values(x).shape[0], weight.out_features))
     if y.numel():
         _launch(x, weight, bias, y, plan)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ingot.kernels.activation.plain import Plain, plain_activation
 from ingot.kernels.checks import expect, expect_float, expect_range, runs_on_gpu
 from ingot.kernels.norm.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.product.arguments import stored_argument, sums_argument
@@ -54,6 +55,7 @@ def _launch(
     residual: torch.Tensor | None,
     y: torch.Tensor,
     plan: Plan,
+    activation: Plain | None = None,
 ) -> None:
     few_linear_kernel[plan.grid](
         x,
@@ -63,6 +65,7 @@ def _launch(
         SHARE=plan.share,
         SPLITS=plan.splits,
         LOOP=plan.loop,
+        ACTIVATION=activation,
         **plan.options,
     )
 
@@ -75,13 +78,14 @@ def small_linear_triton(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
     tiles: Mapping[str, int] | None = None,
+    activation: Plain | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_linear`, unchecked."""
     weight = stored(weight)
     plan = float_plan(LINEAR, x, weight, tiles)
     y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
     if y.numel():
-        _launch(rows_argument(x, norm_weight, norm_eps, plan), weight, bias, residual, y, plan)
+        _launch(rows_argument(x, norm_weight, norm_eps, plan), weight, bias, residual, y, plan, activation)
     return y
 
 
@@ -92,13 +96,15 @@ def small_linear_reference(
     residual: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
+    activation: Plain | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`small_linear`."""
     if norm_weight is not None:
         x, _ = rms_norm_reference(x, norm_weight, norm_eps)
     wide = dequantized(stored(weight), torch.float32)
     y = torch.nn.functional.linear(x.float(), wide, None if bias is None else bias.float())
-    return (y if residual is None else y + residual).to(x.dtype)
+    y = (y if residual is None else y + residual).to(x.dtype)
+    return y if activation is None else plain_activation(y, activation)
 
 
 def small_linear(
@@ -109,8 +115,9 @@ def small_linear(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
     tiles: Mapping[str, int] | None = None,
+    activation: Plain | None = None,
 ) -> torch.Tensor:
-    """y = norm(x) W^T + bias + residual, for the few rows of a decode step.
+    """y = norm(x) W^T + bias + residual or its activation, for the few rows of a decode step.
 
     A row's result does not depend on the other rows. Alone (BLOCK_T = 1) it is summed in another order than
     in company, so that the two agree to rounding; among 2 to 8, 9 to 16, 17 to 32 and 33 to 64 rows it is the
@@ -134,6 +141,7 @@ def small_linear(
             wait; of weights of few bits all but 1 are as 0), ``FRAGMENTS`` (of weights of few bits and up to
             16 rows: straight into registers, of 4 bits so many chunks a warp ahead; 0: through shared
             memory), ``num_warps``, ``num_stages``.
+        activation: of a plain MLP, of y rounded, in fp32; None: y itself.
 
     Returns:
         [M, N], dtype of x.
@@ -153,8 +161,8 @@ def small_linear(
     if norm_weight is not None:
         expect("norm_weight", norm_weight, (x.shape[1],), like=x)
     if runs_on_gpu(x):
-        return small_linear_triton(x, weight, bias, residual, norm_weight, norm_eps, tiles)
-    return small_linear_reference(x, weight, bias, residual, norm_weight, norm_eps)
+        return small_linear_triton(x, weight, bias, residual, norm_weight, norm_eps, tiles, activation)
+    return small_linear_reference(x, weight, bias, residual, norm_weight, norm_eps, activation)
 
 
 def small_linear_parts_reference(x: torch.Tensor, weight: AnyWeight, splits: int = 1) -> torch.Tensor:

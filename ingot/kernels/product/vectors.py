@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
+from ingot.kernels.activation.plain import bent
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.product.arguments import Heads, Rows, Sums, Weight
 from ingot.kernels.product.epilogues import cache_places, split_pairs, store_activated, turns
@@ -121,7 +122,9 @@ def _outputs(tile: tensor, N: constexpr, BLOCK_N: constexpr) -> tensor:
 
 
 @triton.jit
-def vector_sums(x: Rows, weight: Weight, out: Sums, N: constexpr, LOOP: constexpr) -> None:
+def vector_sums(
+    x: Rows, weight: Weight, out: Sums, N: constexpr, LOOP: constexpr, ACTIVATION: constexpr
+) -> None:
     """Tiles of BLOCK_N outputs, a whole stride of programs apart."""
     BLOCK_N: constexpr = LOOP.BLOCK_N
     TILES: constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -143,6 +146,8 @@ def vector_sums(x: Rows, weight: Weight, out: Sums, N: constexpr, LOOP: constexp
         _start_next(tile + programs >= TILES, LOOP)
         acc, w = _product(w, row, rstd, x, weight, rows, next_rows, has_next, LOOP)
         y = (acc + addend).to(out.y.dtype.element_ty)
+        if ACTIVATION is not None:
+            y = bent(y.to(tl.float32), ACTIVATION).to(out.y.dtype.element_ty)
         tl.store(out.y + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
 
