@@ -44,7 +44,7 @@ def pocket_speech() -> str:
 
 GROUPS = {
     "attention to the encoder's outputs and to tokens": ("attention",),
-    "products": ("nvjet", "few_linear", "splitK", "small_linear", "gemm", "cutlass"),
+    "products": ("nvjet", "few_", "splitK", "gemm", "cutlass"),
     "norms with their sums": ("norm_kernel",),
     "GELU": ("Gelu",),
     "keys and values into the cache": ("kv_write",),

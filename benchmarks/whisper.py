@@ -196,9 +196,14 @@ def kernels(ours: Ours, count: int, load: Load) -> list[Row]:
 
 
 def _kernel_times(run: Callable[[], None]) -> dict[str, tuple[int, float]]:
+    """Launches and µs by kernel: those behind the end of the kernel before, for which one that starts early
+    waits.
+    """
     found: dict[str, list[float]] = defaultdict(list)
-    for name, start, end in _device_spans(run):
-        found[name].append(end - start)
+    until = 0.0
+    for name, start, end in sorted(_device_spans(run), key=lambda span: span[2]):
+        found[name].append(end - max(start, until))
+        until = end
     return {name: (len(times), sum(times)) for name, times in found.items()}
 
 

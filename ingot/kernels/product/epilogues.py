@@ -33,7 +33,7 @@ def store_sums(
     tokens: tensor,
     N: constexpr,
     BLOCK_T: constexpr,
-    ACTIVATION: constexpr = None,
+    ACTIVATION: constexpr,
 ) -> None:
     """y = acc + bias + residual, rounded once, or its ACTIVATION, for outputs below ``end``; into part
     ``split`` of y.

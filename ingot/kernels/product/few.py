@@ -82,7 +82,7 @@ def few_linear_kernel(
     SHARE: constexpr,
     SPLITS: constexpr,
     LOOP: constexpr,
-    ACTIVATION: constexpr = None,
+    ACTIVATION: constexpr,
 ) -> None:
     """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums.
 

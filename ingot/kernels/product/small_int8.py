@@ -56,6 +56,7 @@ def _launch(
         SHARE=plan.share,
         SPLITS=plan.splits,
         LOOP=plan.loop,
+        ACTIVATION=None,
         **plan.options,
     )
 
