@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import LLM, build
+from ingot import LLM, Input, Prompt, SamplingParams, build
+from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import products
@@ -66,8 +67,6 @@ def test_its_values_are_told_in_the_order_of_a_record(checkpoint: Path) -> None:
 
 def test_a_tap_finds_modules_that_kernels_pass_over(checkpoint: Path) -> None:
     """While it is open; behind it the same as before."""
-    from ingot import Input, Prompt, SamplingParams
-
     llm = LLM(checkpoint, "cpu", quant="w8a8")
     llm.executor.runner.forward.fused = True
     prompt = Prompt([Input(features(4)[0]), [1]])
@@ -135,26 +134,25 @@ def test_the_proof_is_of_the_kernels_and_finds_a_fault(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("quant", ["none", "w8a8", "w4a8", "encoder=w8a16"])
-def test_engines_are_proven_on_a_gpu(tmp_path: Path, quant: str) -> None:
+@pytest.mark.parametrize("name", ["none", "w8a8", "w4a8", "encoder alone"])
+def test_engines_are_proven_on_a_gpu(tmp_path: Path, name: str) -> None:
     """Of widths that the kernels' tiles read whole; what runs is fused and captured."""
     write_speech(tmp_path / "model", d_model=256, encoder_ffn_dim=1024, decoder_ffn_dim=1024)
+    quant = SCHEMES.get(name, QuantConfig())
     engine = build(tmp_path / "model", tmp_path / "engine", device="cuda", dtype="fp16", quant=quant)
     calls: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("taken", "added"):
-            own = getattr(products.Int8Product, name)
-            patch.setattr(
-                products.Int8Product, name, lambda *a, own=own, name=name: calls.update([name]) or own(*a)
-            )
+        for op in ("taken", "added"):
+            own = getattr(products.Int8Product, op)
+            patch.setattr(products.Int8Product, op, lambda *a, own=own, op=op: calls.update([op]) or own(*a))
         found = verify(engine, "cuda", note=False)
     assert found.verdict == "proven", found.failures
-    assert (calls["taken"] >= LAYERS) == ("a8" in quant)
+    assert (calls["taken"] >= LAYERS) == ("a8" in name)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("quant", ["none", "w8a8"])
-def test_captured_encodings_are_those_of_modules(tmp_path: Path, quant: str) -> None:
+def test_kernels_on_a_gpu_encode_as_modules_do(tmp_path: Path, quant: str) -> None:
     write_speech(tmp_path / "model", d_model=256, encoder_ffn_dim=1024, decoder_ffn_dim=1024)
     llm = LLM(tmp_path / "model", "cuda", compute_dtype="fp16", quant=quant)
     model = llm.engine.model

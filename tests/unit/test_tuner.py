@@ -185,7 +185,8 @@ def test_tiles_in_use_reach_the_layers_and_lookups_are_noted(monkeypatch: pytest
     original = products.small_linear
 
     def noted(x: torch.Tensor, weight: StoredWeight, *rest: Any) -> torch.Tensor:
-        seen.append((f"{x.shape[0]} {tuple(weight.values.shape)}", rest[-1]))
+        tiles = rest[4]
+        seen.append((f"{x.shape[0]} {tuple(weight.values.shape)}", tiles))
         return original(x, weight, *rest)
 
     monkeypatch.setattr(products, "small_linear", noted)
