@@ -57,7 +57,7 @@ def speech_step() -> str:
     """docs/speech.md: where the time of a decode step goes, by kind of kernel."""
     steps = {}
     for name in ("small", "large-v3"):
-        found = of(f"whisper/{name}.fp16.h100.json")["step"]
+        found = of(f"whisper/step/{name}.fp16.h100.json")["step"]
         steps |= {f"{name}, {rows} row{'s' * (rows != '1')}": _grouped(found[rows]) for rows in ("1", "64")}
     rows = [
         [group, *(f"{step[group][1]:,.0f}: {step[group][0]:.0f}" for step in steps.values())]
@@ -102,12 +102,23 @@ def speech_windows() -> str:
     """docs/speech.md: windows of 30 seconds with 50 tokens, one and 64 at once."""
     rows = []
     for size, precision, found in _records("whisper", list(PRECISIONS)):
-        theirs = found.get("hf", {})
-        own = [at(found, "window", "all_s", "p50"), at(theirs, "window", "all_s", "p50")]
-        many = [at(one, "windows", "windows_per_s") for one in (found, theirs)]
-        rows.append([size, PRECISIONS[precision], *own, *many, at(found, "windows", "rtfx")])
-    head = ["", "", "one window, s", "Hugging Face", "64 at once, windows/s", "Hugging Face", "RTFx of 64"]
-    return markdown(head, rows)
+        many = [at(found, "windows", key) for key in ("windows_per_s", "rtfx")]
+        rows.append([size, PRECISIONS[precision], at(found, "window", "all_s", "p50"), *many])
+    return markdown(["", "", "one window, s", "64 at once, windows/s", "RTFx of 64"], rows)
+
+
+def speech_hugging_face() -> str:
+    """docs/speech.md: the same windows beside Hugging Face."""
+    rows = []
+    for size, precision, found in _records("whisper/hf", ("fp16", "fp32")):
+        row = [size, PRECISIONS[precision]]
+        for part in ("window", "windows"):
+            mine, its = (side[part]["all_s"]["p50"] for side in (found, found["hf"]))
+            row += [f"{mine:.4f}", f"{its:.3f}", f"{its / mine:.1f}x"]
+        rows.append(row)
+    sides = ["Ingot, s", "Hugging Face, s", ""]
+    head = [f"{part}: {side}" if side else "" for part in ("one window", "64 windows") for side in sides]
+    return markdown(["", "", *head], rows)
 
 
 def speech_clips() -> str:
@@ -129,5 +140,6 @@ SPEECH_TABLES: dict[str, Callable[[], str]] = {
     "pocket-speech": pocket_speech,
     "speech-step": speech_step,
     "speech-windows": speech_windows,
+    "speech-hugging-face": speech_hugging_face,
     "speech-clips": speech_clips,
 }
