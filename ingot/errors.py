@@ -64,6 +64,11 @@ def printable(text: str) -> str:
     return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def to_install(extras: str) -> str:
+    """How packages that only some of Ingot needs are installed; ``extras``: "serve,speech"."""
+    return f"pip install -c constraints.txt '.[{extras}]' in Ingot's folder"
+
+
 def shown(value: object) -> str:
     """A value as an error shows it: printable, and not longer than a screen."""
     text = str(value)

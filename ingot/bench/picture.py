@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, tick_texts
-from ingot.errors import DeviceError
+from ingot.errors import DeviceError, to_install
 
 WIDTH, HEIGHT = 430.0, 330.0  # of a panel's axes, in points
 _LEFT, _RIGHT, _BELOW = 62.0, 14.0, 72.0
@@ -31,7 +31,7 @@ def check_matplotlib(without: str = "--no-png (the HTML needs no library)") -> N
     if importlib.util.find_spec("matplotlib") is None:
         raise DeviceError(
             "matplotlib is not installed, and the PNG needs it",
-            fix=f"pip install 'ingot[sweep]', or {without}",
+            fix=f"{to_install('sweep')}, or {without}",
         )
 
 

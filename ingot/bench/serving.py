@@ -24,7 +24,7 @@ from ingot.bench.serving_figures import serving_doubts, serving_entry
 from ingot.bench.serving_load import Point, Prompts, arrivals
 from ingot.bench.side import Say, silent
 from ingot.bench.target import Target
-from ingot.errors import DeviceError
+from ingot.errors import DeviceError, to_install
 
 if TYPE_CHECKING:
     from ingot.bench.client import Client
@@ -79,9 +79,7 @@ def check_client() -> None:
         DeviceError: aiohttp is not installed.
     """
     if importlib.util.find_spec("aiohttp") is None:
-        raise DeviceError(
-            "aiohttp is not installed, and bench serving needs it", fix="pip install 'ingot[bench]'"
-        )
+        raise DeviceError("aiohttp is not installed, and bench serving needs it", fix=to_install("bench"))
 
 
 def bench_serving(wanted: Serving, *, command: str = "", say: Say | None = None) -> Record:

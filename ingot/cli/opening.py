@@ -17,7 +17,7 @@ from ingot.cli.flags import given, set_threads
 from ingot.cli.limits import Limits
 from ingot.cli.steps import status_shown
 from ingot.config.encoder import TRANSCRIBE, expect_text
-from ingot.errors import EngineError
+from ingot.errors import EngineError, to_install
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
@@ -56,7 +56,7 @@ def server_packages() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         what = "a package that the server needs is not installed"
-        raise EngineError(what, seen=error.name, fix="pip install 'ingot[serve]'") from None
+        raise EngineError(what, seen=error.name, fix=to_install("serve")) from None
 
 
 def _note_cache(llm: LLM) -> None:

@@ -47,6 +47,9 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     if len(names) > 1 and STDIN in names:
         raise typer.BadParameter("- is stdin, and stands alone", param_hint="FILE")
     folder = flags.output or (Path() if len(names) > 1 else None)
+    if not any(name == STDIN or Path(name).exists() for name in names):
+        _tell_missing(names)  # before an engine is loaded
+        raise typer.Exit(_FAILED)
     written = None if folder is None or flags.compare else _paths(names, folder, flags.format)
     set_threads(flags.threads)
     if flags.compare is not None:
@@ -64,6 +67,15 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
         if len(names) > 1:
             stderr().print(f"{work.failed} of {len(names)} recordings failed")
         raise typer.Exit(_FAILED)
+
+
+def _tell_missing(names: Sequence[str]) -> None:
+    from ingot.processors.audio import no_such_file
+
+    for name in names:
+        tell_failure(name, no_such_file(name))
+    if len(names) > 1:
+        stderr().print(f"{len(names)} of {len(names)} recordings failed")
 
 
 def _paths(names: Sequence[str], folder: Path, format: str) -> list[Path]:

@@ -32,7 +32,7 @@ from ingot.engine.builder import build_config
 from ingot.engine.host_room import expect_class_room
 from ingot.engine.manifest import is_engine
 from ingot.engine.random_weights import config_manifest
-from ingot.errors import CheckpointError, DeviceError
+from ingot.errors import CheckpointError, DeviceError, to_install
 
 _PAD = 0
 
@@ -120,7 +120,7 @@ def check_class(folder: Path) -> str | None:
     Raises:
         DeviceError: transformers is not installed.
     """
-    fix = "pip install 'ingot[align]', or --original ingot for Ingot's own fp32 path"
+    fix = f"{to_install('align')}, or --original ingot for Ingot's own fp32 path"
     _need_transformers("--original hf", fix)
     kind = str(_config(folder).get("model_type"))
     missing = f"transformers {version('transformers')} has no class for {kind!r}"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.errors import ConfigError, DeviceError
+from ingot.errors import ConfigError, DeviceError, to_install
 
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 LANGUAGES = ("auto", "en", "zh")
@@ -105,5 +105,5 @@ def check_rouge() -> None:
     if importlib.util.find_spec("rouge_score") is None:
         raise DeviceError(
             "rouge-score is not installed, and eval summarize scores with it",
-            fix="pip install 'ingot[eval]' (or pip install rouge-score)",
+            fix=f"{to_install('eval')} (or pip install rouge-score)",
         )

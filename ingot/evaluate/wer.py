@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.errors import DeviceError
+from ingot.errors import DeviceError, to_install
 from ingot.processors.languages import NO_SPACES
 
 
@@ -45,7 +45,7 @@ class Wer:
         missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
         if missing:
             what = f"{' and '.join(missing)} is not installed, and eval wer needs it"
-            raise DeviceError(what, fix="pip install 'ingot[eval]'")
+            raise DeviceError(what, fix=to_install("eval"))
         from whisper_normalizer.basic import BasicTextNormalizer
         from whisper_normalizer.english import EnglishTextNormalizer
 

@@ -9,8 +9,10 @@ nothing that ``LLM`` does not show.
 
 from importlib.util import find_spec
 
+from ingot.errors import to_install
+
 if find_spec("langchain_core") is None:
-    raise ImportError("ingot.langchain needs langchain-core; to fix: pip install ingot[langchain]")
+    raise ImportError(f"ingot.langchain needs langchain-core; to fix: {to_install('langchain')}")
 
 from ingot.langchain.chat import ChatIngot
 from ingot.langchain.embeddings import IngotEmbeddings

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from ingot.errors import RequestError
+from ingot.errors import RequestError, to_install
 from ingot.processors.audio_length import (
     MISSING_SECONDS,
     check_chunks,
@@ -67,9 +67,9 @@ def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) 
         with _opened(source) as stream:
             return _decoded(stream, name, max_seconds)
     except OSError as error:
-        what = "there is no such audio file"
-        if not isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-            what = f"the audio file cannot be read ({error.strerror})"
+        if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            raise no_such_file(name) from None
+        what = f"the audio file cannot be read ({error.strerror})"
         raise RequestError(what, seen=name, fix="another path") from None
     except soundfile.SoundFileError as error:
         what = getattr(error, "error_string", str(error))
@@ -79,6 +79,11 @@ def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) 
             allowed=_FORMATS,
             fix="convert the file",
         ) from None
+
+
+def no_such_file(name: str) -> RequestError:
+    """What is wrong with a name that no file has."""
+    return RequestError("there is no such audio file", seen=name, fix="another path")
 
 
 def audio_seconds(source: str | Path | bytes) -> float:
@@ -191,4 +196,4 @@ def _too_long(name: str, seconds: float, most: float) -> RequestError:
 def _check_packages() -> None:
     missing = [name for name in ("soundfile", "soxr") if importlib.util.find_spec(name) is None]
     if missing:
-        raise RequestError(f"reading audio needs {' and '.join(missing)}", fix="pip install 'ingot[speech]'")
+        raise RequestError(f"reading audio needs {' and '.join(missing)}", fix=to_install("speech"))

@@ -22,7 +22,7 @@ import torch
 
 from ingot.config.serve import ServeConfig
 from ingot.engine.manifest import Manifest
-from ingot.errors import EngineError, RequestError
+from ingot.errors import EngineError, RequestError, to_install
 from ingot.llm.outputs import Output
 from ingot.processors.audio import RATE
 from ingot.processors.audio_worker import limits, question, samples_of
@@ -67,7 +67,7 @@ def check_packages(name: str) -> None:
     ]
     if missing:
         text = f"{name} hears, and packages that read recordings are not installed"
-        raise EngineError(text, seen=", ".join(missing), fix="pip install 'ingot[serve,speech]'")
+        raise EngineError(text, seen=", ".join(missing), fix=to_install("serve,speech"))
 
 
 class Ears:

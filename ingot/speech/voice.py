@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ingot.errors import RequestError
+from ingot.errors import RequestError, to_install
 from ingot.processors.log_mel import RATE, WINDOW
 
 _FRAME = 480  # samples, 30 ms, the longest that the detector takes
@@ -65,7 +65,7 @@ class VoiceDetector:
     def _voiced(self, samples: torch.Tensor) -> list[bool]:
         """Of each frame; what is missing of the last one is silence."""
         if importlib.util.find_spec("webrtcvad") is None:
-            raise RequestError("detecting speech needs webrtcvad-wheels", fix="pip install 'ingot[speech]'")
+            raise RequestError("detecting speech needs webrtcvad-wheels", fix=to_install("speech"))
         import webrtcvad
 
         detector = webrtcvad.Vad(self.mode)

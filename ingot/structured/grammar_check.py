@@ -12,7 +12,7 @@ import importlib.util
 
 from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
-from ingot.errors import DeviceError, RequestError
+from ingot.errors import DeviceError, RequestError, to_install
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.structured.lark import lark_of
@@ -56,7 +56,7 @@ def grammar_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     """
     if importlib.util.find_spec("llguidance") is None:
         what = "llguidance is not installed, and grammars need it"
-        raise DeviceError(what, fix="pip install 'ingot[grammar]' (or pip install llguidance)")
+        raise DeviceError(what, fix=f"{to_install('grammar')} (or pip install llguidance)")
     if tokenizer is None:
         raise RequestError("the engine has no tokenizer, so it takes no grammars", flag="grammar")
     if not tokenizer.joins_bytes:

@@ -36,7 +36,7 @@ class TritonPythonModel:
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{error.name} is not installed for the Python of Triton's backend: "
-                "run `pip install 'ingot[serve]'` there, or add its folder to PYTHONPATH"
+                "run `pip install '.[serve]'` of Ingot's folder there, or add its folder to PYTHONPATH"
             ) from error
         self._backend = Backend(args)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.web import WebConfig
-from ingot.errors import ConfigError, EngineError, IngotError
+from ingot.errors import ConfigError, EngineError, IngotError, to_install
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -50,7 +50,7 @@ def check_page(config: WebConfig) -> None:
         ConfigError: the address is taken.
     """
     if importlib.util.find_spec("gradio") is None:
-        raise EngineError("the page needs Gradio, which is not installed", fix="pip install 'ingot[web]'")
+        raise EngineError("the page needs Gradio, which is not installed", fix=to_install("web"))
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             config.server_name, config.web_port, type=socket.SOCK_STREAM

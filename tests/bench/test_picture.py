@@ -96,5 +96,7 @@ def test_a_missing_matplotlib_is_named_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DeviceError, match=r"pip install 'ingot\[sweep\]', or --no-png"):
+    with pytest.raises(
+        DeviceError, match=r"pip install -c constraints.txt '.\[sweep\]' in Ingot's folder, or --no-png"
+    ):
         write_png([PANEL], "title", [], tmp_path / "sweep.png")

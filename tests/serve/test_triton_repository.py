@@ -238,4 +238,4 @@ def test_a_model_without_ingot_says_what_to_install(engine: Path, tmp_path: Path
     words = [sys.executable, "-I", "-S", "-c", code, str(folder / "1" / "model.py")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install 'ingot[serve]'" in done.stderr
+    assert "pip install '.[serve]'" in done.stderr

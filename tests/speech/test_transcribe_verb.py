@@ -96,6 +96,17 @@ def test_a_bad_file_does_not_lose_the_others(
     assert ingot("transcribe", whisper, broken, *QUICK).exit_code == 1
 
 
+def test_no_engine_is_loaded_for_files_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.speech.transcriber.Transcriber.__init__", lambda *_, **__: 1 // 0)
+    names = [tmp_path / name for name in ("one.wav", "two.wav")]
+    found = ingot("transcribe", tmp_path, *names)
+    assert found.exit_code == 1
+    assert [f"error: {name}: there is no such audio file" in found.stderr for name in names] == [True] * 2
+    assert "2 of 2 recordings failed" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -54,7 +54,7 @@ def test_settings_of_the_detector_are_checked(wrong: dict[str, Any]) -> None:
 
 def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"pip install 'ingot\[speech\]'"):
+    with pytest.raises(RequestError, match=r"pip install -c constraints.txt '.\[speech\]'"):
         VoiceDetector()(silence(1.0))
 
 

@@ -19,7 +19,10 @@ import pytest
 
 from tests.serve.client import wait_for
 
-MISSING = "the page's browser tests need: pip install 'ingot[web]' playwright; apt-get install chromium"
+MISSING = (
+    "the page's browser tests need: pip install -c constraints.txt '.[web]' playwright; "
+    "apt-get install chromium"
+)
 WIDTH, HEIGHT = 1100, 680
 
 

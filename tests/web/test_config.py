@@ -56,7 +56,7 @@ def test_what_keeps_a_page_from_starting_is_told_before_an_engine_loads(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         found = CliRunner().invoke(app, ["serve", POCKET, "--web", "--web-port", port])
-    told = "the page cannot listen" if is_installed else "pip install 'ingot[web]'"
+    told = "the page cannot listen" if is_installed else "pip install -c constraints.txt '.[web]'"
     assert found.exit_code == (2 if is_installed else 1)
     assert told in " ".join(found.stderr.split())
 
