@@ -24,13 +24,13 @@ from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.context import BuildContext
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.embedding import Embedding
+from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.forms import RawForm, Rows
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import make_mlp
 from ingot.layers.norm import make_norm
 from ingot.layers.products import LayerProducts, Product, SkippingProduct
 from ingot.layers.rotary import RotaryTable
-from ingot.layers.walk import MODULE_BY_MODULE, Walk
 
 
 class DecoderLayer(nn.Module):
@@ -188,12 +188,12 @@ class Decoder(nn.Module):
         """Rows to add to positions for a request with this many prompt tokens."""
         return self.rotary.offset(prompt_len) if self.rotary is not None else 0
 
-    def encode(self, features: torch.Tensor, walk: Walk = MODULE_BY_MODULE) -> torch.Tensor:
+    def encode(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
         """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
         hidden_size], of one after another.
         """
         assert self.encoder is not None
-        encoded: torch.Tensor = self.encoder(features, walk)
+        encoded: torch.Tensor = self.encoder(features, forward_pass)
         return encoded
 
     def embed(

@@ -3,7 +3,7 @@
 Owns bidirectional attention and its pre-norm layer. Knows no features and no architecture: what is before the
 layers and after them is in ``models/``.
 
-    hidden = EncoderStack(config, ctx)(hidden, inputs, walk)     # [inputs * positions, hidden_size]
+    hidden = EncoderStack(config, ctx)(hidden, inputs, forward_pass)     # [inputs * positions, hidden_size]
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import nn
 
 from ingot.config.encoder import StackConfig
 from ingot.layers.context import BuildContext
+from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.layers.norm import LayerNorm
 from ingot.layers.products import Product
-from ingot.layers.walk import MODULE_BY_MODULE, Walk
 from ingot.layers.ways import by_scheme
 
 
@@ -36,7 +36,7 @@ class Encoder(Protocol):
         """How many outputs features of this shape have."""
         ...
 
-    def __call__(self, features: torch.Tensor, walk: Walk) -> torch.Tensor:
+    def __call__(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
         """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
         hidden_size], of one after another.
         """
@@ -78,31 +78,36 @@ class EncoderLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(config.hidden_size, config.norm_eps, ctx)
         self.mlp = MLP(config, ctx.at("mlp"))
 
-    def forward(self, hidden: torch.Tensor, inputs: int = 1, walk: Walk = MODULE_BY_MODULE) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
         """[inputs * P, hidden_size], which may be written over → the same shape."""
         attention, mlp = self.self_attn, self.mlp
         linears = (attention.qkv_proj, attention.o_proj, mlp.up_proj, mlp.down_proj)
-        qkv, output, up, down = (self._product(linear, walk) for linear in linears)
+        qkv, output, up, down = (self._product(linear, forward_pass) for linear in linears)
         x, hidden = qkv.form.norm(self.input_layernorm, hidden)
-        walk.seen("attn_in", x)
-        joined = qkv.whole(x)
-        for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
-            walk.seen(name, part)
-        attended = output.taken(attention.attend(joined, inputs))
-        walk.seen("attended", attended)
+        forward_pass.seen("attn_in", x)
+        attended = output.taken(self._attended(qkv.whole(x), inputs, forward_pass))
+        forward_pass.seen("attended", attended)
         x, hidden = output.join(attended, hidden, self.post_attention_layernorm, up.form)
-        walk.seen("stream", hidden)
-        walk.seen("mlp_in", x)
+        del attended  # memory of many windows
+        forward_pass.seen("stream", hidden)
+        forward_pass.seen("mlp_in", x)
         inner = up.inner(x, mlp, down.form)
-        walk.seen("inner", inner)
+        forward_pass.seen("inner", inner)
         hidden = down.added(inner, hidden)
-        walk.seen("stream", hidden)
+        forward_pass.seen("stream", hidden)
         return hidden
 
-    def _product(self, linear: Linear, walk: Walk) -> Product:
+    def _attended(self, joined: torch.Tensor, inputs: int, forward_pass: EncoderPass) -> torch.Tensor:
+        for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
+            forward_pass.seen(name, part)
+        return self.self_attn.attend(joined, inputs)
+
+    def _product(self, linear: Linear, forward_pass: EncoderPass) -> Product:
         return (
             by_scheme(linear, self.input_layernorm.weight.dtype)
-            if walk.fused
+            if forward_pass.fused
             else Product(linear, fused=False)
         )
 
@@ -113,9 +118,11 @@ class EncoderStack(nn.ModuleList):
     def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
         super().__init__(EncoderLayer(config, ctx.at(f"{index}")) for index in range(config.num_layers))
 
-    def forward(self, hidden: torch.Tensor, inputs: int = 1, walk: Walk = MODULE_BY_MODULE) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
         """[inputs * P, hidden_size], which may be written over → the same shape."""
-        walk.seen("stream", hidden)
+        forward_pass.seen("stream", hidden)
         for layer in self:
-            hidden = layer(hidden, inputs, walk)
+            hidden = layer(hidden, inputs, forward_pass)
         return hidden

@@ -83,10 +83,7 @@ class _Witness:
         had = copied(self._had[record][index], self._device)
         if place in _TAKEN:
             self._taken = place, name, had
-        if not isinstance(had, torch.Tensor):
-            return computed
-        if had.numel() != computed.numel():
-            self._judge.fail(place, name, f"has {len(had)} positions, not {len(computed)}")
+        if not isinstance(had, torch.Tensor) or not self._as_many(had, computed, place, name):
             return computed
         wide = had.to(computed.dtype).view_as(computed)
         self._judge.value(place, name, wide, computed, change, self._labels(len(had)))
@@ -96,8 +93,12 @@ class _Witness:
         """As of ``Witness``."""
         assert self._taken is not None
         place, name, taken = self._taken
+        wide = isinstance(taken, torch.Tensor)  # then ``exact`` is what the run had, and ``value`` judged it
+        if not self._as_many(taken if isinstance(taken, torch.Tensor) else taken.values, exact, place, name):
+            return near
         had, step = rounded_by(self._model, product, taken, exact)
-        self._judge.rounded(f"{place}, rounded", name, had, step, exact, near, self._labels(len(had)))
+        kind = f"{place}, rounded" if wide else place
+        self._judge.rounded(kind, name, had, step, exact, near, self._labels(len(had)))
         return had
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
@@ -107,6 +108,13 @@ class _Witness:
     def encoded(self, layer: int) -> list[KeysValues]:
         """Of decoder steps alone."""
         raise NotImplementedError
+
+    def _as_many(self, had: torch.Tensor, wanted: torch.Tensor, place: str, name: str) -> bool:
+        """Whether a record has the positions that it must have; else that is told."""
+        if had.numel() == wanted.numel():
+            return True
+        self._judge.fail(place, name, f"has {len(had)} positions, not {len(wanted)}")
+        return False
 
     def _labels(self, count: int) -> torch.Tensor:
         return torch.full((count,), ENCODED, device=self._device)

@@ -23,6 +23,7 @@ from ingot.layers.batch import Spliced
 from ingot.layers.checking_encoder import PlainSpeechEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
+from ingot.layers.encoder_pass import EncoderPass
 from ingot.models.config_keys import check_keys
 from ingot.models.hf_values import HfConfig, check_dtype, check_end_tokens
 
@@ -42,8 +43,10 @@ class Model(Protocol):
         """As of the manifest."""
         ...
 
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Features of one input, in the model's dtype → [positions, encoder's hidden_size]."""
+    def encode(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
+        """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
+        hidden_size], of one after another.
+        """
         ...
 
     def embed(

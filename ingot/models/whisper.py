@@ -19,8 +19,8 @@ from ingot.layers.context import BuildContext
 from ingot.layers.convolution import FrameConvolution
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder import EncoderStack
+from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.norm import LayerNorm
-from ingot.layers.walk import MODULE_BY_MODULE, Walk
 from ingot.models.base import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, refused
 from ingot.models.whisper_generation import SpeechGeneration
@@ -61,12 +61,12 @@ class WhisperEncoder(nn.Module):
         """Two frames of [mels, frames] make one."""
         return -(-shape[1] // 2)
 
-    def forward(self, features: torch.Tensor, walk: Walk = MODULE_BY_MODULE) -> torch.Tensor:
+    def forward(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
         """[mels, frames] → [positions, hidden_size]; of N windows [N, mels, frames] one after another."""
         windows = features if features.dim() == 3 else features[None]
         hidden = F.gelu(self.conv2(F.gelu(self.conv1(windows)))).transpose(1, 2)
         hidden = (hidden + self.embed_positions.weight[: hidden.shape[1]]).flatten(0, 1).contiguous()
-        encoded: torch.Tensor = self.norm(self.layers(hidden, len(windows), walk))[0]
+        encoded: torch.Tensor = self.norm(self.layers(hidden, len(windows), forward_pass))[0]
         return encoded
 
 

@@ -21,8 +21,8 @@ from ingot.config.step_sizes import ENCODED_AT_ONCE
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
+from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.step_record import Recorded
-from ingot.layers.walk import MODULE_BY_MODULE, Walk
 from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
@@ -55,7 +55,7 @@ class Encoding:
         assert config.encoder is not None
         self._positions = at_once * config.encoder.max_positions
         self._graphs: EncoderGraphs | None = None
-        self._walk = MODULE_BY_MODULE
+        self._pass = MODULE_BY_MODULE
         self.observer: Callable[[str, Recorded], None] | None = None
         self.model = model
         self.block_size = block_size
@@ -79,7 +79,7 @@ class Encoding:
         """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
         without CUDA graphs, which hooks would not see, else perhaps by ``fused`` kernels.
         """
-        self._walk = Walk(fused and not by_module, self.observer)
+        self._pass = EncoderPass(fused and not by_module, self.observer)
         alike: dict[tuple[torch.Size, torch.device], list[EncoderJob]] = defaultdict(list)
         for job in jobs:
             alike[job.given.features.shape, job.given.features.device].append(job)
@@ -89,7 +89,7 @@ class Encoding:
                 most = min(len(group), max(self._positions // positions, 1), ENCODED_AT_ONCE)
                 count = 1 << most.bit_length() - 1  # few sizes, each with a graph
                 together, group = group[:count], group[count:]
-                self._encode(together, graphs=not by_module and self.observer is None)
+                self._encode(together, graphs=not by_module and self._pass.see is None)
 
     def _encode(self, jobs: Sequence[EncoderJob], *, graphs: bool) -> None:
         features = self._stacked([job.given.features for job in jobs])
@@ -112,7 +112,7 @@ class Encoding:
     @torch.inference_mode()
     def _keep(self, features: torch.Tensor, slots: torch.Tensor) -> None:
         """Encode features [N, ...] into the places [N * positions] of their outputs."""
-        encoded = self.model.encode(features.to(self.dtype), self._walk)
+        encoded = self.model.encode(features.to(self.dtype), self._pass)
         assert encoded.shape[0] == slots.shape[0]
         if not self._layers:
             self._rows[slots] = encoded

@@ -23,9 +23,9 @@ from ingot.config.model import DecoderConfig
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder import EncoderStack
+from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
-from ingot.layers.walk import Walk
 from ingot.models.base import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, integer
 from ingot.models.llama_layout import LLAMA_KEYS, llama_config, llama_weight_map
@@ -62,12 +62,12 @@ class PictureEncoder(nn.Module):
     def positions(self, shape: tuple[int, ...]) -> int:
         return (shape[1] // self.patch) * (shape[2] // self.patch)
 
-    def forward(self, features: torch.Tensor, walk: Walk) -> torch.Tensor:
+    def forward(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
         pictures = features if features.dim() == 4 else features[None]
         patches = self.patch_embedding(pictures).flatten(2).transpose(1, 2)
         tokens = self.class_embedding.expand(len(pictures), 1, -1)
         hidden = torch.cat([tokens, patches], dim=1) + self.embed_positions.weight
-        hidden = self.layers(self.first_norm(hidden.flatten(0, 1))[0], len(pictures), walk)
+        hidden = self.layers(self.first_norm(hidden.flatten(0, 1))[0], len(pictures), forward_pass)
         hidden = hidden.unflatten(0, (len(pictures), -1))[:, 1:].flatten(0, 1)
         encoded: torch.Tensor = self.linear_2(F.gelu(self.linear_1(hidden)))
         return encoded

@@ -21,7 +21,7 @@ from ingot.runtime.inputs import EncoderEntry, EncoderJob, InputRules
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.runner import make_caches
 from tests.encoders.conftest import Side
-from tests.encoders.speech import FRAMES, MELS, POSITIONS
+from tests.encoders.speech import FRAMES, LAYERS, MELS, POSITIONS
 
 BLOCK = 16
 FRAMES_OF = (FRAMES, 33, FRAMES, FRAMES, 33, FRAMES, FRAMES)  # 40 and 17 positions
@@ -144,6 +144,11 @@ def test_captured_encodings_are_the_same(speech: Side, monkeypatch: pytest.Monke
     assert len(replays) == 1
     captured.encoding.encode(jobs, by_module=True)
     assert len(replays) == 1
+    told, before = [], len(captured.sizes)
+    captured.encoding.observer = lambda name, value: told.append(name)
+    captured.encoding.encode(jobs)
+    assert len(replays) == 1
+    assert told.count("attn_in") == LAYERS * len(captured.sizes[before:])
 
 
 def test_the_ledger_counts_what_is_encoded_together(speech: Side) -> None:

@@ -18,6 +18,8 @@ from ingot.engine import input_statistics
 from ingot.engine.calibrate import CalibratedLayer, Walk
 from ingot.engine.manifest import Manifest
 from ingot.engine.rescaling import fold, rescaling_sites
+from ingot.layers.decoder import Decoder
+from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
 from ingot.processors.audio import read_audio
@@ -91,6 +93,13 @@ def built(checkpoint: Path, manifest: Path, engine: Path, quant: QuantConfig, **
     return build(checkpoint, engine, quant=quant, calib=manifest, **given)
 
 
+@torch.inference_mode()
+def _encoded(model: Decoder, prompt: Prompt) -> list[torch.Tensor]:
+    """Outputs of a prompt's input, by the encoder's modules and by fused kernels."""
+    features = next(part for part in prompt.parts if isinstance(part, Input)).features
+    return [model.encode(features, EncoderPass(fused=fused)) for fused in (False, True)]
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_it_is_proven_and_near(
     checkpoint: Path, manifest: Path, unseen: list[Prompt], name: str, tmp_path: Path
@@ -98,6 +107,8 @@ def test_it_is_proven_and_near(
     quant = SCHEMES[name]
     engine = built(checkpoint, manifest, tmp_path / "engine", quant, proof=True)
     assert verify(engine, "cpu", note=False).verdict == "proven"
+    by_module, fused = _encoded(LLM(engine, "cpu").engine.model, unseen[0])
+    assert float((fused - by_module).norm() / by_module.norm()) < 1e-3
     exact = logits(LLM(checkpoint, "cpu"), unseen)
     cost = divergence(exact, logits(LLM(engine, "cpu"), unseen))
     assert 1e-6 < cost < (0.02 if "w4" in quant.label else 1e-3)

@@ -26,9 +26,9 @@ from ingot.engine.tuner.trial import TrialPlan
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder import Encoder
+from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
-from ingot.layers.walk import Walk
 from ingot.layers.ways import Step, Ways
 from ingot.models.registry import architecture_named
 
@@ -78,6 +78,7 @@ class Steps:
     def __init__(self, model: Decoder, limits: BuildConfig, device: torch.device) -> None:
         self.plan = TrialPlan()
         self.dtype = parse_dtype(limits.dtype)
+        self._pass = EncoderPass(fused=self.dtype.itemsize == 2)  # as of the runner
         self._kinds: dict[Kind, _Made] = {}
         self._device = device
         self._limits = limits
@@ -112,7 +113,7 @@ class Steps:
         """A call that runs the step again; its inputs are always the same."""
         if kind.encodes:
             features = self._features(kind.rows)
-            return lambda: self._model.encode(features, Walk(fused=True))
+            return lambda: self._model.encode(features, self._pass)
         made = self._made(kind)
         return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
 
@@ -121,7 +122,7 @@ class Steps:
         it is NaN.
         """
         if kind.encodes:
-            return [self._model.encode(self._features(kind.rows), Walk(fused=True))]
+            return [self._model.encode(self._features(kind.rows), self._pass)]
         made = self._made(kind)
         slots, size = made.batch.slot_mapping, made.caches[0].block_size
         for cache in made.caches:

@@ -24,7 +24,7 @@ Plain = Literal["gelu", "gelu_tanh", "relu"]
 def bent(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """relu(x), or GELU in fp32: x · Φ(x) exactly, or by tanh."""
     if ACTIVATION == "relu":
-        return tl.maximum(x, 0.0)
+        return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     return activated(x, True)

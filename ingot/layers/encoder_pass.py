@@ -2,7 +2,7 @@
 
 Owns what its call is told besides features. Knows no layer.
 
-    encoder(features, Walk(fused=True))
+    encoder(features, EncoderPass(fused=True))
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ingot.layers.step_record import Recorded
 
 
 @dataclass(frozen=True)
-class Walk:
+class EncoderPass:
     """One way through the layers.
 
     Attributes:
@@ -32,4 +32,4 @@ class Walk:
             self.see(name, value)
 
 
-MODULE_BY_MODULE = Walk()
+MODULE_BY_MODULE = EncoderPass()
