@@ -154,7 +154,7 @@ def test_without_transformers(originals: dict[str, Path], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     sides, own = (originals["llama"], originals["llama"], [[1, 2]]), {"device": "cpu", "original": "ingot"}
-    with pytest.raises(DeviceError, match=r"ingot\[align\]"):
+    with pytest.raises(DeviceError, match=r"\[align\]"):
         align(*sides, device="cpu")
     assert align(*sides, steps=0, **own).aligned
     with pytest.raises(RequestError, match="steps"):

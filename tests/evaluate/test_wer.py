@@ -181,5 +181,5 @@ def test_what_a_manifest_may_not_say(whisper: Path, clips: list[Path], tmp_path:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Exception, match=r"jiwer and whisper-normalizer is not installed.*ingot\[eval\]"):
+    with pytest.raises(Exception, match=r"jiwer and whisper-normalizer is not installed.*\[eval\]"):
         Wer()
