@@ -225,7 +225,7 @@ def test_a_bar_in_seconds_of_audio_leaves_stdout_alone(
 
 def test_ctrl_c_ends_it(whisper: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.wav"
-    soundfile.write(long, 0.1 * torch.randn(200 * 16000, generator=torch.Generator().manual_seed(1)), 16000)
+    soundfile.write(long, 0.1 * torch.randn(1200 * 16000, generator=torch.Generator().manual_seed(1)), 16000)
     words = [sys.executable, "-m", "ingot", "transcribe", str(whisper), str(long), *QUICK, "--threads", "1"]
     work = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert work.stdout is not None
