@@ -1,9 +1,9 @@
 """A quantized engine's weights as a checkpoint in its original's format.
 
 Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
-quantized values mean, in fp32; other tensors of a layer are the engine's where the build changed them
-(rescaling.py), and all else stays the original's. So whatever reads the original can compute with the
-engine's weights. Knows no reader.
+quantized values mean; other tensors of a layer are the engine's where the build changed them (rescaling.py),
+and all else stays the original's. All of it is in fp32, the dtype that a reader then takes the checkpoint to
+be of. So whatever reads the original can compute with the engine's weights. Knows no reader.
 
     folder = write_dequantized(Path("engine"), Path("checkpoint"), Path("out"))
 """
@@ -35,8 +35,8 @@ from ingot.layers.linear import Linear, linears
 def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
     """Write the checkpoint; returns ``folder``. Configs and tokenizer files are copied.
 
-    It takes the original's bytes of disk, and 4 for each value of a layer in fewer bits. A head that is tied
-    in the original and stored in fewer bits, or rotated, becomes a tensor of its own.
+    It takes 4 bytes of disk a value. A head that is tied in the original and stored in fewer bits, or
+    rotated, becomes a tensor of its own.
 
     Args:
         engine: an engine folder.
@@ -79,7 +79,10 @@ def _tensors(
     if source.packed is not None:
         used = {part for one in assembly.mapped.values() for part in one.sources}
         replaced |= {name for name in source.packed.idle_biases() if name not in used}
-    yield from ((name, source.read(name)) for name in source.tensors if name not in replaced)
+    for name in source.tensors:
+        if name not in replaced:
+            tensor = source.read(name)
+            yield name, tensor.float() if tensor.is_floating_point() else tensor
     for one in changed:
         yield from _restored(one, reader.read(one.target).float(), source)
         reader.release()

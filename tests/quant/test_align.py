@@ -46,6 +46,18 @@ def test_of_some_layers(checkpoints: dict[str, Path], made: Made, tmp_path: Path
     torch.testing.assert_close(ours.logits(ids), theirs.logits(ids), rtol=1e-4, atol=1e-4)
 
 
+def test_our_own_path_rounds_no_dequantized_weight(
+    checkpoints: dict[str, Path], made: Made, tmp_path: Path
+) -> None:
+    """Also where most values of the original are of 16 bits, and stay: Qwen v1, which no class runs."""
+    engine = made("qwen", QuantConfig("w8a16"), dtype="auto")
+    folder = write_dequantized(engine, checkpoints["qwen"], tmp_path / "dequantized")
+    ours = linears(LLM(folder, "cpu", compute_dtype="fp32").engine.model)
+    for name, linear in linears(LLM(engine, "cpu").engine.model).items():
+        assert torch.equal(ours[name].dequantized(torch.float32), linear.dequantized(torch.float32))
+    assert align(engine, checkpoints["qwen"], [random_ids(9)], steps=1, device="cpu").aligned
+
+
 def test_without_fewer_bits_nothing_is_told(checkpoints: dict[str, Path], made: Made) -> None:
     report = align(made("llama", "none"), checkpoints["llama"], [random_ids(5)], steps=0, device="cpu")
     assert report.quant is None
