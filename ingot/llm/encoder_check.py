@@ -21,19 +21,9 @@ from ingot.layers.step_record import Recorded, copied
 from ingot.llm.encoder_record import AROUND, KEYS_VALUES, encoder_walked
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import ENCODED, Judge
-from ingot.llm.step_witness import rounded_by
+from ingot.llm.step_witness import MODULES, TAKEN, rounded_by
 from ingot.processors.prompt import Input, Prompt
 
-_MODULES = {  # place of a layer → the module that makes it, for people
-    "attn_in": "input_layernorm",
-    "query": "self_attn.qkv_proj (queries)",
-    "keys": "self_attn.qkv_proj (keys)",
-    "values": "self_attn.qkv_proj (values)",
-    "attended": "self_attn (attention)",
-    "mlp_in": "post_attention_layernorm",
-    "inner": "mlp (activation)",
-}
-_TAKEN = ("attn_in", "attended", "mlp_in", "inner", "encoded")  # by a product
 _HOST = torch.device("cpu")
 
 
@@ -81,7 +71,7 @@ class _Witness:
         self._met[place] += 1
         record, index, name = _record_of(place, number)
         had = copied(self._had[record][index], self._device)
-        if place in _TAKEN:
+        if place in TAKEN or place == "encoded":
             self._taken = place, name, had
         if not isinstance(had, torch.Tensor) or not self._as_many(had, computed, place, name):
             return computed
@@ -130,7 +120,7 @@ def _record_of(place: str, number: int) -> tuple[str, int, str]:
         name = f"layers.{number}{KEYS_VALUES}"
         return (name, 0, name) if place == "kv" else (f"{name}/in", 0, "encoder.norm")
     if place != "stream":
-        return place, number, f"encoder.layers.{number}.{_MODULES[place]}"
+        return place, number, f"encoder.layers.{number}.{MODULES[place]}"
     layer, part = divmod(number - 1, 2)
     made = f"encoder.layers.{layer}.{('self_attn.o_proj', 'mlp.down_proj')[part]}"
     return place, number, made if number else "encoder.embed_positions"

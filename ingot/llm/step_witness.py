@@ -25,7 +25,7 @@ from ingot.layers.linear import Linear
 from ingot.layers.step_record import Recorded, StepRecord
 from ingot.llm.step_judge import Judge
 
-_MODULES = {  # place of a layer → the module that makes it, for people
+MODULES = {  # place of a layer → the module that makes it, for people
     "attn_in": "input_layernorm",
     "query": "self_attn.qkv_proj (queries)",
     "keys": "self_attn.qkv_proj (keys)",
@@ -44,7 +44,7 @@ _INPUTS = {
     "encoder_attn.o_proj": "cross_attended",
     "mlp.down_proj": "inner",
 }
-_TAKEN = {"mlp_in", *_INPUTS.values()}
+TAKEN = {"mlp_in", *_INPUTS.values()}
 _BRANCHES = ("self_attn.o_proj", "mlp.down_proj")
 _CROSS_BRANCHES = ("self_attn.o_proj", "encoder_attn.o_proj", "mlp.down_proj")
 _E4M3_FRACTION, _E4M3_LEAST_POWER = 3, -6
@@ -187,7 +187,7 @@ class StepWitness:
         number = self._met[place]
         self._met[place] += 1
         had = self._logits() if place == "logits" else self._had(place, number)
-        if place in _TAKEN:
+        if place in TAKEN:
             self._taken = had
         if not isinstance(had, torch.Tensor):
             return computed
@@ -243,7 +243,7 @@ class StepWitness:
         if place == "logits":
             return "lm_head"
         if place != "stream":
-            return f"layers.{number}.{_MODULES[place]}"
+            return f"layers.{number}.{MODULES[place]}"
         layer, part = divmod(number - 1, len(self._branches))
         return f"layers.{layer}.{self._branches[part]}" if number else "embed_tokens"
 
