@@ -39,10 +39,10 @@ class RuntimeConfig(JsonConfig):
             as far as ``memory_fraction`` goes, on a CPU up to 256 MiB or one longest request.
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps, and steps of short prompts, as CUDA graphs.
-        fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-            activation, bias and residual folded into the products, and all steps products that add the
-            residual; equal to the others within the dtype's
-            rounding. Off while ``batch_invariant``.
+        fused_decode: on a GPU let small decode steps use kernels with norm, rotary, activation, bias and
+            residual folded into the products, and all steps products that add the residual; equal to the
+            others within the dtype's rounding. In fp32 of dense weights alone, and a decode step of one token
+            uses them. Off while ``batch_invariant``.
         run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
             work is hidden; a request that ends computes one token more than it gives.
         batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever

@@ -34,7 +34,7 @@ from ingot.errors import EngineError
 from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.told import PLAIN, told
-from ingot.layers.ways import Ways
+from ingot.layers.ways import Ways, fuses
 from ingot.models.registry import architecture_named
 
 
@@ -215,12 +215,12 @@ def _bytes_on_disk(place: Path) -> int:
 
 
 def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str, str]:
-    if dtype.itemsize != 2:
+    if not fuses(model):
         return PLAIN
     config = manifest.model
     shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
     kept = cache_dtype(dtype, manifest.build.kv_dtype)
-    return told(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("cpu"))]))
+    return told(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("meta"))]))
 
 
 def _input_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:

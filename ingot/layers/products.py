@@ -232,7 +232,7 @@ class SmallProduct(Product):
         if post is not None:
             return super().join(x, hidden, norm, form, post)
         rows = _dense(x)
-        if self.sums and not isinstance(form, RawForm):
+        if self.sums:
             return form.sum_norm(norm, small_linear_parts(rows, self.linear.stored()), hidden, self.bias)
         return form.norm(norm, self._product(rows, hidden, None, 0.0))
 

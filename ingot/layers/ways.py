@@ -46,11 +46,18 @@ NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
 # Plain MLPs (GPT-2): above, the matrix library's products were as fast on an H200, but for the head: where
 # rows of logits are an odd number of values, the library took 154 µs for 25 µs of Whisper's weight.
 PLAIN_ROWS: Table = ((8, ALL), (MAX_ROWS, frozenset({"head"})))
+# In fp32 on a GPU: tensor cores multiply none of it, so that only the sums of one row on vectors are fast.
+FULL_ROWS: Table = ((1, ALL),)
 
 
 def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
     """Which products of a decode step of ``rows`` tokens the small kernels compute."""
     return next((small for most, small in table if rows <= most), NONE)
+
+
+def fuses(model: Decoder) -> bool:
+    """Whether a GPU's steps may take kernels that do more than a module: in 16 bits, and of dense weights."""
+    return model.dtype.itemsize == 2 or all_dense(model)
 
 
 def folds(config: DecoderConfig) -> bool:
@@ -105,6 +112,8 @@ class Ways:
         self.dtype = decoder.dtype
         self.cache = caches[0]
         self.dense: Table = DENSE_ROWS if self.config.gated else PLAIN_ROWS
+        if self.dtype.itemsize == 4 and self.cache.keys.device.type != "cpu":
+            self.dense = FULL_ROWS
         self.narrow: Table = NARROW_ROWS
         # Then the hidden states of one token need no norm of their own: each product applies it.
         self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
@@ -142,7 +151,7 @@ class Ways:
                 norm=norm if rows == 1 and self.all_small else None,
                 places=self.cache.scales is None and not self.config.qk_norm,
                 gates=self.config.mlp == "silu_gated" and not self.config.mlp_bias,
-                sums=True,
+                sums=not (dense and rows == 1),  # vectors alone read a whole row at the speed of memory
             )
         if dense or rows > PACKED_ROWS or name == "head" or not self._unpacks(linear):
             return None

@@ -19,6 +19,7 @@ import torch
 from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.layers.ways import fuses
 from ingot.runtime.cross_scores import ScoreReader, Scores
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
@@ -67,7 +68,7 @@ class Runner:
         self.model = model
         self.encoding = encoding
         self.caches = caches
-        able = model.dtype.itemsize == 2 and device.type == "cuda"
+        able = device.type == "cuda" and fuses(model)
         self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len

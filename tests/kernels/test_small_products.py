@@ -21,7 +21,7 @@ from ingot.kernels.product.small_linear import (
     small_linear_triton,
 )
 from ingot.kernels.product.small_qkv import small_qkv, small_qkv_triton
-from ingot.kernels.tiles.product_tiles import candidate_tiles, small_tiles
+from ingot.kernels.tiles.product_tiles import MULTIPROCESSORS, candidate_tiles, small_tiles
 from ingot.kernels.weight.stored_weight import stored
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
@@ -218,6 +218,14 @@ def test_candidates_begin_with_the_default(rows: int, itemsize: int) -> None:
     assert 3 <= len(found) <= 8
     assert all(tiles.keys() == found[0].keys() for tiles in found)
     assert all(tiles not in found[:place] for place, tiles in enumerate(found))
+
+
+@pytest.mark.parametrize(("outputs", "width"), [(768, 768), (1024, 4096), (1280, 1280), (1280, 5120)])
+def test_one_row_of_a_narrow_weight_keeps_a_gpu_busy(outputs: int, width: int) -> None:
+    weight = stored(torch.empty(outputs, width, device="meta"))
+    tiles = small_tiles(1, weight, 2, torch.device("cpu"))
+    assert outputs // tiles["BLOCK_N"] >= 2 * MULTIPROCESSORS
+    assert tiles["BLOCK_N"] > 1
 
 
 def test_shares_are_even() -> None:

@@ -165,7 +165,8 @@ class TestOnAGpu:
             for prompts in prompts_of(CASES[name]):
                 llm.generate(prompts, PARAMS)
         assert witness.faults() == []
-        assert set(witness.calls) == CASES[name].ops
+        head = set() if DTYPES[dtype].itemsize == 2 else {"small_linear"}  # of one row alone in fp32
+        assert set(witness.calls) == CASES[name].ops - head
 
     @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
     def test_graphs(self, name: str, dtype: str, models: Models) -> None:

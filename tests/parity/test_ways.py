@@ -10,9 +10,12 @@ import torch
 from ingot import LLM
 from ingot.config.quant import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.layers.batch import LayerCache
+from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forms import BlockForm, DenseForm, Int8Form, RawForm
-from ingot.layers.products import BlockProduct, LayerProducts, Product
-from ingot.layers.ways import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, small_products
+from ingot.layers.products import BlockProduct, LayerProducts, Product, SmallProduct
+from ingot.layers.told import told
+from ingot.layers.ways import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, Ways, fuses, small_products
 from tests.parity.test_fused_steps import packed_takes_fp32
 from tests.parity.test_rounded_steps import engine
 from tests.tiny_models import save_model, tiny_config
@@ -121,6 +124,25 @@ def test_results_end_in_the_next_products_form(tmp_path: Path) -> None:
     normed, summed = layer.down.join(inner, hidden.clone(), layer.next_norm, layer.after.form)
     assert isinstance(normed, torch.Tensor)
     assert normed.dtype == summed.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_in_fp32_a_gpu_takes_small_products_of_one_row_alone(kind: str, tmp_path: Path) -> None:
+    """Which has no partial sums. Weights in fewer bits stay with the modules."""
+    save_model(tiny_config(kind), tmp_path, seed=3)
+    decoder = LLM(tmp_path, device="cpu").engine.model
+    ways = Ways(decoder, [LayerCache.zeros(1, 2, 16, 8, torch.float32, torch.device("meta"))])
+    assert fuses(decoder)
+    assert not fuses(LLM(tmp_path, device="cpu", quant="w8a16").engine.model)
+    layer = decoder.layers[0]
+    assert isinstance(layer, DecoderLayer)
+    one, two = (ways.product("o", layer.self_attn.o_proj, DECODES[rows]) for rows in (1, 2))
+    assert isinstance(one, SmallProduct)
+    assert not one.sums
+    assert not isinstance(two, SmallProduct)
+    found = told(decoder, ways)
+    assert found["decode, 1 request"] == "small kernels"
+    assert "small" not in found["decode, 2 requests and more"]
 
 
 def test_operations_are_chosen_once(tmp_path: Path) -> None:

@@ -172,12 +172,15 @@ def test_attention_that_ends_in_8_bits_may_be_off_as_far_as_any(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["none", "w8a8", "w4a8", "encoder alone"])
-def test_engines_are_proven_on_a_gpu(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("none", "fp32"), *((name, "fp16") for name in ("none", "w8a8", "w4a8", "encoder alone"))],
+)
+def test_engines_are_proven_on_a_gpu(tmp_path: Path, name: str, dtype: str) -> None:
     """Of widths that the kernels' tiles read whole."""
     write_speech(tmp_path / "model", d_model=256, encoder_ffn_dim=1024, decoder_ffn_dim=1024)
     quant = SCHEMES.get(name, QuantConfig())
-    engine = build(tmp_path / "model", tmp_path / "engine", device="cuda", dtype="fp16", quant=quant)
+    engine = build(tmp_path / "model", tmp_path / "engine", device="cuda", dtype=dtype, quant=quant)
     calls: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         for op in ("taken", "added"):

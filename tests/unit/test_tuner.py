@@ -289,6 +289,11 @@ def test_quantized_products_keep_their_defaults(scheme: str) -> None:
     assert not {op for op in found if op in ("small_qkv", "small_gate_up")}
 
 
+def test_a_model_is_tuned_that_a_rotation_would_change() -> None:
+    config = GPT2.replace(hidden_size=128, intermediate_size=256, head_dim=32)
+    assert tuned(config, quant=QuantConfig("w4a8", rotation=False), ops=["layer_norm"]).plan.measured
+
+
 def test_only_some_ops() -> None:
     assert list(tuned(LLAMA, ops=["rms_norm"]).plan.measured) == ["rms_norm"]
     with pytest.raises(ConfigError, match=r"no such ops.*rms"):

@@ -29,7 +29,7 @@ from ingot.layers.encoder import Encoder
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
-from ingot.layers.ways import Step, Ways
+from ingot.layers.ways import Step, Ways, fuses
 from ingot.models.registry import architecture_named
 
 LAYERS = 4
@@ -78,7 +78,6 @@ class Steps:
     def __init__(self, model: Decoder, limits: BuildConfig, device: torch.device) -> None:
         self.plan = TrialPlan()
         self.dtype = parse_dtype(limits.dtype)
-        self._pass = EncoderPass(fused=self.dtype.itemsize == 2)  # as of the runner
         self._kinds: dict[Kind, _Made] = {}
         self._device = device
         self._limits = limits
@@ -87,8 +86,9 @@ class Steps:
         config = config.replace(encoder=_cut(config.encoder))
         # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
         quant = QuantConfig() if model.quant.in_blocks else model.quant
-        quant = QuantConfig(quant.scheme, head=quant.head)
+        quant = QuantConfig(quant.scheme, head=quant.head, rotation=False)  # random weights need none
         self._model = empty_model(architecture_named(config.architecture), config, limits, quant, self.plan)
+        self._pass = EncoderPass(fused=fuses(self._model))  # as of the runner
         self._fill()
 
     def _fill(self) -> None:

@@ -30,9 +30,10 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
-from ingot.kernels.rows.int8_round import numbers_of, row_scales, scale_of, store_int8_row
+from ingot.kernels.rows.int8_round import numbers_of, row_inverse, row_scales, scale_of, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
+MANY_ROWS = 1024
 MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
 
 
@@ -44,30 +45,50 @@ def silu_mul_int8_kernel(
     x_stride: tl.tensor,
     INNER: tl.constexpr,
     BLOCK_I: tl.constexpr,
+    REST: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GROUP: tl.constexpr,
     STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program; without an ACTIVATION the row as it is. GROUP columns share a scale; 0: the row."""
+    """One row a program; without an ACTIVATION the row as it is. GROUP columns share a scale; 0: the row,
+    which is BLOCK_I columns and REST more, or fewer.
+    """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
+    x_row, y_row = x_ptr + row * x_stride, y_ptr + row * INNER
     cols = tl.arange(0, BLOCK_I)
+    y = _ended(x_row, cols, INNER, GATED, ACTIVATION)
+    if GROUP:
+        _store_groups(y, y_row, scale_ptr + row * (INNER // GROUP), INNER, GROUP)
+    elif REST:
+        more = BLOCK_I + tl.arange(0, REST)
+        rest = _ended(x_row, more, INNER, GATED, ACTIVATION)
+        most = tl.maximum(tl.max(tl.abs(y), axis=0), tl.max(tl.abs(rest), axis=0))
+        inverse = row_inverse(most, scale_ptr, row, STATIC)
+        tl.store(y_row + cols, numbers_of(y, inverse))
+        tl.store(y_row + more, numbers_of(rest, inverse), mask=more < INNER)
+    else:
+        store_int8_row(y, y_row, scale_ptr, row, cols < INNER, STATIC, x_ptr.dtype.element_ty)
+
+
+@triton.jit
+def _ended(
+    x_row: tl.tensor, cols: tl.tensor, INNER: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr
+) -> tl.tensor:
+    """Columns ``cols`` of a row behind its activation, rounded to its dtype, in fp32; zeros from INNER on."""
+    dtype: tl.constexpr = x_row.dtype.element_ty
     inside = cols < INNER
-    y = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(x_row + cols, mask=inside, other=0.0).to(tl.float32)
     if GATED:
-        up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x_row + INNER + cols, mask=inside, other=0.0).to(tl.float32)
         gate = activated(y, ACTIVATION == "gelu_tanh").to(dtype).to(tl.float32)
         y = (gate * up).to(dtype).to(tl.float32)
     elif ACTIVATION is not None:
         y = bent(y, ACTIVATION).to(dtype).to(tl.float32)
-    if GROUP:
-        _store_groups(y, y_ptr + row * INNER, scale_ptr + row * (INNER // GROUP), INNER, GROUP)
-    else:
-        store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
+    return y
 
 
 @triton.jit
@@ -85,11 +106,12 @@ def _store_groups(
     tl.store(places, numbers_of(pieces, inverse[:, None]), mask=inside[:, None])
 
 
-def default_tiles(inner: int, device: torch.device) -> dict[str, int]:
+def default_tiles(inner: int, device: torch.device, rows: int = 1) -> dict[str, int]:
     """Tile choices for an H200: 16 elements a thread while there are warps, so that one row's latency is
-    short.
+    short; of many rows 64, so that other rows hide it.
     """
-    warps = min(max(next_power_of_two(inner) // 512, 1), 32)
+    each, least = (512, 1) if rows <= MANY_ROWS else (2048, 2)
+    warps = min(max(next_power_of_two(inner) // each, least), 32)
     return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}
 
 
@@ -103,9 +125,11 @@ def _launch(
     group: int = 0,
 ) -> Int8Rows:
     rows = x.shape[0]
-    choice = merge_tiles(default_tiles(inner, x.device), tiles)
+    choice = merge_tiles(default_tiles(inner, x.device, rows), tiles)
     values = torch.empty((rows, inner), dtype=torch.int8, device=x.device)
     groups = inner // group if group else 1
+    whole = next_power_of_two(inner)
+    half = whole // 2 if whole > inner and not group else 0  # all of a block's columns are computed
     scales = row_scales(rows * groups, static, x.device)
     if values.numel():
         silu_mul_int8_kernel[(rows,)](
@@ -114,7 +138,8 @@ def _launch(
             scales,
             x.stride(0),
             INNER=inner,
-            BLOCK_I=next_power_of_two(inner),
+            BLOCK_I=half or whole,
+            REST=next_power_of_two(inner - half) if half else 0,
             GATED=gated,
             ACTIVATION=activation,
             GROUP=group,

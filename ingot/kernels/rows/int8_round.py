@@ -61,12 +61,18 @@ def store_int8_row(
     read.
     """
     cols = tl.arange(0, wide.shape[0])
-    if STATIC:
-        inverse = tl.div_rn(1.0, tl.load(scale_ptr))
-    else:
-        scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
-        tl.store(scale_ptr + row, scale)
+    inverse = row_inverse(tl.max(tl.abs(wide), axis=0), scale_ptr, row, STATIC)
     tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, inverse), mask=inside)
+
+
+@triton.jit
+def row_inverse(most: tl.tensor, scale_ptr: tl.tensor, row: tl.tensor, STATIC: tl.constexpr) -> tl.tensor:
+    """What a row of a largest magnitude is multiplied by; its scale is stored, or STATIC read."""
+    if STATIC:
+        return tl.div_rn(1.0, tl.load(scale_ptr))
+    scale, inverse = scale_of(most)
+    tl.store(scale_ptr + row, scale)
+    return inverse
 
 
 @triton.jit

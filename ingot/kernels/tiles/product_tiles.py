@@ -21,6 +21,7 @@ from ingot.kernels.weight.stored_weight import BLOCK_ROWS, StoredWeight, chunk_c
 
 MAX_ROWS = 64  # of the kernels of few rows
 FRAGMENT_ROWS = 8  # up to so many, weights of few bits go straight into registers
+MULTIPROCESSORS = 132  # of an H200 and an H100
 DESCRIPTOR_ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
 
 
@@ -113,14 +114,17 @@ def _table(weight: Shaped) -> str:
 
 
 def _one_row(weight: Shaped, device: torch.device) -> Tiles:
-    """Of a dense weight, by vector sums."""
+    """Of a dense weight, by vector sums. A narrow one has tiles for all multiprocessors, twice."""
     out_features, whole = weight.out_features, max(next_power_of_two(weight.in_features), 16)
+    most = max(next_power_of_two(out_features // (2 * MULTIPROCESSORS) + 1) // 2, 2)
     if whole > 4096:
-        tiles = {"BLOCK_N": 8, "BLOCK_K": 2048, "num_warps": 8, "PROGRAMS": 2}
+        tiles = {"BLOCK_N": min(8, most), "BLOCK_K": 2048, "num_warps": 8, "PROGRAMS": 2}
     elif out_features >= 65536:
         tiles = {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 8, "PROGRAMS": 512}
+    elif 1024 <= whole <= 2048 and 3072 <= out_features < 8192:
+        tiles = {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 2, "PROGRAMS": 8}
     else:
-        rows = min(max(8192 // whole, 2), 16)
+        rows = min(max(8192 // whole, 2), 16, most)
         warps = 8 if out_features < 8192 else 4
         tiles = {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": 4}
     common = {"BLOCK_T": 1, "FRAGMENTS": 0, "PREFETCH": 1, "num_stages": 1}
