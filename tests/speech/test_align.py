@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -195,5 +196,5 @@ def test_other_originals_are_refused(tiny_engine: Path, tiny_checkpoint: Path, t
 def test_the_verb(tiny_engine: Path, tiny_checkpoint: Path) -> None:
     shown = ingot("align", tiny_engine, "--reference", tiny_checkpoint, "--steps", "1")
     assert shown.exit_code == 0, shown.output
-    assert "encoder.layers.1.mlp" in shown.output
-    assert "layers.1.cross_attention" in shown.output
+    for stage in (r"encoder\.layers\.\d\.mlp", r"layers\.\d\.cross_attention"):  # which one is noise
+        assert re.search(rf"^{stage} .* worst of 2 layers", shown.output, re.MULTILINE), stage
