@@ -3,6 +3,11 @@
 Owns which of them differ by more than their dtypes and schemes explain, and in what way. Runs no model.
 
     compare_tensors(target, Path("checkpoint")).differences
+
+Rounding moves a value by half a step at most. GPTQ has no such bound: a column of small inputs that others
+explain makes up for their errors, in all rows, and a value of it may end anywhere on its grid. But what such
+a column takes over has nothing to do with its own weights. So a value is held to how far its column moves,
+and a column that moves far must still hold its own weights.
 """
 
 from __future__ import annotations
@@ -24,12 +29,16 @@ from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import is_engine
 from ingot.engine.meaning import EngineWeights, comparable
 from ingot.layers.linear import linears
+from ingot.quant.rounding import CLIP_RATIOS
 
 _FEW = 16  # values that are told one by one instead of as rows
 _SAME = 1e-3  # relative L2 within which a tensor is another one, or one times a factor
 _TIMES = 4.0  # rounding to fewer bits moves no row this many times as far as it moves the median row ...
 _CHOSEN_TIMES = 8.0  # (numbers that are chosen by samples make up for one another's errors)
 _FAR = 0.5  # ... and none by half of its largest value
+# Chosen ranges of 4 bits may be clipped: so far inside ends the shortest, half a step (of 15 over 2) off.
+_CLIPPED = 1 - CLIP_RATIOS[-1] * 14 / 15
+_TINY = torch.finfo(torch.float32).tiny
 Load = Callable[[str], torch.Tensor]
 
 
@@ -66,7 +75,7 @@ class _Sides:
         narrow: names of dequantized ones, and their scheme.
         tolerance: of a copied value, relative and absolute; 0: both sides are from files of the same dtype.
         unit: of rounding in the engine's dtype.
-        times: how many medians of ``_limits`` a row of a dequantized one may be off.
+        chosen: whether samples chose the numbers of dequantized ones.
     """
 
     names: list[str]
@@ -75,7 +84,12 @@ class _Sides:
     narrow: dict[str, str]
     tolerance: tuple[float, float]
     unit: float
-    times: float
+    chosen: bool
+
+    def limit(self, median: float) -> float:
+        """How far a row of a dequantized tensor may move, where a median row moves by ``median``."""
+        times, most = (_CHOSEN_TIMES, _CLIPPED) if self.chosen else (_TIMES, _FAR)
+        return min(most, times * max(median, self.tolerance[0], self.unit))
 
 
 def compare_tensors(target: Target, checkpoint: Path) -> TensorCheck:
@@ -83,7 +97,7 @@ def compare_tensors(target: Target, checkpoint: Path) -> TensorCheck:
 
     Weights that were copied must be equal, bit by bit; within one unit of the coarser dtype, where the two
     were made from files of other dtypes. Weights in fewer bits are compared dequantized: a row that is much
-    farther off than the others differs.
+    farther off than the others differs, and of numbers that samples chose a column that is another one.
     """
     with ExitStack() as stack:
         sides, left_out = _open(target, checkpoint, stack)
@@ -120,44 +134,68 @@ def _open(target: Target, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, s
     tolerance = max(kind.eps for kind in kinds), max(kind.tiny * kind.eps for kind in kinds)
     tolerance = (0.0, 0.0) if source_dtype == theirs.source_dtype else tolerance
     unit = torch.finfo(parse_dtype(target.build.dtype)).eps
-    times = _TIMES if quant.method == "round" and not quant.source else _CHOSEN_TIMES
+    chosen = quant.method != "round" or bool(quant.source)
     known = [name for name in names if name in theirs.mapped]
     expected: Load = lambda name: theirs.original(name, original)  # noqa: E731
-    return _Sides(known, load, expected, narrow, tolerance, unit, times), doubt
+    return _Sides(known, load, expected, narrow, tolerance, unit, chosen), doubt
 
 
 def _limits(sides: _Sides) -> dict[str, float]:
-    """By scheme, how far rounding moves a value of a median row of a median tensor, as a share of the row's
-    largest.
-    """
+    """By scheme, how far a row of a dequantized tensor may move, as a share of the row's largest value."""
     medians: dict[str, list[float]] = {}
     for name in filter(sides.narrow.get, sides.names):
-        moved = _moved(sides.expected(name).float(), sides.got(name).float())
-        medians.setdefault(sides.narrow[name], []).append(float(moved.median()))
-    return {scheme: statistics.median(values) for scheme, values in medians.items()}
+        shares, _ = _shares(sides.expected(name).float(), sides.got(name).float())
+        medians.setdefault(sides.narrow[name], []).append(float(_moved(shares, sides).median()))
+    return {scheme: sides.limit(statistics.median(values)) for scheme, values in medians.items()}
 
 
-def _moved(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """By row, the largest difference as a share of the row's largest value: [rows]."""
-    gap = (got - expected).abs().flatten(1).amax(1)
-    return gap / expected.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+def _shares(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The differences, and what is expected, as shares of the largest value of their row: [rows, columns]."""
+    largest = expected.abs().amax(1, keepdim=True).clamp(min=_TINY)
+    return (got - expected) / largest, expected / largest
+
+
+def _moved(shares: torch.Tensor, sides: _Sides) -> torch.Tensor:
+    """By row, the largest difference, of chosen numbers in measures of its column: [rows]."""
+    carried = _carried(shares).clamp(min=1) if sides.chosen else 1
+    return (shares.abs() / carried).amax(1)
+
+
+def _carried(shares: torch.Tensor) -> torch.Tensor:
+    """How many times as far as the median column each column moves, by the median of its rows: [columns].
+    Columns that are kept exactly, as of zeros, do not count.
+    """
+    medians = shares.abs().median(0).values
+    some = medians[medians > 0]
+    return medians / some.median() if some.numel() else torch.zeros_like(medians)
+
+
+def _lost(shares: torch.Tensor, weights: torch.Tensor, dim: int) -> torch.Tensor:
+    """What share of its weights a row or a column lost or gained: 0 where the difference has nothing to do
+    with them, 1 where nothing of them is left.
+    """
+    return ((shares * weights).sum(dim) / weights.square().sum(dim).clamp(min=_TINY)).abs()
 
 
 def _wrong(
     expected: torch.Tensor, got: torch.Tensor, sides: _Sides, name: str, limits: dict[str, float]
 ) -> torch.Tensor:
-    """bool: values that are beyond what dtypes explain; of weights in fewer bits whole rows."""
+    """bool: values that are beyond what dtypes explain; of weights in fewer bits whole rows and columns."""
     scheme = sides.narrow.get(name)
     if scheme is None:
         relative, absolute = sides.tolerance
         return ~((got - expected).abs() <= relative * expected.abs() + absolute)
-    moved = _moved(expected, got)
-    limit = min(_FAR, sides.times * max(limits[scheme], sides.tolerance[0], sides.unit))
-    return ~(moved <= limit)[:, None].expand_as(expected)
+    limit, (shares, weights) = limits[scheme], _shares(expected, got)
+    rows = ~(_moved(shares, sides) <= limit)
+    if not sides.chosen:
+        return rows[:, None].expand_as(expected)
+    rows |= _lost(shares, weights, 1) > limit
+    columns = (_carried(shares) > _TIMES) & (_lost(shares, weights, 0) > limit)
+    return rows[:, None] | columns
 
 
 def _relative(expected: torch.Tensor, got: torch.Tensor) -> float:
-    return float((got - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny))
+    return float((got - expected).norm() / expected.norm().clamp(min=_TINY))
 
 
 def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor, sides: _Sides) -> str:
@@ -176,10 +214,16 @@ def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tens
             return f"it is the reference's {other}"
     if got.dim() == 2 and got.shape[0] == got.shape[1] and _relative(expected.t(), got) <= same:
         return "the reference's, transposed"
-    rows = wrong.flatten(1).any(1).nonzero().flatten() if got.dim() > 1 else wrong.nonzero().flatten()
-    unit = "rows" if got.dim() > 1 else "values"
-    which = f"{len(rows)} of {got.shape[0]} {unit}, from {int(rows[0])} to {int(rows[-1])}"
-    return f"{which}; relative L2 {_relative(expected, got):.3g}"
+    return f"{_which(wrong)}; relative L2 {_relative(expected, got):.3g}"
+
+
+def _which(wrong: torch.Tensor) -> str:
+    """The rows that have wrong values, or the columns where all rows have; of a vector the values."""
+    lines, unit = (wrong.flatten(1).any(1), "rows") if wrong.dim() > 1 else (wrong, "values")
+    if wrong.dim() == 2 and bool(lines.all()) and not bool(wrong.any(0).all()):
+        lines, unit = wrong.any(0), "columns"
+    places = lines.nonzero().flatten()
+    return f"{len(places)} of {len(lines)} {unit}, from {int(places[0])} to {int(places[-1])}"
 
 
 def _relative_by_rows(expected: torch.Tensor, got: torch.Tensor) -> float:

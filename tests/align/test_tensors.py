@@ -15,9 +15,10 @@ from ingot import build
 from ingot.align.target import find_target
 from ingot.align.tensors import TensorCheck, compare_tensors
 from ingot.config.quant import QuantConfig
+from ingot.engine.meaning import EngineWeights
 from tests.align.conftest import at
 from tests.e2e.terminal import ingot
-from tests.tiny_models import save_model, tiny_config
+from tests.tiny_models import random_ids, save_model, tiny_config
 
 Tensors = dict[str, torch.Tensor]
 LAYER = "model.layers.{}."
@@ -65,6 +66,14 @@ def some_rows(tensors: Tensors) -> None:
     tensors[O_PROJ][5:9] = tensors[O_PROJ][9:13].clone()
 
 
+def some_columns(tensors: Tensors) -> None:
+    tensors[O_PROJ][:, 5:7] = tensors[O_PROJ][:, [6, 5]]
+
+
+def one_row_smaller(tensors: Tensors) -> None:
+    tensors[O_PROJ][17] *= 0.44
+
+
 PLANTED: dict[str, tuple[Callable[[Tensors], None], str, str]] = {
     "norm × 1.01": (at(NORM, lambda w: 1.01 * w), NORM, "the reference's times 1.01"),
     "q_norm of ones": (at(Q_NORM, torch.ones_like), Q_NORM, "all values are 1"),
@@ -73,6 +82,8 @@ PLANTED: dict[str, tuple[Callable[[Tensors], None], str, str]] = {
     "transposed": (at(O_PROJ, torch.t), O_PROJ, "the reference's, transposed"),
     "negated": (at(O_PROJ, torch.neg), O_PROJ, "the reference's times -1"),
     "rows": (some_rows, O_PROJ, "4 of 64 rows, from 5 to 8"),
+    "one row smaller": (one_row_smaller, O_PROJ, "1 of 64 rows, from 17 to 17"),
+    "columns": (some_columns, O_PROJ, "2 of 64 columns, from 5 to 6"),
 }
 OF_LINEAR_LAYERS = [name for name in PLANTED if "norm" not in name]
 
@@ -82,8 +93,15 @@ def changed(original: Path, tmp_path: Path, edit: Callable[[Tensors], None]) -> 
     return change(Path(shutil.copytree(original, tmp_path / "other")), edit)
 
 
-def quant_of(scheme: str) -> QuantConfig:
-    return QuantConfig(scheme, group=32 if scheme == "w4a16" else None)
+def built_of(checkpoint: Path, folder: Path, scheme: str, dtype: str = "fp32") -> Path:
+    """Its engine, of ``w4a16`` or ``w4a16 gptq``."""
+    name, _, method = scheme.partition(" ")
+    quant = QuantConfig(name, group=32 if name == "w4a16" else None, method=method or None)
+    samples = folder.with_name("ids.jsonl")
+    lines = (json.dumps({"token_ids": random_ids(60, seed=n)}) + "\n" for n in range(6))
+    samples.write_text("".join(lines))
+    calib = samples if quant.calibrated else None
+    return build(checkpoint, folder, device="cpu", dtype=dtype, quant=quant, proof=False, calib=calib)
 
 
 def compared(built: Path, original: Path) -> TensorCheck:
@@ -104,13 +122,13 @@ def test_what_was_changed_is_named(name: str, dtype: str, original: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", OF_LINEAR_LAYERS)
-@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w8a16 gptq", "w4a16 gptq"])
 def test_what_was_changed_before_quantization_is_named(
     name: str, scheme: str, original: Path, tmp_path: Path
 ) -> None:
     edit, tensor, told = PLANTED[name]
     other = changed(original, tmp_path, edit)
-    engine = build(other, tmp_path / "engine", device="cpu", quant=quant_of(scheme), proof=False)
+    engine = built_of(other, tmp_path / "engine", scheme)
     first, *rest = compared(engine, original).differences
     assert first.name == tensor.removeprefix("model.")
     assert len(rest) == (name == "layers exchanged")
@@ -118,20 +136,40 @@ def test_what_was_changed_before_quantization_is_named(
         assert first.text.startswith("1 of 64 rows, from 3 to 3")
     elif name == "negated":
         assert first.text.startswith("the reference's times -")
-    else:
+    elif name not in ("columns", "one row smaller"):  # which fewer bits take for a factor
         assert first.text.startswith(told), first.text
 
 
-@pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16", "w8a8"])
+@pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16", "w8a8", "w8a16 gptq", "w4a16 gptq"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_an_engine_of_the_original_has_its_tensors(
     scheme: str, dtype: str, original: Path, tmp_path: Path
 ) -> None:
-    options = {"device": "cpu", "dtype": dtype, "quant": quant_of(scheme), "proof": False}
-    found = compared(build(original, tmp_path / "engine", **options), original)
+    found = compared(built_of(original, tmp_path / "engine", scheme, dtype), original)
     assert found.differences == ()
     assert found.compared == 19
     assert found.left_out is None
+
+
+def an_input_that_others_explain(tensors: Tensors) -> None:
+    """Channels 15 and 3 of the hidden states are the same; behind a norm one is small and the other large."""
+    tensors["model.embed_tokens.weight"][:, 15] = tensors["model.embed_tokens.weight"][:, 3]
+    rows, norm = (tensors[name.replace("layers.1", "layers.0")] for name in (O_PROJ, NORM))
+    rows[15] = rows[3]
+    norm[3], norm[15] = 8.0, 0.2
+
+
+@pytest.mark.parametrize("scheme", ["w8a16 gptq", "w4a16 gptq"])
+def test_a_column_makes_up_for_others(scheme: str, original: Path, tmp_path: Path) -> None:
+    """Its values move several times as far as others, in 4 bits by more than half of a row's largest."""
+    other = changed(original, tmp_path, an_input_that_others_explain)
+    engine, name = built_of(other, tmp_path / "engine", scheme), "model.layers.0.mlp.up_proj.weight"
+    expected = load_file(other / "model.safetensors")[name]
+    got = EngineWeights(engine).read("layers.0.mlp.gate_up_proj.weight")[-len(expected) :]
+    moved = (got - expected).abs() / expected.abs().amax(1, keepdim=True)
+    assert float(moved[:, 15].median() / moved.median()) > 3
+    assert scheme == "w8a16 gptq" or float(moved[:, 15].max()) > 0.55
+    assert compared(engine, other).differences == ()
 
 
 def test_the_same_model_in_a_file_of_another_dtype_is_no_difference(original: Path, tmp_path: Path) -> None:
