@@ -168,16 +168,10 @@ class EngineClient(asyncio.Protocol):
         found = Answering(jobs, tokenizer, by_piece=by_piece, most_unread=self._config.max_unread)
         self._metrics.prompt_tokens.inc(sum(len(job.ids) for job in jobs))
         try:
-            for position, job in enumerate(jobs):
-                if job.score is not None:
-                    self._ask(found, position, Score(next(self._ids), job.ids, job.score))
-                if job.pooling is not None:
-                    self._ask(found, position, Embed(next(self._ids), job.ids, job.pooling))
-                if job.attend is not None and job.slot is not None:
-                    asked = Attend(next(self._ids), job.ids, *job.attend, job.slot)
-                    self._ask(found, position, asked)
-                if job.params is not None:
-                    self._ask(found, position, Add(next(self._ids), job.ids, job.params.to_json(), job.slot))
+            asked = list(self._asked(jobs))
+            self._owners.update({message.id: (found, position) for position, message in asked})
+            # In one piece: the engine's next step has all of them.
+            self._transport.write(b"".join(frame(message) for _, message in asked))
             yield found
         finally:
             self._drop(found)
@@ -268,9 +262,17 @@ class EngineClient(asyncio.Protocol):
             del self._owners[news.id]
             self._metrics.finished(answering, position, now)
 
-    def _ask(self, answering: Answering, position: int, message: Add | Score | Embed | Attend) -> None:
-        self._owners[message.id] = answering, position
-        self._send(message)
+    def _asked(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Add | Score | Embed | Attend]]:
+        """What the engine is asked for, with the position of its job."""
+        for position, job in enumerate(jobs):
+            if job.score is not None:
+                yield position, Score(next(self._ids), job.ids, job.score)
+            if job.pooling is not None:
+                yield position, Embed(next(self._ids), job.ids, job.pooling)
+            if job.attend is not None and job.slot is not None:
+                yield position, Attend(next(self._ids), job.ids, *job.attend, job.slot)
+            if job.params is not None:
+                yield position, Add(next(self._ids), job.ids, job.params.to_json(), job.slot)
 
     def _drop(self, answering: Answering) -> None:
         """End what the engine still does for a request."""

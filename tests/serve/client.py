@@ -1,8 +1,7 @@
 """A server in processes of its own, and a client that hides nothing.
 
-Owns the start and the end of servers, plain requests, server-sent events as they come, and what is near an
-answer. Sends by the standard library alone: what the official client does with the same bytes is another
-test's business.
+Owns the start and the end of servers, plain requests, and server-sent events as they come. Uses the standard
+library alone: what the official client does with the same bytes is another test's business.
 
     with started(engine, "--max-queue", 1) as server:
         server.post("/v1/completions", {"model": "m", "prompt": "Hi"}).json
@@ -23,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds; only a failing test waits this long
@@ -214,15 +211,6 @@ def wait_for(what: str, condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end, f"still waiting for {what}"
         time.sleep(0.02)
-
-
-def near(value: Any) -> Any:
-    """The same for a comparison, floats to 1e-4: a step's other requests change how sums are rounded."""
-    if isinstance(value, float):
-        return pytest.approx(value, abs=1e-4)
-    if isinstance(value, list):
-        return [near(one) for one in value]
-    return {name: near(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _port(lines: list[str]) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ingot import LLM
-from tests.serve.client import Server, near, wait_for
+from tests.serve.client import Server, wait_for
 from tests.serve.conftest import chat, completion
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -87,14 +87,15 @@ def test_logprobs(server: Server, llm: LLM) -> None:
     lists = server.post(COMPLETIONS, body).json["choices"][0]["logprobs"]
     expected = llm.generate(PROMPT, max_new_tokens=6, logprobs=3)[0].logprobs
     assert expected is not None
-    assert lists["token_logprobs"] == near([one.logprob for one in expected])
+    assert lists["token_logprobs"] == [one.logprob for one in expected]
     assert [len(top) for top in lists["top_logprobs"]] == [3] * 6
     body = chat("Hello!", max_tokens=6, logprobs=True, top_logprobs=3)
     entries = server.post(CHAT, body).json["choices"][0]["logprobs"]["content"]
     expected = llm.chat(body["messages"], max_new_tokens=6, logprobs=3).logprobs
     assert expected is not None
-    tops = [[top["logprob"] for top in one["top_logprobs"]] for one in entries]
-    assert tops == near([[logprob for _, logprob in one.top] for one in expected])
+    assert [[top["logprob"] for top in one["top_logprobs"]] for one in entries] == [
+        [logprob for _, logprob in one.top] for one in expected
+    ]
 
 
 def test_echoed_logprobs(server: Server, llm: LLM) -> None:
