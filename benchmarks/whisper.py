@@ -307,7 +307,8 @@ def main() -> None:
     given = parser.parse_args()
     several = list(itertools.product(given.shapes, given.dtype, given.quant))
     for shape, dtype, quant in several:
-        name = f"{shape}.{dtype}.json" if quant == "none" else f"{shape}.{dtype}.{quant}.json"
+        told = [word for word in (quant, given.kv_dtype) if word not in ("none", "auto")]
+        name = ".".join([shape, dtype, *told, "json"])
         file = given.json if len(several) == 1 else given.json / name
         one = argparse.Namespace(**{**vars(given), "shape": shape, "dtype": dtype, "quant": quant})
         file.parent.mkdir(parents=True, exist_ok=True)

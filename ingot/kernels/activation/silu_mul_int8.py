@@ -33,7 +33,7 @@ from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for
 from ingot.kernels.rows.int8_round import numbers_of, row_inverse, row_scales, scale_of, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
-MANY_ROWS = 1024
+MANY_ROWS = 1024  # more than a GPU's multiprocessors run at a time
 MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
 
 
