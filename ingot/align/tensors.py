@@ -4,10 +4,7 @@ Owns which of them differ by more than their dtypes and schemes explain, and in 
 
     compare_tensors(target, Path("checkpoint")).differences
 
-Rounding moves a value by half a step at most. GPTQ has no such bound: a column of small inputs that others
-explain makes up for their errors, in all rows, and a value of it may end anywhere on its grid. But what such
-a column takes over has nothing to do with its own weights. So a value is held to how far its column moves,
-and a column that moves far must still hold its own weights.
+How far rounding may move a weight is moved_weights.py's to say.
 """
 
 from __future__ import annotations
@@ -29,16 +26,10 @@ from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import is_engine
 from ingot.engine.meaning import EngineWeights, comparable
 from ingot.layers.linear import linears
-from ingot.quant.rounding import CLIP_RATIOS
+from ingot.quant.moved_weights import FAR, TINY, Moves
 
 _FEW = 16  # values that are told one by one instead of as rows
 _SAME = 1e-3  # relative L2 within which a tensor is another one, or one times a factor
-_TIMES = 4.0  # rounding to fewer bits moves no row this many times as far as it moves the median row ...
-_CHOSEN_TIMES = 8.0  # (numbers that are chosen by samples make up for one another's errors)
-_FAR = 0.5  # ... and none by half of its largest value
-# Chosen ranges of 4 bits may be clipped: so far inside ends the shortest, half a step (of 15 over 2) off.
-_CLIPPED = 1 - CLIP_RATIOS[-1] * 14 / 15
-_TINY = torch.finfo(torch.float32).tiny
 Load = Callable[[str], torch.Tensor]
 
 
@@ -74,8 +65,7 @@ class _Sides:
     Attributes:
         narrow: names of dequantized ones, and their scheme.
         tolerance: of a copied value, relative and absolute; 0: both sides are from files of the same dtype.
-        unit: of rounding in the engine's dtype.
-        chosen: whether samples chose the numbers of dequantized ones.
+        moves: how far rounding may move dequantized ones.
     """
 
     names: list[str]
@@ -83,13 +73,7 @@ class _Sides:
     expected: Load
     narrow: dict[str, str]
     tolerance: tuple[float, float]
-    unit: float
-    chosen: bool
-
-    def limit(self, median: float) -> float:
-        """How far a row of a dequantized tensor may move, where a median row moves by ``median``."""
-        times, most = (_CHOSEN_TIMES, _CLIPPED) if self.chosen else (_TIMES, _FAR)
-        return min(most, times * max(median, self.tolerance[0], self.unit))
+    moves: Moves
 
 
 def compare_tensors(target: Target, checkpoint: Path) -> TensorCheck:
@@ -134,47 +118,19 @@ def _open(target: Target, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, s
     tolerance = max(kind.eps for kind in kinds), max(kind.tiny * kind.eps for kind in kinds)
     tolerance = (0.0, 0.0) if source_dtype == theirs.source_dtype else tolerance
     unit = torch.finfo(parse_dtype(target.build.dtype)).eps
-    chosen = quant.method != "round" or bool(quant.source)
+    moves = Moves(quant.method != "round" or bool(quant.source), max(tolerance[0], unit))
     known = [name for name in names if name in theirs.mapped]
     expected: Load = lambda name: theirs.original(name, original)  # noqa: E731
-    return _Sides(known, load, expected, narrow, tolerance, unit, chosen), doubt
+    return _Sides(known, load, expected, narrow, tolerance, moves), doubt
 
 
 def _limits(sides: _Sides) -> dict[str, float]:
     """By scheme, how far a row of a dequantized tensor may move, as a share of the row's largest value."""
     medians: dict[str, list[float]] = {}
     for name in filter(sides.narrow.get, sides.names):
-        shares, _ = _shares(sides.expected(name).float(), sides.got(name).float())
-        medians.setdefault(sides.narrow[name], []).append(float(_moved(shares, sides).median()))
-    return {scheme: sides.limit(statistics.median(values)) for scheme, values in medians.items()}
-
-
-def _shares(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The differences, and what is expected, as shares of the largest value of their row: [rows, columns]."""
-    largest = expected.abs().amax(1, keepdim=True).clamp(min=_TINY)
-    return (got - expected) / largest, expected / largest
-
-
-def _moved(shares: torch.Tensor, sides: _Sides) -> torch.Tensor:
-    """By row, the largest difference, of chosen numbers in measures of its column: [rows]."""
-    carried = _carried(shares).clamp(min=1) if sides.chosen else 1
-    return (shares.abs() / carried).amax(1)
-
-
-def _carried(shares: torch.Tensor) -> torch.Tensor:
-    """How many times as far as the median column each column moves, by the median of its rows: [columns].
-    Columns that are kept exactly, as of zeros, do not count.
-    """
-    medians = shares.abs().median(0).values
-    some = medians[medians > 0]
-    return medians / some.median() if some.numel() else torch.zeros_like(medians)
-
-
-def _lost(shares: torch.Tensor, weights: torch.Tensor, dim: int) -> torch.Tensor:
-    """What share of its weights a row or a column lost or gained: 0 where the difference has nothing to do
-    with them, 1 where nothing of them is left.
-    """
-    return ((shares * weights).sum(dim) / weights.square().sum(dim).clamp(min=_TINY)).abs()
+        moved = sides.moves.by_row(sides.expected(name).float(), sides.got(name).float())
+        medians.setdefault(sides.narrow[name], []).append(float(moved.median()))
+    return {scheme: sides.moves.limit(statistics.median(values)) for scheme, values in medians.items()}
 
 
 def _wrong(
@@ -185,17 +141,11 @@ def _wrong(
     if scheme is None:
         relative, absolute = sides.tolerance
         return ~((got - expected).abs() <= relative * expected.abs() + absolute)
-    limit, (shares, weights) = limits[scheme], _shares(expected, got)
-    rows = ~(_moved(shares, sides) <= limit)
-    if not sides.chosen:
-        return rows[:, None].expand_as(expected)
-    rows |= _lost(shares, weights, 1) > limit
-    columns = (_carried(shares) > _TIMES) & (_lost(shares, weights, 0) > limit)
-    return rows[:, None] | columns
+    return sides.moves.wrong(expected, got, limits[scheme])
 
 
 def _relative(expected: torch.Tensor, got: torch.Tensor) -> float:
-    return float((got - expected).norm() / expected.norm().clamp(min=_TINY))
+    return float((got - expected).norm() / expected.norm().clamp(min=TINY))
 
 
 def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor, sides: _Sides) -> str:
@@ -229,7 +179,7 @@ def _which(wrong: torch.Tensor) -> str:
 def _relative_by_rows(expected: torch.Tensor, got: torch.Tensor) -> float:
     """Of a tensor in fewer bits: what rounding alone does to a row, if most rows are right; at most 0.2."""
     rows = (got - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-30)
-    return min(0.2, float(rows.median())) if float(rows.median()) < _FAR else 0.2
+    return min(0.2, float(rows.median())) if float(rows.median()) < FAR else 0.2
 
 
 def _values(expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor) -> Iterator[str]:
