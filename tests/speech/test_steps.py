@@ -101,7 +101,15 @@ def test_no_speech_is_told_behind_the_start(both: Both, windows: list[torch.Tens
         assert [one.top for one in found[1:]] == [()] * (len(found) - 1)
 
 
-def test_a_frame_longer_than_the_prompt_is_refused(both: Both, windows: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize("shorter", [0, 1])
+def test_a_frame_as_long_as_the_prompt_is_refused(
+    both: Both, windows: list[torch.Tensor], shorter: int
+) -> None:
     _, values = asked(both, windows[0])
+    assert values.transcript is not None
+    start, framed = both.tokens.start, values.transcript.framed
     with pytest.raises(RequestError, match="lacks the token that starts it"):
-        both.ours.llm.generate(Prompt([Input(windows[0]), [both.tokens.start]]), values)
+        both.ours.llm.generate(Prompt([Input(windows[0]), [start] * (framed - shorter)]), values)
+    both.ours.llm.generate(
+        Prompt([Input(windows[0]), [both.tokens.start] * (values.transcript.framed + 1)]), values
+    )

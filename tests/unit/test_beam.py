@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from ingot.config.sampling import SamplingParams
 from ingot.config.transcript import TranscriptRules
 from ingot.runtime.beam import Beam, BeamResult, BeamSearch, BeamStep, top_candidates
+from ingot.runtime.update import updates_of_beams
 from tests.unit.penalized import penalized
 
 PROMPT = [3, 14, 15, 9]
@@ -286,6 +287,45 @@ def test_transcripts_are_searched_as_the_original_does(beams: int, patience: flo
         assert best.score == pytest.approx(total / max(len(wanted), 1) ** penalty, rel=1e-5)
         outcomes.add((best.finish_reason, len(wanted)))
     assert len(outcomes) > 2
+
+
+@pytest.mark.parametrize(("beams", "patience"), [(1, 0.4), (1, 0.01), (2, 0.1), (5, 0.05)])
+def test_a_patience_below_one_hypothesis_waits_for_one(beams: int, patience: float) -> None:
+    """Rounded to no hypothesis at all, it ends with the first that ends, not with the first token."""
+
+    def search(value: float, count: int) -> list[BeamResult]:
+        rules = TranscriptRules(END, 6, 1000, timestamps=False, patience=value)
+        params = SamplingParams(num_beams=count, max_new_tokens=8, stop_token_ids=(END,), transcript=rules)
+        found = BeamSearch(params, 1, frozenset(), 100)
+        table = torch.randn(8, 8, generator=torch.Generator().manual_seed(3))
+        table[:, END] = -2.0
+        while not found.done:
+            logits = torch.stack([table[_last(beam)] for beam in found.live])
+            found.advance(top_candidates(logits.log_softmax(-1), found.num_candidates))
+        return found.results(1)
+
+    (given,) = search(patience, beams)
+    assert len(given.output_ids) > 1
+    assert [given] == search(1.0 / beams, beams)
+
+
+@pytest.mark.parametrize("end", [0, 9])
+def test_an_end_token_has_its_log_probability(end: int) -> None:
+    """Whatever its id is: 0 is one, too."""
+    params = SamplingParams(max_new_tokens=4, num_beams=2, n=2, stop_token_ids=(end,), logprobs=0)
+    beams = BeamSearch(params, 1, frozenset(), 100)
+    beams.advance([[*logs(t1=0.5, t2=0.3), (end, math.log(0.2))]])
+    while not beams.done:
+        likely = [[(end, math.log(0.7)), *logs(t3=0.2, t4=0.1)]] * len(beams.live)
+        beams.advance(likely)
+    updates = updates_of_beams("r", beams.results(2), (6, -1.5), logprobs=True)
+    assert [one.stop_id for one in updates] == [end, end]
+    for one, first in zip(updates, (0.5, 0.3), strict=True):
+        assert one.stop_logprob == pytest.approx(math.log(0.7))
+        assert [value.logprob for value in one.logprobs] == pytest.approx([math.log(first)])
+        assert [value.top for value in one.logprobs] == [((6, -1.5),)]
+    silent = updates_of_beams("r", beams.results(2), None, logprobs=False)
+    assert [(one.logprobs, one.stop_logprob) for one in silent] == [((), None)] * 2
 
 
 def _last(beam: Beam) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.request import Request
-from ingot.runtime.sampler import RowSampling
+from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 from ingot.runtime.step_buffer import StepBuffer
 
@@ -59,13 +60,24 @@ def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
     assert drawn.any_rules
 
 
-def test_a_row_may_have_a_mask_alone() -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [{"mask": 0}, {"slot": 0, "min_new": 4}, {"transcript": 0, "last_time": 3, "paired": 1}, {"probed": 0}],
+)
+def test_a_row_may_have_one_rule_alone(rule: dict[str, int]) -> None:
+    """The value 0 is one, too; afterwards, in a step without rules, it is gone."""
     buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
-    draws = [RowSampling(), RowSampling(mask=0)]
-    buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5)]), BLOCK_SIZE, draws)
-    drawn = buffer.draws(2, draws)
-    assert (drawn.mask.tolist(), drawn.slot.tolist()) == ([-1, 0], [-1, -1])
-    assert (drawn.any_masks, drawn.any_rules) == (True, False)
+    step = ScheduledBatch([decode("a", 9), decode("b", 5)])
+    draws = [RowSampling(), RowSampling(**rule)]
+    buffer.fill(step, BLOCK_SIZE, draws)
+    drawn, expected = buffer.draws(2, draws), SamplingTensors.from_rows(draws, "cpu")
+    for name in ("slot", "mask", "transcript", "probed", *rule):
+        assert getattr(drawn, name).tolist() == getattr(expected, name).tolist(), name
+    assert (drawn.any_masks, drawn.any_rules) == ("mask" in rule, "slot" in rule)
+    buffer.fill(step, BLOCK_SIZE, [RowSampling()] * 2)
+    drawn = buffer.draws(2, [RowSampling()] * 2)
+    for name in ("slot", "mask", "transcript", "probed"):
+        assert getattr(drawn, name).tolist() == [-1, -1], name
 
 
 def test_a_chunk_s_tokens_lie_in_its_blocks() -> None:
