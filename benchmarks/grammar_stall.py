@@ -41,7 +41,8 @@ async def ask(port: int, values: dict[str, Any]) -> tuple[asyncio.StreamReader, 
     """Send a request on a connection of its own."""
     body = json.dumps({"model": "m", "prompt": "A fire broke out in a", **values}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Connection: close\r\nContent-Length: {len(body)}\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
     return reader, writer
 

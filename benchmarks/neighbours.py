@@ -70,7 +70,7 @@ def upload(path: str, file: bytes, **fields: str) -> bytes:
 
 
 def _request(path: str, data: bytes, kind: str) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
     return head.encode() + f"Content-Type: {kind}\r\n\r\n".encode() + data
 
 

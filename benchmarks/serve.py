@@ -83,7 +83,8 @@ async def first_through_http(port: int, body: bytes) -> float:
 async def asked(port: int, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """The connection of a request that was sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Connection: close\r\nContent-Length: {len(body)}\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
     return reader, writer
 

@@ -144,7 +144,7 @@ def wait_until_idle(host: str, port: int) -> None:
     """Until the server has no request left."""
     while True:
         text = asyncio.run(
-            answer_of(host, port, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer_of(host, port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         )
         names = (b"ingot_num_requests_running{", b"ingot_num_requests_waiting{")
         if all(line.endswith(b" 0.0") for line in text.splitlines() if line.startswith(names)):

@@ -8,6 +8,7 @@ Owns their names and help. Defaults are ``WebConfig``'s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,6 +33,6 @@ class PageFlags:
     share: Annotated[bool, option(_SHARE, "--share", panel=PANEL)] = False
     inbrowser: Annotated[bool, option("Open the page in the browser.", "--inbrowser", panel=PANEL)] = False
 
-    def config(self, url: str) -> WebConfig:
-        """Of the page of this server."""
-        return WebConfig(url, **given_of(self))
+    def config(self, url: str, hosts: Sequence[str]) -> WebConfig:
+        """Of the page of this server; ``hosts``: names that it answers to beside its address."""
+        return WebConfig(url, allowed_host=tuple(hosts), **given_of(self))

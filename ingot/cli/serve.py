@@ -28,6 +28,7 @@ _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
 _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for each in order."
+_HOSTS = "Name by which clients may reach the server and its page beside localhost; may be repeated."
 _CONFIG = "Flags, and engines with flags of their own; the command line overrides it (docs/serving.md)."
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _CHUNKS = "64 of prompts over 2048 tokens on a GPU, 16 on a CPU"
@@ -45,6 +46,7 @@ class Address:
     port: Annotated[
         int | None, option("Port; 0 takes a free one.", shown="8000", panel=_SERVER, min=0, max=65535)
     ] = None
+    allowed_host: Annotated[list[str] | None, option(_HOSTS, shown="none", panel=_SERVER)] = None
     max_queue: Annotated[
         int | None,
         option("Answers that may wait beside a full batch.", shown="256", panel=_SERVER, min=0),
@@ -144,7 +146,7 @@ def serve(
         def ready(url: str) -> None:
             stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
             if wanted.web:
-                beside.enter_context(_page_process(page, url, key))
+                beside.enter_context(_page_process(page, url, key, served.allowed_host))
 
         if asyncio.run(run(sides, loads, served, api_key=key, on_ready=ready)):
             raise KeyboardInterrupt
@@ -161,15 +163,17 @@ def _check_page(page: PageFlags, web: bool) -> None:
     if web:
         from ingot.web.process import check_page
 
-        check_page(page.config("http://127.0.0.1"))  # the server's own, which is not known yet
+        check_page(page.config("http://127.0.0.1", ()))  # the server's own, which is not known yet
     elif page != PageFlags():
         raise typer.BadParameter("flags of the page need --web", param_hint="--web")
 
 
-def _page_process(page: PageFlags, url: str, key: str | None) -> contextlib.closing[PageProcess]:
+def _page_process(
+    page: PageFlags, url: str, key: str | None, hosts: tuple[str, ...]
+) -> contextlib.closing[PageProcess]:
     from ingot.web.process import PageProcess
 
-    return contextlib.closing(PageProcess(page.config(url), key))
+    return contextlib.closing(PageProcess(page.config(url, hosts), key))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ingot.cli.page_flags import PANEL, PageFlags
 from ingot.cli.serve import check_key
 
 _URL = "OpenAI-compatible server that the page asks."
+_HOSTS = "Name by which readers may reach the page beside localhost; may be repeated."
 _KEY = "The server's key; the page never shows it."
 
 
@@ -22,6 +23,7 @@ def web(
     api_key: Annotated[
         str | None, option(_KEY, shown="none", panel=PANEL, envvar="INGOT_API_KEY", show_envvar=True)
     ] = None,
+    allowed_host: Annotated[list[str] | None, option(_HOSTS, shown="none", panel=PANEL)] = None,
 ) -> None:
     """Serve a chat page for any OpenAI-compatible server (needs the extra `web`).
 
@@ -32,6 +34,6 @@ def web(
 
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with launched(page.config(url), api_key) as urls:
+    with launched(page.config(url, allowed_host or ()), api_key) as urls:
         stderr().print(said(urls), markup=False)
         ended.wait()

@@ -154,6 +154,9 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     schemas: dict[Any, Any] = {}
     for place, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(tool, Mapping) and tool.get("type") == "custom":
+            fix = "describe it as a function with one string parameter"
+            raise RequestError("custom tools are not supported", seen=f"tools[{place}]", fix=fix)
         if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
             form = '{"type": "function", "function": {"name": …, "parameters": …}}'
             seen = repr(tool)[:80]

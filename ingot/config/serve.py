@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.config.base import JsonConfig
+from ingot.config.hosts import check_names
 from ingot.errors import ConfigError
 
 _MOST_PORT = 65535
@@ -29,6 +30,7 @@ class ServeConfig(JsonConfig):
 
     Attributes:
         host, port: where it listens; port 0 takes a free one.
+        allowed_host: names that it answers to beside those of its address (``HostRule``).
         max_queue: answers that may wait beside a full batch, per engine; more are refused with 429.
         max_body: bytes of a request's body.
         max_audio: bytes of a recording, as it is sent.
@@ -42,6 +44,7 @@ class ServeConfig(JsonConfig):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_host: tuple[str, ...] = ()
     max_queue: int = 256
     max_body: int = 8 << 20
     max_audio: int = 25 << 20
@@ -50,6 +53,7 @@ class ServeConfig(JsonConfig):
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allowed_host", check_names(self.allowed_host))
         if not 0 <= self.port <= _MOST_PORT:
             raise ConfigError(
                 "port is out of range", seen=self.port, allowed=f"0 to {_MOST_PORT}", flag="--port"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ingot.config.base import JsonConfig
+from ingot.config.hosts import check_names
 from ingot.errors import ConfigError
 
 _MOST_PORT = 65535
@@ -23,6 +24,7 @@ class WebConfig(JsonConfig):
     Attributes:
         url: of an OpenAI-compatible server, with or without ``/v1``.
         server_name, web_port: where the page listens.
+        allowed_host: names that the page answers to beside those of its address (``HostRule``).
         share: open a tunnel through Gradio's servers, so that anybody with the link can use the page.
         inbrowser: open the page in this machine's browser.
 
@@ -33,10 +35,12 @@ class WebConfig(JsonConfig):
     url: str
     server_name: str = "127.0.0.1"
     web_port: int = 7860
+    allowed_host: tuple[str, ...] = ()
     share: bool = False
     inbrowser: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allowed_host", check_names(self.allowed_host))
         if not 1 <= self.web_port <= _MOST_PORT:
             raise ConfigError(
                 "the page's port is out of range",

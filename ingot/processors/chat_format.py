@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.processors.chat_messages import Message, check_messages, check_turns
+from ingot.processors.chat_messages import Message, check_messages, check_turns, without_developer
 from ingot.processors.tokenizer_base import Tokenizer
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -125,7 +125,7 @@ class FramedFormat(ChatFormat):
     def _checked_parts(self, asked: Asked, tokenizer: Tokenizer | None) -> Parts:
         if asked.variables:
             raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))
-        checked = check_messages(asked.messages)
+        checked = without_developer(check_messages(asked.messages))
         check_turns(checked, add_generation_prompt=asked.generate)
         return self._parts(checked, tokenizer, asked.generate)
 

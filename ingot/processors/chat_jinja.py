@@ -8,6 +8,7 @@ but the template's name for messages to people.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,13 @@ from typing import Any
 from ingot.config.json_text import parse_json
 from ingot.errors import RequestError, TokenizerError
 from ingot.processors.chat_format import Asked, ChatFormat
-from ingot.processors.chat_messages import TEMPLATE_ROLES, Message, check_messages, with_arguments
+from ingot.processors.chat_messages import (
+    TEMPLATE_ROLES,
+    Message,
+    check_messages,
+    with_arguments,
+    without_developer,
+)
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_folder import TURN_ENDS
@@ -25,6 +32,7 @@ THOUGHTS_END = "</think>"
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _SANDBOX = "ingot.processors.template_sandbox"
 _OWN = {"messages", "add_generation_prompt"}
+_MARK = "(what the developer says)"
 _OTHER = "use another template: `ingot build … --chat-template chatml`, or chat_template= in Python"
 
 _UNREAD = "leave them out, or use a model whose template takes them (tools, enable_thinking)"
@@ -63,6 +71,7 @@ class JinjaFormat(ChatFormat):
             raise TokenizerError(f"{self.name} has an error{where}", seen=found["fault"], fix=_OTHER)
         self.variables = frozenset(found["names"]) - _OWN
         self.thinks = THOUGHTS_END in source
+        self._names_developer = "developer" in found["texts"]
 
     def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
         return self._render(*self._checked(asked), asked.generate)
@@ -92,7 +101,10 @@ class JinjaFormat(ChatFormat):
             raise RequestError(
                 f"{self.name} does not read these variables", seen=unknown, allowed=allowed, fix=_UNREAD
             )
-        given = with_arguments(check_messages(asked.messages, TEMPLATE_ROLES)), dict(asked.variables)
+        messages = check_messages(asked.messages, TEMPLATE_ROLES)
+        if any(one["role"] == "developer" for one in messages) and not self._has_developer:
+            messages = without_developer(messages)
+        given = with_arguments(messages), dict(asked.variables)
         try:
             checked, values = parse_json(json.dumps(given, default=_as_object))
         except (TypeError, ValueError, RecursionError) as error:
@@ -100,6 +112,17 @@ class JinjaFormat(ChatFormat):
                 f"{self.name} takes messages and variables of JSON types", seen=error, fix="messages"
             ) from None
         return checked, values
+
+    @functools.cached_property
+    def _has_developer(self) -> bool:
+        """Whether the template has a role for the developer: it names the role, and writes what it says. One
+        that writes any role's name knows none of them, and another drops or refuses the message.
+        """
+        said = [{"role": "developer", "content": _MARK}, {"role": "user", "content": "?"}]
+        try:
+            return self._names_developer and _MARK in self._render(said, {}, True)
+        except RequestError:
+            return False
 
     def _render(self, messages: Any, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
         values = {"tools": None, "documents": None, **self._named_tokens, **variables}

@@ -14,8 +14,8 @@ from ingot.config.json_text import parse_json
 from ingot.errors import RequestError
 
 Message = dict[str, Any]
-PLAIN_ROLES = ("system", "user", "assistant")
-TEMPLATE_ROLES = (*PLAIN_ROLES, "developer", "tool")
+PLAIN_ROLES = ("system", "developer", "user", "assistant")
+TEMPLATE_ROLES = (*PLAIN_ROLES, "tool")
 
 
 def check_messages(
@@ -23,7 +23,8 @@ def check_messages(
 ) -> list[Message]:
     """Copies of the messages with their content as one string.
 
-    A message that carries ``tool_calls`` may have no content. Other keys are kept for templates.
+    A message that carries ``tool_calls`` may have no content; that of one with a ``refusal`` is the refusal.
+    Other keys are kept for templates.
 
     Raises:
         RequestError: no messages, an unknown role, or content that is no text; it names the message.
@@ -31,6 +32,22 @@ def check_messages(
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("messages must be a non-empty list of objects", seen=messages, fix="messages")
     return [_checked(message, f"messages[{i}]", roles) for i, message in enumerate(messages)]
+
+
+def without_developer(messages: list[Message]) -> list[Message]:
+    """The messages with the developer's as the system's, for formats that have no such role.
+
+    Formats take one system message at the start: a developer's message behind it joins it.
+    """
+    found: list[Message] = []
+    for message in messages:
+        if message["role"] != "developer":
+            found.append(message)
+        elif len(found) == 1 and found[0]["role"] == "system":
+            found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{message['content']}"}
+        else:
+            found.append({**message, "role": "system"})
+    return found
 
 
 def check_turns(messages: list[Message], *, add_generation_prompt: bool) -> None:
@@ -84,24 +101,30 @@ def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Me
             f"{where}.role is not one of the roles", seen=role, allowed=list(roles), fix=f"{where}.role"
         )
     content = message.get("content")
+    if content is None and role == "assistant" and isinstance(message.get("refusal"), str):
+        content = message["refusal"]
     if content is None and message.get("tool_calls"):
         return dict(message)
-    return {**message, "content": _text(content, f"{where}.content")}
+    kinds = ("text", "refusal") if role == "assistant" else ("text",)
+    return {**message, "content": _text(content, f"{where}.content", kinds)}
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: Any, where: str, kinds: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
         allowed = 'a string or a list of {"type": "text", "text": ...}'
         raise RequestError(f"{where} is not text", seen=type(content).__name__, allowed=allowed, fix=where)
-    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return "".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
 
 
-def _part(part: Any, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise RequestError(f"{where} is not a text part", seen=kind, allowed='"type": "text"', fix=where)
-    if not isinstance(part.get("text"), str):
-        raise RequestError(f"{where}.text must be a string", seen=type(part.get("text")).__name__, fix=where)
-    return str(part["text"])
+def _part(part: Any, where: str, kinds: Sequence[str]) -> str:
+    """The text of a part, which stands under the name of its kind."""
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if not isinstance(part, Mapping) or kind not in kinds:
+        allowed = " or ".join(f'"type": "{one}"' for one in kinds)
+        raise RequestError(f"{where} is not a text part", seen=kind, allowed=allowed, fix=where)
+    text = part.get(str(kind))
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.{kind} must be a string", seen=type(text).__name__, fix=where)
+    return text

@@ -20,6 +20,7 @@ from jinja2.utils import Namespace
 
 MAX_CHARS = 8 * 1024 * 1024
 _TOLD = 2000  # characters of an error
+_MOST_TEXT = 64  # characters of a string that is given by ``texts``
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -33,7 +34,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         question: ``source``, the Jinja text, and ``variables``; None: only look whether it parses.
 
     Returns:
-        ``text``, and where it only looks ``names``, the variables that the template reads; or ``fault`` with
+        ``text``, and where it only looks ``names``, the variables that the template reads, and ``texts``, the
+        strings that it compares and prints; or ``fault`` with
         ``kind`` (``syntax``: it does not parse; ``refusal``: the template itself refuses the variables;
         ``failure``: anything else) and ``line``, if that is known.
     """
@@ -44,7 +46,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever the parser of an untrusted text raises
         return _fault("syntax", error)
     if question["variables"] is None:
-        return {"text": "", "names": _names(question["source"])}
+        return {"text": "", "names": _names(question["source"]), "texts": _texts(question["source"])}
     try:
         return {"text": _rendered(template, question["variables"])}
     except MemoryError:
@@ -58,6 +60,11 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 def _names(source: str) -> list[str]:
     sandbox = TemplateSandbox()
     return sorted(meta.find_undeclared_variables(sandbox.parse(source)) - set(sandbox.globals))
+
+
+def _texts(source: str) -> list[str]:
+    found = {one.value for one in TemplateSandbox().parse(source).find_all(nodes.Const)}
+    return sorted(one for one in found if isinstance(one, str) and len(one) <= _MOST_TEXT)
 
 
 def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingot.config.hosts import HostRule
 from ingot.config.serve import ServeConfig
 from ingot.models.speech_tokens import Task
 from ingot.serve.api_call import ApiCall
@@ -114,10 +115,10 @@ class ServerState:
         return found.ears
 
 
-def make_app(state: ServerState, api_key: str | None) -> FastAPI:
-    """The application."""
+def make_app(state: ServerState, api_key: str | None, hosts: HostRule | None = None) -> FastAPI:
+    """The application; ``hosts``: the names that it answers to, None for any."""
     most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
-    app = bare_app(api_key, most_open)
+    app = bare_app(api_key, most_open, hosts)
     _add_answers(app, state)
     _add_speech(app, state)
     _add_simple_chat(app, state)
@@ -126,10 +127,10 @@ def make_app(state: ServerState, api_key: str | None) -> FastAPI:
     return app
 
 
-def bare_app(api_key: str | None, most_open: int) -> FastAPI:
+def bare_app(api_key: str | None, most_open: int, hosts: HostRule | None = None) -> FastAPI:
     """An application without routes: the guard, and the shape of errors. FastAPI's own pages are off."""
     app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
-    app.add_middleware(Guard, api_key=api_key, most_open=most_open)
+    app.add_middleware(Guard, api_key=api_key, most_open=most_open, hosts=hosts)
     for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientLeftError, _gone)):
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _broken)

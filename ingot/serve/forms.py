@@ -10,6 +10,8 @@ but ``file``.
 from __future__ import annotations
 
 import asyncio
+import logging
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from ingot.serve.errors import ApiError, bad_request, too_busy
-from ingot.serve.http import ClientLeftError
+from ingot.serve.http import ClientLeftError, check_coding
 
 FORM_SECONDS = 300.0  # for a body to arrive
 _MOST_UPLOADS = 128  # each may be on disk
@@ -31,6 +33,7 @@ _MOST_FIELDS = 256
 _FIELD_BYTES = 64 << 10
 _CHARSETS = ("utf-8", "utf8")
 _FRAME_BYTES = 1 << 20  # of a body, beside its file
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,11 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
 
     Raises:
         ApiError: it is too large (413), no form by its type (415), malformed, in another
-            charset than utf-8 or without one file (400), does not arrive (408), or a browser sends it for the
-            page of another site (403).
+            charset than utf-8 or without one file (400), does not arrive (408), a browser sends it for the
+            page of another site (403), or the disk is full (507).
         ClientLeftError: the client left before its end.
     """
+    check_coding(request)
     _check_type(request.headers.get("content-type", ""))
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
@@ -104,6 +108,8 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
         raise bad_request(f"the form cannot be read: {error.message}", code="invalid_form") from None
     except ClientDisconnect:
         raise ClientLeftError from None
+    except OSError as error:
+        raise _no_room(error) from None
     try:
         yield _form(found.multi_items(), most, lists)
     finally:
@@ -152,6 +158,13 @@ async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
         if room < 0:
             raise _too_large(most)
         yield part
+
+
+def _no_room(error: OSError) -> ApiError:
+    """The disk, or the number of open files, is at its end."""
+    _log.error("a recording cannot be kept in %s: %s", tempfile.gettempdir(), error)
+    text = f"the server has no room for the recording ({error.strerror}); try again later"
+    return ApiError(507, text, param="file", code="no_room")
 
 
 def _too_large(most: int) -> ApiError:

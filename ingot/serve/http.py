@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ingot.config.hosts import HostRule
 from ingot.serve.api_call import event
 from ingot.serve.errors import ApiError, too_busy
 
@@ -46,6 +47,7 @@ async def read_body(request: Request, most: int) -> bytes:
             arrive (408).
         ClientLeftError: the client left before its end.
     """
+    check_coding(request)
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
     too_large = ApiError(413, f"the body is larger than {most} bytes", code="request_too_large")
@@ -67,6 +69,18 @@ async def read_body(request: Request, most: int) -> bytes:
         text = f"the body has more than {MOST_OPENED} objects and lists, or {MOST_COMMAS} commas"
         raise ApiError(400, text, code="request_too_large")
     return bytes(data)
+
+
+def check_coding(request: Request) -> None:
+    """Refuse a compressed body: what it grows to is unknown.
+
+    Raises:
+        ApiError: it is (415).
+    """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.strip().lower() not in ("", "identity"):
+        text = f"Content-Encoding: {coding:.40} is not supported; send the body as it is"
+        raise ApiError(415, text, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -158,19 +172,26 @@ class EventStream(Response):
 
 
 class Guard:
-    """In front of all routes: the size of the headers, the key, and a bound on bodies under way."""
+    """In front of all routes: the size of the headers, the names of hosts, the key, and a bound on bodies
+    under way. HEAD is answered as GET, without its body.
+    """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, most_open: int) -> None:
+    def __init__(
+        self, app: ASGIApp, api_key: str | None, most_open: int, hosts: HostRule | None = None
+    ) -> None:
         self._app = app
+        self._hosts = hosts
         self._most_open = most_open
         self._open = 0
-        self._wanted = None if api_key is None else f"Bearer {api_key}".encode()
+        self._wanted = None if api_key is None else api_key.lstrip(" ").encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
         if refusal is not None:
             await error_answer(refusal)(scope, receive, send)
             return
+        if scope.get("method") == "HEAD":  # whose body the HTTP server leaves out
+            scope = {**scope, "method": "GET"}
         self._open += 1
         try:
             await self._app(scope, receive, send)
@@ -181,6 +202,12 @@ class Guard:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
             text = f"the headers are larger than {HEADER_BYTES} bytes"
             return ApiError(431, text, code="headers_too_large")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            text = "Content-Length and Transfer-Encoding exclude each other"  # one may hide another request
+            return ApiError(400, text, code="invalid_framing", headers={"Connection": "close"})
+        foreign = None if self._hosts is None else self._foreign(scope, self._hosts)
+        if foreign is not None:
+            return ApiError(403, foreign, code="host_not_allowed")
         if scope["path"] == "/health":
             return None
         if self._is_allowed(scope):
@@ -193,7 +220,13 @@ class Guard:
         if self._wanted is None:
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._wanted)
+        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.lstrip(b" "), self._wanted)
+
+    def _foreign(self, scope: Scope, hosts: HostRule) -> str | None:
+        """Why the host or the page that asks is refused."""
+        given = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        return hosts.refusal(given.get(b"host"), given.get(b"origin"))
 
 
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes:

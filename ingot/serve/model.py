@@ -198,7 +198,9 @@ class ServedModel:
         """
         served = replace(self.side.manifest.build, max_seq_len=self.max_seq_len)
         try:
-            return explain_request(replace(self.side.manifest, build=served), self.side.text, prompt, values)
+            found = explain_request(replace(self.side.manifest, build=served), self.side.text, prompt, values)
+            name = found.chat_format
+            return found.replace(chat_format=name and name.replace(str(self.side.folder), self.name))
         except RequestError as error:
             raise self._told(error, "prompt") from None
 

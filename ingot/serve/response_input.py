@@ -77,8 +77,7 @@ class _Conversation:
         if role == "assistant":
             self._assistant()["content"] = content
         else:
-            # Few templates know the developer's role, and some drop it without a word.
-            self.messages.append({"role": "user" if role == "user" else "system", "content": content})
+            self.messages.append({"role": role, "content": content})
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
         values = {name: _string(item, name, where) for name in ("call_id", "name", "arguments")}

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 
+from ingot.config.hosts import HostRule
 from ingot.config.serve import ServeConfig
 from ingot.errors import ConfigError
 from ingot.serve.app import ServerState, make_app
@@ -65,10 +66,11 @@ async def serve(
             models = {
                 s.name: ServedModel(s, e, grammars, config) for s, e in zip(sides, engines, strict=True)
             }
-            server = _Server(ServerState(models, config, metrics), api_key)
+            address, port = listener.getsockname()[:2]
+            hosts = HostRule.of(address, config.allowed_host)
+            server = _Server(ServerState(models, config, metrics), api_key, hosts)
             stop.then(server.stop)
             leave_out_what_is_loaded()
-            address, port = listener.getsockname()[:2]
             listener.listen(_BACKLOG)  # who is told of the server can connect
             on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")
             await server.serve(sockets=[listener])
@@ -119,11 +121,11 @@ def listening(config: ServeConfig) -> Iterator[socket.socket]:
 class _Server(uvicorn.Server):
     """uvicorn without signal handlers of its own: it would end by the signal, and not with 0."""
 
-    def __init__(self, state: ServerState, api_key: str | None) -> None:
+    def __init__(self, state: ServerState, api_key: str | None, hosts: HostRule) -> None:
         self._state = state
         super().__init__(
             uvicorn.Config(
-                make_app(state, api_key),
+                make_app(state, api_key, hosts),
                 http="h11",
                 ws="none",
                 lifespan="off",

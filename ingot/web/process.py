@@ -18,13 +18,17 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from ingot.config.hosts import HostRule
 from ingot.config.web import WebConfig
 from ingot.errors import ConfigError, EngineError, IngotError, to_install
+from ingot.web.doors import MOST_UPLOAD, DoorRules, Doors
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -38,7 +42,6 @@ _POLICY = (
     "default-src 'self' 'unsafe-inline' data: blob:; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'self'"
 )
-_MOST_UPLOAD = "32mb"
 _log = logging.getLogger(__name__)
 
 
@@ -52,15 +55,17 @@ def check_page(config: WebConfig) -> None:
     if importlib.util.find_spec("gradio") is None:
         raise EngineError("the page needs Gradio, which is not installed", fix=to_install("web"))
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            config.server_name, config.web_port, type=socket.SOCK_STREAM
-        )[0]
+        family, kind, _, _, address = _address(config)
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
         seen = f"{config.server_name}:{config.web_port}: {error.strerror or error}"
         raise ConfigError("the page cannot listen", seen=seen, flag="--server-name, --web-port") from None
+
+
+def _address(config: WebConfig) -> tuple[Any, ...]:
+    return socket.getaddrinfo(config.server_name, config.web_port, type=socket.SOCK_STREAM)[0]
 
 
 @contextlib.contextmanager
@@ -72,6 +77,14 @@ def launched(config: WebConfig, key: str | None) -> Iterator[list[str]]:
     """
     check_page(config)
     _keep_inside(os.environ)
+    with tempfile.TemporaryDirectory(prefix="ingot-page-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # which Gradio reads when it is imported, and for each upload
+        with _launched(config, key, Path(folder)) as urls:
+            yield urls
+
+
+@contextlib.contextmanager
+def _launched(config: WebConfig, key: str | None, folder: Path) -> Iterator[list[str]]:
     import gradio as gr
 
     from ingot.web.api import AnswerError, Api
@@ -85,6 +98,8 @@ def launched(config: WebConfig, key: str | None) -> Iterator[list[str]]:
         found = asyncio.run(inputs())
     except AnswerError:  # the page says so; it has no files then
         found = frozenset()
+    hosts = HostRule.of(str(_address(config)[4][0]), config.allowed_host)
+    rules = DoorRules(hosts, takes_files=bool(found), folder=folder)
     fonts = ["system-ui", "sans-serif"]
     page = make_page(Api(config.base, key), found)
     _, local, shared = page.launch(
@@ -93,17 +108,19 @@ def launched(config: WebConfig, key: str | None) -> Iterator[list[str]]:
         share=config.share,
         inbrowser=config.inbrowser,
         theme=gr.themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
-        app_kwargs={"middleware": [(_Policy, (), {})]},
+        app_kwargs={"middleware": [(_Policy, (), {}), (Doors, (rules,), {})]},
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
         ssr_mode=False,
         mcp_server=False,
         pwa=False,
-        max_file_size=_MOST_UPLOAD,
+        max_file_size=MOST_UPLOAD,
         quiet=True,
         prevent_thread_lock=True,
     )
+    if shared:
+        rules.hosts = hosts.with_name(urlsplit(shared).hostname or "")
     try:
         yield [url for url in (local, shared) if url]
     finally:

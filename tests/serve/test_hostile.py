@@ -131,7 +131,8 @@ def test_bodies_of_200_mb(server: Server) -> None:
     def send(chunked: bool) -> bytes:
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {total}"
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
+            head += f"Content-Type: application/json\r\n{length}\r\n\r\n"
             connection.sendall(head.encode())
             try:
                 for _ in range(total // len(piece)):

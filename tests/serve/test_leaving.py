@@ -49,7 +49,7 @@ def opened(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect(("127.0.0.1", server.port))
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
     head += "Content-Type: application/json\r\n" + "".join(f"{k}: {v}\r\n" for k, v in server.headers.items())
     connection.sendall(head.encode() + b"\r\n" + data)
     return connection
@@ -81,7 +81,8 @@ def test_who_leaves_a_stream_in_the_middle(server: Server) -> None:
 
 def test_who_leaves_before_the_body_is_whole(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\nContent-Type: application/json"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
+        head += "Content-Length: 500\r\nContent-Type: application/json"
         connection.sendall(head.encode() + b'\r\n\r\n{"model"')
     assert server.post(CHAT, chat(max_tokens=1)).status == 200
 

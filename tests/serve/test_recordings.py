@@ -244,7 +244,7 @@ def test_who_leaves_frees_the_place(hearing: Server) -> None:
         tokens = hearing.metric("ingot_generation_tokens_total")
         body = form(("file", LONG), model=EARS, language="en", stream=stream)
         connection = socket.create_connection(("127.0.0.1", hearing.port))
-        head = f"POST {HEAR} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST {HEAR} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in typed(hearing).items())
         connection.sendall(head.encode() + b"\r\n" + body)
         wait_for("it to run", lambda: hearing.metric("ingot_num_requests_running") > 0)

@@ -195,12 +195,35 @@ def test_an_oversize_body(server: Server) -> None:
 
 def test_an_oversize_body_that_does_not_tell_its_size(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON['Content-Type']}\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON['Content-Type']}\r\n"
         connection.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         for _ in range(129):
             connection.sendall(piece)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("header", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+def test_other_names_and_pages(server: Server, header: dict[str, str]) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", CHAT)):
+        reply = server.request(method, path, chat() if method == "POST" else None, JSON | header)
+        assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
+    local = {"Host": f"localhost:{server.port}", "Origin": "http://localhost:7860"}
+    assert server.request("GET", "/v1/models", headers=local).status == 200
+
+
+def test_head_has_no_body_and_two_lengths_end_a_connection(server: Server) -> None:
+    found = server.request("HEAD", "/health")
+    assert (found.status, found.data, found.headers["content-length"]) == (200, b"", "15")
+    both = (
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(both)
+        data = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert data.startswith(b"HTTP/1.1 400 ")
+    assert data.count(b"HTTP/1.1 ") == 1
 
 
 def test_headers_are_bounded(server: Server) -> None:

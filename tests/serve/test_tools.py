@@ -14,7 +14,7 @@ import pytest
 
 from ingot import LLM, Chat, Grammar
 from ingot.serve.answer_parts import AnswerParts, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
-from tests.serve.client import Server
+from tests.serve.client import JSON, Server
 from tests.serve.conftest import TOOLS, chat
 from tests.serve.published import Schema
 
@@ -160,6 +160,8 @@ def test_a_call_or_json(tool_server: Server) -> None:
     [
         ({"tools": "add"}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "sql"}}]}, "tools"),
+        ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
         ({"tools": [ADD, ADD]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": []}}]}, "tools"),
         ({"tools": [tool("a b")]}, "tools"),
@@ -191,6 +193,22 @@ def test_a_chat_format_without_a_place_for_tools(server: Server) -> None:
         "unsupported_parameter",
     )
     assert server.post(CHAT, chat(tools=BOTH, tool_choice="none", max_tokens=1)).status == 200
+
+
+def test_a_developer_is_the_system_and_no_path_is_explained(tool_server: Server, tool_engine: Path) -> None:
+    talk = [
+        {"role": "developer", "content": "ZEBRA"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "user", "content": "b"},
+    ]
+    values = {"messages": talk, "tools": None, "max_tokens": 1}
+    reply = tool_server.request("POST", CHAT, body(**values), {**JSON, "X-Ingot-Explain": "1"})
+    found = reply.json["ingot_explain"]
+    assert found["prompt_text"].startswith("<|im_start|>system\nZEBRA<|im_end|>")
+    assert "<|im_start|>assistant\nno<|im_end|>" in found["prompt_text"]
+    assert found["chat_format"].startswith(f"the chat template in {TOOLS}/")
+    assert str(tool_engine.parent).encode() not in reply.data
 
 
 def test_thoughts_are_not_content(tool_server: Server, published: Schema) -> None:
