@@ -42,7 +42,7 @@ def main(checkpoint: Path, engine: Path) -> None:
     step(
         console,
         "Summarise unseen news",
-        f"ingot run {engine} --chat < item.txt",
+        f"ingot run {engine} < item.txt",
     )
     question, reference = news_item()
     ask(console, llm, question)
@@ -109,7 +109,7 @@ def next_steps(engine: Path) -> str:
     """Commands to try."""
     return (
         f"ingot chat {engine}\n"
-        f'ingot run {engine} --chat "How much is 12 + 30?" --json\n'
+        f'ingot run {engine} "How much is 12 + 30?" --json\n'
         f"ingot inspect {engine} --tensors\n"
         f"ingot transcribe {engine.with_name(SPEECH.name)} examples/speech/gespraech.ogg --task translate\n"
         "python examples/tap_layers.py"

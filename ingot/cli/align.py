@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import print_json, stdout
 from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags, given, option, set_threads
-from ingot.cli.prompts import WRAPPED, AreIds, PromptFile, read_prompts
+from ingot.cli.prompts import WRAPPED, ManyIds, PromptFile, PromptGiven, read_prompts
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AlignFlags:
     prompt: Annotated[list[str] | None, option("A prompt; may be repeated.", shown=False)] = None
     data: PromptFile = None
     chat: Annotated[bool, option(WRAPPED, "--chat")] = False
-    ids: AreIds = False
+    ids: ManyIds = None
     steps: Annotated[int | None, option("Cached decode steps after each prompt.", shown="4", min=0)] = None
     every: Annotated[bool, option("Print every stage of every layer.", "--all")] = False
     html: Annotated[Path | None, option("Write the report as one HTML page.")] = None
@@ -77,8 +77,7 @@ def align(flags: AlignFlags) -> None:
 
 
 def _align(flags: AlignFlags) -> Report:
-    texts = flags.prompt or []
-    prompts = read_prompts(texts, flags.data, chat=flags.chat, ids=flags.ids) if texts or flags.data else []
+    prompts = _prompts(flags)
     from ingot.align.session import align as run_align
 
     set_threads(flags.threads)
@@ -86,6 +85,15 @@ def _align(flags: AlignFlags) -> Report:
     options = given(steps=flags.steps, device=flags.device, dtype=flags.dtype, original=flags.original)
     with status_shown("reading") as progress:
         return run_align(flags.engine, flags.reference, inputs, **given(progress=progress), **options)
+
+
+def _prompts(flags: AlignFlags) -> list[PromptGiven]:
+    """Those that were given; none for the library's own."""
+    texts, ids = flags.prompt or [], flags.ids or []
+    if not texts and not ids and flags.data is None:
+        return []
+    prompts = read_prompts(texts, flags.data, ids, flag="--prompt")
+    return [one.as_message() for one in prompts] if flags.chat else prompts
 
 
 def _show(report: Report, *, every: bool) -> None:

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from ingot.cli.align import align
 from ingot.cli.bench import bench
 from ingot.cli.build import build
-from ingot.cli.chat import chat
+from ingot.cli.chat.verb import chat
 from ingot.cli.console import PrintableLog, print_error, stderr
 from ingot.cli.diff import diff
 from ingot.cli.doctor import doctor
@@ -105,8 +105,13 @@ def _told_misuse(error: Any, words: list[str], verb: str | None = None) -> typer
         what = re.sub(r"^Invalid value(?: for '?([^':]+)'?)?: ", lambda m: f"{m[1]}: " if m[1] else "", what)
         path = error.ctx.command_path if error.ctx is not None else f"ingot {verb}" if verb else "ingot"
         fix = _json_fix(what, words) or f"see `{path} --help`"
-        print_error(IngotError(what[:1].lower() + what[1:], fix=fix))
+        print_error(IngotError(_lower(what), fix=fix))
     return typer.Exit(_MISUSED)
+
+
+def _lower(sentence: str) -> str:
+    """A sentence as it goes on behind "error: "; a name in capitals stays."""
+    return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
 def _json_fix(what: str, words: list[str]) -> str | None:
@@ -138,7 +143,6 @@ app = typer.Typer(
     name="ingot",
     help="Turn a checkpoint into an engine, and run it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.flags import option
+from ingot.cli.prompts import ids_of
 from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import RequestError
 
@@ -43,16 +44,7 @@ def one_prompt(messages: str | None, prompt: str | None, ids: str | None) -> Pro
         raise typer.BadParameter("give one of --messages, --prompt and --ids")
     if messages is not None:
         return _conversation(messages)
-    return prompt if prompt is not None else _ids(ids or "")
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split()]
-    except ValueError:
-        raise RequestError(
-            "--ids takes token ids", seen=text[:80], allowed="integers separated by spaces", flag="--ids"
-        ) from None
+    return prompt if prompt is not None else ids_of(ids or "")
 
 
 def _conversation(file: str) -> Messages:

@@ -2,7 +2,7 @@
 
 Owns the reading of prompts for ``ingot run``. Knows no tokenizer; what a prompt may be, the library says.
 
-    read_prompts(["Hello"], file=None, chat=False, ids=False)
+    read_prompts(["Hello"], file=None)
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ PromptFile = Annotated[
         "messages or prompt_token_ids."
     ),
 ]
-AreIds = Annotated[bool, option("Prompts are token ids separated by spaces.", "--ids")]
+ManyIds = Annotated[
+    list[str] | None,
+    option(
+        "A prompt as token ids separated by spaces; may be repeated.", "--ids", metavar="IDS", shown=False
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,12 @@ class PromptGiven:
             return self.messages
         return self.prompt if self.prompt is not None else list(self.prompt_token_ids or [])
 
+    def as_message(self) -> PromptGiven:
+        """A text as the message of a user; ids and messages as they are."""
+        if self.prompt is None:
+            return self
+        return PromptGiven(messages=[{"role": "user", "content": self.prompt}])
+
     @property
     def title(self) -> str:
         """One short line that tells it from others."""
@@ -61,36 +72,65 @@ class PromptGiven:
         return line if len(line) <= 72 else line[:71] + "…"
 
 
-def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: bool) -> list[PromptGiven]:
-    """All prompts: the arguments, else the lines of a file, else the whole of stdin as one.
+def read_prompts(
+    texts: Sequence[str], file: str | None, ids: Sequence[str] = (), *, flag: str = "a prompt"
+) -> list[PromptGiven]:
+    """All prompts: texts, token ids, the lines of a file, or the whole of stdin as one.
 
     A ``.jsonl`` file holds an object a line, with one of the keys prompt, messages, prompt_token_ids; any
     other file, and ``-`` for stdin, holds a prompt a line. Empty lines are skipped. Other keys of an object
     are named on stderr, since they are not read.
 
+    Args:
+        flag: how the verb takes texts.
+
     Raises:
+        BadParameter: none were given, an empty one, or several kinds.
         RequestError: a file cannot be read, or one of its lines is no prompt or holds a sampling value, which
             only a flag sets; it names the line.
     """
-    if texts and file is not None:
-        raise typer.BadParameter("give prompts or --file, not both")
-    if chat and ids:
-        raise typer.BadParameter("--chat needs text, but --ids gives token ids")
-    if file is None and not texts and (sys.stdin is None or sys.stdin.isatty()):
-        raise typer.BadParameter("give a prompt, --file, or text on stdin")
+    if (bool(texts) + bool(ids) + (file is not None)) > 1:
+        raise typer.BadParameter(f"give {flag}, --ids or a file, not several")
+    if ids:
+        return [PromptGiven(prompt_token_ids=ids_of(text)) for text in ids]
+    if "" in texts:
+        raise typer.BadParameter("the prompt is empty")
+    if texts:
+        return [PromptGiven(prompt=text) for text in texts]
     if file is None:
-        return [_of_text(text, chat, ids) for text in texts or [_stdin_text()]]
+        return [PromptGiven(prompt=_stdin_text())]
     lines = _lines(file)
     if file.endswith(".jsonl"):
         unread: dict[str, None] = {}
-        found = [_of_object(line, f"{file}, line {number}", chat, ids, unread) for number, line in lines]
+        found = [_of_object(line, f"{file}, line {number}", unread) for number, line in lines]
         if unread:
             stderr().print(f"note: {file}: ignored keys: {', '.join(unread)}", style="dim", markup=False)
     else:
-        found = [_of_text(line, chat, ids) for _, line in lines]
+        found = [PromptGiven(prompt=line) for _, line in lines]
     if not found:
-        raise RequestError("no prompts", seen=f"{file} is empty", flag="--file")
+        where = "stdin" if file == "-" else file
+        raise RequestError("no prompts", seen=f"{where} is empty", flag="--file")
     return found
+
+
+def ids_of(text: str) -> list[int]:
+    """Token ids of what ``--ids`` gives.
+
+    Raises:
+        RequestError: it holds something else, or nothing.
+    """
+    try:
+        ids = [int(word) for word in text.split()]
+    except ValueError:
+        ids = []
+    if not ids:
+        raise RequestError(
+            "--ids takes token ids",
+            seen=repr(text[:80]),
+            allowed="integers separated by spaces",
+            flag="--ids",
+        )
+    return ids
 
 
 def _lines(file: str) -> list[tuple[int, str]]:
@@ -105,7 +145,12 @@ def _lines(file: str) -> list[tuple[int, str]]:
 
 def _stdin_text() -> str:
     """The whole of stdin without the line end that echo and editors put last."""
-    return _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
+    if sys.stdin is None or sys.stdin.isatty():
+        raise typer.BadParameter("give a prompt, --file, or text on stdin")
+    text = _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
+    if not text.strip():
+        raise typer.BadParameter("stdin is empty: give a prompt, --file, or text on stdin")
+    return text
 
 
 def _decoded(data: bytes, where: str) -> str:
@@ -115,23 +160,7 @@ def _decoded(data: bytes, where: str) -> str:
         raise RequestError(f"{where} is not UTF-8", seen=error, fix="convert it to UTF-8") from None
 
 
-def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
-    if chat:
-        return PromptGiven(messages=[{"role": "user", "content": text}])
-    if not ids:
-        return PromptGiven(prompt=text)
-    try:
-        return PromptGiven(prompt_token_ids=[int(word) for word in text.split()])
-    except ValueError:
-        raise RequestError(
-            "--ids takes token ids",
-            seen=text[:80],
-            allowed="integers separated by spaces",
-            flag="--ids, or the prompt",
-        ) from None
-
-
-def _of_object(line: str, where: str, chat: bool, ids: bool, unread: dict[str, None]) -> PromptGiven:
+def _of_object(line: str, where: str, unread: dict[str, None]) -> PromptGiven:
     """A line of a .jsonl file; its keys that no prompt has go into ``unread``."""
     try:
         value = parse_json(line)
@@ -147,7 +176,7 @@ def _of_object(line: str, where: str, chat: bool, ids: bool, unread: dict[str, N
             flag="--file",
         )
     _check_others(where, [key for key in value if key not in keys], unread)
-    return _of_text(value["prompt"], chat, ids) if kind is str else PromptGiven(**{keys[0]: value[keys[0]]})
+    return PromptGiven(**{keys[0]: value[keys[0]]})
 
 
 def _check_others(where: str, others: list[str], unread: dict[str, None]) -> None:

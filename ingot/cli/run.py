@@ -13,7 +13,7 @@ from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags, op
 from ingot.cli.grammar import GrammarFlags
 from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
-from ingot.cli.prompts import WRAPPED, AreIds, PromptFile, PromptGiven, read_prompts
+from ingot.cli.prompts import ManyIds, PromptFile, PromptGiven, read_prompts
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.config.sampling import SamplingParams
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ingot.llm import LLM, Answer, Output
     from ingot.llm.llm import Messages, PromptLike
     from ingot.processors.tokenizer import Tokenizer
+
+
+_RAW = "Continue texts as they are, instead of sending them as user messages to a model that chats."
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class RunFlags:
     ] = None
     file: PromptFile = None
     as_json: AsJson = False
-    chat: Annotated[bool, option(WRAPPED, "--chat/--no-chat")] = False
-    ids: AreIds = False
+    raw: Annotated[bool, option(_RAW, "--raw")] = False
+    ids: ManyIds = None
     device: Device = None
     threads: Threads = None
 
@@ -46,18 +49,20 @@ class RunFlags:
 def run(
     engine: EnginePath, sampling: dict[str, Any], structure: GrammarFlags, limits: Limits, flags: RunFlags
 ) -> None:
-    """Answer prompts, batched together.
+    """Answer prompts, batched together. A model that chats takes each text as a user message.
 
     Sampling values that are not given come from the checkpoint's generation_config.
     """
     as_json = flags.as_json
     if "logprobs" in sampling and not as_json:
         raise typer.BadParameter("--logprobs needs --json, which shows them")
-    given = read_prompts(flags.prompts or [], flags.file, chat=flags.chat, ids=flags.ids)
+    given = read_prompts(flags.prompts or [], flags.file, flags.ids or [])
     grammar = structure.grammar()
     start = time.perf_counter()
     llm = open_llm(engine, flags.device, flags.threads, limits, verb="`ingot run`")
     params = with_given(llm.default_params, sampling).replace(grammar=grammar)
+    if not flags.raw and llm.chat_format is not None:
+        given = _as_messages(given)
     inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)
@@ -77,6 +82,13 @@ def run(
             _print_text(given, outputs, limit)
     seconds = time.perf_counter() - loaded
     stderr().print(speed_text(num_tokens, seconds), style="dim")
+
+
+def _as_messages(given: list[PromptGiven]) -> list[PromptGiven]:
+    """The texts as messages of a user, which is said on stderr."""
+    if any(one.prompt is not None for one in given):
+        stderr().print("note: sent in the model's chat format; --raw sends the text as it is", style="dim")
+    return [one.as_message() for one in given]
 
 
 def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:

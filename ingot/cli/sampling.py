@@ -24,7 +24,7 @@ _HELP = {
     "max_new_tokens": "Maximum tokens per answer.",
     "min_new_tokens": "Minimum tokens before an end token.",
     "temperature": "0 is greedy.",
-    "top_k": "Sample from the k most likely tokens; 0: from all.",
+    "top_k": "Sample from the k most likely tokens; 0 or -1: from all.",
     "top_p": "Sample from the most likely tokens that together have this probability.",
     "min_p": "Drop tokens below this fraction of the top token's probability.",
     "repetition_penalty": "Penalizes tokens of the prompt and the answer; 1: off.",
@@ -41,6 +41,7 @@ _HELP = {
     "early_stopping": "End beam search as soon as enough beams are finished.",
 }
 _OFTEN = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "n")
+_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _NAMES = {"stop_token_ids": "--stop-token-id", "n": "-n"}
 
 
@@ -60,17 +61,42 @@ def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..
 
     def pack(values: dict[str, Any]) -> dict[str, Any]:
         sampling = {k: v for k, v in values.items() if _was_given(v)}
-        _check_alone(sampling)
+        check_alone(sampling)
         return sampling
 
     return lambda verb: flags_for(verb, "sampling", flags, pack)
 
 
-def _check_alone(given: Mapping[str, Any]) -> None:
+def check_alone(given: Mapping[str, Any]) -> None:
     """Refuse what is out of range by itself now, before an engine is loaded."""
     for name, value in given.items():
         if name != "min_new_tokens":  # its range depends on another
             with_given(SamplingParams(num_beams=1), {name: value})
+
+
+def value_names() -> list[str]:
+    """The sampling values that have a flag."""
+    return list(_types())
+
+
+def read_value(name: str, text: str) -> Any:
+    """A sampling value as it is written after its name.
+
+    Raises:
+        RequestError: it is of another type.
+    """
+    kind = _types()[name]
+    if typing.get_origin(kind) is list:
+        return (_read(name, typing.get_args(kind)[0], text),)
+    return _read(name, kind, text)
+
+
+def _read(name: str, kind: type, text: str) -> Any:
+    try:
+        return _SWITCH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        allowed = "on or off" if kind is bool else "an integer" if kind is int else "a number"
+        raise RequestError(f"{name} cannot be set to this", seen=text, allowed=allowed) from None
 
 
 def with_given(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

@@ -28,11 +28,12 @@ _BOTH = "max_tokens and max_new_tokens are the same parameter: give only one"
 class SamplingParams(JsonConfig):
     """Values of one request. ``temperature=0`` is greedy.
 
-    ``max_new_tokens=None`` runs to the end token or the engine's maximum length. ``top_k=0`` keeps all
-    tokens. ``logprobs=k`` returns the log-probability of each chosen token and of the k likeliest (0: only
-    the chosen; of beams what the search adds up). ``stop`` are strings, ``stop_token_ids`` ids; neither
-    appears in the text. ``ignore_eos`` turns the model's own end tokens off, not ``stop``.
-    ``repetition_penalty`` covers prompt and output; presence and frequency penalties the output alone.
+    ``max_new_tokens=None`` runs to the end token or the engine's maximum length. ``top_k=0`` (or -1, as
+    vLLM writes it) keeps all tokens. ``logprobs=k`` returns the log-probability of each chosen token and of
+    the k likeliest (0: only the chosen; of beams what the search adds up). ``stop`` are strings,
+    ``stop_token_ids`` ids; neither appears in the text. ``ignore_eos`` turns the model's own end tokens off,
+    not ``stop``. ``repetition_penalty`` covers prompt and output; presence and frequency penalties the output
+    alone.
     ``num_beams > 1`` is beam search: it excludes sampling, penalties excepted. ``max_tokens``, as other
     libraries call it, is taken for ``max_new_tokens``.
 
@@ -82,6 +83,8 @@ class SamplingParams(JsonConfig):
             if self.max_new_tokens not in (max_tokens, type(self).max_new_tokens):
                 raise RequestError(_BOTH, seen=(max_tokens, self.max_new_tokens), flag="max_new_tokens")
             object.__setattr__(self, "max_new_tokens", max_tokens)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         self._check_integers()
         self._check_numbers()
         self._check_booleans()

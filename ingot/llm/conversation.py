@@ -8,7 +8,8 @@ Owns which turns of a conversation still fit. Knows nothing of terminals.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from typing import Any
 
 from ingot.config.sampling import SamplingParams
 from ingot.llm.llm import LLM
@@ -30,6 +31,9 @@ class Conversation(Turns[Piece]):
         super().__init__(system)
         self._llm = llm
         self._params = params or llm.default_params
+
+    def set_values(self, values: Mapping[str, Any]) -> None:
+        self._params = self._llm.default_params.replace(**values)
 
     def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[Piece, None, None]]:
         kept = self._fitting(question)

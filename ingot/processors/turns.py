@@ -9,9 +9,11 @@ Owns the turns, the system message, and when a turn joins them. Knows not who an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from ingot.errors import RequestError
 
 
 class Spoken(Protocol):
@@ -40,10 +42,11 @@ class Turns(ABC, Generic[Part]):
         self.system = system
         self.turns: list[tuple[str, str]] = []
         self.num_dropped = 0
+        self._unanswered: str | None = None
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
-        self.turns = []
+        self.turns, self._unanswered = [], None
 
     def messages(self, question: str | None = None) -> list[dict[str, str]]:
         """The conversation as chat messages, ending with ``question`` if one is given."""
@@ -58,6 +61,7 @@ class Turns(ABC, Generic[Part]):
         Raises:
             IngotError: at the first part or later: the question cannot be answered.
         """
+        self._unanswered = question
         kept, pieces = self._begin(question)
         answer, ended = "", False
         try:
@@ -69,7 +73,34 @@ class Turns(ABC, Generic[Part]):
         finally:
             if answer or ended:
                 self.num_dropped += len(self.turns) - len(kept)
-                self.turns = [*kept, (question, answer)]
+                self.turns, self._unanswered = [*kept, (question, answer)], None
+
+    def retry(self) -> Generator[Part, None, None]:
+        """``ask`` the last question again; its new answer takes the place of the old one, which stays where
+        nothing comes.
+
+        Raises:
+            RequestError: no question was asked.
+        """
+        turns, unanswered = self.turns, self._unanswered
+        question = unanswered
+        if question is None:
+            if not turns:
+                raise RequestError("there is no message to answer again")
+            question, self.turns = turns[-1][0], turns[:-1]
+        try:
+            yield from self.ask(question)
+        finally:
+            if self._unanswered is not None:
+                self.turns, self._unanswered = turns, unanswered
+
+    @abstractmethod
+    def set_values(self, values: Mapping[str, Any]) -> None:
+        """The sampling values of answers from now on, over the defaults.
+
+        Raises:
+            RequestError: they do not go together.
+        """
 
     @abstractmethod
     def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[Part, None, None]]:

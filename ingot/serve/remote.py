@@ -139,7 +139,11 @@ class RemoteConversation(Turns[RemotePiece]):
     ) -> None:
         super().__init__(system)
         self._server = server
-        self._body = {"model": model, **{_API_NAMES.get(name, name): v for name, v in values.items()}}
+        self._model = model
+        self.set_values(values)
+
+    def set_values(self, values: Mapping[str, Any]) -> None:
+        self._body = {"model": self._model, **{_API_NAMES.get(name, name): v for name, v in values.items()}}
 
     def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[RemotePiece, None, None]]:
         kept = self.turns

@@ -16,7 +16,7 @@ from ingot.errors import DeviceError, RequestError
 from tests.align.conftest import Spoil, at
 from tests.e2e.terminal import ingot
 
-IDS = ("--ids", "--prompt", "5 17 3 80 41", "--steps", "1", "--device", "cpu")
+IDS = ("--ids", "5 17 3 80 41", "--steps", "1", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +125,14 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
         (("--reference", "{llama}", "--original", "theirs"), "unknown original"),
         (("--reference", "{llama}", "--dtype", "int8"), "unknown dtype"),
         (
-            ("--reference", "{llama}", "--steps", "500", "--ids", "--prompt", "1"),
+            ("--reference", "{llama}", "--steps", "500", "--ids", "1"),
             "exceed the engine's max_seq_len",
         ),
         (("--reference", "{llama}"), "no default prompt"),
         (("--reference", "{llama}", "--prompt", "Hello"), "no tokenizer"),
-        (("--reference", "{llama}", "--ids", "--prompt", "1 999"), "outside the vocabulary"),
-        (("--reference", "{qwen}", "--ids", "--prompt", "1", "--original", "hf"), "no class for 'qwen'"),
-        (("--reference", "{gpt2}", "--ids", "--prompt", "1"), "a different model"),
+        (("--reference", "{llama}", "--ids", "1 999"), "outside the vocabulary"),
+        (("--reference", "{qwen}", "--ids", "1", "--original", "hf"), "no class for 'qwen'"),
+        (("--reference", "{gpt2}", "--ids", "1"), "a different model"),
         (("--reference", "{llama}", "--html", "no/such/folder.html"), "no such folder"),
         (("--reference", "{llama}", "--prompt", "a", "--data", "b"), "not both"),
         ((), "--reference"),

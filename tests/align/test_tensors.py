@@ -186,7 +186,7 @@ def test_the_same_model_in_a_file_of_another_dtype_is_no_difference(original: Pa
 def test_the_terminal_names_it_and_exits_with_1(original: Path, tmp_path: Path) -> None:
     other = changed(original, tmp_path, one_weight)
     engine = build(other, tmp_path / "engine", device="cpu", proof=False)
-    words = ("--ids", "--prompt", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
+    words = ("--ids", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
     shown = ingot("align", engine, "--reference", original, *words)
     assert shown.exit_code == 1
     assert "tensors: 1 of 19 differ from the reference's\n" in shown.stdout
@@ -199,7 +199,7 @@ def test_the_terminal_names_it_and_exits_with_1(original: Path, tmp_path: Path) 
 
 def test_a_difference_that_no_activation_shows_is_no_alignment(original: Path, tmp_path: Path) -> None:
     other = changed(original, tmp_path, one_row_of_the_embedding)
-    words = ("--ids", "--prompt", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
+    words = ("--ids", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
     shown = ingot("align", other, "--reference", original, *words)
     assert shown.exit_code == 1
     assert shown.stdout.splitlines()[-1] == "diverged at tensor embed_tokens.weight"

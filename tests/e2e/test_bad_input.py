@@ -214,7 +214,7 @@ class TestParams:
     def test_odd_generation_configs_fall_back(self) -> None:
         odd: dict[str, tuple[object, ...]] = {
             "top_p": (1.5, None),
-            "top_k": (-1, None),
+            "top_k": (-2, None),
             "temperature": ("hot", -3),
             "repetition_penalty": (0, "x"),
             "max_new_tokens": (0, True),

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+from typer.testing import CliRunner
 
+from ingot.cli.main import app
 from ingot.engine.builder import build
 from ingot.engine.manifest import Manifest
 from ingot.engine.plan_file import read_own_plan
@@ -43,6 +45,15 @@ def test_version_and_help() -> None:
     verbs = ("build", "tune", "run", "chat", "serve", "plan", "explain", "inspect", "diff", "verify", "align")
     verbs += ("triton", "repro", "sweep", "eval", "bench", "doctor", "web")
     assert all(verb in shown.stdout for verb in verbs)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("ingot tr", "transcribe\ntriton"), ("ingot run --ra", "--raw")]
+)
+def test_the_shell_completes_verbs_and_flags(typed: str, offered: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    environment = {"_INGOT_COMPLETE": "complete_bash", **words}
+    assert CliRunner().invoke(app, env=environment, prog_name="ingot").stdout.strip() == offered
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -174,17 +175,44 @@ class Terminal:
         return code
 
 
-def test_chat_on_a_terminal(engine: Path) -> None:
-    terminal = Terminal(["chat", engine, "--device", "cpu", "--max-new-tokens", 4, "--ignore-eos"])
-    terminal.expect(b">>> ")
+def test_chat_on_a_terminal(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody answers where the cursor is
+    terminal = Terminal(["chat", engine, "--device", "cpu", "--max-new-tokens", 9, "--ignore-eos"])
+    terminal.expect(b">>>")
     terminal.type("half a line\x03")
-    terminal.expect(rb"(?s)/exit or Ctrl-D ends the chat.*>>> ")  # keys before the prompt are the tty's
-    terminal.type("hello\r")
-    terminal.expect(rb"(?s)cut off; --max-new-tokens.*>>> ")
+    terminal.expect(rb"(?s)/exit or Ctrl-D ends the chat.*>>>")  # keys before the prompt are the tty's
+    terminal.type("/set max_n\t 2\r")
+    terminal.expect(rb"(?s)max_new_tokens: 2.*>>>")
+    terminal.type("\x1b[200~hello\rall\x1b[201~\r")
+    terminal.expect(rb"(?s)cut off; --max-new-tokens.*>>>")
+    terminal.type(f"/save {tmp_path}/chat.json\r")
+    terminal.expect(rb"(?s)2 messages.*>>>")
     terminal.type("\x04")
     assert terminal.end() == 0
+    saved = json.loads((tmp_path / "chat.json").read_text())
+    assert saved[0] == {"role": "user", "content": "hello\nall"}
+    assert b"+hello\n+all\n" in (tmp_path / "ingot" / "chat_history").read_bytes()
     assert b"Traceback" not in terminal.seen
     assert terminal.process.returncode == 0
+
+
+def test_ctrl_c_stops_an_answer_on_a_terminal(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")
+    terminal = Terminal(["chat", engine, "--device", "cpu", "--ignore-eos", "--max-new-tokens", 8000])
+    terminal.expect(b">>>")
+    terminal.type("hello\r")
+    terminal.expect(rb"(?s)>>>.*\n.{2000}")
+    terminal.type("\x03")
+    terminal.expect(rb"(?s)\(stopped\).*>>>")
+    terminal.type("/system still here\r")
+    terminal.expect(rb"system: still here")
+    terminal.type("/exit\r")
+    assert terminal.end() == 0
+    assert b"Traceback" not in terminal.seen
 
 
 def test_run_streams_to_a_terminal_without_control_characters(engine: Path) -> None:

@@ -32,15 +32,16 @@ def llm(engine: Path) -> LLM:
 
 
 def test_run_prints_the_librarys_answer(engine: Path, llm: LLM) -> None:
-    result = ingot("run", engine, "hello", "--device", "cpu")
+    result = ingot("run", engine, "hello", "--raw", "--device", "cpu")
     assert result.stdout == f"{llm.generate('hello')[0].text}\n"
+    assert "chat format" not in result.stderr
     assert "8 tokens in " in result.stderr
     assert "tokens/s" in result.stderr
 
 
 def test_answers_that_stream_side_by_side_come_in_order(engine: Path, llm: LLM) -> None:
     prompts = ["one", "two", "three"]
-    result = ingot("run", engine, *prompts, "--ignore-eos", "--device", "cpu")
+    result = ingot("run", engine, *prompts, "--raw", "--ignore-eos", "--device", "cpu")
     outputs = llm.generate(prompts, llm.default_params.replace(ignore_eos=True))
     expected = [
         f"=== {i}/3: {p}\n{o.text}\n" for i, (p, o) in enumerate(zip(prompts, outputs, strict=True), 1)
@@ -77,7 +78,7 @@ def test_grammar_flags_that_cannot_be(engine: Path, tmp_path: Path) -> None:
 
 def test_several_answers_are_separated(engine: Path, llm: LLM) -> None:
     params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=3, n=2)
-    words = ("--max-new-tokens", 4, "--temperature", 1, "--seed", 3, "-n", 2)
+    words = ("--max-new-tokens", 4, "--temperature", 1, "--seed", 3, "-n", 2, "--raw")
     result = ingot("run", engine, "one", "two\nlines", *words, "--device", "cpu")
     outputs = llm.generate(["one", "two\nlines"], params)
     expected = "".join(
@@ -89,7 +90,7 @@ def test_several_answers_are_separated(engine: Path, llm: LLM) -> None:
 
 
 def test_json_holds_everything(engine: Path, llm: LLM) -> None:
-    lines = run_json(engine, "a", "bc", "--logprobs", 2, "--max-new-tokens", 3, "--ignore-eos")
+    lines = run_json(engine, "a", "bc", "--raw", "--logprobs", 2, "--max-new-tokens", 3, "--ignore-eos")
     outputs = llm.generate(["a", "bc"], SamplingParams(max_new_tokens=3, logprobs=2, ignore_eos=True))
     for line, prompt, output in zip(lines, ("a", "bc"), outputs, strict=True):
         assert list(line) == ["prompt", "prompt_token_ids", "answers", "timing"]
@@ -107,13 +108,13 @@ def test_json_holds_everything(engine: Path, llm: LLM) -> None:
 def test_stop_flags_may_be_repeated(engine: Path, llm: LLM) -> None:
     ids = llm.generate("hello", SamplingParams(max_new_tokens=8, ignore_eos=True))[0].token_ids
     words = ("--stop-token-id", 300, "--stop-token-id", ids[3], "--stop", "never", "--stop", "neither")
-    (line,) = run_json(engine, "hello", *words)
+    (line,) = run_json(engine, "hello", "--raw", *words)
     assert line["answers"][0]["token_ids"] == ids[: ids.index(ids[3])]
     assert line["answers"][0]["stopped_by"] == ids[3]
 
 
 def test_beams(engine: Path, llm: LLM) -> None:
-    (line,) = run_json(engine, "hello", "--num-beams", 3, "-n", 2, "--length-penalty", 0.5)
+    (line,) = run_json(engine, "hello", "--raw", "--num-beams", 3, "-n", 2, "--length-penalty", 0.5)
     params = llm.default_params.replace(num_beams=3, n=2, length_penalty=0.5)
     assert [a["token_ids"] for a in line["answers"]] == [
         a.token_ids for a in llm.generate("hello", params)[0].answers
@@ -128,25 +129,55 @@ def test_more_beams_than_fit_is_misuse_whichever_prompt_is_named(engine: Path, t
     assert "prompt 1: more beams than the engine's batch size" in result.stderr
 
 
-def test_token_ids_and_chat(engine: Path, llm: LLM) -> None:
-    (ids,) = run_json(engine, "--ids", "104  105")
-    assert (ids["prompt"], ids["prompt_token_ids"]) == (None, [104, 105])
-    (chat,) = run_json(engine, "--chat", "hi")
+def test_token_ids(engine: Path) -> None:
+    one, other = run_json(engine, "--ids", "104  105", "--ids", "7")
+    assert (one["prompt"], one["prompt_token_ids"]) == (None, [104, 105])
+    assert other["prompt_token_ids"] == [7]
+    assert ingot("run", engine, "hi", "--ids", "1").exit_code == 2
+
+
+def test_a_model_that_chats_has_texts_as_messages_and_says_so(engine: Path, llm: LLM, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    assert chat["messages"] == messages
-    assert chat["prompt_token_ids"] == llm.chat_ids(messages)
-    assert ingot("run", engine, "--chat", "--ids", "1").exit_code == 2
+    answer = f"{llm.chat(messages).text}\n"
+    for words, stdin in ((("hi",), None), ((), "hi\n"), (("--file", "-"), "\nhi\n")):
+        result = ingot("run", engine, *words, "--device", "cpu", stdin=stdin)
+        assert result.stdout == answer
+        assert (
+            result.stderr.count("note: sent in the model's chat format; --raw sends the text as it is") == 1
+        )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    (line,) = run_json(engine, "--file", tmp_path / "rows.jsonl")
+    assert (line["prompt"], line["messages"]) == (None, messages)
+    assert line["prompt_token_ids"] == llm.chat_ids(messages)
+    assert "chat format" not in ingot("run", engine, "--ids", "1", "--device", "cpu").stderr
 
 
-@pytest.mark.parametrize("words", ["one 2", "1.5", "-"])
+def test_a_model_without_a_chat_format_continues_texts(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "plain")
+    (folder / "generation_config.json").write_text("{}")
+    result = ingot("run", folder, "hi", "--max-new-tokens", 4, "--device", "cpu")
+    assert result.stdout == f"{LLM(folder, device='cpu').generate('hi', max_new_tokens=4)[0].text}\n"
+    assert "chat format" not in result.stderr
+
+
+@pytest.mark.parametrize("stdin", ["", "\n", " \n\n"])
+def test_a_prompt_that_is_empty_is_misuse(engine: Path, stdin: str) -> None:
+    for words, message in (((), "stdin is empty"), (("--file", "-"), "no prompts")):
+        result = ingot("run", engine, *words, stdin=stdin)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+    assert "the prompt is empty" in ingot("run", engine, "one", "").stderr
+
+
+@pytest.mark.parametrize("words", ["one 2", "1.5", "-", "", " "])
 def test_ids_that_are_none(engine: Path, words: str) -> None:
-    result = ingot("run", engine, "--ids", "--", words)
+    result = ingot("run", engine, f"--ids={words}")
     assert result.exit_code == 2
     assert "--ids takes token ids" in result.stderr
 
 
 def test_stdin_is_one_prompt(engine: Path) -> None:
-    (line,) = run_json(engine, stdin="two\nlines é\n")
+    (line,) = run_json(engine, "--raw", stdin="two\nlines é\n")
     assert line["prompt"] == "two\nlines é"
     assert "stdin is not UTF-8" in ingot("run", engine, stdin=b"\xff").stderr
 
@@ -154,14 +185,14 @@ def test_stdin_is_one_prompt(engine: Path) -> None:
 def test_files_hold_a_prompt_a_line(engine: Path, llm: LLM, tmp_path: Path) -> None:
     text = tmp_path / "prompts.txt"
     text.write_bytes("\ufefffirst\r\n\n  second \n".encode())
-    assert [line["prompt"] for line in run_json(engine, "--file", text)] == ["first", "  second "]
-    piped = run_json(engine, "--file", "-", stdin="a\nb\n")
+    assert [line["prompt"] for line in run_json(engine, "--raw", "--file", text)] == ["first", "  second "]
+    piped = run_json(engine, "--raw", "--file", "-", stdin="a\nb\n")
     assert [line["prompt"] for line in piped] == ["a", "b"]
     rows = tmp_path / "prompts.jsonl"
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]
     values = [{"prompt": "x", "id": 7}, {"messages": messages}, {"prompt_token_ids": [9, 8]}]
     rows.write_text("".join(json.dumps(value) + "\n" for value in values))
-    found = [line["prompt_token_ids"] for line in run_json(engine, "--file", rows)]
+    found = [line["prompt_token_ids"] for line in run_json(engine, "--raw", "--file", rows)]
     assert found == [[120], llm.chat_ids(messages), [9, 8]]
 
 
@@ -190,13 +221,13 @@ def test_keys_that_are_not_read_are_named_and_sampling_values_refused(engine: Pa
 
 
 def test_the_prompt_that_does_not_fit_is_named(engine: Path) -> None:
-    result = ingot("run", engine, "fine", "x" * MAX_SEQ_LEN, "--device", "cpu")
+    result = ingot("run", engine, "--raw", "fine", "x" * MAX_SEQ_LEN, "--device", "cpu")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: prompt 2: the prompt is too long\n  seen: 128 tokens")
 
 
 def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -> None:
-    words = ("--max-new-tokens", 50, "--ignore-eos", "--device", "cpu")
+    words = ("--raw", "--max-new-tokens", 50, "--ignore-eos", "--device", "cpu")
     result = ingot("run", engine, "x" * 120, *words)
     notes = result.stderr.splitlines()
     assert (
@@ -209,8 +240,8 @@ def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -
     several = ingot("run", engine, "fine", "x" * 120, "x" * 100, *words).stderr.splitlines()
     assert several[0].startswith("note: 2 of 3 prompts leave room for fewer than 50 new tokens, the longest ")
     assert several[1] == "(3 answers were cut off; --max-new-tokens sets the limit)"
-    fits = ingot("run", engine, "x" * 120, "--max-new-tokens", 8, "--ignore-eos", "--device", "cpu").stderr
-    assert "note: " not in fits
+    fits = ingot("run", engine, "x" * 120, "--raw", "--max-new-tokens", 8, "--ignore-eos", "--device", "cpu")
+    assert "note: " not in fits.stderr
 
 
 def test_files_that_are_not_there_or_empty(engine: Path, tmp_path: Path) -> None:
@@ -227,9 +258,9 @@ def test_flags_override_generation_config_and_only_when_given(tmp_path: Path) ->
     (folder / "generation_config.json").write_text(json.dumps(generation))
     direct = LLM(folder, device="cpu")
     greedy = direct.generate("hello", SamplingParams(max_new_tokens=12))[0].token_ids
-    (line,) = run_json(folder, "hello", "--temperature", "0")
+    (line,) = run_json(folder, "hello", "--raw", "--temperature", "0")
     assert line["answers"][0]["token_ids"] == greedy
-    sampled = run_json(folder, "hello", "--seed", 1, "-n", 3)[0]["answers"]
+    sampled = run_json(folder, "hello", "--raw", "--seed", 1, "-n", 3)[0]["answers"]
     assert any(answer["token_ids"] != greedy for answer in sampled)
 
 
@@ -269,7 +300,90 @@ def test_chat_commands(engine: Path, llm: LLM) -> None:
     assert result.stdout.splitlines()[-1] == "".join(p.text for p in talk.ask("again")).splitlines()[-1]
     assert result.stderr.count("system: New.") == 2
     assert "no such command: /wrong" in result.stderr
-    assert "/clear        forget" in result.stderr
+    assert "/clear           forget" in result.stderr
+
+
+def test_retry_answers_the_last_message_in_place_of_its_answer(engine: Path, llm: LLM) -> None:
+    result = chat(engine, "/retry", "hi", "one", "/retry", "two")
+    talk = Conversation(llm)
+    answers = ["".join(p.text for p in talk.ask(text)) for text in ("hi", "one", "two")]
+    answers.insert(2, answers[1])
+    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
+    assert "error: there is no message to answer again" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_a_message_that_failed_is_the_one_to_retry(engine: Path, llm: LLM) -> None:
+    result = chat(engine, "hi", "x" * 300, "/retry", "and", words=("--max-new-tokens", "2"))
+    talk = Conversation(llm, params=SamplingParams(max_new_tokens=2))
+    answers = ["".join(p.text for p in talk.ask(text)) for text in ("hi", "and")]
+    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
+    assert result.stderr.count("error: the prompt is too long") == 2
+
+
+def test_set_changes_the_next_answers(engine: Path, llm: LLM) -> None:
+    lines = (
+        "/set max-new-tokens 3",
+        "hi",
+        "/set max_new_tokens",
+        "/set",
+        "/set max_new_tokens default",
+        "hi",
+    )
+    result = chat(engine, *lines, words=("--ignore-eos",))
+    params = llm.default_params.replace(ignore_eos=True)
+    talk = Conversation(llm, params=params.replace(max_new_tokens=3))
+    short = "".join(p.text for p in talk.ask("hi"))
+    other = Conversation(llm, params=params)
+    other.turns = talk.turns
+    assert result.stdout == f"{short}\n" + "".join(p.text for p in other.ask("hi")) + "\n"
+    assert result.stderr.count("max_new_tokens: 3") == 2
+    assert "set: ignore_eos True, max_new_tokens 3" in result.stderr
+    assert "max_new_tokens: the default" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set temperature hot", "temperature cannot be set to this"),
+        ("/set temperature -1", "temperature is out of range"),
+        ("/set ignore_eos maybe", "on or off"),
+        ("/set n 2", "no such sampling value"),
+        ("/set min_new_tokens 500", "min_new_tokens exceeds max_new_tokens"),
+        ("/save", "/save needs a file name"),
+        ("/save nothing.json", "nothing to save yet"),
+    ],
+)
+def test_a_command_that_cannot_be_done_changes_nothing(
+    engine: Path, llm: LLM, line: str, message: str
+) -> None:
+    result = chat(engine, line, "hi")
+    assert message in result.stderr
+    assert "--" not in result.stderr.split("fix:")[-1].splitlines()[0]
+    assert result.stdout == "".join(p.text for p in Conversation(llm).ask("hi")) + "\n"
+    assert result.exit_code == 1
+
+
+def test_every_kind_of_value_can_be_set(engine: Path) -> None:
+    lines = ("/set temperature 0.5", "/set top-k 5", "/set ignore_eos on", "/set stop the end", "/set")
+    result = chat(engine, *lines, "/set stop_token_ids 7", "hi")
+    assert "temperature 0.5, top_k 5, ignore_eos True, stop ('the end',)" in result.stderr
+    assert result.exit_code == 0
+
+
+def test_save_writes_the_messages(engine: Path, llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "talk é.json"
+    (tmp_path / "other.json").write_text("mine")
+    save = f"/save {file}"
+    lines = ("hi", save, "two", save, f"/save {tmp_path / 'other.json'}", f"/save {tmp_path / 'no' / 'a'}")
+    result = chat(engine, *lines, words=("--system", "Nice."))
+    talk = Conversation(llm, "Nice.")
+    for text in ("hi", "two"):
+        list(talk.ask(text))
+    assert json.loads(file.read_text(encoding="utf-8")) == talk.messages()
+    assert "error: the file exists" in result.stderr
+    assert "error: the conversation cannot be written" in result.stderr
+    assert (tmp_path / "other.json").read_text() == "mine"
 
 
 def test_an_error_ends_neither_chat_nor_memory(engine: Path, llm: LLM) -> None:

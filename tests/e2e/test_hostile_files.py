@@ -115,7 +115,7 @@ def test_json_that_flags_name(engine: Path, checkpoint: Path, tmp_path: Path, ki
     built = ("build", checkpoint, "-o", tmp_path / "engine", "--device", "cpu")
     for verb in (
         ("run", engine, "--file", lines, "--device", "cpu"),
-        ("run", engine, "--file", lines, "--chat", "--device", "cpu"),
+        ("run", engine, "--file", lines, "--raw", "--device", "cpu"),
         ("explain", engine, "--messages", whole),
         ("eval", "perplexity", engine, "--data", lines, "--device", "cpu"),
         ("eval", "perplexity", engine, "--data", whole, "--device", "cpu"),

@@ -121,7 +121,7 @@ class TestFlags:
 
     def test_a_checkpoint_takes_them_too(self, engines: dict[str, Path]) -> None:
         checkpoint = engines["qwen"].parent / "qwen-hf"
-        (line,) = run_json(checkpoint, "Hi", "--max-seq-len", 5, "--ignore-eos")
+        (line,) = run_json(checkpoint, "Hi", "--raw", "--max-seq-len", 5, "--ignore-eos")
         assert len(line["answers"][0]["token_ids"]) == 3
 
     @pytest.mark.parametrize("verb", ["run", "chat"])

@@ -170,6 +170,16 @@ def test_what_other_servers_send() -> None:
     }
 
 
+def test_values_that_are_set_reach_the_server() -> None:
+    with answering(200, PIECE + END) as (url, asked):
+        lines = ("/set max_new_tokens 4", "/set temperature 0.5", "One", "/set temperature default", "/retry")
+        result = chat(url, *lines, words=("--model", "m", "--seed", 3))
+    assert (result.exit_code, result.stdout) == (0, "Hi\nHi\n"), result.stderr
+    one = [{"role": "user", "content": "One"}]
+    common = {"model": "m", "messages": one, "seed": 3, "max_tokens": 4, "stream": True}
+    assert asked[-2:] == [{**common, "temperature": 0.5}, common]
+
+
 def test_a_server_without_a_list_of_models() -> None:
     with answering(200, PIECE + END) as (url, _):
         result = chat(url, "Hi")

@@ -113,13 +113,13 @@ def test_keys_of_mixed_types_are_refused_alike() -> None:
 def test_replace_is_checked() -> None:
     assert SamplingParams().replace(top_k=4).top_k == 4
     with pytest.raises(RequestError, match="top_k"):
-        SamplingParams().replace(top_k=-1)
+        SamplingParams().replace(top_k=-2)
 
 
 INTEGERS = {
     "max_new_tokens": (1, None),
     "min_new_tokens": (0, None),
-    "top_k": (0, None),
+    "top_k": (-1, None),  # -1 is 0
     "seed": (-(2**63), 2**63 - 1),
     "logprobs": (0, MAX_LOGPROBS),
     "n": (1, 128),
@@ -176,7 +176,8 @@ def test_a_refused_value_names_its_field(name: str, value: Any) -> None:
 def test_limits_themselves_are_accepted(name: str, limits: tuple[Any, Any]) -> None:
     for value in limits:
         if value is not None:
-            assert getattr(SamplingParams(**{name: value}), name) == value
+            expected = 0 if (name, value) == ("top_k", -1) else value
+            assert getattr(SamplingParams(**{name: value}), name) == expected
     if name in OPTIONAL:
         assert getattr(SamplingParams(**{name: None}), name) is None
 

@@ -113,3 +113,53 @@ def test_room_for_an_answer_is_at_most_a_quarter() -> None:
     assert chat.num_dropped == 0
     list(chat.ask("c"))
     assert chat.num_dropped == 1
+
+
+def test_retry_takes_the_place_of_the_last_answer() -> None:
+    llm = FakeLLM()
+    chat = talk(llm)
+    for text in ("a", "b"):
+        list(chat.ask(text))
+    list(chat.retry())
+    assert said(llm.asked[2]) == said(llm.asked[1]) == ["u:a", "a:re: a", "u:b"]
+    assert chat.turns == [("a", "re: a"), ("b", "re: b")]
+    chat.clear()
+    with pytest.raises(RequestError, match="no message to answer again"):
+        list(chat.retry())
+
+
+def test_a_retry_that_fails_leaves_the_old_answer_and_can_be_tried_again() -> None:
+    llm = FakeLLM()
+    chat = talk(llm)
+    for text in ("a", "b"):
+        list(chat.ask(text))
+    llm.executor.max_seq_len = 1
+    for _ in range(2):
+        with pytest.raises(RequestError):
+            list(chat.retry())
+        assert chat.turns == [("a", "re: a"), ("b", "re: b")]
+    llm.executor.max_seq_len = 1000
+    list(chat.retry())
+    assert chat.turns == [("a", "re: a"), ("b", "re: b")]
+
+
+def test_a_question_that_failed_is_the_one_to_retry() -> None:
+    llm = FakeLLM(max_seq_len=10)
+    chat = talk(llm)
+    list(chat.ask("a"))
+    with pytest.raises(RequestError):
+        list(chat.ask("a long question"))
+    llm.executor.max_seq_len = 1000
+    list(chat.retry())
+    assert [question for question, _ in chat.turns][-1] == "a long question"
+    assert llm.asked[-1][-1]["content"] == "a long question"
+
+
+def test_values_can_be_changed_between_turns() -> None:
+    chat = talk(FakeLLM())
+    chat.set_values({"temperature": 0.5})
+    assert chat._params == SamplingParams(max_new_tokens=10, temperature=0.5)
+    with pytest.raises(RequestError):
+        chat.set_values({"min_new_tokens": 50})
+    chat.set_values({})
+    assert chat._params == SamplingParams(max_new_tokens=10)

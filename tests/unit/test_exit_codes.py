@@ -34,7 +34,7 @@ def test_exit_codes(error: IngotError, verb: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--data", "use --data FILE", "leave out --chat", "temperature", "another file"]
+    "words", ["--data", "use --data FILE", "leave out --raw", "temperature", "another file"]
 )
 def test_the_words_of_a_fix_do_not_decide(words: str) -> None:
     for kind in (ConfigError, RequestError, EngineError):

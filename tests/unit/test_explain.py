@@ -74,9 +74,9 @@ def test_what_do_sample_changes() -> None:
 
 
 def test_refused_values_are_told() -> None:
-    found = explained(generation={"do_sample": True, "top_k": -1})
-    assert origin(found, "top_k") == (0, "default", "generation_config says -1, which is out of range")
-    assert differs(found, "top_k -1 as it is")
+    found = explained(generation={"do_sample": True, "top_k": -2})
+    assert origin(found, "top_k") == (0, "default", "generation_config says -2, which is out of range")
+    assert differs(found, "top_k -2 as it is")
 
 
 def test_request_goes_over_generation_config() -> None:
