@@ -28,6 +28,7 @@ RUN apt-get update \
     && install -d -o ingot -g ingot /home/ingot/.cache
 COPY --from=build /opt/ingot /opt/ingot
 ENV PATH=/opt/ingot/bin:$PATH \
+    INGOT_PORT=8000 \
     PYTHONUNBUFFERED=1 \
     TRITON_CACHE_DIR=/home/ingot/.cache/triton
 USER 10001
@@ -35,6 +36,6 @@ WORKDIR /home/ingot
 EXPOSE 8000 7860
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"INGOT_PORT\"]}/health', timeout=4)"]
 ENTRYPOINT ["ingot"]
 CMD ["serve", "/engine", "--host", "0.0.0.0", "--web", "--server-name", "0.0.0.0"]

@@ -44,8 +44,12 @@ class Address:
 
     host: Annotated[str | None, option("Address to listen on.", shown="127.0.0.1", panel=_SERVER)] = None
     port: Annotated[
-        int | None, option("Port; 0 takes a free one.", shown="8000", panel=_SERVER, min=0, max=65535)
-    ] = None
+        int | None,
+        option(
+            "Port; 0 takes a free one.", shown="8000", panel=_SERVER, min=0, max=65535,
+            envvar="INGOT_PORT", show_envvar=True,
+        ),
+    ] = None  # fmt: skip
     allowed_host: Annotated[list[str] | None, option(_HOSTS, shown="none", panel=_SERVER)] = None
     max_queue: Annotated[
         int | None,

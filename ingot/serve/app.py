@@ -171,7 +171,9 @@ def _add_speech(app: FastAPI, state: ServerState) -> None:
 
     async def heard(request: Request, task: Task) -> Response:
         _refuse_explanation(request)
-        async with state.uploads.one(), read_form(request, state.config.max_audio, AUDIO_LISTS) as form:
+        reading = read_form(request, state.config.max_audio, AUDIO_LISTS)
+        async with state.uploads.one() as complete, reading as form:
+            complete()
             body = decode(AudioRequest, form.json, strict=False)
             call = TranscriptionCall(state.listener(body.model), body, task, form.data)
             if body.stream:
@@ -230,9 +232,8 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
     async def health() -> Response:
         lost = {name: model.engine.lost for name, model in state.models.items() if model.engine.lost}
         if state.stopping or lost:
-            return error_answer(
-                unavailable("stopping" if state.stopping else f"lost: {', '.join(lost)}", "unhealthy")
-            )
+            text = "; ".join(f"{name}: {why}" for name, why in lost.items())
+            return error_answer(unavailable("stopping" if state.stopping else text, "unhealthy"))
         return json_answer({"status": "ok"})
 
     @app.get("/version")

@@ -1,7 +1,7 @@
 """The server's side of an engine: its process, and whose news are whose.
 
-Owns the start and the end of the process, the requests that it has, and the bound on them. Never blocks: what
-comes is read at once, whatever clients do. Knows no HTTP and no text.
+Owns the requests that the engine has, the bound on them, and its restarts. Never blocks: what comes is read
+at once, whatever clients do. Knows no HTTP and no text.
 
     engine = await EngineClient.start("pocket-chat", Load(path), config, metrics)
     with engine.places(1): ...
@@ -11,86 +11,67 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
-import os
-import socket
-import subprocess
-import sys
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
-
-import msgspec
 
 from ingot.config.serve import ServeConfig
-from ingot.errors import EngineError
+from ingot.errors import IngotError
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Answering, Job
-from ingot.serve.errors import ApiError, bad_request, too_busy, unavailable
+from ingot.serve.engine_run import EngineRun
+from ingot.serve.errors import RETRY_SECONDS, ApiError, bad_request, too_busy, unavailable
 from ingot.serve.metrics import EngineMetrics
-from ingot.serve.protocol import (
-    Abort,
-    Add,
-    Attend,
-    Embed,
-    Failed,
-    FrameError,
-    FromEngine,
-    Gauges,
-    Load,
-    News,
-    Ready,
-    Score,
-    Splitter,
-    Step,
-    ToEngine,
-    frame,
-)
+from ingot.serve.protocol import Abort, Add, Attend, Embed, Gauges, Load, News, Ready, Score, Step
+from ingot.serve.restarts import RestartPolicy, folder_stamp
 from ingot.serve.windows import Windows
 
-_BOOT = (
-    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
-    "from ingot.serve.engine_process import main; sys.exit(main(told['socket']))"
-)
-_ROOT = str(Path(__file__).parents[2])
-_END_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class EngineClient(asyncio.Protocol):
-    """One engine process.
+class EngineClient:
+    """One engine.
 
     Attributes:
         limits: what it takes, once it is loaded.
         gauges: the executor after its last step.
         windows: where features for it are put; None: it takes none.
-        lost: why it takes no more requests; None while it lives.
-        started: when the process was started, in seconds of Unix.
+        lost: why it takes no requests; None while it does.
+        given_up: it will not be started again; ``on_given_up`` is called then.
+        started: when the process was first started, in seconds of Unix.
     """
 
     limits: Ready
-    _process: subprocess.Popen[bytes]
-    _transport: asyncio.Transport
+    _run: EngineRun
 
     def __init__(
-        self, name: str, config: ServeConfig, metrics: EngineMetrics, windows: Windows | None = None
+        self,
+        name: str,
+        load: Load,
+        config: ServeConfig,
+        metrics: EngineMetrics,
+        features: tuple[int, int] | None = None,
     ) -> None:
         self.name = name
         self.gauges = Gauges()
         self.lost: str | None = None
+        self.given_up = False
+        self.on_given_up: Callable[[], None] = lambda: None
         self.started = time.time()
+        self.windows = None if features is None else Windows(features)
+        self._load = load
         self._config = config
         self._metrics = metrics
-        self._splitter: Splitter[FromEngine] = Splitter(FromEngine)
-        self._loaded: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._owners: dict[str, tuple[Answering, int]] = {}
         self._ids = map(str, itertools.count())
         self._taken = 0
         self._ending: ApiError | None = None
-        self.windows = windows
+        self._watching: asyncio.Task[None] | None = None
+        self._load_seconds = 0.0
+        self._back_at: float | None = None  # when it is expected to take requests again
 
     @classmethod
     async def start(
@@ -100,35 +81,21 @@ class EngineClient(asyncio.Protocol):
         config: ServeConfig,
         metrics: EngineMetrics,
         features: tuple[int, int] | None = None,
+        restarts: RestartPolicy | None = None,
     ) -> EngineClient:
         """Start the process and wait until the engine is loaded; a cancelled start ends the process.
 
         Args:
-            features: the shape of what a model that hears is given.
+            features: the shape of what a speech model is given.
+            restarts: when a process that dies is started again; None: somebody else does it.
 
         Raises:
             EngineError, OutOfMemoryError: the engine could not be loaded.
         """
-        windows = None if features is None else Windows(features)
-        engine = cls(name, config, metrics, windows)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
-            told = json.dumps({"socket": theirs.fileno(), "path": path})
-            engine._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, told],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what libraries print is no data
-                pass_fds=[theirs.fileno(), *([windows.descriptor] if windows else [])],
-                start_new_session=True,  # Ctrl-C is the server's, which ends its engines
-            )
-        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
-        engine._send(msgspec.structs.replace(load, features=windows and windows.told))
-        try:
-            engine.limits = await engine._loaded
-        except BaseException:
-            await engine.close()
-            raise
+        engine = cls(name, load, config, metrics, features)
+        stamp = folder_stamp(Path(load.path)) if restarts is not None else ""
+        await engine._begin()
+        engine._watching = asyncio.ensure_future(engine._watch(restarts, stamp))
         return engine
 
     @property
@@ -170,8 +137,7 @@ class EngineClient(asyncio.Protocol):
         try:
             asked = list(self._asked(jobs))
             self._owners.update({message.id: (found, position) for position, message in asked})
-            # In one piece: the engine's next step has all of them.
-            self._transport.write(b"".join(frame(message) for _, message in asked))
+            self._run.send(*(message for _, message in asked))
             yield found
         finally:
             self._drop(found)
@@ -188,56 +154,86 @@ class EngineClient(asyncio.Protocol):
             self._drop(answering)
 
     async def close(self) -> None:
-        """End the process: the closed socket tells it, and a signal if it does not listen, or still loads."""
+        """End the process, also one that is being loaded."""
         self.lost = self.lost or "the server is stopping"
-        self._transport.abort()
-        if self._loaded.cancelled():
-            self._process.kill()
-        for _ in range(int(_END_SECONDS / 0.05)):
-            if self._process.poll() is not None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._run.close()
+
+    async def _begin(self) -> None:
+        """Start a process and load the engine; raises as ``start``, and OSError."""
+        begin = time.monotonic()
+        start = EngineRun.start(self.name, self._load, self.windows, receive=self._receive, lost=self._lose)
+        self._run, self.limits = await start
+        self._load_seconds = time.monotonic() - begin
+
+    async def _watch(self, policy: RestartPolicy | None, stamp: str) -> None:
+        """See every process to its end, and start the next one as the policy says."""
+        failures = 0
+        while True:
+            begin = time.monotonic()
+            self.lost = await self._run.ended()
+            _log.error("%s: %s", self.name, self.lost)
+            if policy is None:
                 return
-            await asyncio.sleep(0.05)
-        self._process.kill()
-        self._process.wait()
+            failures = 0 if time.monotonic() - begin >= policy.stable_seconds else failures
+            while self.lost is not None:
+                failures += 1
+                delay = policy.delay(failures)
+                if delay is None or not self._is_unchanged(stamp):
+                    self._give_up(failures)
+                    return
+                await self._restart(delay, failures)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
+    async def _restart(self, delay: float, failures: int) -> None:
+        """Start the process again after a while; ``lost`` says whether that has failed."""
+        self._back_at = time.monotonic() + delay + self._load_seconds
+        _log.warning("%s: starting the engine again in %g s (failure %d)", self.name, delay, failures)
+        await asyncio.sleep(delay)
+        self._metrics.restarted()
         try:
-            for message in self._splitter.feed(data):
-                self._heard(message)
-        except FrameError as error:
-            self._lose(f"the engine's process sent {error}")
-            self._process.kill()
+            await self._begin()
+        except (IngotError, OSError) as error:
+            self.lost = str(error)
+            _log.error("%s: the engine cannot be started: %s", self.name, error)
+            return
+        self.lost = self._back_at = None
+        _log.warning("%s: the engine takes requests again", self.name)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lose("the engine's process has ended")
+    def _is_unchanged(self, stamp: str) -> bool:
+        """Whether the folder still has the engine whose tokenizer and limits the server knows."""
+        try:
+            unchanged = folder_stamp(Path(self._load.path)) == stamp
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            self.lost = f"{self.lost}; its folder has changed since, so the server must be started again"
+        return unchanged
 
-    def _heard(self, message: FromEngine) -> None:
-        match message:
-            case Step(news, scored, gauges, embedded):
-                self._metrics.prefix_cache(self.gauges, gauges)
-                self.gauges = gauges
-                now = time.monotonic()
-                self._metrics.new_tokens.inc(sum(len(one.token_ids) for one in news))
-                for one in news:
-                    self._deliver(one, now)
-                for two in scored:
-                    if two.id in self._owners:
-                        answering, position = self._owners.pop(two.id)
-                        answering.take_scores(position, two.logprobs)
-                for three in embedded:
-                    if three.id in self._owners:
-                        answering, position = self._owners.pop(three.id)
-                        answering.take_vector(position, three.vector)
-            case Ready():
-                self._loaded.set_result(message)
-            case Failed():
-                if not self._loaded.done():
-                    self._loaded.set_exception(message.error())
-                    self.lost = message.what  # whoever starts it tells
-                self._lose(str(message.error()))
+    def _give_up(self, failures: int) -> None:
+        self._back_at = None
+        self.given_up = True
+        self.lost = f"{self.lost}; given up after {failures} failures in a row"
+        _log.error("%s: %s", self.name, self.lost)
+        self.on_given_up()
+
+    def _receive(self, step: Step) -> None:
+        """Take what a step brought."""
+        self._metrics.prefix_cache(self.gauges, step.gauges)
+        self.gauges = step.gauges
+        now = time.monotonic()
+        self._metrics.new_tokens.inc(sum(len(one.token_ids) for one in step.news))
+        for one in step.news:
+            self._deliver(one, now)
+        for two in step.scored:
+            if two.id in self._owners:
+                answering, position = self._owners.pop(two.id)
+                answering.take_scores(position, two.logprobs)
+        for three in step.embedded:
+            if three.id in self._owners:
+                answering, position = self._owners.pop(three.id)
+                answering.take_vector(position, three.vector)
 
     def _deliver(self, news: News, now: float) -> None:
         """Give news to their request; a request that cannot take them ends alone."""
@@ -252,7 +248,7 @@ class EngineClient(asyncio.Protocol):
             try:
                 self._metrics.tokens(answering, position, news, now)
                 if answering.take(position, news):
-                    self._send(Abort(news.id, news.index))
+                    self._run.send(Abort(news.id, news.index))
             except Exception:
                 _log.exception("the text of a request cannot be put together")
                 answering.fail(ApiError(500, "the answer's text cannot be put together"))
@@ -278,21 +274,22 @@ class EngineClient(asyncio.Protocol):
         """End what the engine still does for a request."""
         for name in [name for name, (owner, _) in self._owners.items() if owner is answering]:
             del self._owners[name]
-            self._send(Abort(name))
+            self._run.send(Abort(name))
 
     def _unavailable(self) -> ApiError:
-        return unavailable(f"{self.name}: {self.lost}", "engine_dead")
-
-    def _send(self, message: ToEngine) -> None:
-        self._transport.write(frame(message))
+        """Why it takes no requests, and when to ask again."""
+        seconds: int | None = RETRY_SECONDS
+        if self._back_at is not None:
+            seconds = max(RETRY_SECONDS, math.ceil(self._back_at - time.monotonic()))
+        elif self.given_up:
+            seconds = None
+        return unavailable(f"{self.name}: {self.lost}", "engine_dead", seconds)
 
     def _lose(self, why: str) -> None:
-        """The engine is dead: every request ends by an error, and no other is taken."""
-        if self.lost is None:
-            self.lost = why
-            _log.error("%s: %s", self.name, why)
-        if not self._loaded.done():
-            self._loaded.set_exception(EngineError(f"{self.name}: {why}", fix="see what it wrote above"))
+        """The process is dead: every request ends by an error, and no other is taken."""
+        self.lost = self.lost or why
+        self._back_at = time.monotonic() + self._load_seconds
+        self.gauges = Gauges()
         for answering in {owner for owner, _ in self._owners.values()}:
             answering.fail(ApiError(500, f"{self.name}: {self.lost}", code="engine_dead"))
         self._owners.clear()

@@ -69,9 +69,10 @@ def too_busy(name: str, limit: int) -> ApiError:
     return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """An engine, or the whole server, takes no requests."""
-    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
+def unavailable(message: str, code: str, seconds: int | None = RETRY_SECONDS) -> ApiError:
+    """An engine, or the whole server, takes no requests; ``seconds``: after which it may, None if never."""
+    headers = None if seconds is None else {"Retry-After": str(seconds)}
+    return ApiError(503, message, code=code, headers=headers)
 
 
 def stopping() -> ApiError:

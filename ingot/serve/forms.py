@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ingot.serve.errors import ApiError, bad_request, too_busy
 from ingot.serve.http import ClientLeftError, check_coding
+from ingot.serve.slow_bodies import SlowBodies
 
 FORM_SECONDS = 300.0  # for a body to arrive
 _MOST_UPLOADS = 128  # each may be on disk
@@ -54,19 +55,21 @@ class Uploads:
 
     def __init__(self) -> None:
         self._open = 0
+        self._bodies = SlowBodies()
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """A place for one.
+    async def one(self) -> AsyncIterator[Callable[[], None]]:
+        """A place for one; what it gives is called when the file is complete.
 
         Raises:
-            ApiError: there is none (429).
+            ApiError: there is none (429), or the file came too slowly and another needs the place (408).
         """
-        if self._open >= _MOST_UPLOADS:
+        if self._open >= _MOST_UPLOADS and not self._bodies.make_room():
             raise too_busy("the server, with recordings,", self._open)
         self._open += 1
         try:
-            yield
+            with self._bodies.arriving() as complete:
+                yield complete
         finally:
             self._open -= 1
 

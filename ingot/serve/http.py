@@ -13,17 +13,18 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config.hosts import HostRule
 from ingot.serve.api_call import event
 from ingot.serve.errors import ApiError, too_busy
+from ingot.serve.slow_bodies import SlowBodies
 
 BODY_SECONDS = 60.0  # for a body to arrive, and for a client to take one piece of an answer
 HEADER_BYTES = 64 << 10
@@ -172,8 +173,10 @@ class EventStream(Response):
 
 
 class Guard:
-    """In front of all routes: the size of the headers, the names of hosts, the key, and a bound on bodies
-    under way. HEAD is answered as GET, without its body.
+    """In front of all routes: the size of the headers, the names of hosts, the key, and a bound on requests
+    in flight. HEAD is answered as GET, without its body.
+
+    Where the bound is reached, the request whose body has been arriving longest makes room.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class Guard:
         self._hosts = hosts
         self._most_open = most_open
         self._open = 0
+        self._bodies = SlowBodies()
         self._wanted = None if api_key is None else api_key.lstrip(" ").encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,9 +196,15 @@ class Guard:
             return
         if scope.get("method") == "HEAD":  # whose body the HTTP server leaves out
             scope = {**scope, "method": "GET"}
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
         self._open += 1
         try:
-            await self._app(scope, receive, send)
+            with self._bodies.arriving() as complete:
+                await self._app(scope, _noting(receive, complete), send)
+        except ApiError as error:  # it was too slow
+            await error_answer(error)(scope, receive, send)
         finally:
             self._open -= 1
 
@@ -212,7 +222,7 @@ class Guard:
             return None
         if self._is_allowed(scope):
             full = scope["method"] == "POST" and self._open >= self._most_open
-            return too_busy("the server", self._open) if full else None
+            return too_busy("the server", self._open) if full and not self._bodies.make_room() else None
         text = "send the server's key as Authorization: Bearer …"
         return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -227,6 +237,18 @@ class Guard:
         """Why the host or the page that asks is refused."""
         given = {name: value.decode("latin-1") for name, value in scope["headers"]}
         return hosts.refusal(given.get(b"host"), given.get(b"origin"))
+
+
+def _noting(receive: Receive, complete: Callable[[], None]) -> Receive:
+    """``receive`` that tells of the body's end."""
+
+    async def noting() -> Message:
+        message = await receive()
+        if not message.get("more_body", False):
+            complete()
+        return message
+
+    return noting
 
 
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes:

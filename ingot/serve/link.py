@@ -61,13 +61,23 @@ class Link:
 
     def flush(self) -> None:
         """Wait until everything is sent."""
+        self._send()
         while self._unsent:
+            self._wait(reads=[], timeout=1000)
             self._send()
-            select.select([], [self._socket] if self._unsent else [], [], 1.0)
 
     def _sleep(self) -> None:
         """Until the socket has something, takes something that is to be sent, or another thread wakes us."""
-        select.select([self._socket, self._woken], [self._socket] if self._unsent else [], [])
+        self._wait(reads=[self._socket, self._woken], timeout=None)
+
+    def _wait(self, reads: list[socket.socket], timeout: int | None) -> None:
+        """``poll``: the number of a descriptor that was inherited may be beyond what ``select`` takes."""
+        poll, events = select.poll(), dict.fromkeys(reads, select.POLLIN)
+        if self._unsent:
+            events[self._socket] = events.get(self._socket, 0) | select.POLLOUT
+        for one, mask in events.items():
+            poll.register(one, mask)
+        poll.poll(timeout)
 
     def _was_woken(self) -> bool:
         try:

@@ -57,6 +57,9 @@ class Metrics:
         self.recordings = Counter(
             "ingot_audio_requests", "Recordings that were transcribed.", _LABEL, registry=own
         )
+        self.restarts = Counter(
+            "ingot_engine_restarts", "Times that a dead engine was started again.", _LABEL, registry=own
+        )
         self.audio = Counter("ingot_audio_seconds", "Their seconds of audio.", _LABEL, registry=own)
         self.running = Gauge("ingot_num_requests_running", "Requests in the batch.", _LABEL, registry=own)
         self.waiting = Gauge("ingot_num_requests_waiting", "Requests that wait.", _LABEL, registry=own)
@@ -89,6 +92,7 @@ class EngineMetrics:
         self._name = name
         self._recordings = metrics.recordings.labels(name)
         self._audio = metrics.audio.labels(name)
+        self._restarts = metrics.restarts.labels(name)
         self._latency = metrics.latency.labels(name)
         self._first = metrics.first.labels(name)
         self._between = metrics.between.labels(name)
@@ -119,6 +123,10 @@ class EngineMetrics:
         """A recording has been transcribed."""
         self._recordings.inc()
         self._audio.inc(seconds)
+
+    def restarted(self) -> None:
+        """A dead engine is started again."""
+        self._restarts.inc()
 
     def state(self, gauges: Gauges, *, proven: bool, alive: bool) -> None:
         """The engine as it is now."""

@@ -13,22 +13,25 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from ingot.config.hosts import HostRule
 from ingot.config.serve import ServeConfig
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, EngineError
 from ingot.serve.app import ServerState, make_app
+from ingot.serve.connections import Accepting, Connection, Connections, raise_file_limit
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import stopping
 from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.http import HEADER_BYTES
+from ingot.serve.log_limit import limit_log
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
 from ingot.serve.protocol import Load
+from ingot.serve.restarts import RestartPolicy
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -52,14 +55,16 @@ async def serve(
 
     Raises:
         ConfigError: the address cannot be listened on.
-        EngineError, OutOfMemoryError: an engine could not be loaded.
+        EngineError, OutOfMemoryError: an engine could not be loaded, or the last one has died for good.
     """
+    limit_log()
     with listening(config) as listener, _Stop() as stop:
         metrics, grammars = Metrics(), GrammarChecks()
         engines: list[EngineClient] = []
         models: dict[str, ServedModel] = {}
         starts = [
-            EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name), s.hears) for s in sides
+            EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name), s.hears, RestartPolicy())
+            for s in sides
         ]
         try:
             engines = await stop.or_result(asyncio.ensure_future(_started(starts)))
@@ -74,6 +79,7 @@ async def serve(
             listener.listen(_BACKLOG)  # who is told of the server can connect
             on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")
             await server.serve(sockets=[listener])
+            server.check_engines()
         except _StoppedError:
             pass
         finally:
@@ -106,8 +112,9 @@ def listening(config: ServeConfig) -> Iterator[socket.socket]:
         ConfigError: the address cannot be had.
     """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind)
+        infos = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = infos[0]
+        found = socket.socket(family, kind, protocol)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         found.bind(address)
@@ -123,6 +130,9 @@ class _Server(uvicorn.Server):
 
     def __init__(self, state: ServerState, api_key: str | None, hosts: HostRule) -> None:
         self._state = state
+        self._connections = Connections(raise_file_limit())
+        for model in state.models.values():
+            model.engine.on_given_up = self._end_without_engines
         super().__init__(
             uvicorn.Config(
                 make_app(state, api_key, hosts),
@@ -139,6 +149,19 @@ class _Server(uvicorn.Server):
             )
         )
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of the one listening socket."""
+        assert sockets is not None
+        (listener,) = sockets
+        accepting = Accepting(listener, self._new_connection, self._connections)
+        self.servers = [cast(asyncio.Server, accepting)]
+        accepting.start()
+        self.started = True
+
+    def _new_connection(self) -> Connection:
+        values = {"config": self.config, "server_state": self.server_state, "app_state": {}}
+        return Connection(**values, connections=self._connections)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals as they are."""
@@ -150,6 +173,22 @@ class _Server(uvicorn.Server):
         self.force_exit = at_once
         loop = asyncio.get_running_loop()
         loop.call_later(0 if at_once else self._state.config.drain_seconds, self._fail_all)
+
+    def check_engines(self) -> None:
+        """Raises:
+        EngineError: the server has ended because every engine has died for good.
+        """
+        if self._has_no_engine():
+            lost = "; ".join(f"{name}: {model.engine.lost}" for name, model in self._state.models.items())
+            raise EngineError("every engine has died", seen=lost, fix="see the log; start the server again")
+
+    def _end_without_engines(self) -> None:
+        if self._has_no_engine():
+            self._state.stopping = self.should_exit = True
+
+    def _has_no_engine(self) -> bool:
+        engines = [model.engine for model in self._state.models.values()]
+        return bool(engines) and all(engine.given_up for engine in engines)
 
     def _fail_all(self) -> None:
         for model in self._state.models.values():

@@ -175,6 +175,33 @@ def launch(*words: object, faults: Path | None = None) -> tuple[subprocess.Popen
     return process, lines
 
 
+class Gate:
+    """Lets engines' processes start, or has them wait; its folder is for ``launch``.
+
+    Args:
+        more: code that each engine's process runs behind the gate.
+    """
+
+    def __init__(self, folder: Path, more: str = "") -> None:
+        self.folder, self._closed = folder, folder / "closed"
+        code = f"""
+import sys, time
+from pathlib import Path
+
+if "engine_process" in " ".join(sys.orig_argv):
+    while Path({str(self._closed)!r}).exists():
+        time.sleep(0.02)
+    {more}
+"""
+        (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
+
+    def close(self) -> None:
+        self._closed.touch()
+
+    def open(self) -> None:
+        self._closed.unlink()
+
+
 @contextmanager
 def started(*words: object, faults: Path | None = None) -> Iterator[Server]:
     """A server on a free port, until the block ends."""

@@ -12,19 +12,21 @@ from typing import Any
 import pytest
 
 from ingot.serve.long_prompts import LONG as LONG_TEXT
-from tests.serve.client import Reply, Server, is_gone, launch, started, wait_for
+from tests.serve.client import Gate, Reply, Server, is_gone, launch, started, wait_for
 from tests.serve.conftest import completion
 
 COMPLETIONS = "/v1/completions"
 LONG = {"max_tokens": 480, "ignore_eos": True}
 
 
-def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
-    """Its open requests end by an error and no finish reason, new ones are refused; the other goes on. After
-    SIGTERM and the time to drain, what is still open ends by an error, too, and the exit code is 0.
+def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path, tmp_path: Path) -> None:
+    """Its open requests end by an error and no finish reason, new ones are refused until it is back; the
+    other goes on. After SIGTERM and the time to drain, what is still open ends by an error, too, and the exit
+    code is 0.
     """
+    gate = Gate(tmp_path)
     words = ("--name", "a", "--name", "b", "--max-batch-size", 8, "--drain-seconds", 0.3)
-    with started(engine, engine, *words) as server, ThreadPoolExecutor(8) as pool:
+    with started(engine, engine, *words, faults=tmp_path) as server, ThreadPoolExecutor(8) as pool:
         assert [one["id"] for one in server.get("/v1/models").json["data"]] == ["a", "b"]
         first, second = server.engine_pids()
         streams = [iter(server.stream(COMPLETIONS, completion(**LONG) | {"model": "a"})) for _ in range(3)]
@@ -37,6 +39,7 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
         wait_for("all to run", lambda: server.metric("ingot_num_requests_running", model_name="a") == 5)
         other = pool.submit(server.events, COMPLETIONS, completion(max_tokens=60) | {"model": "b"})
         wait_for("the other to run", lambda: server.metric("ingot_num_requests_running", model_name="b") == 1)
+        gate.close()
         os.kill(first, signal.SIGKILL)
         for stream in streams:
             *chunks, last = stream
@@ -50,11 +53,19 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
         assert other.result()[-1]["choices"][0]["finish_reason"] in ("stop", "length")
         reply = server.post(COMPLETIONS, completion() | {"model": "a"})
         assert (reply.status, reply.error["code"]) == (503, "engine_dead")
-        assert "retry-after" in reply.headers
+        assert int(reply.headers["retry-after"]) >= 1
+        wait_for("the end to be known", lambda: "SIGKILL" in server.get("/health").data.decode())
         assert server.get("/health").status == 503
+        assert first not in server.engine_pids()
         assert server.post(COMPLETIONS, completion(max_tokens=1) | {"model": "b"}).status == 200
         assert server.metric("ingot_engine_alive", model_name="a") == 0
         assert server.metric("ingot_engine_alive", model_name="b") == 1
+        gate.open()
+        wait_for("the engine to be back", lambda: server.get("/health").status == 200)
+        assert server.post(COMPLETIONS, completion(max_tokens=1) | {"model": "a"}).status == 200
+        assert server.metric("ingot_engine_alive", model_name="a") == 1
+        assert server.metric("ingot_engine_restarts_total", model_name="a") == 1
+        assert "a: the engine's process was ended by SIGKILL" in "".join(server.lines)
         stream = iter(server.stream(COMPLETIONS, completion(**LONG, n=8) | {"model": "b"}))
         next(stream)
         server.process.terminate()

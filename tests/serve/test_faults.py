@@ -9,7 +9,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.serve.client import Server, is_gone, memory, started, wait_for
+from tests.serve.client import Gate, Server, is_gone, memory, started, wait_for
 from tests.serve.conftest import chat, completion
 from tests.serve.test_ending import stream
 from tests.serve.test_leaving import opened
@@ -18,9 +18,6 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG = {"max_tokens": 400, "ignore_eos": True}
 CLIENTS = 200
 TENTH = """
-import sys
-
-if "engine_process" in " ".join(sys.orig_argv):
     from ingot.runtime.executor import Executor
 
     step, steps = Executor.step, []
@@ -82,10 +79,11 @@ def open_files(server: Server) -> int:
 
 
 def test_the_gpu_fails_in_the_tenth_step(engine: Path, tmp_path: Path) -> None:
-    """Every open request ends by an error, the server says so from then on, and it can still be stopped."""
-    (tmp_path / "sitecustomize.py").write_text(TENTH, encoding="utf-8")
+    """Every open request ends by an error, the server says so while none lives, and it can be stopped."""
+    gate = Gate(tmp_path, TENTH.strip())
     with started(engine, faults=tmp_path) as server, ThreadPoolExecutor(12) as pool:
         (pid,) = server.engine_pids()
+        gate.close()
         streams = [pool.submit(stream, server, LONG) for _ in range(6)]
         whole = [pool.submit(server.post, COMPLETIONS, completion(**LONG)) for _ in range(4)]
         reading = pool.submit(server.post, "/v1/embeddings", {"model": "pocket", "input": [[65] * 500] * 64})
@@ -100,7 +98,9 @@ def test_the_gpu_fails_in_the_tenth_step(engine: Path, tmp_path: Path) -> None:
                 (503, "engine_dead"),
             )
         wait_for("the engine's process to end", lambda: is_gone(pid))
-        assert server.get("/health").status == 503
+        health = server.get("/health")
+        assert health.status == 503
+        assert "CUDA error" in health.error["message"]
         for path, body in ((CHAT, chat()), ("/v1/embeddings", {"model": "pocket", "input": "Hi"})):
             reply = server.post(path, body)
             assert (reply.status, reply.error["code"]) == (503, "engine_dead")

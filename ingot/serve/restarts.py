@@ -1,0 +1,49 @@
+"""When an engine whose process died is started again.
+
+Owns the waits between attempts and their number, and how to see that an engine's folder is still the one that
+was served. Independent of processes.
+
+    RestartPolicy().delay(failures=3)       # 4.0 seconds
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.engine.manifest import MANIFEST_FILE, is_engine
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Waits that double, up to a number of failures in a row.
+
+    Attributes:
+        first_seconds, most_seconds: the first wait and the longest one.
+        most_failures: deaths and failed starts in a row, after which the engine is given up.
+        stable_seconds: an engine that has run so long has a clean record.
+    """
+
+    first_seconds: float = 1.0
+    most_seconds: float = 30.0
+    most_failures: int = 8
+    stable_seconds: float = 60.0
+
+    def delay(self, failures: int) -> float | None:
+        """Seconds to wait after so many failures in a row; None: the engine is given up."""
+        if failures >= self.most_failures:
+            return None
+        return min(self.most_seconds, self.first_seconds * 2.0 ** (failures - 1))
+
+
+def folder_stamp(folder: Path) -> str:
+    """Changes when another engine or checkpoint is put in a folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    if is_engine(folder):
+        return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+    files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in folder.iterdir())
+    return hashlib.sha256(repr(files).encode()).hexdigest()
