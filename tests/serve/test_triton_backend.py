@@ -139,7 +139,7 @@ def test_a_model_that_is_not_decoupled_gives_whole_answers_until_it_is_closed(en
     assert "does not stream" in asked(found, stream=True).error().message
     sender = asked(found, LONG)
     wait_for("it to run", lambda: found._service._model.engine.gauges.running == 1)
-    process = found._service._model.engine._process
+    process = found._service._model.engine._run._process
     found.close()
     error = sender.error()
     assert (error.code, error.message) == ("UNAVAILABLE", "the server is stopping")
@@ -152,7 +152,7 @@ def test_the_end_of_the_engine_is_told(engine: Path) -> None:
         sender = asked(found, LONG, stream=True)
         sender.next()
         assert found.is_ready
-        process: subprocess.Popen[bytes] = found._service._model.engine._process
+        process: subprocess.Popen[bytes] = found._service._model.engine._run._process
         os.kill(process.pid, signal.SIGKILL)
         error = sender.error()
         assert (error.code, "process has ended" in error.message) == ("INTERNAL", True)
