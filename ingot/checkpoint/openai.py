@@ -1,6 +1,7 @@
 """OpenAI's Whisper files (``tiny.en.pt``, ``large-v3.pt``) as Hugging Face would store them.
 
-Owns the names of their tensors, and what their ``dims`` mean in config.json. Opens no file.
+Owns the names of their tensors, and what their ``dims`` mean in config.json and generation_config.json. Opens
+no file.
 
     config = config_of(path, {"dims": {"n_mels": 80, …}})
     names = names_of(["encoder.blocks.0.attn.query.weight"])    # "model.encoder.layers.0.self_attn.q_proj.…"
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.checkpoint.layout import shorten
+from ingot.checkpoint.openai_heads import published_heads
 from ingot.errors import CheckpointError
 
 STATE = "model_state_dict"
@@ -92,6 +94,12 @@ def config_of(path: Path, values: Mapping[str, object]) -> dict[str, Any]:
         **config,
         **_ends(dims["n_vocab"]),
     }
+
+
+def generation_of(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json of a file: of a published model's sizes it has the heads that time words."""
+    heads = published_heads(config, path.stem)
+    return {} if heads is None else {"alignment_heads": [list(head) for head in heads]}
 
 
 def names_of(stored: Iterable[str]) -> dict[str, str]:

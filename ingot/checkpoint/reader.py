@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_files, read_json, shorten
-from ingot.checkpoint.openai import STATE, config_of, is_openai, names_of
+from ingot.checkpoint.openai import STATE, config_of, generation_of, is_openai, names_of
 from ingot.checkpoint.packed import PackedLayers
 from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
 from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, read_values, scan_shard
@@ -184,12 +184,12 @@ def open_weights(file: Path, inner: str | None = None) -> Checkpoint:
 
 
 def _open_openai(file: Path) -> Checkpoint:
-    """Under the names and with the config.json that Hugging Face's would have."""
+    """Under the names and with the configs that Hugging Face's would have."""
     config = config_of(file, read_values(file))
     stored = scan_shard(file, STATE)
     names = names_of(stored)
     tensors = {name: stored[own] for name, own in names.items()}
-    return Checkpoint(file.parent, config, {}, tensors, STATE, names)
+    return Checkpoint(file.parent, config, generation_of(file, config), tensors, STATE, names)
 
 
 def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:

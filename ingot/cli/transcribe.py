@@ -21,12 +21,13 @@ from ingot.cli.flags import field_flags, given, set_threads
 from ingot.cli.limits import Limits
 from ingot.cli.recordings import STDIN, source_name, source_of, tell_failure
 from ingot.cli.steps import Progress, parts_shown
-from ingot.cli.transcribe_flags import TranscribeFlags, transcribe_flags
+from ingot.cli.transcribe_flags import TranscribeFlags, layout_of, options_as_flags, transcribe_flags
 from ingot.errors import IngotError, RequestError
 
 if TYPE_CHECKING:
     from ingot.speech.files import Told
     from ingot.speech.recording import Transcript
+    from ingot.speech.subtitles import SubtitleLayout
     from ingot.speech.transcriber import Transcriber
 
 _FAILED = 1
@@ -43,6 +44,7 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     """
     from ingot.speech.files import recordings
 
+    layout = layout_of(flags, options)
     names = recordings(flags.files)
     if len(names) > 1 and STDIN in names:
         raise typer.BadParameter("- is stdin, and stands alone", param_hint="FILE")
@@ -61,8 +63,9 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
 
     arguments = given(device=flags.device, quant=flags.quant) | limits.arguments()
     transcriber = Transcriber(flags.engine, **arguments)
-    work = _Work(names, flags.format, written)
-    work.run(transcriber, options, together=flags.batch)
+    work = _Work(names, flags.format, layout, written)
+    with options_as_flags():
+        work.run(transcriber, options, together=flags.batch)
     if work.failed:
         if len(names) > 1:
             stderr().print(f"{work.failed} of {len(names)} recordings failed")
@@ -96,6 +99,7 @@ class _Work:
 
     names: list[str]
     format: str
+    layout: SubtitleLayout
     paths: list[Path] | None
     failed: int = 0
     heard: dict[int, float] = field(default_factory=dict)  # seconds, by position
@@ -136,14 +140,14 @@ class _Work:
 
     def _put(self, position: int, found: Transcript) -> None:
         from ingot.engine.whole_file import whole
-        from ingot.speech.writers import WRITERS
+        from ingot.speech.writers import written
 
         if self.paths is None:
             if self.format != "txt":
-                write(WRITERS[self.format](found))
+                write(written(found, self.format, self.layout))
             return
         with whole(self.paths[position]) as part:
-            part.write_text(WRITERS[self.format](found), encoding="utf-8")
+            part.write_text(written(found, self.format, self.layout), encoding="utf-8")
         stderr().print(f"written: {self.paths[position]}", markup=False, style="dim")
 
     def _seconds(self, lengths: list[float]) -> tuple[int, int]:

@@ -12,17 +12,22 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ingot.cli.flags import Device, EnginePath, Quant, Threads, flags_for, option
 from ingot.errors import RequestError
 
+if TYPE_CHECKING:
+    from ingot.speech.subtitles import SubtitleLayout
+
 FORMATS = ("txt", "srt", "vtt", "tsv", "json")
+_LAID_OUT = ("srt", "vtt")
 _NAMES = {
     "temperatures": "--temperature",
     "compression_ratio": "--compression-ratio-threshold",
@@ -50,11 +55,16 @@ _COMPARE = (
     "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
     "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."
 )
+_SUBTITLES = "Subtitles, with --word-timestamps"
+_WIDTH = "Characters of a line."
+_COUNT = "Lines of a subtitle; with --max-line-width."
+_WORDS = "Words of a subtitle."
+_HIGHLIGHT = "A subtitle for each word, in which it is underlined."
 
 
 @dataclass(frozen=True)
 class TranscribeFlags:
-    """What is transcribed by what, and where transcripts go."""
+    """What is transcribed by what, where transcripts go, and how subtitles look."""
 
     engine: EnginePath
     files: Annotated[list[str], typer.Argument(help=_FILES, metavar="FILE…")]
@@ -66,9 +76,34 @@ class TranscribeFlags:
     ] = None
     batch: Annotated[bool, option(_BATCH, "--batch")] = False
     compare: Annotated[str | None, option(_COMPARE, metavar="hf")] = None
+    max_line_width: Annotated[int | None, option(_WIDTH, min=1, panel=_SUBTITLES)] = None
+    max_line_count: Annotated[int | None, option(_COUNT, min=1, panel=_SUBTITLES)] = None
+    max_words_per_line: Annotated[int | None, option(_WORDS, min=1, panel=_SUBTITLES)] = None
+    highlight_words: Annotated[bool, option(_HIGHLIGHT, panel=_SUBTITLES)] = False
     quant: Quant = None
     device: Device = None
     threads: Threads = None
+
+
+def layout_of(flags: TranscribeFlags, options: dict[str, Any]) -> SubtitleLayout:
+    """How subtitles look.
+
+    Raises:
+        BadParameter: a flag of subtitles has no effect.
+    """
+    from ingot.speech.subtitles import SubtitleLayout
+
+    names = [field.name for field in fields(SubtitleLayout)]
+    given = {name: getattr(flags, name) for name in names if getattr(flags, name)}
+    for name in given:
+        if flags.format not in _LAID_OUT:
+            text = f"needs --format {' or '.join(_LAID_OUT)}; seen: {flags.format}"
+            raise typer.BadParameter(text, param_hint=flag_name(name))
+        if not options.get("word_timestamps"):
+            raise typer.BadParameter("needs --word-timestamps", param_hint=flag_name(name))
+    if "max_line_count" in given and "max_line_width" not in given:
+        raise typer.BadParameter("needs --max-line-width", param_hint=flag_name("max_line_count"))
+    return SubtitleLayout(**given)
 
 
 def transcribe_flags(verb: Callable[..., None]) -> Callable[..., None]:
@@ -87,14 +122,25 @@ def transcribe_flags_at(**defaults: Any) -> Callable[[Callable[..., None]], Call
 
         known = {name: value for name, value in values.items() if value is not None}
         options = defaults | {name: _parsed(name, parsers[name], value) for name, value in known.items()}
-        try:
+        with options_as_flags():
             TranscribeOptions(**options)
-        except RequestError as error:
-            flag = None if error.flag is None else flag_name(error.flag)
-            raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag=flag) from None
         return options
 
     return lambda verb: flags_for(verb, "options", flags, pack)
+
+
+@contextmanager
+def options_as_flags() -> Iterator[None]:
+    """Errors about an option name its flag."""
+    from ingot.speech.options import TranscribeOptions
+
+    try:
+        yield
+    except RequestError as error:
+        if error.flag not in {field.name for field in fields(TranscribeOptions)}:
+            raise
+        flag = flag_name(error.flag)
+        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag=flag) from None
 
 
 def flag_name(field: str) -> str:
@@ -148,8 +194,8 @@ def _kind(hint: Any) -> tuple[Any, Callable[[Any], Any], str | None] | None:
         return str, lambda text: tuple(one(part) for part in text.split(",") if part.strip()), "X,X,…"
     if typing.get_origin(plain) is Literal:
         return str, str, "|".join(typing.get_args(plain))
-    if plain is float and may_be_none:
-        return str, lambda text: None if text.strip().lower() == "none" else float(text), "X|none"
+    if plain in (int, float) and may_be_none:
+        return str, lambda text: None if text.strip().lower() == "none" else plain(text), "X|none"
     return (plain, plain, None) if plain in (str, int, float, bool) else None
 
 
@@ -166,4 +212,5 @@ def _attributes(doc: str | None) -> dict[str, str]:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].replace("``", "`")
+    text = text.replace("``", "`")
+    return text[:1].upper() + text[1:]

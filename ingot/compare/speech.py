@@ -28,7 +28,7 @@ from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
 from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
 from ingot.speech.recording import Transcript, mel_bins
 from ingot.speech.together import together
 from ingot.speech.transcriber import Transcriber
@@ -271,8 +271,8 @@ class ClassListener(OpenClass):
             "logprob_threshold": options.logprob,
             "no_speech_threshold": options.no_speech if options.logprob is not None else None,
             "condition_on_prev_tokens": options.condition_on_previous_text,
-            "num_beams": options.beam_size,
-            "length_penalty": options.length_penalty,
+            "num_beams": options.beam_size or 1,
+            "length_penalty": options.length_exponent,
         }
         if options.max_new_tokens is not None:
             given["max_new_tokens"] = min(options.max_new_tokens, most)
@@ -301,7 +301,10 @@ _SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)
 _LACKING: dict[str, Any] = {
     "hotwords": None,
     "carry_initial_prompt": False,
-    "patience": 1.0,
+    "patience": None,
+    "prefix": None,
+    "suppress_blank": True,
+    "max_initial_timestamp": MAX_INITIAL_TIMESTAMP,
     "chunked": False,
     "clip_timestamps": (),
     "word_timestamps": False,  # windows begin behind words

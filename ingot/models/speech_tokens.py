@@ -57,9 +57,13 @@ class SpeechTokens:
             RequestError: the model does not know the language, or is of English alone.
         """
         if not self.multilingual:
-            if language not in (None, "en") or task != "transcribe":
-                seen = f"{language}, {task}"
-                raise RequestError("this model transcribes English alone", seen=seen, flag="language")
+            other = "or a multilingual model, such as small in place of small.en"
+            if task != "transcribe":
+                what = "this model knows English alone and does not translate"
+                raise RequestError(what, seen=task, allowed=f"transcribe, {other}", flag="task")
+            if language not in (None, "en"):
+                what = "this model knows English alone"
+                raise RequestError(what, seen=language, allowed=f"en, {other}", flag="language")
             ids = [self.start]
         else:
             ids = [self.start, self.language(language or "en"), getattr(self, task)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -34,12 +35,13 @@ _MOST_FIELDS = 256
 _FIELD_BYTES = 64 << 10
 _CHARSETS = ("utf-8", "utf8")
 _FRAME_BYTES = 1 << 20  # of a body, beside its file
+_INNER = re.compile(r"(\w{1,100})\[(\w{1,100})\]")  # a field of an object, as OpenAI's clients send them
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Form:
-    """The fields as JSON, lists among them, and the file."""
+    """The fields as JSON, lists and objects among them, and the file."""
 
     json: bytes
     file: UploadFile
@@ -135,14 +137,18 @@ def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> Fo
     file: UploadFile | None = None
     for name, value in items:
         plain = name.removesuffix("[]")
+        inner = _INNER.fullmatch(name)
         if isinstance(value, UploadFile):
             if name != "file":
                 raise bad_request(f"{name:.100}: the recording goes into the field file", "file")
             file = value
         elif plain in lists:
             values.setdefault(plain, []).append(value)
-        elif name in values:
-            raise bad_request(f"{name:.100} is there twice", name[:100])
+        elif inner is not None and isinstance(held := values.setdefault(inner[1], {}), dict):
+            held[inner[2]] = value
+        elif inner is not None or name in values:
+            plain = name if inner is None else inner[1]
+            raise bad_request(f"{plain:.100} is there twice", plain[:100])
         elif value:
             values[name] = value
     if file is None:

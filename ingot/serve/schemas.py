@@ -178,7 +178,7 @@ class AudioRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     carry_initial_prompt: bool | None = None
     keywords: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None = None
-    chunking_strategy: str | None = None
+    chunking_strategy: Any = None
     include: Any = None
     languages: Any = None
     known_speaker_names: Any = None

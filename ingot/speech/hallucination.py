@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.processors.log_mel import WINDOW_SECONDS
+from ingot.speech.options import APPENDED, PREPENDED
 from ingot.speech.segments import Segment, Word
 
 _UNLIKELY = 0.15  # probability of a word
 _SHORT, _LONG = 0.133, 2.0  # seconds of a word
 _JUDGED = 8  # words of a segment
 _SUSPECT = 3.0
-_MARKS = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
+_MARKS = PREPENDED + APPENDED
 _EDGE = 2.0  # seconds at a window's ends that count as silence
 
 

@@ -19,7 +19,7 @@ from ingot.errors import RequestError
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.segments import Segment, clear_if_empty, split_window
+from ingot.speech.segments import Segment, clear_if_empty, end_at, split_window
 from ingot.speech.window import Asked, Decoded, Vocabulary, decode_window, detect_language
 from ingot.speech.words import AskedScores, Window, add_words
 
@@ -178,6 +178,7 @@ def _heard(
         segments = kept
     for segment in segments:
         clear_if_empty(segment)
+        end_at(segment, place.end * HOP / RATE)
         said.tokens += segment.tokens
     if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
         said.read_from = len(said.tokens)

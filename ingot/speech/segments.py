@@ -68,6 +68,15 @@ def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
     return replace(segment, id=number, start=at(segment.start), end=at(segment.end), words=words, seek=seek)
 
 
+def end_at(segment: Segment, end: float) -> None:
+    """No time of a segment or its words is behind ``end``, in seconds.
+
+    The original does without: a model that hears sound break off may name any time of its window.
+    """
+    for one in (segment, *(segment.words or ())):
+        one.start, one.end = min(one.start, end), min(one.end, end)
+
+
 def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> Split:
     """Segments of a window; one whose last segment has no end is heard again from there.
 

@@ -152,7 +152,7 @@ class Transcriber:
     def _transcribe(
         self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Left | None = None
     ) -> Transcript:
-        beams = wanted.options.beam_size
+        beams = wanted.options.beam_size or 1
         if beams > self._width:
             allowed = f"at most {self._width}, the engine's max_batch_size"
             raise RequestError("too many beams", seen=beams, allowed=allowed, flag="beam_size")
@@ -230,8 +230,9 @@ class _Wanted:
         """Who says where there is speech; clips are there without asking."""
         times = [time for time in self.options.clip_timestamps if time < seconds]
         if self.options.clip_timestamps:
-            clips = list(zip(times[::2], [*times[1::2], seconds], strict=False))
-            return lambda samples: clips
+            clips = zip(times[::2], [*times[1::2], seconds], strict=False)
+            sounding = [(start, end) for start, end in clips if start < end]
+            return lambda samples: sounding
         return self.vad or VoiceDetector()
 
 

@@ -21,13 +21,14 @@ from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.llm.prompts import Input, Prompt
-from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
+from ingot.models.speech_tokens import TIMESTAMP_SECONDS, SpeechTokens, non_speech_tokens
 from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.tokenizer_base import Tokenizer
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
 
 _TOP_LANGUAGES = 20
-_LAST_FIRST = 50  # timestamps: a window begins within its first second
+_LAST_FIRST = round(MAX_INITIAL_TIMESTAMP / TIMESTAMP_SECONDS)
+_LONGEST_FRAME = 5  # start, language, task, no timestamps, and the first new token
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,19 @@ class Vocabulary:
             framed=framed,
             detect=tuple(detect),
             suppressed=(*chosen, *frame, tokens.no_speech, tokens.no_timestamps),
-            begin_suppressed=self.begin_suppressed,
+            begin_suppressed=self.begin_suppressed if options.suppress_blank else (),
             timestamps=options.timestamps,
-            last_first=self.last_first,
-            patience=options.patience,
+            last_first=self._last_first(options.max_initial_timestamp),
+            patience=1.0 if options.patience is None else options.patience,
         )
+
+    def _last_first(self, seconds: float | None) -> int | None:
+        """The latest first timestamp of a window, counted from 0 seconds; None: any. As in the original, 0
+        seconds are no limit.
+        """
+        if seconds == MAX_INITIAL_TIMESTAMP:
+            return self.last_first
+        return round(seconds / TIMESTAMP_SECONDS) if seconds else None
 
     def text(self, tokens: Sequence[int]) -> str:
         """Of tokens, timestamps and others that frame it left out; the ids where there is no tokenizer."""
@@ -165,7 +174,7 @@ def decode_window(
             one = SamplingParams(max_new_tokens=1, logprobs=0, transcript=rules)
             silence = _silence((yield Asked(prompt, one)))
         assert silence is not None
-        decoded = _best(vocabulary, output.answers, temperature, silence, options.length_penalty)
+        decoded = _best(vocabulary, output.answers, temperature, silence, options.length_exponent)
         if not needs_another(decoded, options):
             break
     assert decoded is not None
@@ -205,15 +214,36 @@ def _start(
     language: str | None,
     previous: Sequence[int],
 ) -> tuple[int, Prompt]:
-    """How many tokens stand behind the start, and the prompt: what was said before, the start, and they."""
+    """How many tokens stand behind the start, and the prompt: what was said before, the start, and they.
+
+    Raises:
+        RequestError: the prefix is too long, or the model does not know the language or the task.
+    """
     tokens = vocabulary.tokens
     frame = tokens.prompt(language, options.task, timestamps=options.timestamps)
+    frame += _prefix(vocabulary, options)
     most = vocabulary.longest // 2 - 1
     read = vocabulary.ids(options.hotwords or "")[: most // 2]
     if options.carry_initial_prompt:
         read += vocabulary.ids(options.initial_prompt or "")[len(read) - most :]
     read += list(previous)[-(most - len(read)) :] if len(read) < most else []
     return len(frame) - 1, Prompt([window, [*([tokens.previous, *read] if read else []), *frame]])
+
+
+def _prefix(vocabulary: Vocabulary, options: TranscribeOptions) -> list[int]:
+    """Tokens that a window's transcript begins with. Like the original, a given number of new tokens leaves
+    them the rest of half of what the decoder takes.
+    """
+    ids = vocabulary.ids(options.prefix or "")
+    half = vocabulary.longest // 2
+    if options.max_new_tokens is not None and options.max_new_tokens < half:
+        ids = ids[options.max_new_tokens - half :]
+    longest = half - _LONGEST_FRAME
+    if len(ids) > longest:
+        raise RequestError(
+            "prefix is too long", seen=f"{len(ids)} tokens", allowed=f"at most {longest}", flag="prefix"
+        )
+    return ids
 
 
 def _params(
@@ -227,9 +257,9 @@ def _params(
         transcript=vocabulary.rules(options, framed=framed),
     )
     if temperature > 0:
-        return params.replace(temperature=temperature, n=options.best_of, seed=options.seed)
-    if options.beam_size > 1:
-        return params.replace(num_beams=options.beam_size, length_penalty=options.length_penalty)
+        return params.replace(temperature=temperature, n=options.best_of or 1, seed=options.seed)
+    if options.beam_size is not None and options.beam_size > 1:
+        return params.replace(num_beams=options.beam_size, length_penalty=options.length_exponent)
     return params
 
 

@@ -20,12 +20,10 @@ import torch
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors.languages import NO_SPACES
 from ingot.speech.alignment import token_times
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.options import APPENDED, PREPENDED, TranscribeOptions
 from ingot.speech.segments import Segment, Word
 from ingot.speech.window import Vocabulary
 
-_PREPENDED = "\"'“¿([{-"
-_APPENDED = "\"'.。,，!！?？:：”)]}、"
 _SENTENCE_ENDS = ".。!！?？"
 _MOST_MEDIAN = 0.7  # seconds that a usual word has at most
 _SEGMENT_SLACK = 0.5  # seconds by which words and segments may differ before segments are believed
@@ -94,7 +92,7 @@ def add_words(
         words = timed_words(vocabulary, cut, times, logprobs[len(start) - 1 :])
     typical = typical_duration(words)
     shorten_at_sentences(words, 2 * typical)
-    merge_punctuation(words)
+    merge_punctuation(words, options.prepend_punctuations, options.append_punctuations)
     _give_out(words, segments, texts, typical, window.start, last_end)
 
 
@@ -167,12 +165,17 @@ def shorten_at_sentences(words: Sequence[Timed], longest: float) -> None:
             word.start = word.end - longest
 
 
-def merge_punctuation(words: list[Timed]) -> None:
-    """Marks join the word that they stand at, whose times stay; what is left of them has no text."""
+def merge_punctuation(words: list[Timed], prepended: str = PREPENDED, appended: str = APPENDED) -> None:
+    """Marks join the word that they stand at, whose times stay; what is left of them has no text.
+
+    Args:
+        prepended: marks that join the word behind them.
+        appended: marks that join the word before them.
+    """
     following = len(words) - 1
     for i in range(len(words) - 2, -1, -1):
         mark, word = words[i], words[following]
-        if mark.text.startswith(" ") and mark.text.strip() in _PREPENDED:
+        if mark.text.startswith(" ") and mark.text.strip() in prepended:
             word.text, word.tokens = mark.text + word.text, mark.tokens + word.tokens
             mark.text, mark.tokens = "", []
         else:
@@ -180,7 +183,7 @@ def merge_punctuation(words: list[Timed]) -> None:
     previous = 0
     for i in range(1, len(words)):
         word, mark = words[previous], words[i]
-        if not word.text.endswith(" ") and mark.text in _APPENDED:
+        if not word.text.endswith(" ") and mark.text in appended:
             word.text, word.tokens = word.text + mark.text, word.tokens + mark.tokens
             mark.text, mark.tokens = "", []
         else:

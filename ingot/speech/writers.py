@@ -1,32 +1,20 @@
 """Transcripts as files: text, subtitles, tables, JSON.
 
-Owns the five formats. With words, subtitles have lines of their own, cut at pauses or where a line
-is full. Knows no audio.
+Owns the five formats. Independent of audio, and of where subtitles break (subtitles.py).
 
-    path.write_text(WRITERS["srt"](transcript))
+    path.write_text(written(transcript, "srt", SubtitleLayout(max_line_width=42, max_line_count=2)))
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any
 
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Word
-
-_LINE = 42  # characters
-_LINES = 2
-_PAUSE = 3.0  # seconds
-
-
-class Cue(NamedTuple):
-    """A subtitle's times in seconds, and its text."""
-
-    start: float
-    end: float
-    text: str
+from ingot.speech.subtitles import PLAIN, SubtitleLayout, cues
 
 
 def as_text(found: Transcript) -> str:
@@ -34,19 +22,19 @@ def as_text(found: Transcript) -> str:
     return "".join(f"{segment.text.strip()}\n" for segment in found.segments if segment.text.strip())
 
 
-def as_srt(found: Transcript) -> str:
+def as_srt(found: Transcript, layout: SubtitleLayout = PLAIN) -> str:
     """SubRip."""
     return "\n".join(
         f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text.replace('-->', '->')}\n"
-        for number, cue in enumerate(cues(found), start=1)
+        for number, cue in enumerate(cues(found, layout), start=1)
     )
 
 
-def as_vtt(found: Transcript) -> str:
+def as_vtt(found: Transcript, layout: SubtitleLayout = PLAIN) -> str:
     """WebVTT."""
     told = "".join(
         f"\n{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{cue.text.replace('-->', '->')}\n"
-        for cue in cues(found)
+        for cue in cues(found, layout)
     )
     return f"WEBVTT\n{told}"
 
@@ -62,8 +50,11 @@ def as_tsv(found: Transcript) -> str:
 
 
 def as_json(found: Transcript) -> str:
-    """Everything."""
-    return json.dumps({"text": found.text} | asdict(found), ensure_ascii=False, indent=1) + "\n"
+    """Everything, with the original's names."""
+    told: dict[str, Any] = {"text": found.text} | asdict(found)
+    for segment, own in zip(told["segments"], found.segments, strict=True):
+        segment["words"] = None if own.words is None else [_word(word) for word in own.words]
+    return json.dumps(told, ensure_ascii=False, indent=1) + "\n"
 
 
 WRITERS: dict[str, Callable[[Transcript], str]] = {
@@ -75,34 +66,11 @@ WRITERS: dict[str, Callable[[Transcript], str]] = {
 }
 
 
-def cues(found: Transcript) -> Iterator[Cue]:
-    """Subtitles: segments, or, where words are known, lines of them."""
-    for segment in found.segments:
-        if segment.words:
-            yield from _lines(segment.words)
-        elif segment.text.strip():
-            yield Cue(segment.start, segment.end, segment.text.strip())
-
-
-def _lines(words: list[Word]) -> Iterator[Cue]:
-    taken: list[Word] = []
-    lines = [""]
-    for word in words:
-        paused = bool(taken) and word.start - taken[-1].end > _PAUSE
-        full = len((lines[-1] + word.text).strip()) > _LINE
-        if taken and (paused or (full and len(lines) == _LINES)):
-            yield _cue(taken, lines)
-            taken, lines = [], [""]
-        elif taken and full:
-            lines.append("")
-        taken.append(word)
-        lines[-1] += word.text
-    if taken:
-        yield _cue(taken, lines)
-
-
-def _cue(words: list[Word], lines: list[str]) -> Cue:
-    return Cue(words[0].start, words[-1].end, "\n".join(line.strip() for line in lines))
+def written(found: Transcript, format: str, layout: SubtitleLayout = PLAIN) -> str:
+    """A transcript in one of the ``WRITERS``' formats; ``layout`` is of subtitles alone."""
+    if format == "srt":
+        return as_srt(found, layout)
+    return as_vtt(found, layout) if format == "vtt" else WRITERS[format](found)
 
 
 def clock(seconds: float, point: str) -> str:
@@ -111,6 +79,10 @@ def clock(seconds: float, point: str) -> str:
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours:02}:{minute:02}:{second:02}{point}{ms:03}"
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {"word": word.text, "start": word.start, "end": word.end, "probability": word.probability}
 
 
 def _one_cell(text: str) -> str:

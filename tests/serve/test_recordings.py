@@ -38,6 +38,11 @@ BAD_FIELDS = [
     ({"languages": ["en", "de"]}, "languages"),
     ({"known_speaker_names": ["Ann"]}, "known_speaker_names"),
     ({"chunking_strategy": {"type": "server_vad"}}, "chunking_strategy"),
+    ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),  # as OpenAI's clients send an object
+    ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.5"}, "chunking_strategy"),
+    ({"chunking_strategy": "auto", "chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+    ({"chunking_strategy": "manual"}, "chunking_strategy"),
+    ({"timestamp_granularities[0]": "word", **VERBOSE}, "timestamp_granularities"),
 ]
 
 

@@ -16,6 +16,7 @@ import pytest
 from ingot.serve.schemas import AudioRequest
 from ingot.serve.transcriptions import TranscriptionCall
 from ingot.speech.recording import Transcript
+from ingot.speech.segments import Segment
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.writers import WRITERS
 from tests.serve.client import PATIENCE, ROOT, Server
@@ -25,6 +26,7 @@ from tests.serve.recordings import TRANSLATE, encoded, hear, noise, streamed
 
 SECONDS = 33.0  # more than a window
 FAST = {"temperature": 0.2}
+WARM = {"temperature": 1.0}  # texts that differ
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,18 @@ def test_a_language_without_a_name_is_told_by_its_code() -> None:
         assert json.loads(call._response(Transcript(language=code)).body)["language"] == name
 
 
+def test_segments_that_say_nothing_are_left_out() -> None:
+    unused: Any = None
+    body = AudioRequest(model=EARS, response_format="verbose_json")
+    call = TranscriptionCall(unused, body, "transcribe", lambda: b"")
+    segments = [
+        Segment(i, i, i + 1, text, [1], 0.0, -0.1, 1.0, 0.01) for i, text in enumerate((" a", "", " b"))
+    ]
+    told = json.loads(call._response(Transcript(segments, "en", 0.9, 3.0)).body)
+    assert [(one["id"], one["text"]) for one in told["segments"]] == [(0, " a"), (2, " b")]
+    assert told["text"] == "a b"
+
+
 def test_words_have_the_transcriber_s_times(hearing: Server, alone: Transcriber, published: Schema) -> None:
     samples = encoded(noise(4.0, seed=5))
     asked = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
@@ -150,8 +164,8 @@ def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
     recordings = [encoded(noise(2.0 + i, seed=i)) for i in range(6)]
     before = hearing.metric("ingot_audio_seconds_total"), hearing.metric("ingot_audio_requests_total")
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda one: hear(hearing, one, language="en", **FAST).json["text"], recordings))
-    wanted = [alone(one, language="en", temperatures=(0.2,)).text.strip() for one in recordings]
+        found = list(pool.map(lambda one: hear(hearing, one, language="en", **WARM).json["text"], recordings))
+    wanted = [alone(one, language="en", temperatures=(1.0,)).text.strip() for one in recordings]
     assert found == wanted
     assert len(set(found)) > 2
     assert hearing.metric("ingot_audio_seconds_total") - before[0] == sum(2.0 + i for i in range(6))
@@ -181,6 +195,10 @@ def test_openais_client(hearing: Server, wanted: Transcript, talk: bytes) -> Non
         subtitles = create(**words, response_format="srt")
         *deltas, done = create(**words, stream=True)
         english = api.audio.translations.create(model=EARS, file=("talk.flac", talk), temperature=0.2)
+        for strategy in ({"type": "server_vad"}, {"type": "server_vad", "threshold": 0.4}):
+            with pytest.raises(openai.BadRequestError, match="voice activity detection") as vad:
+                create(**words, chunking_strategy=strategy)
+            assert vad.value.param == "chunking_strategy"
         with pytest.raises(openai.BadRequestError, match="language") as refused:
             create(**words | {"language": "klingon"})
     assert refused.value.param == "language"

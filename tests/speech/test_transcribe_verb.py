@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import io
 import json
@@ -25,8 +26,9 @@ from ingot.speech.files import transcribe_each
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
+from ingot.speech.subtitles import SubtitleLayout
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.writers import WRITERS
+from ingot.speech.writers import WRITERS, written
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
 
@@ -118,6 +120,14 @@ def test_no_engine_is_loaded_for_files_that_are_not_there(
         (("--no-speech-threshold", "loud"), "--no-speech-threshold: loud is not a number"),
         (("--language", "klingon"), "unknown language"),
         (("--task", "sing"), "unknown task"),
+        (("--beam-size", "many"), "--beam-size: many is not a number"),
+        (("--patience", "2"), "fix: --patience"),
+        (("--clip-timestamps", "5,4"), "fix: --clip-timestamps"),
+        (("--max-line-width", "42"), "needs --format srt or vtt; seen: txt"),
+        (("--max-line-width", "42", "-f", "srt"), "needs --word-timestamps"),
+        (("--highlight-words", "-f", "vtt"), "needs --word-timestamps"),
+        (("--max-line-count", "2", "-f", "srt", "--word-timestamps"), "needs --max-line-width"),
+        (("--max-words-per-line", "0", "-f", "srt"), "--max-words-per-line"),
     ],
 )
 def test_misuse_is_told_before_anything_is_loaded(words: tuple[str, ...], told: str) -> None:
@@ -190,6 +200,44 @@ def test_what_flags_become(whisper: Path, clips: list[Path], monkeypatch: pytest
         "temperatures": (0.0, 0.5), "logprob": None, "compression_ratio": 3.0, "timestamps": False,
         "suppress": (1, 2), "word_timestamps": True, "beam_size": 4, "initial_prompt": "Hi",
     }  # fmt: skip
+
+
+def test_none_is_a_value_of_each_option_that_may_be_none(
+    whisper: Path, clips: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def note(transcriber: object, sources: object, together: int, **options: Any) -> Any:
+        seen.update(options)
+        return
+        yield
+
+    monkeypatch.setattr("ingot.speech.files.transcribe_each", note)
+    names = ("beam_size", "best_of", "patience", "length_penalty", "max_initial_timestamp")
+    words = [word for name in names for word in (flag_name(name), "None")]
+    ingot("transcribe", whisper, clips[0], *words, "--device", "cpu")
+    assert seen == dict.fromkeys(names)
+
+
+def test_subtitles_are_laid_out(whisper: Path, clips: list[Path], transcriber: Transcriber) -> None:
+    wanted = transcriber(clips[0], word_timestamps=True, **OPTIONS)
+    flags = ("--word-timestamps", "-f", "srt", "--max-words-per-line", "2", "--highlight-words")
+    found = ingot("transcribe", whisper, clips[0], *QUICK, *flags)
+    layout = SubtitleLayout(max_words_per_line=2, highlight_words=True)
+    assert found.stdout == written(wanted, "srt", layout) != WRITERS["srt"](wanted)
+
+
+def test_a_model_of_english_alone_says_that_it_does_not_translate(
+    transcriber: Transcriber, clips: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = dataclasses.replace(transcriber.vocabulary.tokens, multilingual=False)
+    english = dataclasses.replace(transcriber.vocabulary, tokens=tokens)
+    monkeypatch.setattr("ingot.speech.window.Vocabulary.of_model", lambda *_: english)
+    monkeypatch.setattr("ingot.speech.transcriber.LLM", lambda *_, **__: transcriber.llm)
+    found = ingot("transcribe", "engine.en", clips[0], "--task", "translate")
+    assert found.exit_code == 2
+    assert "does not translate\n  seen: translate\n" in found.stderr
+    assert "fix: --task\n" in found.stderr
 
 
 def test_segments_come_before_the_transcript_and_closing_ends_the_work(

@@ -75,6 +75,9 @@ def timed(*words: tuple[str, float, float]) -> list[Timed]:
 
 
 def test_punctuation_joins_its_word_and_leaves_its_times() -> None:
+    marks = timed((" (", 0, 1), (" so", 1, 2), ("!", 2, 3))
+    merge_punctuation(marks, prepended="", appended="(")
+    assert [word.text for word in marks] == [" (", " so", "!"], "only the marks that are given"
     words = timed(
         (' "', 0, 1), ("Yes", 1, 2), (",", 2, 2), (' "', 2, 3), (" ¿", 3, 3), (" no", 3, 4), (".", 4, 5)
     )
@@ -131,6 +134,10 @@ def test_segments_begin_and_end_with_their_words_or_know_better() -> None:
     one, words = segment(1.0, 4.0), words_of((1.2, 2), (2, 3.8))
     agree(one, words, 0.4)
     assert (one.start, one.end) == (1.2, 3.8)
+    one, words = segment(1.4, 3.4), words_of((1.0, 2), (2, 3.8))
+    agree(one, words, 0.4)
+    assert (one.start, one.end) == (1.0, 3.8), "within half a second words are believed"
+    assert (words[0].start, words[1].end) == (1.0, 3.8)
     one, words = segment(3.0, 4.0), words_of((1.0, 3.2), (3.2, 5.0))
     agree(one, words, 0.4)
     assert (one.start, one.end) == (3.0, 4.0)
@@ -275,6 +282,14 @@ WINDOW = Heard(30.0, 60.0, 200.0)
 def test_made_up_text_in_silence_goes(segments: list[Segment], kept: int | None, seek: float) -> None:
     found = without_hallucinations(segments, WINDOW, 2.0, last_end=29.0, seek=60.0)
     assert found == (None if kept is None else segments[:kept], seek)
+
+
+def test_a_window_ends_behind_the_recording() -> None:
+    """Of 35 s, 25 s of the second window are empty: made-up text at 34.5 s is not at its end."""
+    window = Heard(30.0, 35.0, 35.0)
+    assert window.window_end == 60.0
+    found = without_hallucinations([fluent(31), made_up(34.5)], window, 1.0, last_end=29.0, seek=35.0)
+    assert len(found[0] or ()) == 2
 
 
 def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary) -> None:

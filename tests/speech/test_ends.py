@@ -1,0 +1,97 @@
+"""Clips and ends: what is heard, and that no time is behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.speech.recording import Transcript
+from ingot.speech.segments import Segment, Word, end_at
+from ingot.speech.transcriber import Transcriber
+from tests.speech.scripted import FIRST, at, scripted
+from tests.speech.test_huggingface import noise
+
+
+def times(found: Transcript) -> list[float]:
+    return [
+        time
+        for one in found.segments
+        for part in (one, *(one.words or ()))
+        for time in (part.start, part.end)
+    ]
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize(
+    "said",
+    [
+        [at(0.0), 5, 6, at(28.38)],
+        [at(0.0), 5, at(9.0), at(9.0), 6, at(28.38)],  # begins behind the end, too
+        [at(0.0), 5, at(2.0), at(2.0), 6, at(2.5), at(2.5), 7, at(28.38)],
+    ],
+)
+def test_nothing_ends_behind_the_recording(said: list[int], words: bool) -> None:
+    found, _ = scripted([said], 1.0, spacing=8, word_timestamps=words)
+    assert found.text
+    assert max(times(found)) <= found.duration == 1.0
+    assert found.segments[0].end == 1.0 or words
+    tokens = [token for one in found.segments for token in one.tokens if token < FIRST]
+    assert tokens == [token for token in said if token < FIRST], "no text is lost"
+
+
+def test_a_window_without_times_ends_with_the_recording() -> None:
+    found, _ = scripted([[5, 6, 7]], 1.0)
+    assert times(found) == [0.0, 1.0]
+
+
+def test_the_original_s_decisions_stay() -> None:
+    """Only what is told is cut: where windows begin and which text stays is as in the original."""
+    first, second = [at(0.0), 5, at(20.0), at(20.0), 6], [at(0.0), 7, at(29.0)]
+    found, _ = scripted([first, second], 31.0)
+    assert [(one.start, one.end, one.seek) for one in found.segments] == [(0.0, 20.0, 0), (20.0, 31.0, 2000)]
+
+
+def test_a_clip_s_end_is_an_end() -> None:
+    windows = [[at(0.0), 5, at(20.0)], [at(0.0), 6, at(20.0)]]
+    found, _ = scripted(windows, 40.0, clip_timestamps=(2.0, 5.0, 30.0))
+    assert [(one.start, one.end) for one in found.segments] == [(2.0, 5.0), (30.0, 40.0)]
+
+
+def test_words_are_cut_with_their_segment() -> None:
+    words = [Word(" a", 0.5, 2.0, 1), Word(" b", 2, 3, 1)]
+    one = Segment(0, 0.5, 3.0, " a b", [1], 0.0, -0.1, 1.0, 0.0, words)
+    end_at(one, 1.25)
+    assert (one.start, one.end) == (0.5, 1.25)
+    assert [(word.start, word.end) for word in words] == [(0.5, 1.25), (1.25, 1.25)]
+    end_at(one, 9.0)
+    assert one.end == 1.25
+
+
+@pytest.mark.parametrize(
+    ("clips", "heard"),
+    [
+        ((0, 5, 5, 8), [(0.0, 5.0), (5.0, 8.0)]),  # touching
+        ((0, 5, 5, 5, 6), [(0.0, 5.0), (6.0, 10.0)]),  # one of no length
+        ((3, 100), [(3.0, 10.0)]),  # beyond the file
+        ((20, 30), []),
+        ((0, 5, 20), [(0.0, 5.0)]),
+        ("0", [(0.0, 10.0)]),
+        ((), [(0.0, 10.0)]),
+    ],
+)
+def test_clips(clips: Any, heard: list[tuple[float, float]]) -> None:
+    said = [[at(0.0), 5, at(30.0)]] * len(heard)
+    found, asked = scripted(said, 10.0, clip_timestamps=clips)
+    assert [(one.start, one.end) for one in found.segments] == heard
+    assert len(asked) == len(heard)
+
+
+def test_clips_that_touch_are_chunks_too(whisper: Path) -> None:
+    transcriber = Transcriber(whisper, "cpu", max_batch_size=4)
+    options: dict[str, Any] = {"language": "en", "temperatures": 0.0, "max_new_tokens": 4, "no_speech": None}
+    clips = (0.0, 1.0, 1.0, 1.0, 1.0, 2.0)
+    found = transcriber(noise(2.0), clip_timestamps=clips, chunked=True, **options)
+    assert found.segments
+    assert max(times(found)) <= 2.0
