@@ -3,7 +3,7 @@
 Owns the keys of GPTQ, AWQ and compressed-tensors and the refusal, by name, of what is not read. Knows no
 tensor.
 
-    packed = packed_format(config, beside)       # config.json, quantize_config.json; None: weights are whole
+    packed = packed_format(config, packed_files(folder, names))       # None: weights are whole
 
 Sources: ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, ``BaseQuantizeConfig`` of AutoGPTQ 0.8,
 ``QuantizationConfig`` of compressed-tensors 0.20.
@@ -11,18 +11,32 @@ Sources: ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, ``BaseQuantizeCo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from ingot.checkpoint.layout import read_json
+from ingot.checkpoint.packed_keys import check_packed_keys
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import GROUPS, SCHEMES, WEIGHT_ONLY, listed, stored_as
 from ingot.errors import CheckpointError
 
-PACKED_CONFIG = "quantize_config.json"
+# AutoGPTQ's and AutoAWQ's, which say the same beside config.json, or instead of it.
+PACKED_CONFIGS = ("quantize_config.json", "quant_config.json")
 PACKED_KEYS = ("quantization_config", "compression_config")
 FROM_ORIGINAL = f"build from the original checkpoint with --quant {listed(WEIGHT_ONLY, 'or')}"
-_KINDS = ("gptq", "awq", "compressed-tensors")
+_AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point"})
+# Columns in the order of their groups: by a map of every column, or by none that is stored.
+_ORDERS = {
+    "group": True,
+    "dynamic": True,
+    True: True,
+    "weight": False,
+    "static": False,
+    False: False,
+    None: False,
+}
 
 Json = Mapping[str, Any]
 
@@ -64,59 +78,128 @@ class PackedFormat:
         )
 
 
-def packed_format(config: Json, beside: Json | None = None) -> PackedFormat | None:
-    """The format that config.json, or AutoGPTQ's quantize_config.json ``beside`` it, names.
+def packed_format(config: Json, beside: Mapping[str, Json] | None = None) -> PackedFormat | None:
+    """The format that config.json and the files ``beside`` it (name → content) agree on.
 
     Raises:
-        CheckpointError: it is one that is not read, or a value is missing or odd.
+        CheckpointError: it is one that is not read, a setting is unknown, a value is missing or odd, or two
+            of the files describe different formats.
     """
-    own = next((config[key] for key in PACKED_KEYS if config.get(key)), None)
-    if own is None and beside is None:
+    given = {key: config[key] for key in PACKED_KEYS if config.get(key)}
+    given |= beside or {}
+    if not given:
         return None
-    found = own if own is not None else {"quant_method": "gptq"} | dict(beside or {})
-    if not isinstance(found, Mapping):
-        raise CheckpointError("quantization_config is not an object", seen=found, fix="config.json")
-    kind = found.get("quant_method")
-    if kind == "gptq":
-        return _gptq(found)
-    if kind == "awq":
-        return _awq(found)
-    if kind == "compressed-tensors":
-        return _compressed(found)
-    raise _refused("quantization method", kind, _KINDS)
+    for where, found in given.items():
+        if not isinstance(found, Mapping):
+            raise CheckpointError(f"{where} is not an object", seen=found, fix="config.json")
+    method = next((_method(found) for found in given.values() if _method(found)), None)
+    formats = {where: _read(where, found, method) for where, found in given.items()}
+    (first, form), *others = formats.items()
+    for where, other in others:
+        if other != form:
+            raise CheckpointError(
+                f"{first} and {where} describe different formats",
+                seen=_differences(form, other),
+                fix="remove the one that does not belong to these weights, or download all files of one "
+                "revision again",
+            )
+    return form
+
+
+def packed_files(folder: Path, names: Collection[str]) -> dict[str, Json]:
+    """The quantizers' own config files among a folder's ``names``, by name.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    return {name: read_json(folder / name) for name in PACKED_CONFIGS if name in names}
+
+
+def _differences(one: PackedFormat, other: PackedFormat) -> str:
+    pairs = [(field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
+    return ", ".join(f"{name} {a!r} and {b!r}" for name, a, b in pairs if a != b)
+
+
+def _method(found: Json) -> object:
+    return found.get("quant_method") or found.get("method")
+
+
+def _read(where: str, found: Json, method: object) -> PackedFormat:
+    """One file's format; ``method`` is that of a file without: old tools write none beside config.json."""
+    kinds = {str(found[key]).lower() for key in ("quant_method", "method") if found.get(key)}
+    if len(kinds) > 1:
+        raise _refused("quantization method", " and ".join(sorted(kinds)), "one method")
+    if not kinds and where in PACKED_CONFIGS:
+        kinds = {str(method) if method else "awq" if _AWQ_KEYS & set(found) else "gptq"}
+    readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+    kind = next(iter(kinds), None)
+    if kind not in readers:
+        raise _refused("quantization method", kind, tuple(readers))
+    form = readers[kind](found)
+    check_packed_keys(kind, found, where)
+    return form
 
 
 def _gptq(found: Json) -> PackedFormat:
-    form = str(found.get("checkpoint_format") or found.get("format") or "gptq").lower()
-    if found.get("is_marlin_format"):
-        form = "marlin"
-    if form not in ("gptq", "gptq_v2"):
-        raise _refused("GPTQ format", form, ("gptq", "gptq_v2"))
-    if found.get("lm_head"):
-        raise _refused("GPTQ", "a quantized lm_head", "an unquantized lm_head")
-    own = [pattern for pattern in found.get("dynamic") or () if not str(pattern).startswith("-:")]
-    if own:
-        raise _refused("GPTQ", f"different bits for {own[:3]}", "one format for all layers")
-    packs = str(found.get("pack_dtype") or "int32")
-    if packs != "int32":
-        raise _refused("GPTQ pack_dtype", packs, "int32")
+    if _flag(found, "is_marlin_format", False):
+        raise _refused("GPTQ format", "marlin", ("gptq", "gptq_v2"))
+    form = _layout(found, "GPTQ format", ("checkpoint_format", "format"), ("gptq", "gptq_v2"))
+    _check_words("GPTQ", found)
     bits, group = _bits(found.get("bits")), _group(found.get("group_size"))
-    ordered = bool(found.get("desc_act")) and not found.get("static_groups") and group != 0
+    ordered = _flag(found, "desc_act", False) and not _flag(found, "static_groups", False) and group != 0
     return PackedFormat(
-        "gptq", bits, group, bool(found.get("sym", True)), ordered, 1 if form == "gptq" else 0
+        "gptq", bits, group, _flag(found, "sym", True), ordered, stored_zero=1 if form == "gptq" else 0
     )
 
 
 def _awq(found: Json) -> PackedFormat:
-    form = str(found.get("version") or found.get("format") or "gemm").lower()
-    if form != "gemm":
-        raise _refused("AWQ version", form, "gemm")
-    if not found.get("zero_point", True):
+    _layout(found, "AWQ version", ("version", "format", "checkpoint_format"), ("gemm",))
+    if found.get("backend") == "llm-awq":
+        raise _refused("AWQ backend", "llm-awq", "another one")
+    if not _flag(found, "zero_point", True):
         raise _refused("AWQ", "zero_point false", "zero_point true")
+    if _flag(found, "desc_act", False):
+        raise _refused("AWQ", "desc_act true", "desc_act false")
+    _check_words("AWQ", found)
     bits = found.get("bits", found.get("w_bit"))
     if bits != 4:
         raise _refused("number of bits of AWQ", bits, 4)
     return PackedFormat("awq", 4, _group(found.get("group_size", found.get("q_group_size"))), symmetric=False)
+
+
+def _layout(found: Json, what: str, keys: tuple[str, ...], known: tuple[str, ...]) -> str:
+    """The layout that these keys name alike; the first of ``known`` where there is none of them."""
+    named = {key: str(found[key]).lower() for key in keys if found.get(key)}
+    for form in named.values():
+        if form not in known:
+            raise _refused(what, form, known)
+    if len(set(named.values())) > 1:
+        raise CheckpointError(
+            "the quantization config names two layouts",
+            seen=named,
+            fix=f"give {' and '.join(named)} the same value, that of the tool that packed these weights",
+        )
+    return next(iter(named.values()), known[0])
+
+
+def _check_words(name: str, found: Json) -> None:
+    """Refuse what GPTQ and AWQ say alike of layers that differ, of the head and of words."""
+    if _flag(found, "lm_head", False):
+        raise _refused(name, "a quantized lm_head", "an unquantized lm_head")
+    dynamic = found.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise _refused(f"{name} dynamic", dynamic, "an object")
+    own = [pattern for pattern in dynamic if not str(pattern).startswith("-:")]
+    if own:
+        raise _refused(name, f"different bits for {own[:3]}", "one format for all layers")
+    packs = str(found.get("pack_dtype") or "int32").removeprefix("torch.")
+    if packs != "int32":
+        raise _refused(f"{name} pack_dtype", packs, "int32")
+    kind, bits = found.get("data_type") or "int", found.get("act_bits") or 16
+    if kind != "int":
+        raise _refused(f"{name} data_type", kind, "int")
+    if not isinstance(bits, int) or bits < 16:
+        raise _refused(f"{name} act_bits", bits, "16: activations keep the engine's dtype")
 
 
 def _compressed(found: Json) -> PackedFormat:
@@ -126,7 +209,8 @@ def _compressed(found: Json) -> PackedFormat:
     for key in ("kv_cache_scheme", "transform_config"):
         if found.get(key):
             raise _refused("compressed-tensors", key, f"no {key}")
-    sparse = (found.get("sparsity_config") or {}).get("format", "dense")
+    sparsity = found.get("sparsity_config") or {}
+    sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
     if sparse != "dense":
         raise _refused("compressed-tensors sparsity", sparse, "dense")
     groups = found.get("config_groups")
@@ -144,15 +228,21 @@ def _of_weights(group: Any, form: str) -> PackedFormat:
         raise _refused("compressed-tensors group", group, "an object with weights")
     if group.get("output_activations"):
         raise _refused("compressed-tensors", "output_activations", "none")
-    kind = weights.get("type", "int")
+    if group.get("format") not in (None, form):
+        raise _refused("format of a compressed-tensors group", group["format"], f"{form}, as of all layers")
+    kind = weights.get("type") or "int"
     if kind != "int":
         raise _refused("type of compressed-tensors", kind, "int")
+    if weights.get("dynamic"):
+        raise _refused("compressed-tensors weights", f"dynamic {weights['dynamic']}", "dynamic false")
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
     if strategy not in ("group", "channel", "tensor"):
         raise _refused("strategy of compressed-tensors", strategy, ("group", "channel", "tensor"))
     group_size = _group(weights.get("group_size")) if strategy == "group" else 0
-    ordered = weights.get("actorder") in ("group", "dynamic", True) and group_size != 0
-    bits, symmetric = _bits(weights.get("num_bits")), bool(weights.get("symmetric", True))
+    order = weights.get("actorder")
+    if isinstance(order, (list, dict)) or order not in _ORDERS:
+        raise _refused("actorder of compressed-tensors", order, [one for one in _ORDERS if one])
+    bits, symmetric = _bits(weights.get("num_bits")), _flag(weights, "symmetric", True)
     whole = form == "int-quantized"
     activations = _activations(group.get("input_activations"))
     if activations != "none" and not (whole and bits == 8 and symmetric and not group_size):
@@ -163,7 +253,7 @@ def _of_weights(group: Any, form: str) -> PackedFormat:
         bits,
         group_size,
         symmetric,
-        ordered,
+        _ORDERS[order] and group_size != 0,
         whole_bytes=whole,
         activations=activations,
     )
@@ -173,7 +263,7 @@ def _activations(found: Any) -> str:
     """``none``, ``dynamic`` (a scale a token) or ``static`` (one of all)."""
     if not found:
         return "none"
-    keys = ("num_bits", "type", "symmetric", "strategy", "dynamic")
+    keys = ("num_bits", "type", "symmetric", "strategy", "dynamic", "group_size", "actorder")
     own = {key: found.get(key) for key in keys} if isinstance(found, Mapping) else {}
     own = {"num_bits": 8, "type": "int", "symmetric": True} | {k: v for k, v in own.items() if v is not None}
     dynamic = own.get("dynamic", False)
@@ -183,10 +273,19 @@ def _activations(found: Any) -> str:
         kind = "dynamic"
     elif dynamic is False and strategy == "tensor":
         kind = "static"
-    if kind is None or (own["num_bits"], own["type"], own["symmetric"]) != (8, "int", True):
+    parts = own.get("group_size") or own.get("actorder")
+    if kind is None or parts or (own["num_bits"], own["type"], own["symmetric"]) != (8, "int", True):
         allowed = "symmetric 8-bit int: dynamic with one scale per token, or static with one per tensor"
         raise _refused("compressed-tensors activations", own, allowed)
     return kind
+
+
+def _flag(found: Json, key: str, default: bool) -> bool:
+    """true or false; null is the default."""
+    value = found.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise _refused(key, repr(value), "true or false")
+    return default if value is None else value
 
 
 def _bits(bits: Any) -> int:

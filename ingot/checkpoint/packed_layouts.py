@@ -25,10 +25,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.checkpoint.packed_config import PackedFormat
+from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
 from ingot.errors import CheckpointError
 
 WORD_BITS = 32
+_NEAR = 0.25  # steps: no layer's values lie as far from 0 on average, and of 1,024 values chance moves half
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SUFFIXES = {
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
@@ -109,9 +110,10 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
         numbers, scales, zeros, index = _compressed(packed, pieces)
     else:
         numbers, scales, zeros, index = _gptq(packed, pieces)
-    if packed.symmetric and zeros is not None:
-        _expect_middle(packed, zeros)
-        zeros = None
+    if zeros is not None:
+        if packed.source == "gptq":
+            _check_zeros(packed, numbers, zeros)
+        zeros = None if packed.symmetric else zeros
     rows, columns = numbers.shape
     groups = -(-columns // packed.group) if packed.group else 1
     for name, part in (("scales", scales), ("zeros", zeros)):
@@ -163,6 +165,7 @@ def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
     scales = scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales.view(rows, -1)
     zeros = pieces.get("weight_zero_point")
     if packed.symmetric:
+        _check_no_zeros(packed, zeros)
         return numbers, scales.T, None, pieces.get("weight_g_idx")
     assert zeros is not None
     if zeros.dtype == torch.int32:
@@ -171,6 +174,19 @@ def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
         zeros = (zeros.to(torch.int16) + middle).to(torch.uint8)
         zeros = (zeros.reshape(1, 1).expand(rows, 1) if zeros.numel() == 1 else zeros.view(rows, -1)).T
     return numbers, scales.T, zeros, pieces.get("weight_g_idx")
+
+
+def _check_no_zeros(packed: PackedFormat, zeros: torch.Tensor | None) -> None:
+    """Refuse zeros of symmetric weights of compressed-tensors, unless all are 0 (or, packed, the middle)."""
+    if zeros is None or not bool(zeros.any()):
+        return
+    if zeros.dtype != torch.int32 or bool((_words(zeros, packed.bits) != 1 << (packed.bits - 1)).any()):
+        raise CheckpointError(
+            "the quantization config says symmetric, but zero points are not 0",
+            seen=f"weight_zero_point {int(zeros.min())} to {int(zeros.max())}",
+            allowed=0,
+            fix=f"download config.json and weights of one revision again, or {FROM_ORIGINAL}",
+        )
 
 
 def _words(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -186,16 +202,45 @@ def _awq_words(words: torch.Tensor) -> torch.Tensor:
     return _words(words, 4).unflatten(-1, (-1, len(_AWQ_ORDER)))[..., places].flatten(-2)
 
 
-def _expect_middle(packed: PackedFormat, zeros: torch.Tensor) -> None:
+def _check_zeros(packed: PackedFormat, numbers: torch.Tensor, zeros: torch.Tensor) -> None:
+    """Refuse zeros of GPTQ [groups, N] that were stored in the other layout, or contradict ``sym``.
+
+    The layout gptq stores zeros less 1 and gptq_v2 as they are. Read as the other one, symmetric zeros are
+    all 1 beside the middle, and values of 4 bits lie 1 beside 0 on average, where a layer's weights lie
+    around 0. (In 8 bits one step is as small as a layer's own average.)
+
+    Raises:
+        CheckpointError: as said; its advice is given where the tensors show that it is the cure.
+    """
     middle = 1 << (packed.bits - 1)
-    odd = zeros[zeros != middle]
-    if len(odd):
+    beside, other = (1, "gptq_v2") if packed.stored_zero else (-1, "gptq")
+    low, high = int(zeros.min()), int(zeros.max())
+    mean = _mean_step(numbers, zeros)
+    shifted = not packed.symmetric and packed.bits == 4 and abs(mean + beside) < _NEAR
+    if low == high == middle + beside or shifted:
         raise CheckpointError(
-            "config.json says symmetric, but zero points are not in the middle",
-            seen=int(odd[0]),
-            allowed=middle,
-            fix="sym in the checkpoint's quantization config",
+            f"the zero points are those of the layout {other}, and the quantization config names another",
+            seen=f"zeros {low} to {high}, quantized values {mean:+.2f} steps from zero on average",
+            allowed=f"values around zero, zeros {middle} if symmetric",
+            fix=f'"checkpoint_format": "{other}" in the checkpoint\'s quantization config (the same in '
+            '"format" and in quantize_config.json, where they are there)',
         )
+    if packed.symmetric and (low, high) != (middle, middle):
+        around = packed.bits == 4 and abs(mean) < _NEAR
+        raise CheckpointError(
+            "the quantization config says symmetric, but zero points are not in the middle",
+            seen=f"{low} to {high}",
+            allowed=middle,
+            fix='"sym": false in the checkpoint\'s quantization config'
+            if around
+            else "download config.json and weights of one revision again; whether the config's sym or its "
+            f"layout is wrong cannot be told from the tensors. Or {FROM_ORIGINAL}",
+        )
+
+
+def _mean_step(numbers: torch.Tensor, zeros: torch.Tensor) -> float:
+    """How many steps the values [N, K] lie from their zeros [groups, N] on average."""
+    return float(numbers.sum(dtype=torch.int64)) / numbers.numel() - float(zeros.double().mean())
 
 
 def _order(packed: PackedFormat, index: torch.Tensor | None, columns: int) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ import torch
 from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_files, read_json, shorten
 from ingot.checkpoint.openai import STATE, config_of, generation_of, is_openai, names_of
 from ingot.checkpoint.packed import PackedLayers
-from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
+from ingot.checkpoint.packed_config import packed_files, packed_format
 from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, read_values, scan_shard
 from ingot.config.build import MANIFEST_FILE
 from ingot.errors import CheckpointError, NoSuchPathError
@@ -147,7 +147,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
     layout = find_layout(folder, names)
     found = Checkpoint(folder, config, generation, _scan(folder, layout))
-    form = packed_format(config, read_json(folder / PACKED_CONFIG) if PACKED_CONFIG in names else None)
+    form = packed_format(config, packed_files(folder, names))
     if form is not None:
         found.unpack(PackedLayers.of(form, found.tensors, found.read_stored))
     return found

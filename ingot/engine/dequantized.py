@@ -19,7 +19,7 @@ import torch
 
 from ingot.checkpoint.hub import small_files
 from ingot.checkpoint.layout import CONFIG, list_files, read_json
-from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
+from ingot.checkpoint.packed_config import PACKED_CONFIGS, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
 from ingot.checkpoint.weight_map import MappedTensor
@@ -58,7 +58,7 @@ def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
 
 def _copy_files(checkpoint: Path, folder: Path, *, untied: bool) -> None:
     for name in small_files(list_files(checkpoint)):
-        if name != PACKED_CONFIG and not name.endswith(".index.json"):
+        if name not in PACKED_CONFIGS and not name.endswith(".index.json"):
             shutil.copyfile(checkpoint / name, folder / name)
     config = read_json(folder / CONFIG)
     changed = {key: value for key, value in config.items() if key not in PACKED_KEYS}

@@ -13,7 +13,7 @@ from typing import Literal
 from ingot.checkpoint.hub import resolve_config
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.openai import is_openai
-from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
+from ingot.checkpoint.packed_config import PACKED_CONFIGS, packed_files, packed_format
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
@@ -84,8 +84,8 @@ def _stored_quant(path: Path, manifest: Manifest) -> QuantConfig:
     if is_openai(path):
         return QuantConfig()
     folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
-    beside = folder / PACKED_CONFIG
-    form = packed_format(read_json(config), read_json(beside) if beside.is_file() else None)
+    beside = packed_files(folder, [name for name in PACKED_CONFIGS if (folder / name).is_file()])
+    form = packed_format(read_json(config), beside)
     if form is None:
         return QuantConfig()
     try:

@@ -252,7 +252,7 @@ class TestRefusals:
             ({"lm_head": True}, "quantized lm_head"),
             ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "different bits for"),
             ({"quant_method": "awq", "version": "gemv"}, "AWQ version; seen: gemv"),
-            ({"quant_method": "awq", "bits": 8}, "AWQ; seen: 8"),
+            ({"quant_method": "awq", "checkpoint_format": None, "bits": 8}, "AWQ; seen: 8"),
             ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "seen: float-quantized"),
             ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "seen: marlin-24"),
         ],
