@@ -298,7 +298,8 @@ def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
             "max_seq_len exceeds the model's context length",
             seen=build.max_seq_len,
             allowed=f"<= {config.max_positions}",
-            flag="--max-seq-len",
+            flag=f"--max-seq-len {config.max_positions} or less: the model's context length is that of "
+            "config.json (max_position_embeddings; of YaRN, original_max_position_embeddings times factor)",
         )
 
 

@@ -15,7 +15,7 @@ from ingot.errors import CheckpointError
 from ingot.models.base import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, integer, number, refused
 from ingot.models.llama_layout import llama_weight_map
-from ingot.models.rope import ROPE_KEYS, rope_from_hf
+from ingot.models.rope import ROPE_KEYS, longest, rope_from_hf
 
 _ACTIVATION = "gelu_pytorch_tanh"
 _KINDS = ("sliding_attention", "full_attention")
@@ -42,9 +42,13 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     if hf.get("hidden_activation", _ACTIVATION) != _ACTIVATION:
         raise refused("hidden_activation", hf["hidden_activation"], _ACTIVATION)
     hidden, head_dim = integer(hf, "hidden_size"), integer(hf, "head_dim", default=256)
-    max_positions = integer(hf, "max_position_embeddings", default=8192)
+    stated = integer(hf, "max_position_embeddings", default=8192)
+    rope = rope_from_hf(hf, head_dim, stated)
     attention, final = (_softcap(hf, *pair) for pair in zip(_SOFTCAPS, (50.0, 30.0), strict=True))
     layers, bias = integer(hf, "num_hidden_layers"), flag(hf, "attention_bias", False)
+    full_layers = _full_layers(hf, layers)
+    if len(full_layers) < layers and "sliding_window" in hf and hf["sliding_window"] is None:
+        raise refused("sliding_window", None, "a number of tokens, where layers have a window")
     return DecoderConfig(
         architecture="gemma2",
         vocab_size=integer(hf, "vocab_size"),
@@ -52,17 +56,17 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         intermediate_size=integer(hf, "intermediate_size"),
         num_layers=layers,
         num_heads=integer(hf, "num_attention_heads"),
-        num_kv_heads=integer(hf, "num_key_value_heads"),
+        num_kv_heads=integer(hf, "num_key_value_heads", default=4),
         head_dim=head_dim,
-        max_positions=max_positions,
+        max_positions=longest(hf, rope, stated),
         norm_eps=number(hf, "rms_norm_eps", default=1e-6),
         mlp="gelu_tanh_gated",
-        rope=rope_from_hf(hf, head_dim, max_positions),
+        rope=rope,
         qkv_bias=bias,
         output_bias=bias,
         tie_word_embeddings=flag(hf, "tie_word_embeddings", True),
         sliding_window=integer(hf, "sliding_window", default=4096),
-        full_layers=_full_layers(hf, layers),
+        full_layers=full_layers,
         wide_norms=True,
         post_norms=True,
         query_scalar=number(hf, "query_pre_attn_scalar", default=256.0),

@@ -16,9 +16,10 @@ _KEYS = LLAMA_KEYS | WINDOW_KEYS | {"attention_bias", "mlp_bias"}
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a LLaMA model → DecoderConfig."""
-    no_window(hf, "LlamaForCausalLM")
-    bias = flag(hf, "attention_bias", False)
-    return llama_config(hf, "llama", qkv_bias=bias, output_bias=bias, mlp_bias=flag(hf, "mlp_bias", False))
+    bias, mlp_bias = flag(hf, "attention_bias", False), flag(hf, "mlp_bias", False)
+    config = llama_config(hf, "llama", qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    no_window(hf, "LlamaForCausalLM", config.max_positions)
+    return config
 
 
 LLAMA = Architecture(

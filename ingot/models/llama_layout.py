@@ -15,7 +15,7 @@ from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
 from ingot.models.base import LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, number, optional_integer
-from ingot.models.rope import ROPE_KEYS, rope_from_hf
+from ingot.models.rope import ROPE_KEYS, longest, rope_from_hf
 
 # "pretraining_tp" splits products into sums of parts; the others say what the rest of the config says.
 _IDLE = {"pretraining_tp", "max_seq_len", "max_seq_length", "model_max_length", "is_llama_config"}
@@ -33,29 +33,39 @@ WINDOW_KEYS = frozenset(
 
 
 def llama_config(
-    hf: HfConfig, architecture: str, *, head_dim: int | None = None, **own: Any
+    hf: HfConfig,
+    architecture: str,
+    *,
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    positions: int = 2048,
+    **own: Any,
 ) -> DecoderConfig:
     """config.json with LLaMA's keys → DecoderConfig.
 
     Args:
         head_dim: what a config without ``head_dim`` means; None: hidden size / heads.
+        kv_heads: what one without ``num_key_value_heads`` means; None, and null: as many as query heads.
+        positions: what one without ``max_position_embeddings`` means.
         own: fields of DecoderConfig that this architecture sets itself.
     """
     check_silu(hf)
     hidden, heads = integer(hf, "hidden_size"), integer(hf, "num_attention_heads")
     head_dim = optional_integer(hf, "head_dim") or head_dim or head_size(hidden, heads)
-    max_positions = integer(hf, "max_position_embeddings", "max_sequence_length", default=2048)
+    stated = integer(hf, "max_position_embeddings", "max_sequence_length", default=positions)
+    rope = rope_from_hf(hf, head_dim, stated)
+    kv_heads = optional_integer(hf, "num_key_value_heads") if "num_key_value_heads" in hf else kv_heads
     shared: dict[str, Any] = {
         "vocab_size": integer(hf, "vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": integer(hf, "intermediate_size"),
         "num_layers": integer(hf, "num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": integer(hf, "num_key_value_heads", default=heads),
+        "num_kv_heads": kv_heads or heads,
         "head_dim": head_dim,
-        "max_positions": max_positions,
+        "max_positions": longest(hf, rope, stated),
         "norm_eps": number(hf, "rms_norm_eps", default=1e-6),
-        "rope": rope_from_hf(hf, head_dim, max_positions),
+        "rope": rope,
         "tie_word_embeddings": flag(hf, "tie_word_embeddings", False),
     }
     return DecoderConfig(architecture=architecture, **(shared | own))
@@ -108,40 +118,53 @@ def check_silu(hf: HfConfig) -> None:
         )
 
 
-def sliding_window(hf: HfConfig, default_on: bool = False) -> int:
+def sliding_window(hf: HfConfig, on: bool, default: int = 0, full: int = 0) -> int:
     """Window of every layer, 0 for none.
 
     Args:
-        default_on: what a config without ``use_sliding_window`` means (Mistral: on, Qwen: off).
+        on: whether a window is in use.
+        default: the window of a config without ``sliding_window``; null is none.
+        full: how many layers come before the first with a window, where ``layer_types`` does not say it.
 
     Raises:
         CheckpointError: some layers have a window and others do not, or the settings contradict each other.
     """
     kinds = _layer_kinds(hf)
-    window = integer(hf, "sliding_window") if hf.get("sliding_window") else 0
-    on = window if flag(hf, "use_sliding_window", default_on) else 0
-    if "sliding_attention" in kinds and not on:
+    window = stated_window(hf, default) if on else 0
+    if "sliding_attention" in kinds and not window:
         raise _mixed("layer_types has sliding_attention, but no sliding_window is in use", sorted(kinds))
-    if kinds == {"full_attention"} or not on:
+    if kinds == {"full_attention"} or not window or (not kinds and full >= integer(hf, "num_hidden_layers")):
         return 0
-    full = (hf.get("max_window_layers") or 0) if hf.get("use_sliding_window") and not kinds else 0
-    if full and full >= integer(hf, "num_hidden_layers"):
-        return 0
+    full = 0 if kinds else full
     pattern = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 1
     if len(kinds) > 1 or full > 0 or pattern != 1:
         what = "layers with and without a sliding window in one model are not supported"
         raise _mixed(what, sorted(kinds) or full or pattern)
-    return on
+    return window
 
 
-def no_window(hf: HfConfig, model: str) -> None:
+def stated_window(hf: HfConfig, default: int) -> int:
+    """``sliding_window``; 0 where it is null or 0."""
+    return integer(hf, "sliding_window", default=default) if hf.get("sliding_window", default) else 0
+
+
+def qwen_window(hf: HfConfig) -> int:
+    """``sliding_window`` as Qwen2 and Qwen3 mean it: off by default, and of the layers from
+    ``max_window_layers`` on.
+    """
+    full = integer(hf, "max_window_layers", default=28) if hf.get("max_window_layers") != 0 else 0
+    return sliding_window(hf, flag(hf, "use_sliding_window", False), default=4096, full=full)
+
+
+def no_window(hf: HfConfig, model: str, max_positions: int) -> None:
     """Refuse a window that would be in use in a model that has none.
 
     Raises:
         CheckpointError: programs differ on it: some pass over the window, and some do not.
     """
-    window = sliding_window(hf, default_on=True)
-    if 0 < window < integer(hf, "max_position_embeddings", "max_sequence_length", default=2048):
+    full = (hf.get("max_window_layers") or 0) if hf.get("use_sliding_window") else 0
+    window = sliding_window(hf, flag(hf, "use_sliding_window", True), full=full)
+    if 0 < window < max_positions:
         raise _mixed(f"{model} has no sliding window, but config.json sets one", window)
 
 

@@ -7,6 +7,7 @@ Source: the Hugging Face class ``MistralForCausalLM``.
 from __future__ import annotations
 
 from ingot.config.model import DecoderConfig
+from ingot.errors import CheckpointError
 from ingot.models.base import Architecture
 from ingot.models.hf_values import HfConfig
 from ingot.models.llama_layout import (
@@ -15,12 +16,25 @@ from ingot.models.llama_layout import (
     llama_config,
     llama_weight_map,
     sliding_window,
+    stated_window,
 )
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a Mistral model → DecoderConfig."""
-    return llama_config(hf, "mistral", sliding_window=sliding_window(hf, default_on=True))
+    """config.json of a Mistral model → DecoderConfig.
+
+    The class reads ``sliding_window`` alone; null is none. ``use_sliding_window`` and ``max_window_layers``
+    are passed over, and what is said of single layers must agree.
+    """
+    window = sliding_window(hf, on=True, default=4096)
+    if not window and stated_window(hf, 4096):
+        raise CheckpointError(
+            "layer_types of config.json contradict its sliding_window, which is that of every layer",
+            seen=f"full_attention, window {stated_window(hf, 4096)}",
+            allowed="sliding_attention with the window, or sliding_window null",
+            fix="a model with one kind of attention, or correct config.json",
+        )
+    return llama_config(hf, "mistral", kv_heads=8, positions=131072, sliding_window=window)
 
 
 MISTRAL = Architecture(

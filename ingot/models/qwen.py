@@ -28,6 +28,7 @@ _KEYS = frozenset(
     {"vocab_size", "padded_vocab_size", "hidden_size", "n_embd", "intermediate_size", "ffn_hidden_size"}
     | {"num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "kv_channels"}
     | {"seq_length", "n_positions", "max_position_embeddings", "rotary_emb_base", "layer_norm_epsilon"}
+    | {"rope_theta"}
     | {"use_dynamic_ntk", "use_logn_attn", "tie_word_embeddings"}
     | _FIXED.keys()
     | _IDLE
@@ -54,7 +55,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     ntk = flag(hf, "use_dynamic_ntk", True)
     rope = RopeConfig(
         dim=head_dim,
-        theta=number(hf, "rotary_emb_base", default=10000.0),
+        theta=_base(hf),
         scaling="qwen_ntk" if ntk else "none",
         original_max=seq_length if ntk else 0,
     )
@@ -75,6 +76,18 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         tie_word_embeddings=flag(hf, "tie_word_embeddings", False),
         logn_length=seq_length if flag(hf, "use_logn_attn", True) else 0,
     )
+
+
+def _base(hf: HfConfig) -> float:
+    """``rotary_emb_base``, which the class reads; ``rope_theta`` beside it (Qwen-72B) must be the same."""
+    base = number(hf, "rotary_emb_base", default=10000.0)
+    if number(hf, "rope_theta", default=base) != base:
+        raise CheckpointError(
+            "rotary_emb_base and rope_theta of config.json differ, and Qwen v1 reads the first",
+            seen=f"{base:g} and {hf['rope_theta']}",
+            fix="correct config.json, or download it again",
+        )
+    return base
 
 
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:

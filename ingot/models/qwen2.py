@@ -9,13 +9,7 @@ from __future__ import annotations
 from ingot.config.model import DecoderConfig
 from ingot.models.base import Architecture
 from ingot.models.hf_values import HfConfig, integer
-from ingot.models.llama_layout import (
-    LLAMA_KEYS,
-    WINDOW_KEYS,
-    llama_config,
-    llama_weight_map,
-    sliding_window,
-)
+from ingot.models.llama_layout import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
 
 _CHUNKS = "dual_chunk_attention_config"
 # CodeQwen1.5 says twice, in the words of Qwen v1, what rope_theta and max_position_embeddings say.
@@ -28,7 +22,9 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     Qwen2.5-1M attends in chunks beyond the first one; that is not supported, so the first is the longest
     request.
     """
-    config = llama_config(hf, "qwen2", qkv_bias=True, sliding_window=sliding_window(hf))
+    config = llama_config(
+        hf, "qwen2", kv_heads=32, positions=32768, qkv_bias=True, sliding_window=qwen_window(hf)
+    )
     chunks = hf.get(_CHUNKS)
     if not chunks:
         return config

@@ -9,13 +9,7 @@ from __future__ import annotations
 from ingot.config.model import DecoderConfig
 from ingot.models.base import Architecture
 from ingot.models.hf_values import HfConfig, flag
-from ingot.models.llama_layout import (
-    LLAMA_KEYS,
-    WINDOW_KEYS,
-    llama_config,
-    llama_weight_map,
-    sliding_window,
-)
+from ingot.models.llama_layout import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
 
 _KEYS = LLAMA_KEYS | WINDOW_KEYS | {"attention_bias"}
 
@@ -29,10 +23,12 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         hf,
         "qwen3",
         head_dim=128,
+        kv_heads=32,
+        positions=32768,
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        sliding_window=sliding_window(hf),
+        sliding_window=qwen_window(hf),
     )
 
 

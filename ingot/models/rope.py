@@ -14,7 +14,7 @@ from typing import Any
 from ingot.config.model import RopeConfig
 from ingot.errors import CheckpointError
 from ingot.models.config_keys import check_keys
-from ingot.models.hf_values import HfConfig, integer, number
+from ingot.models.hf_values import HfConfig, integer, number, optional_integer
 
 _ORIGINAL = "original_max_position_embeddings"
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", _ORIGINAL})
@@ -55,6 +55,28 @@ def rope_from_hf(hf: HfConfig, head_dim: int, max_positions: int) -> RopeConfig:
     if kind == "yarn":
         return _yarn(rope, settings, number(settings, "factor", default=max_positions / original), original)
     return rope
+
+
+def longest(hf: HfConfig, rope: RopeConfig, stated: int) -> int:
+    """Positions that a model is good for.
+
+    YaRN stretches its original length by its factor, whatever ``max_position_embeddings`` says. A linear
+    factor is applied to what ``max_sequence_length`` or an original length says, where one is given
+    (Vicuna-16k); else ``max_position_embeddings`` may be either length, and is believed.
+
+    Args:
+        rope: of the same config.
+        stated: by ``max_position_embeddings``.
+    """
+    if rope.scaling == "yarn":
+        return round(rope.original_max * rope.factor)
+    if rope.scaling != "linear":
+        return stated
+    settings = _settings(hf)[1]
+    original = optional_integer(hf, _ORIGINAL) or optional_integer(settings, _ORIGINAL)
+    if original is not None:
+        return max(stated, round(original * rope.factor))
+    return max(stated, optional_integer(hf, "max_sequence_length") or 0)
 
 
 def _settings(hf: HfConfig) -> tuple[str, Mapping[str, Any]]:

@@ -238,7 +238,8 @@ REAL: dict[str, Config] = {
     | {
         "auto_map": {"AutoModelForCausalLM": "modeling_llama_together_yarn.LlamaForCausalLM"},
         "max_position_embeddings": 131072,
-        "rope_scaling": _YARN | {"factor": 32.0, "finetuned": True, "type": "yarn"},
+        "rope_scaling": {"factor": 32.0, "finetuned": True, "type": "yarn"}
+        | {"original_max_position_embeddings": 4096},
     },
     "llama-3": _LLAMA3,
     "llama-3.1": _LLAMA31,
@@ -369,6 +370,21 @@ REAL: dict[str, Config] = {
         "tokenizer_type": "QWenTokenizer",
         "transformers_version": "4.31.0",
         "vocab_size": 151851,
+    },
+    "qwen-72b": _QWEN1
+    | {
+        "bf16": True,
+        "hidden_size": 8192,
+        "intermediate_size": 49152,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 80,
+        "rope_theta": 1000000,
+        "rotary_emb_base": 1000000,
+        "seq_length": 32768,
+        "use_dynamic_ntk": False,
+        "use_logn_attn": False,
+        "vocab_size": 152064,
     },
     "qwen v1.1": _QWEN1
     | {

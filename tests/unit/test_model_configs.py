@@ -20,8 +20,10 @@ from transformers import (
     SmolLM3Config,
 )
 
+from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
-from ingot.errors import CheckpointError
+from ingot.engine.assemble import check_max_seq_len
+from ingot.errors import CheckpointError, ConfigError
 from ingot.models.registry import ARCHITECTURES, find_architecture
 from tests.unit.real_configs import REAL
 
@@ -72,6 +74,66 @@ def test_what_is_read_of_them() -> None:
     rope = read(REAL["qwen3-2507 with yarn"]).rope
     assert rope is not None
     assert (rope.scaling, rope.factor, rope.attention_factor) == ("yarn", 4.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "length"),
+    [
+        ("qwen2.5 with yarn", {}, 131072),  # as Qwen says to write it: max_position_embeddings stays 32768
+        ("qwen2.5 with yarn", {"max_position_embeddings": 40960}, 131072),
+        ("qwen3-2507 with yarn", {}, 131072),
+        ("yarn-llama-2", {}, 131072),
+        ("yarn-llama-2", {"original_max_position_embeddings": 2048}, 65536),
+        ("llama-2", {"rope_scaling": {"type": "yarn", "factor": 2.5}}, 10240),
+        ("vicuna-1.5-16k", {}, 16384),
+        ("vicuna-1.5-16k", {"max_sequence_length": None}, 4096),
+        ("vicuna-1.5-16k", {"original_max_position_embeddings": 2048}, 8192),
+        ("deepseek-coder", {"max_position_embeddings": 16384}, 16384),
+        ("llama-2", {"max_sequence_length": 8192}, 4096),
+        ("llama-3.1", {}, 131072),
+    ],
+)
+def test_lengths_of_scaled_rope(name: str, changes: dict[str, Any], length: int) -> None:
+    assert read(REAL[name] | changes).max_positions == length
+
+
+def test_a_longer_context_is_refused_with_where_the_limit_stands() -> None:
+    build = BuildConfig("fp16", 1, 131073)
+    with pytest.raises(ConfigError) as caught:
+        check_max_seq_len(read(REAL["qwen2.5 with yarn"]), build)
+    assert "--max-seq-len 131072 or less" in str(caught.value)
+    assert "config.json" in str(caught.value)
+
+
+def test_windows_of_mistral_are_those_of_its_class() -> None:
+    """It reads sliding_window alone, and has one of 4096 without the key."""
+    without = {key: value for key, value in REAL["mistral-0.1"].items() if key != "sliding_window"}
+    assert read(without).sliding_window == 4096
+    for changes in ({"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 16}):
+        assert read(REAL["mistral-0.1"] | changes).sliding_window == 4096
+        assert read(REAL["mistral-0.3"] | changes).sliding_window == 0
+    assert read(REAL["mistral-0.3"] | {"layer_types": ["full_attention"] * 32}).sliding_window == 0
+    assert read(REAL["mistral-0.1"] | {"layer_types": ["sliding_attention"] * 32}).sliding_window == 4096
+    assert "contradict" in refusal("mistral-0.1", layer_types=["full_attention"] * 32)
+    assert "no sliding_window" in refusal("mistral-0.3", layer_types=["sliding_attention"] * 32)
+
+
+def test_windows_of_qwen_start_at_a_layer() -> None:
+    on = {"use_sliding_window": True, "sliding_window": 1024}
+    whole = {key: value for key, value in REAL["qwen3"].items() if key != "max_window_layers"}
+    layers = whole["num_hidden_layers"]
+    assert read(REAL["qwen3"] | on | {"max_window_layers": 0}).sliding_window == 1024
+    assert read(REAL["qwen3"] | on | {"max_window_layers": layers}).sliding_window == 0
+    assert read(whole | on | {"num_hidden_layers": 28}).sliding_window == 0
+    assert "with and without" in refusal("qwen3", **on, max_window_layers=1)
+
+
+def test_qwen_v1_says_its_rotary_base_twice() -> None:
+    found = read(REAL["qwen-72b"])
+    assert found.rope is not None
+    assert (found.rope.theta, found.rope.scaling, found.max_positions) == (1e6, "none", 32768)
+    assert "rotary_emb_base and rope_theta" in refusal("qwen-72b", rope_theta=10000)
+    assert "rotary_emb_base and rope_theta" in refusal("qwen v1.1", rope_theta=1000000)
 
 
 def test_gemma2() -> None:
@@ -136,13 +198,17 @@ def test_the_keys_that_it_lists_are_those_that_it_reads(architecture: Any) -> No
     asked = set()
     for hf in _variants(architecture.name):
         recorder = _Recorder(hf)
-        with contextlib.suppress(CheckpointError):  # it lacks what it needs; what it asked for counts
+        with contextlib.suppress(
+            CheckpointError, ConfigError
+        ):  # it lacks what it needs; what it asked for counts
             architecture.config_from_hf(recorder)
         asked |= recorder.asked
     assert asked - architecture.keys == set()
     nothing = {"pretraining_tp", "max_seq_len", "max_seq_length", "model_max_length", "is_llama_config"}
     if architecture.name == "qwen2":
         nothing |= {"rotary_emb_base", "seq_length"}
+    if architecture.name == "mistral":
+        nothing |= {"use_sliding_window", "max_window_layers"}
     if architecture.name == "gpt2":
         nothing = {"predict_special_tokens"}
     if architecture.name == "gemma2":
