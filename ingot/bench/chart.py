@@ -16,6 +16,18 @@ from typing import Self
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C564B")
 OTHER_COLOR, FRONT_COLOR = "#444444", "#B0B0B0"
+ON_DARK = {  # the same hues, as light as a dark page needs
+    "#0072B2": "#4BA9E8",
+    "#D55E00": "#FF8A3D",
+    "#009E73": "#2FCB9B",
+    "#CC79A7": "#E09CC3",
+    "#E69F00": "#F2B632",
+    "#56B4E9": "#8FD0F5",
+    "#7A5195": "#B78FD6",
+    "#8C564B": "#C98F82",
+    "#444444": "#C8C8C8",
+    "#B0B0B0": "#5A5F66",
+}
 LABEL_SIZE, MARK_SIZE = 10.0, 4.0  # pixels: height of a label's letters, radius of a mark
 _LETTER = 0.7  # width of a letter over its height
 _PIECE, _THIN = 4.0, 1.5  # of a line: how far apart its pieces are, and half their width
@@ -182,10 +194,18 @@ class _Box:
 def tick_texts(values: Sequence[float]) -> list[str]:
     """20000 → 20,000; 0.5 → 0.5; with as many digits as tell all values apart."""
     for digits in range(4, 17):
-        texts = [f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}" for value in values]
+        texts = [_tick_text(value, digits) for value in values]
         if len(set(texts)) == len(values):
             break
     return texts
+
+
+def _tick_text(value: float, digits: int) -> str:
+    if value < 1000:
+        return f"{value:.{digits}g}"
+    places = max(0, digits - len(f"{value:.0f}"))
+    text = f"{value:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
 
 
 def _around(x: float, y: float, width: float, height: float) -> Iterable[_Box]:

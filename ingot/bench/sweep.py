@@ -9,6 +9,7 @@ metric of quality.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
+from ingot.engine.ledger_source import read_setting
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
 from ingot.speech.recording import mel_bins
@@ -100,7 +102,7 @@ class Sweep:
             raise ConfigError(
                 "an engine has one precision; a sweep loads a checkpoint in several",
                 seen=self.spec.path,
-                fix="give a CHECKPOINT, or run `ingot bench latency` on the engine",
+                flag="give a CHECKPOINT, or run `ingot bench latency` on the engine",
             )
         if self.against is not None and not against_parts(self.against)[0]:
             raise ConfigError(
@@ -151,12 +153,19 @@ class Sweep:
         return dtype_name(read_shape(self.spec).dtype)
 
     def _line(self, dtype: str, quant: str, kv_dtype: str) -> Line:
+        stored = self._stored if quant == "none" else quant
         words = [
             dtype,
-            *([] if quant == "none" else [quant]),
+            *([] if stored == "none" else [stored]),
             *([f"{kv_dtype} cache"] if kv_dtype in NARROW_KV_DTYPES else []),
         ]
-        return Line(" ".join(words), self.spec.replace(dtype=dtype, quant=quant, kv_dtype=kv_dtype), quant)
+        spec = self.spec.replace(dtype=dtype, quant=quant, kv_dtype=kv_dtype)
+        return Line(" ".join(words), spec, stored, is_stored=quant == "none")
+
+    @functools.cached_property
+    def _stored(self) -> str:
+        """The scheme that the checkpoint's weights have already."""
+        return "none" if self.spec.path is None else read_setting(self.spec.path).quant.label
 
     def _huggingface(self, against: str, dtype: str) -> Line:
         _, path = against_parts(against)

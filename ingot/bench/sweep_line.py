@@ -49,11 +49,16 @@ class Quality(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """One precision of one side: what tables and pictures call it, and how it is opened."""
+    """One precision of one side: what tables and pictures call it, and how it is opened.
+
+    Attributes:
+        quant: the linear layers' scheme; with ``is_stored`` the label of what the checkpoint holds.
+    """
 
     name: str
     spec: SideSpec
     quant: str = "none"
+    is_stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ def _check_quant(line: Line, facts: dict[str, Any]) -> None:
     ConfigError: the side was loaded in another precision than the line's.
     """
     found = facts.get("quantization", "none")
-    wanted = read_quant(line.quant).label
+    wanted = line.quant if line.is_stored else read_quant(line.quant).label
     if found != wanted:
         raise ConfigError(
             "the checkpoint was not loaded in the requested precision",

@@ -16,7 +16,7 @@ from typing import Any
 
 from ingot.checkpoint.links import leads_outside
 from ingot.config.json_text import JsonError, load_json
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, NoSuchPathError
 
 CONFIG = "config.json"
 SINGLE_AND_INDEX = (
@@ -54,11 +54,11 @@ def list_files(folder: Path) -> list[str]:
             outside its folder.
     """
     if not folder.exists():
-        raise CheckpointError(
+        raise NoSuchPathError(
             "the checkpoint folder does not exist", seen=folder, fix="give the path of a folder"
         )
     if not folder.is_dir():
-        raise CheckpointError(
+        raise NoSuchPathError(
             "a checkpoint is a folder, but this is a file",
             seen=folder,
             fix=f"give its folder, {folder.parent}",

@@ -142,7 +142,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         if MANIFEST_FILE in names:
             what = f"{folder} is an engine, not a checkpoint", "give the checkpoint that it was built from"
         allowed = f"{CONFIG} beside {' or '.join(EXPECTED)}"
-        raise CheckpointError(what[0], seen=shorten(names), allowed=allowed, fix=what[1])
+        raise NoSuchPathError(what[0], seen=shorten(names), allowed=allowed, fix=what[1])
     config = read_json(folder / CONFIG)
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
     layout = find_layout(folder, names)

@@ -2,7 +2,7 @@
 
 Owns the verb's flags, where tables, JSON and the file go, and the exit code. Knows no measurement.
 
-    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant SCHEME --budget kl=0.0005
+    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant SCHEME --budget kl_mean=0.0005
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NONE_HOLDS = 1
 _TIMED = listed(name for name in LADDERED if name not in WEIGHT_ONLY)
 _EITHER = listed(name for name in LADDERED if name in WEIGHT_ONLY)
 _GROUPED = listed(choosing("symmetric"))
-_METRIC = "kl"
+_METRIC = "kl_mean"
 _ENDS = (".yaml", ".yml")
 
 
@@ -64,7 +64,7 @@ class DoctorFlags:
     quant: Annotated[
         str, typer.Option(help=f"The scheme to start from: {listed(LADDERED, 'or')}.", show_default=False)
     ]
-    budget: Annotated[str, option(_BUDGET, shown=False, metavar="kl=X")]
+    budget: Annotated[str, option(_BUDGET, shown=False, metavar="kl_mean=X")]
     least: Annotated[
         str | None,
         typer.Option(
@@ -182,7 +182,7 @@ def _budget(text: str) -> float:
         allowed = -1.0
     if name.strip() != _METRIC or not 0 < allowed < float("inf"):
         raise ConfigError(
-            "invalid budget", seen=text, allowed="kl=X, in nats, X > 0", flag="--budget kl=0.01"
+            "invalid budget", seen=text, allowed="kl_mean=X, in nats, X > 0", flag="--budget kl_mean=0.01"
         )
     return allowed
 

@@ -23,7 +23,10 @@ def inspect(
     as_json: AsJson = False,
     tensors: Annotated[bool, option("List every tensor with its hash.", "--tensors")] = False,
 ) -> None:
-    """Show what is inside an engine, or what a checkpoint would become. Reads no weights."""
+    """Show what is inside an engine, or what a checkpoint would become.
+
+    Reads no weights, so it finds no damage to them: `ingot verify` does.
+    """
     from ingot.engine.describe import describe
     from ingot.llm.defaults import default_params
 
@@ -94,6 +97,7 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     yield "kernel plan", _plan(found)
     if found.kind == "engine":
         yield from _proof(found)
+        yield "checked", "its text files; the weights were not read: `ingot verify` checks them"
         yield "versions", f"ingot {found.manifest.ingot_version}, format {found.manifest.format_version}"
 
 

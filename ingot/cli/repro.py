@@ -13,7 +13,7 @@ from ingot.cli.flags import AsJson, Device, Threads, field_flags, option, set_th
 from ingot.cli.limits import Limits
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.opening import open_llm
-from ingot.errors import NoSuchPathError
+from ingot.errors import ConfigError, NoSuchPathError
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
@@ -76,8 +76,10 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
     if flags.engine is None or flags.layer is None:
         raise typer.BadParameter("give ENGINE and --layer, or --run FILE")
     name = Path(flags.engine).resolve().name
-    bundle = _capture(flags.engine, name, flags.layer, flags, limits)
     target = flags.out or Path(f"{name}-layer{flags.layer}.safetensors")
+    if target.exists():
+        raise ConfigError("the file exists", seen=target, flag="--out, with another name")
+    bundle = _capture(flags.engine, name, flags.layer, flags, limits)
     from ingot.llm.repro_bundle import write_bundle
 
     size = write_bundle(target, bundle)

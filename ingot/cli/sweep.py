@@ -51,7 +51,10 @@ _BATCHES = "Batch sizes, separated by commas; auto doubles until one does not fi
 _DATA = "Quality: a text for perplexity; for Whisper recordings with their texts, for WER."
 _CLIPS = "Whisper: clips, with LibriSpeech's distribution of lengths."
 _OF_AUDIO = "Whisper: tokens per second of audio, whatever the weights say."
-_QUANT = f"none, {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas; encoder=A,decoder=B is one."
+_QUANT = (
+    f"none (as the checkpoint is), {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas; "
+    "encoder=A,decoder=B is one."
+)
 _DRAW = "Measure nothing; draw the table and picture of the points in --out."
 
 

@@ -49,7 +49,16 @@ def stored_quant(
             raise CheckpointError(f"{what} is not supported", seen=sources, fix=FROM_ORIGINAL)
         if not held and name != HEAD:
             dense[name] = "none"
-    found = packed.form.quant(dense)
+    return expect_stored(packed.form.quant(dense), given)
+
+
+def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
+    """What a build of a quantized checkpoint, ``found``, makes of ``given``: the same, or the head in fewer
+    bits.
+
+    Raises:
+        ConfigError: ``given`` is something else.
+    """
     if given == found.replace(head=given.head) or given == QuantConfig(head=given.head):
         return found.replace(head=given.head)
     raise ConfigError(

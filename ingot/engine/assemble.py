@@ -91,13 +91,7 @@ class Assembly:
         if architecture.check_generation is not None:
             architecture.check_generation(checkpoint.generation_config, whole.vocab_size)
         config = _cut(whole, build)
-        if quant.calibrated and not can_calibrate(config):
-            raise ConfigError(
-                "calibration reads text or speech, and this model's encoder takes neither",
-                seen=quant.needs_samples,
-                allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
-                flag="--quant, without --method, --activations and --calib",
-            )
+        check_samples(config, quant)
         shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         packed = checkpoint.packed
@@ -161,6 +155,21 @@ class Assembly:
         """Of one tensor before packing: the engine's, but fp32 for the weight of a wide norm."""
         module = self.model.get_submodule(target.rpartition(".")[0])
         return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
+
+
+def check_samples(config: DecoderConfig, quant: QuantConfig) -> None:
+    """Refuse a scheme that calibrates a model whose encoder takes neither text nor speech.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if quant.calibrated and not can_calibrate(config):
+        raise ConfigError(
+            "calibration reads text or speech, and this model's encoder takes neither",
+            seen=quant.needs_samples,
+            allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
+            flag="--quant, without --method, --activations and --calib",
+        )
 
 
 def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

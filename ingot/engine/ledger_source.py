@@ -20,12 +20,14 @@ from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.assemble import Assembly, check_max_seq_len
+from ingot.engine.as_stored import expect_stored
+from ingot.engine.assemble import Assembly, check_max_seq_len, check_samples, model_of
 from ingot.engine.builder import build_config
 from ingot.engine.ledger import Setting
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.random_weights import config_manifest
 from ingot.errors import CheckpointError
+from ingot.layers.linear import linears
 
 
 def read_setting(
@@ -61,9 +63,22 @@ def read_setting(
         build.max_seq_len,
         stored_dtype=build.dtype,
         device=device,
-        quant=manifest.quant if quant is None else read_quant(quant),
+        quant=manifest.quant if quant is None else _asked_quant(manifest, read_quant(quant)),
         runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
     )
+
+
+def _asked_quant(manifest: Manifest, quant: QuantConfig) -> QuantConfig:
+    """A scheme that a build takes.
+
+    Raises:
+        ConfigError: a build refuses it.
+    """
+    if manifest.quant.source:
+        return expect_stored(manifest.quant, quant)
+    check_samples(manifest.model, quant)
+    quant.check_names(linears(model_of(manifest)))
+    return quant
 
 
 def _manifest(

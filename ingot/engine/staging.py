@@ -135,7 +135,9 @@ def _check_target(target: Path, force: bool) -> None:
         )
     if not force:
         raise BuildError(
-            "the engine exists", seen=target, fix="--force (force=True) replaces it, or choose another folder"
+            "the engine exists",
+            seen=target,
+            flag="--force (force=True) replaces it, or choose another folder",
         )
 
 

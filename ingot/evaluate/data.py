@@ -9,6 +9,7 @@ metric.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from ingot.errors import ConfigError
 from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
 from ingot.processors.librispeech import librispeech, transcripts
 
-_TOLD = 5  # bad lines that an error names with their reasons
+_TOLD = 5  # bad lines that an error names with their reasons, or values of a field
+_MOST_OTHERS, _MOST_LETTERS = 10_000, 40
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def read_data(
     records = _records(path)
     items: list[Item] = []
     bad: list[Bad] = []
+    others: list[Any] = []  # a few records that do not match
     for number, record in records:
         if limit is not None and len(items) == limit:
             break
@@ -92,9 +95,13 @@ def read_data(
                 raise record
             if not where or _matches(record, where):
                 items.append(_fit(item_of(record, number), needs))
+            elif len(others) < _MOST_OTHERS:
+                others.append(record)
         except BadRecord as error:
             bad.append(Bad(number, str(error)))
-    _check(path, items, bad, skip_bad, where)
+    if where and not items and not bad:
+        raise _no_match(path, where, others)
+    _check(path, items, bad, skip_bad)
     return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
 
 
@@ -133,9 +140,23 @@ def _matches(record: object, where: Sequence[tuple[str, str]]) -> bool:
     )
 
 
-def _check(
-    path: Path, items: list[Item], bad: list[Bad], skip_bad: bool, where: Sequence[tuple[str, str]]
-) -> None:
+def _no_match(path: Path, where: Sequence[tuple[str, str]], others: list[Any]) -> ConfigError:
+    """That no record has the values wanted, with those that there are."""
+    wanted = " and ".join(f"{field}={value}" for field, value in where)
+    records = [record for record in others if isinstance(record, dict)]
+    told = []
+    for field, _ in where:
+        counts = Counter(str(record[field])[:_MOST_LETTERS] for record in records if field in record)
+        few = ", ".join(value for value, _ in counts.most_common(_TOLD))
+        more = f" and {len(counts) - _TOLD} more" if len(counts) > _TOLD else ""
+        told.append(f"{field}: {few}{more}" if counts else f"no record has {field}")
+    if not any(field in record for record in records for field, _ in where):
+        names = dict.fromkeys(str(name) for record in records for name in record)
+        told.append(f"fields: {', '.join(names)}")
+    return ConfigError(f"no record of {path} has {wanted}", seen="; ".join(told), flag="--where")
+
+
+def _check(path: Path, items: list[Item], bad: list[Bad], skip_bad: bool) -> None:
     if bad and not skip_bad:
         unit = "record" if path.suffix == ".json" else "line"
         told = [f"{unit} {one.number}: {one.why}" for one in bad[:_TOLD]]
@@ -149,9 +170,8 @@ def _check(
             flag=f"--skip-bad, or correct the {unit}s",
         )
     if not items:
-        which = f" with {', '.join(f'{field} = {value}' for field, value in where)}" if where else ""
         seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
-        raise ConfigError(f"{path} has no items{which}", seen=seen, allowed=SHAPES, flag="--data")
+        raise ConfigError(f"{path} has no items", seen=seen, allowed=SHAPES, flag="--data")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:

@@ -109,7 +109,7 @@ class JinjaFormat(ChatFormat):
             checked, values = parse_json(json.dumps(given, default=_as_object))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(
-                f"{self.name} takes messages and variables of JSON types", seen=error, fix="messages"
+                f"{self.name} takes messages and variables of JSON types", seen=error, flag="messages"
             ) from None
         return checked, values
 
@@ -133,7 +133,7 @@ class JinjaFormat(ChatFormat):
             raise RequestError(f"{self.name} {error}", fix=_OTHER) from None
         if "fault" in found:
             verb = "refuses" if found["kind"] == "refusal" else "fails on"
-            raise RequestError(f"{self.name} {verb} these messages", seen=found["fault"], fix="messages")
+            raise RequestError(f"{self.name} {verb} these messages", seen=found["fault"], flag="messages")
         return str(found["text"])
 
 

@@ -9,7 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ingot.bench.chart import LABEL_SIZE, MARK_SIZE, Frame, Mark, Panel, Scale, Series, tick_texts
+from ingot.bench.chart import (
+    COLORS,
+    FRONT_COLOR,
+    LABEL_SIZE,
+    MARK_SIZE,
+    ON_DARK,
+    OTHER_COLOR,
+    Frame,
+    Mark,
+    Panel,
+    Scale,
+    Series,
+    tick_texts,
+)
 from ingot.bench.picture import write_png
 from ingot.bench.picture_html import Page, svg, write_html
 from ingot.compare.table import Table
@@ -38,7 +51,8 @@ def test_scales_are_logarithmic_where_values_span_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [[10, 1000], [1, 9], [3.2, 3.3], [0.001, 5000], [5, 5], [15.4, 102], [1.8631, 1.86312]]
+    "values",
+    [[10, 1000], [1, 9], [3.2, 3.3], [0.001, 5000], [5, 5], [15.4, 102], [1.8631, 1.86312], [2871.7, 2872.4]],
 )
 def test_ticks_are_few_and_within_the_axis(values: list[float]) -> None:
     scale = Scale.over(values)
@@ -46,6 +60,39 @@ def test_ticks_are_few_and_within_the_axis(values: list[float]) -> None:
     assert 2 <= len(ticks) <= 8
     assert all(-1e-9 <= scale.at(tick) <= 1 + 1e-9 for tick in ticks)
     assert len(set(tick_texts(ticks))) == len(ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([2871.8, 2872.0, 2872.2000000000003], ["2,871.8", "2,872", "2,872.2"]),
+        ([20000, 40000], ["20,000", "40,000"]),
+        ([999.5, 1000.0, 1000.5], ["999.5", "1,000", "1,000.5"]),
+        ([0.5, 10], ["0.5", "10"]),
+        ([1500], ["1,500"]),
+    ],
+)
+def test_ticks_have_the_digits_that_tell_them_apart(values: list[float], texts: list[str]) -> None:
+    assert tick_texts(values) == texts
+
+
+def test_a_dark_page_has_its_own_colours(tmp_path: Path) -> None:
+    write_html([PANEL], Page("t", [], Table("t", ("a",), ())), tmp_path / "sweep.html")
+    page = (tmp_path / "sweep.html").read_text()
+    dark = page.partition("@media (prefers-color-scheme: dark)")[2].partition("</style>")[0]
+    for color in {*COLORS, OTHER_COLOR, FRONT_COLOR}:
+        light, other = (luminance(c) for c in (color, ON_DARK[color]))
+        assert other > light or color == FRONT_COLOR  # a band behind the lines
+        assert f"{ON_DARK[color]}" in dark
+    used = {series.color for series in PANEL.series}
+    for color in used:
+        assert f"var(--ink-{color[1:].lower()}, {color})" in page
+    assert "#fff" not in dark
+
+
+def luminance(color: str) -> float:
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_labels_touch_neither_each_other_nor_marks_and_stay_inside() -> None:

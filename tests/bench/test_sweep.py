@@ -37,6 +37,7 @@ from ingot.bench.work import Work
 from ingot.cli.sweep_quality import TextQuality
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
+from tests.quant.packed_checkpoints import Packing, write_packed
 
 SHAPE = Latency((1,), prompt_tokens=8, new_tokens=4, repeats=2)
 POINT_KEYS = {"line", "kind", "dtype", "quant", "batch", "status", "at", "settings", "machine", "command"}
@@ -99,6 +100,20 @@ def swept(checkpoint: Path, out: Path, *, room: int = 4, **wanted: Any) -> tuple
 
 def sizes(line: dict[str, Any]) -> list[int]:
     return [point["batch"] for point in line["points"]]
+
+
+def test_a_quantized_checkpoint_is_measured_as_it_is(tmp_path: Path) -> None:
+    folder = write_packed(tmp_path / "gptq", Packing("gptq")).folder
+    shape = Latency((1,), prompt_tokens=4, new_tokens=2, repeats=1)
+    sweep = Sweep(spec_of(folder), shape=shape, batches=(1,))
+    (line,) = sweep.lines()
+    assert (line.name, line.quant, line.spec.quant) == ("fp32 w4a16", "w4a16", "none")
+    told = list(measure_line(line, LineWanted((1,), shape), None))
+    point = told[-1]["point"]
+    assert (point["status"], point["facts"]["quantization"]) == (OK, "w4a16")
+    dense = Line("fp32", line.spec, "none", is_stored=True)
+    with pytest.raises(ConfigError, match="not loaded in the requested precision"):
+        list(measure_line(dense, LineWanted((1,), shape), None))
 
 
 # --- limits ----------------------------------------------------------------------------------------------

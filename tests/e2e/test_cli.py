@@ -104,7 +104,11 @@ def test_threads_that_wait_sleep(given: str | None, expected: str) -> None:
         (("build", "{nowhere}", "-o", "{new}"), 2),
         (("build", "{checkpoint}", "-o", "{new}", "--plan", "{nowhere}"), 2),
         (("build", "{checkpoint}", "-o", "{new}", "--dtype", "int3"), 2),
-        (("build", "{checkpoint}", "-o", "{engine}"), 1),
+        (("build", "{checkpoint}", "-o", "{engine}"), 2),
+        (("build", "{engine}", "-o", "{new}"), 2),
+        (("build", "{checkpoint}/config.json", "-o", "{new}"), 2),
+        (("inspect", "{checkpoint}/config.json"), 2),
+        (("sweep", "{engine}", "--out", "{new}", "--no-png"), 2),
         (("run", "{engine}", "Hi", "--file", "{nowhere}"), 2),
         (("run", "{engine}", "--file", "{nowhere}"), 2),
         (("run", "{engine}", "Hi", "--num-beams", "5"), 2),  # more than the engine's batch
@@ -161,7 +165,7 @@ def test_build_says_path_and_size_last(checkpoint: Path, tmp_path: Path) -> None
     assert " kB, built in " in result.stdout
     assert result.stderr == ""
     again = ingot(*words)
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "error: the engine exists" in again.stderr
     assert ingot(*words, "--force", "--dtype", "fp32").exit_code == 0
     assert Manifest.read(target).build.dtype == "fp32"

@@ -38,8 +38,8 @@ SetMemory = Callable[[int], None]
 LIMITED = VERBS | {"verify": ("verify", "{engine}", "--device", "cpu")}
 OTHERS = {
     "build": ("build", "{checkpoint}", "-o", "{tmp}/built", "--device", "cpu"),
-    "doctor": ("doctor", "{checkpoint}", "--data", "{tmp}/text.txt", "--quant", "w8a16", "--budget", "kl=1",
-               "--out", "{tmp}/doctor.yaml", "--device", "cpu"),
+    "doctor": ("doctor", "{checkpoint}", "--data", "{tmp}/text.txt", "--quant", "w8a16", "--budget",
+               "kl_mean=1", "--out", "{tmp}/doctor.yaml", "--device", "cpu"),
     "align": ("align", "{engine}", "--reference", "{checkpoint}", "--original", "ingot", "--prompt", "Hi",
               "--device", "cpu"),
 }  # fmt: skip

@@ -96,5 +96,5 @@ def test_misuse(engine: Path, tmp_path: Path, words: tuple[Any, ...], told: str)
 def test_roles_are_checked(engine: Path, tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text('[{"role": "alien", "content": "Hi"}]')
     shown = ingot("explain", engine, "--messages", tmp_path / "chat.json")
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert "messages[0].role" in shown.stderr

@@ -326,6 +326,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "8: the prompt and 2 decode steps" in shown.stdout
     assert "as expected" in shown.stdout
     assert "hidden states of a prompt" in shown.stderr
+    target.unlink()
     told = json.loads(ingot("repro", engine, *words, "--json").stdout)
     assert told["bytes"] == target.stat().st_size < (engine / "weights.safetensors").stat().st_size
     assert told["command"] == "ingot repro engine --layer 1 --step 2"

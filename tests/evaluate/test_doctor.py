@@ -55,7 +55,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def usual(data: Path) -> tuple[object, ...]:
     """Words of ``ingot doctor``; of a flag that is given twice the last counts."""
-    return ("--data", data, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
+    return ("--data", data, "--quant", "w4a16", "--budget", "kl_mean=1", "--device", "cpu")
 
 
 def diagnosed(checkpoint: Path, samples: Path, budget: float, **wanted: object) -> Diagnosis:
@@ -125,7 +125,7 @@ def test_the_mix_keeps_the_planted_layer_in_more_bits(planted: Path, samples: Pa
     all_asked = diagnosed(planted, samples, 10.0).uniform["w4a16"]
     budget = 0.5 * all_asked.measured
     out, told = tmp_path / "mixed.yaml", tmp_path / "found.json"
-    words = ("--budget", f"kl={budget}", "--out", out, "--json-file", told)
+    words = ("--budget", f"kl_mean={budget}", "--out", out, "--json-file", told)
     shown = ingot("doctor", planted, *usual(samples), *words)
     assert shown.exit_code == 0, shown.output
     first = next(line for line in shown.stdout.splitlines() if line.startswith("layers."))
@@ -186,11 +186,11 @@ def test_w8a8_moves_few_weights_out_of_8_bits(planted: Path, samples: Path, tmp_
 def test_a_budget_that_no_mix_keeps(planted: Path, samples: Path, tmp_path: Path) -> None:
     out = tmp_path / "mixed.yaml"
     words = (*usual(samples), "--out", out)
-    shown = ingot("doctor", planted, *words, "--budget", "kl=1e-9", "--up-to", "w8a16")
+    shown = ingot("doctor", planted, *words, "--budget", "kl_mean=1e-9", "--up-to", "w8a16")
     assert shown.exit_code == 1
     assert "no mix stays within 1e-09 nats: all layers in w8a16 give" in shown.stdout
     assert "--up-to none" in shown.stdout
-    shown = ingot("doctor", planted, *words, "--budget", "kl=1e-15")
+    shown = ingot("doctor", planted, *words, "--budget", "kl_mean=1e-15")
     assert shown.exit_code == 1
     assert "nothing is gained" in shown.stdout
     assert not list(tmp_path.iterdir())
@@ -208,10 +208,10 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--budget", "0.01"), "kl=X"),
-        (("--budget", "kl=-1"), "kl=X"),
-        (("--budget", "kl=nan"), "kl=X"),
-        (("--budget", "ppl=1"), "kl=X"),
+        (("--budget", "0.01"), "kl_mean=X"),
+        (("--budget", "kl_mean=-1"), "kl_mean=X"),
+        (("--budget", "kl_mean=nan"), "kl_mean=X"),
+        (("--budget", "ppl=1"), "kl_mean=X"),
         (("--quant", "w5a16"), "unknown quantization scheme"),
         (("--quant", "none"), "nothing to choose"),
         (("--quant", "rptq-w8a8"), "doctor does not support this scheme"),

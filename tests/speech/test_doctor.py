@@ -23,7 +23,7 @@ from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_multilingual
 
 SAID = ([400, 500, 600], [700, 800])
-USUAL = ("--quant", "w4a16", "--group-size", "32", "--budget", "kl=1", "--device", "cpu")
+USUAL = ("--quant", "w4a16", "--group-size", "32", "--budget", "kl_mean=1", "--device", "cpu")
 LOUD = [3, 17]
 PLANTED = {  # the layer that is named → what gives next to nothing there, products that read it
     "encoder.layers.1.mlp.up_proj": ("encoder.layers.1.final_layer_norm", ("encoder.layers.1.fc1",)),
@@ -129,7 +129,7 @@ def test_the_planted_layer_is_the_most_sensitive(
 def test_the_mix_builds(found: Diagnosis, whisper: Path, manifest: Path, tmp_path: Path) -> None:
     budget = 0.3 * found.uniform["w4a16"].measured
     out, told = tmp_path / "mixed.yaml", tmp_path / "found.json"
-    words = ("--data", manifest, *USUAL, "--budget", f"kl={budget}", "--out", out, "--json-file", told)
+    words = ("--data", manifest, *USUAL, "--budget", f"kl_mean={budget}", "--out", out, "--json-file", told)
     shown = ingot("doctor", whisper, *words)
     assert shown.exit_code == 0, shown.output
     for text in ("summed by layer", "encoder.layers.0", "encoder_attn.kv_proj", "encoder.qkv_proj"):

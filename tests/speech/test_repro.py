@@ -225,6 +225,7 @@ def test_the_verb_begins_a_transcript(whisper: Path, clips: list[Path], tmp_path
     begun = ingot(*usual, "--audio", clips[0], "--language", "de")
     assert begun.exit_code == 0, begun.output
     assert json.loads(begun.stdout)["counts"] == [4]
+    (tmp_path / "b").unlink()
     said = ingot(*usual, "--audio", clips[0], "--prompt", "400 500")
     assert json.loads(said.stdout)["counts"] == [6]
 

@@ -62,7 +62,7 @@ def record(found: Diagnosis, command: str) -> dict[str, Any]:
         "command": command,
         **found.facts,
         "quant": wanted.quant.to_json(),
-        "budget": {"kl": wanted.budget},
+        "budget": {"kl_mean": wanted.budget},
         "least": _least(found),
         "ladder": list(found.ladder),
         "layers": [

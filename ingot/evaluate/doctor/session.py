@@ -144,7 +144,7 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
         )
     ladder = ladder_of(quant.scheme, wanted.up_to)
     if not wanted.budget > 0:
-        raise ConfigError("a budget must be above 0", seen=wanted.budget, flag="--budget kl=X")
+        raise ConfigError("a budget must be above 0", seen=wanted.budget, flag="--budget kl_mean=X")
     if wanted.least not in (None, BYTES, TIME):
         raise ConfigError("no such objective", seen=wanted.least, allowed=[BYTES, TIME], flag="--least")
     if wanted.least == BYTES and saves_time_only(quant.scheme):
