@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.cli.console import print_facts, print_json, stdout
-from ingot.cli.flags import AsJson, Device, EngineFolder, Threads, given, set_threads
+from ingot.cli.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
 from ingot.cli.limits import MemoryFraction
 from ingot.cli.metric_text import metric_line
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
+    from ingot.engine.source_figures import SourceFigures
     from ingot.llm.verify import Verification
 
 _WIDE = 0.1  # a limit of rows of logits, of their size, that tells of nothing but itself
@@ -21,6 +22,10 @@ _WIDE = 0.1  # a limit of rows of logits, of their size, that tells of nothing b
 
 def verify(
     engine: EngineFolder,
+    source: Annotated[
+        str | None,
+        option("Also compare every stored tensor with this checkpoint: a folder, .pt file or id."),
+    ] = None,
     device: Device = None,
     threads: Threads = None,
     memory_fraction: MemoryFraction = None,
@@ -37,7 +42,7 @@ def verify(
 
         set_threads(threads)
         runtime = RuntimeConfig(**given(memory_fraction=memory_fraction))
-        found = verify(engine, runtime=runtime, **given(device=device, progress=progress))
+        found = verify(engine, runtime=runtime, **given(device=device, source=source, progress=progress))
     if as_json:
         print_json(found.to_json())
     else:
@@ -66,6 +71,8 @@ def _facts(found: Verification) -> Iterator[tuple[str, str]]:
         yield "cases", f"{found.num_cases}, {_worst(found)}"
         if found.limits:
             yield "limits", _limits(found.limits)
+    if found.source is not None:
+        yield "source", _source(found.source)
     for note in found.notes:
         yield "note", note
     yield from map(metric_line, found.metrics)
@@ -73,6 +80,14 @@ def _facts(found: Verification) -> Iterator[tuple[str, str]]:
         made = found.proven_by
         when = f", {made['time']}" if "time" in made else ""
         yield "proven by", f"Ingot {made['ingot']} on {made['device']}{when}, {made['dtype']} weights"
+
+
+def _source(figures: SourceFigures) -> str:
+    share, kind, measure = max(
+        (share, kind.kind, measure) for kind in figures.kinds for measure, share in kind.worst.items()
+    )
+    where = f", largest deviation {share:.3g} of its limit ({measure}, {kind})" if share else ""
+    return f"{figures.tensors} tensors compared with the checkpoint{where}"
 
 
 def _worst_step(found: Verification) -> str:

@@ -42,13 +42,16 @@ from ingot.engine.manifest import (
 )
 from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
-from ingot.engine.proof import write_when
+from ingot.engine.proof import Proof, write_when
 from ingot.engine.quantize import calibration_entry, read_samples, write_calibrated
+from ingot.engine.source.check import compare_with_source
+from ingot.engine.source_figures import SourceFigures
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
 from ingot.engine.weights_file import WeightsWriter
 from ingot.errors import BuildError, ConfigError
+from ingot.layers.decoder import Decoder
 from ingot.models.registry import find_architecture
 from ingot.processors.calibration_data import SAMPLES, CalibrationData
 from ingot.processors.calibration_speech import SHAPES
@@ -123,7 +126,7 @@ def build(
 
     Raises:
         CheckpointError: the checkpoint cannot be read or does not fit its architecture.
-        BuildError: the target cannot be written.
+        BuildError: the target cannot be written, or what was written is not what the checkpoint holds.
         ConfigError: an argument is out of range.
         DeviceError: there is no such device, or it cannot measure (``tune``).
         OutOfMemoryError: the host lacks the memory.
@@ -131,7 +134,8 @@ def build(
     target = Path(engine)
     place = resolve_device(device)
     chosen = read_quant(quant)
-    with open_checkpoint(resolve_checkpoint(checkpoint, revision=revision)) as source:
+    original = resolve_checkpoint(checkpoint, revision=revision)
+    with open_checkpoint(original) as source:
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
@@ -152,8 +156,9 @@ def build(
                     folder, source, assembly, text, data, plan_kept, place, progress, cache_path(target)
                 )
                 source.close()  # its mapped pages count as memory
+                figures = _compared(folder, original, assembly.model, place, proof_progress)
                 if proof:
-                    _prove(folder, assembly, text, place, proof_progress)
+                    _prove(folder, assembly, text, place, figures, proof_progress)
                 if finish is not None:
                     finish(folder)
             if seen is not None:
@@ -322,13 +327,39 @@ def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch
     expect_room("the build does not fit this machine's memory", size, fix)
 
 
+def _compared(
+    folder: Path, checkpoint: Path, model: Decoder, device: torch.device, progress: Progress | None
+) -> SourceFigures:
+    """How far the written tensors are from the checkpoint's.
+
+    Raises:
+        BuildError: one is farther off than its rounding explains.
+    """
+    found = compare_with_source(folder, checkpoint, device, progress, model)
+    if found.differences:
+        first, more = found.differences[0], len(found.differences) - 1
+        raise BuildError(
+            "a stored tensor is not what the checkpoint holds, so the build was discarded",
+            seen=first.text + (f"; and {more} more" if more else ""),
+            allowed="what rounding explains: at most 1 times a limit",
+            fix="--device cpu or another --quant; and report it, for a packer or a weight map is wrong",
+        )
+    return found.figures
+
+
 def _prove(
-    folder: Path, assembly: Assembly, text: TextParts, device: torch.device, progress: Progress | None
+    folder: Path,
+    assembly: Assembly,
+    text: TextParts,
+    device: torch.device,
+    figures: SourceFigures,
+    progress: Progress | None,
 ) -> None:
     """Write proof.json beside the files that it is of, and how long it took."""
     start = time.perf_counter()
     found = make_proof(folder, assembly.model, assembly.build, text.tokenizer, device, progress)
     if found is not None:
+        found = Proof.of(found.claims.replace(source=figures), found.made)
         (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
         write_when(folder, round(time.perf_counter() - start, 3))
 

@@ -26,6 +26,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.json_text import load_json, parse_json, read_text
 from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE, REBUILD
 from ingot.engine.sketch import Checksum
+from ingot.engine.source_figures import SourceFigures
 from ingot.engine.whole_file import whole
 from ingot.errors import EngineError, IngotError
 
@@ -158,6 +159,7 @@ class Claims(JsonConfig):
         floors: by dtype of arithmetic; the engine's own and fp32.
         metrics: what ``--prove`` measured.
         inputs: what the cases of a model that hears go with.
+        source: how far the stored tensors are from the checkpoint's; None: of an older Ingot.
     """
 
     manifest_sha256: str
@@ -165,6 +167,7 @@ class Claims(JsonConfig):
     floors: dict[str, Floor]
     metrics: tuple[Metric, ...] = ()
     inputs: tuple[Heard, ...] = ()
+    source: SourceFigures | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ _CROSS = "layers.*.encoder_attn"
 class Failure(JsonConfig):
     """What is wrong: its kind, its name, and a line that tells it."""
 
-    kind: Literal["file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "step", "metric"]
+    kind: Literal[
+        "file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "step", "metric", "source"
+    ]
     name: str
     message: str
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
@@ -28,6 +29,8 @@ from ingot.engine.integrity import find_damage
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, read_when, this_host, write_note
+from ingot.engine.source.check import SourceCheck, compare_with_source
+from ingot.engine.source_figures import SourceFigures
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
 from ingot.llm.replay import FACTOR, Failure, Replay, replay
@@ -58,6 +61,7 @@ class Verification(JsonConfig):
             judged.
         proven_by: where and in which dtype the proof was made, and when, if verify.json tells.
         noted: whether verify.json could be written.
+        source: how far the stored tensors are from ``source``'s; None: they were not compared.
     """
 
     engine: str
@@ -81,12 +85,14 @@ class Verification(JsonConfig):
     metrics: tuple[Metric, ...]
     seconds: float
     noted: bool = False
+    source: SourceFigures | None = None
 
 
 def verify(
     engine: str | Path,
     device: str = "auto",
     *,
+    source: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
     note: bool = True,
     progress: Progress | None = None,
@@ -94,12 +100,15 @@ def verify(
     """Compare an engine with its manifest and its proof on this machine.
 
     Args:
+        source: the checkpoint that the engine was built from, a folder, a ``.pt`` file or a Hugging Face id:
+            every stored tensor is compared with it.
         runtime: how the cases run; its cache is as large as they need, whatever it says.
         note: leave ``verify.json`` in the engine folder, where that can be written.
         progress: called with what is done next.
 
     Raises:
         EngineError: the folder is no engine, or its manifest cannot be read.
+        CheckpointError: ``source`` cannot be read, is of another model, or lacks a tensor.
         ConfigError: ``runtime`` asks for another KV cache than the engine was built for.
         DeviceError: the device is not there, or too small.
     """
@@ -111,12 +120,20 @@ def verify(
     proof, failures = _proof(folder)
     say("hashes")
     failures += _damage(folder, manifest)
+    checked = None if source is None or failures else _compared(folder, source, place, say)
+    failures += [] if checked is None else [Failure("source", d.name, d.text) for d in checked.differences]
     ran = _Ran() if failures or proof is None else _run(folder, manifest, proof.claims, place, runs, say)
     failures += ran.failures
     failures += _metrics(proof) if proof is not None else ()
     found = _verification(folder, place, manifest, proof, ran, failures)
+    found = found.replace(source=None if checked is None else checked.figures)
     found = found.replace(seconds=time.perf_counter() - start)
     return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
+
+
+def _compared(folder: Path, source: str | Path, device: torch.device, say: Progress) -> SourceCheck:
+    say("comparing with the checkpoint")
+    return compare_with_source(folder, resolve_checkpoint(source), device)
 
 
 @dataclass(frozen=True)

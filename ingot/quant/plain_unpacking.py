@@ -1,14 +1,19 @@
 """What a stored weight of few bits means, read a second time from the description of its layout.
 
 Owns the way from a column to its word and bits, by index instead of by reshaping, for references that share
-nothing with what they judge. The layout is described in kernels/weight/stored_weight.py. Knows no layer.
+nothing with what they judge. The layouts are described in kernels/weight/stored_weight.py and
+kernels/weight/int4_weight.py. Knows no layer.
 
     wide = meaning(weight, torch.float32)                 # [N, K]
+    grid = grid_of_words(weight)                          # the same with scales and ends, to judge by
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
+import torch.nn.functional as F
 
 from ingot.kernels.weight.stored_weight import StoredWeight
 
@@ -32,21 +37,127 @@ def meaning(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     return own
 
 
+@dataclass(frozen=True, slots=True)
+class PlainGrid:
+    """Rows of a weight and what each of its values could have been, in groups [N, G, n] of columns that share
+    a scale. The last group is filled with zeros.
+
+    Attributes:
+        meant: fp32 [N, G, n], columns in the order in which they are stored.
+        scales: fp32 [N, G], magnitudes.
+        low, high: fp32 [N, G], the least and the largest that a value could mean.
+        units: fp32 [N] where a row's scales are whole multiples of it.
+    """
+
+    meant: torch.Tensor
+    scales: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    units: torch.Tensor | None = None
+
+
+def grid_of_words(weight: StoredWeight) -> PlainGrid:
+    """Of weights in words; symmetric ones of 8 bits use 1 to 255."""
+    assert weight.scales is not None
+    scales = torch.atleast_2d(weight.scales).T.float()  # [N, G]
+    middle = float(1 << weight.bits - 1)
+    zeros = None if weight.zeros is None else torch.atleast_2d(weight.zeros).T.float()
+    blocks = in_groups(_values(weight).float(), weight.group, middle if zeros is None else zeros[:, -1:])
+    blocks = (blocks - (middle if zeros is None else zeros[..., None])).mul_(scales[..., None])
+    least = -(middle if zeros is None else zeros) + int(zeros is None and weight.bits == 8)
+    return _with_ends(
+        blocks, scales, least * scales, ((1 << weight.bits) - 1 + _above(zeros, middle)) * scales
+    )
+
+
+def grid_of_int8(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
+    """Of int8 values [N, K] with a scale per row."""
+    rows = scales.float()[:, None]
+    return _with_ends((values.float() * rows)[:, None], rows, -127 * rows, 127 * rows)
+
+
+def grid_of_blocks(values: torch.Tensor, scales: torch.Tensor, block: int) -> PlainGrid:
+    """Of RPTQ's values of 4 bits times a whole factor of their block; the factor is the largest that divides
+    all of them.
+    """
+    blocks = in_groups(values.float(), block)
+    factors = _common_divisor(blocks.abs().int()).clamp(min=1)
+    rows = factors.float() * scales.float()[:, None]
+    meant = blocks * scales.float()[:, None, None]
+    most = torch.maximum(8 * rows, meant.abs().amax(-1))
+    return replace(_with_ends(meant, rows, -most, most), units=scales.float())
+
+
+def grid_of_pairs(
+    pairs: torch.Tensor,
+    inner: torch.Tensor,
+    zeros: torch.Tensor,
+    scales: torch.Tensor,
+    group: int,
+    columns: int,
+) -> PlainGrid:
+    """Of values of 4 bits in pairs, with whole inner scales and zeros [groups, N]."""
+    place = torch.arange(columns, device=pairs.device)
+    within = place % group
+    byte = place // group * (group // 2) + within % (group // 2)
+    values = pairs[:, byte] >> (4 * (within // (group // 2))).to(torch.uint8) & 15
+    own, rows = zeros.T.float(), inner.T.float() * scales.float()[:, None]
+    blocks = in_groups(values.float(), group, own[:, -1:])
+    meant = (blocks - own[..., None]).mul_(rows[..., None])
+    return replace(_with_ends(meant, rows, -own * rows, (15 - own) * rows), units=scales.float())
+
+
+def in_groups(values: torch.Tensor, group: int, fill: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """[N, K] → [N, G, n], the last group filled up; ``group`` 0: [N, 1, K]."""
+    if not group:
+        return values[:, None]
+    missing = -values.shape[1] % group
+    if missing:
+        rest = torch.as_tensor(fill, dtype=values.dtype, device=values.device).expand(len(values), missing)
+        values = torch.cat([values, rest], dim=1)
+    return values.unflatten(1, (-1, group))
+
+
+def _above(zeros: torch.Tensor | None, middle: float) -> torch.Tensor | float:
+    return -middle if zeros is None else -zeros
+
+
+def _with_ends(
+    meant: torch.Tensor, scales: torch.Tensor, first: torch.Tensor, last: torch.Tensor
+) -> PlainGrid:
+    """A grid whose ends change places where a scale is negative."""
+    return PlainGrid(meant, scales.abs(), torch.minimum(first, last), torch.maximum(first, last))
+
+
+def _common_divisor(values: torch.Tensor) -> torch.Tensor:
+    """int32 [..., n] → [...], the largest whole number that divides all."""
+    while values.shape[-1] > 1:
+        values = F.pad(values, (0, values.shape[-1] % 2))
+        values = torch.gcd(values[..., ::2], values[..., 1::2])
+    return values[..., 0]
+
+
 def _values(weight: StoredWeight) -> torch.Tensor:
     """q [N, K] int32, in the order in which columns are stored."""
-    device, words = weight.values.device, weight.values.shape[1]
-    row = torch.arange(weight.out_features, device=device)[:, None]
+    device = weight.values.device
+    words = weight.values.shape[1]
+    blocks = weight.values.reshape(-1, 16 * words)[:, _places(words, device)]
+    found = blocks.view(-1, words)[: weight.out_features].to(torch.int32) & 0xFFFF
+    width = min(weight.group or 64, 64)  # neighbouring columns of a part of the words
+    shifts = torch.arange(0, 16, weight.bits, dtype=torch.int32, device=device)
+    parts = found.view(len(found), -1, 1, width) >> shifts[:, None] & (1 << weight.bits) - 1
+    return parts.flatten(1)[:, : weight.in_features]
+
+
+def _places(words: int, device: torch.device) -> torch.Tensor:
+    """Where the words of 16 rows lie: [16 · words]."""
+    row = torch.arange(16, device=device)[:, None]
     word = torch.arange(words, device=device)
     # A piece of 16 rows by 32 words: halves of four words, then threads (8 of rows, 4 of words), then the
     # two rows of a thread.
-    place = row // 16 * (words // 32) + word // 32
+    place = word // 32
     place = place * 2 + word % 8 // 4
-    place = place * 8 + row % 16 // 2
+    place = place * 8 + row // 2
     place = place * 4 + word % 32 // 8
     place = place * 2 + row % 2
-    place = place * 4 + word % 4
-    found = weight.values.reshape(-1)[place].to(torch.int32) & 0xFFFF
-    width = min(weight.group or 64, 64)  # neighbouring columns of a part of the words
-    shifts = torch.arange(0, 16, weight.bits, dtype=torch.int32, device=device)
-    parts = found.view(len(row), -1, 1, width) >> shifts[:, None] & (1 << weight.bits) - 1
-    return parts.flatten(1)[:, : weight.in_features]
+    return (place * 4 + word % 4).flatten()
