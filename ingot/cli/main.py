@@ -102,7 +102,8 @@ def _told_misuse(error: Any, words: list[str], verb: str | None = None) -> typer
     """Print an error of the command line in the words of all others; gives the exit."""
     what = error.format_message().rstrip(".")
     if what:  # else it has shown the help
-        what = re.sub(r"^Invalid value(?: for '?([^':]+)'?)?: ", lambda m: f"{m[1]}: " if m[1] else "", what)
+        pattern = r"^Invalid value(?: for '?([^':]+)'?(?: \(env var: [^)]*\))?)?: "
+        what = re.sub(pattern, lambda m: f"{m[1]}: " if m[1] else "", what)
         path = error.ctx.command_path if error.ctx is not None else f"ingot {verb}" if verb else "ingot"
         fix = _json_fix(what, words) or f"see `{path} --help`"
         print_error(IngotError(_lower(what), fix=fix))

@@ -77,14 +77,18 @@ class LimitedProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, question: Any) -> Any:
+    def ask(self, question: Any, cancelled: threading.Event | None = None) -> Any:
         """The answer to a question, a JSON value or its UTF-8 text as bytes.
 
+        Args:
+            cancelled: set before ``interrupt``, by which the question then ends wherever it is.
+
         Raises:
-            ProcessEndedError: a limit was met, or the process crashed.
+            ProcessEndedError: a limit was met, the process crashed, or the question was cancelled.
             TypeError, ValueError, RecursionError: the question is no JSON value.
         """
-        return value_of(self._asked(framed(question) if isinstance(question, bytes) else message(question)))
+        data = framed(question) if isinstance(question, bytes) else message(question)
+        return value_of(self._asked(data, cancelled))
 
     def ask_bytes(self, question: bytes) -> bytes:
         """The answer of a worker that has ``answer_bytes``.
@@ -94,14 +98,14 @@ class LimitedProcess:
         """
         return self._asked(framed(question))
 
-    def _asked(self, data: bytes) -> bytes:
+    def _asked(self, data: bytes, cancelled: threading.Event | None = None) -> bytes:
         with self._lock:
             if self._ended:
                 raise ProcessEndedError(_UNNEEDED)
             if self._running is None or self._running.owner != os.getpid():  # a fork has its own
                 self._running = _Running.start(self, self._worker, self._limits)
             try:
-                if self._ended:  # while it was started
+                if self._ended or (cancelled is not None and cancelled.is_set()):  # while it was started
                     raise ProcessEndedError(_UNNEEDED)
                 answer = self._running.exchange(data)
                 if answer is None:
@@ -119,6 +123,10 @@ class LimitedProcess:
     def end(self) -> None:
         """End the process for good, without waiting: the question under way fails, and so does any other."""
         self._ended = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End the process without waiting: the question under way fails, and the next one starts another."""
         running = self._running
         if running is not None and running.owner == os.getpid():
             running.process.kill()

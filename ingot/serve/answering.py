@@ -21,8 +21,16 @@ from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Update
 from ingot.runtime.request import FinishReason
 from ingot.runtime.selection import TokenLogprobs
-from ingot.serve.errors import ApiError
+from ingot.serve.errors import ApiError, bad_request
 from ingot.serve.protocol import Logprob, News
+
+MOST_LOGPROBS = 1 << 20  # in a whole answer, about 80 bytes each
+
+
+def too_large(what: str, lower: str) -> ApiError:
+    """An answer has, or would have, more log-probabilities than are held."""
+    text = f"{what} has more than {MOST_LOGPROBS} log-probabilities; lower {lower}, or ask for a stream"
+    return bad_request(text, "logprobs", "answer_too_large")
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,8 @@ class Job:
     """A prompt and its values. ``context``: ids that the answers' text continues. ``score``: the prompt's own
     log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
     nothing else is. ``slot``: of the features that the prompt begins with. ``attend``: what it
-    attends to there is wanted, of these heads, with log-probabilities among the ids ``below``."""
+    attends to there is wanted, of these heads, with log-probabilities among the ids ``below``.
+    ``grammar_bytes``: of its compiled grammar."""
 
     ids: list[int]
     params: SamplingParams | None
@@ -39,6 +48,7 @@ class Job:
     pooling: str | None = None
     slot: int | None = None
     attend: tuple[list[tuple[int, int]], int] | None = None
+    grammar_bytes: int = 0
 
 
 class Answering:
@@ -57,6 +67,7 @@ class Answering:
     ) -> None:
         self.jobs = jobs
         self.scores: dict[int, list[TokenLogprobs]] = {}
+        self._scored: dict[int, list[TokenLogprobs]] = {}  # so far
         self.vectors: dict[int, bytes] = {}
         self.num_tokens = 0
         self.started = time.monotonic()
@@ -75,6 +86,7 @@ class Answering:
         self._by_piece = by_piece
         self._most_unread = most_unread * max(1, sum(map(len, self._assemblers)))
         self._unread: deque[tuple[int, Piece]] = deque()
+        self._held = 0  # log-probabilities of a whole answer
         self._wake = asyncio.Event()
 
     @property
@@ -97,6 +109,12 @@ class Answering:
             return False
         piece = assembler.add(_update(news))
         self.num_tokens += len(piece.token_ids)
+        if assembler.answer.logprobs and self._by_piece:
+            assembler.answer.logprobs.clear()  # the pieces have them
+        elif assembler.answer.logprobs:
+            self._held += sum(1 + len(one.top) for one in piece.logprobs)
+            if self._held > MOST_LOGPROBS:
+                self.fail(too_large("the answer", "max_tokens, n or the log-probabilities per token"))
         if piece.finish_reason is not None:
             self._open -= 1
         if self._by_piece:
@@ -105,11 +123,13 @@ class Answering:
             self._wake.set()
         return assembler.done and news.finish_reason is None
 
-    def take_scores(self, position: int, logprobs: Sequence[Logprob]) -> None:
-        """Take in the log-probabilities of a prompt."""
-        self.scores[position] = [_logprobs(one) for one in logprobs]
-        self._open -= 1
-        self._wake.set()
+    def take_scores(self, position: int, logprobs: Sequence[Logprob], *, last: bool = True) -> None:
+        """Take in the next log-probabilities of a prompt."""
+        self._scored.setdefault(position, []).extend(map(_logprobs, logprobs))
+        if last:
+            self.scores[position] = self._scored.pop(position)
+            self._open -= 1
+            self._wake.set()
 
     def take_vector(self, position: int, vector: bytes) -> None:
         """Take in the vector of a prompt."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from ingot.llm.prompts import PromptLike
 from ingot.serve.answering import Answering, Job
 from ingot.serve.errors import ApiError
 from ingot.serve.formats import Form
+from ingot.serve.json_parts import Rows, in_parts
 from ingot.serve.model import ServedModel
 from ingot.serve.schemas import Sampling
 
@@ -64,7 +66,7 @@ class ApiCall(ABC):
         self._no_usage = {"usage": None} if self._with_usage and self.names_no_usage else {}
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer.
+        """The whole answer; its lists may be ``Rows``.
 
         Raises:
             ApiError: it cannot be served.
@@ -87,14 +89,20 @@ class ApiCall(ABC):
 
     def whole(self, found: Answering) -> dict[str, Any]:
         """The body of the whole answer."""
-        return self.head(self.kind) | {"choices": self.choices(found), "usage": usage(found)}
+        choices = Rows(lambda: self.choices(found), flat=False)
+        return self.head(self.kind) | {"choices": choices, "usage": usage(found)}
 
     async def chunks(self, found: Answering) -> AsyncGenerator[bytes, None]:
         """The events of an answer that has begun."""
         head = self.head(self.chunk_kind)
         async for choice in self.parts(found):
             told = {"usage": usage(found)} if self._usage_always else self._no_usage
-            yield event(head | {"choices": [choice]} | told)
+            if choice["logprobs"] is None:
+                yield event(head | {"choices": [choice]} | told)
+                continue
+            one = Rows(partial(iter, (choice,)), flat=False)
+            async for data in in_parts(head | {"choices": one} | told, b"data: ", b"\n\n"):
+                yield data
         if self._with_usage:
             yield event(head | {"choices": [], "usage": usage(found)})
 
@@ -113,8 +121,8 @@ class ApiCall(ABC):
         """
 
     @abstractmethod
-    def choices(self, found: Answering) -> list[dict[str, Any]]:
-        """Of the whole answer."""
+    def choices(self, found: Answering) -> Iterator[dict[str, Any]]:
+        """Of the whole answer, made one after another."""
 
     @abstractmethod
     def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
@@ -125,14 +133,14 @@ class ApiCall(ABC):
         with self.model.engine.places(self.count):
             jobs = await self.model.in_thread(self.jobs)
             field = None if self.form is None else self.form.field
-            await self.model.check_grammars(jobs, field)
-            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=by_piece) as found:
-                try:
-                    yield found
-                except ApiError as error:
-                    if error.status < 500:  # what an engine refuses is the grammar
-                        error.param = error.param or field
-                    raise
+            async with self.model.checked_grammars(jobs, field) as checked:
+                with self.model.engine.answering(checked, self.model.tokenizer, by_piece=by_piece) as found:
+                    try:
+                        yield found
+                    except ApiError as error:
+                        if error.status < 500:  # what an engine refuses is the grammar
+                            error.param = error.param or field
+                        raise
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every chunk of one answer begins with."""

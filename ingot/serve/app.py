@@ -35,6 +35,7 @@ from ingot.serve.http import (
     json_answer,
     read_body,
     until_left,
+    whole_answer,
 )
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel
@@ -157,7 +158,7 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
-        return json_answer(await until_left(request, EmbeddingCall(state.reader(body.model), body).answer()))
+        return await whole_answer(request, EmbeddingCall(state.reader(body.model), body).answer())
 
 
 def _add_speech(app: FastAPI, state: ServerState) -> None:
@@ -253,7 +254,7 @@ async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
     found = ExplainedCall(call) if explained else call
     if body.stream:
         return await event_stream(request, found.events())
-    return json_answer(await until_left(request, found.answer()))
+    return await whole_answer(request, found.answer())
 
 
 def _refuse_explanation(request: Request) -> None:

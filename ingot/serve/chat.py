@@ -7,19 +7,19 @@ Owns the way from a conversation to jobs, and the shape of choices. Knows no HTT
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from ingot.config.grammar import Thinking
 from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import TokenLogprobs
 from ingot.llm.prompts import PromptLike
-from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answer_parts import AnswerParts
 from ingot.serve.answering import Answering, Job
 from ingot.serve.api_call import ApiCall
 from ingot.serve.errors import bad_request
 from ingot.serve.formats import read_format
+from ingot.serve.json_parts import Rows
 from ingot.serve.logprob_text import finite
 from ingot.serve.messages import delta, message
 from ingot.serve.model import ServedModel
@@ -77,16 +77,14 @@ class ChatCall(ApiCall):
         calls = bool(self.tools.told)
         return AnswerParts(thoughts=self._thoughts, calls=calls, most_calls=self.tools.most_calls)
 
-    def choices(self, found: Answering) -> list[dict[str, Any]]:
+    def choices(self, found: Answering) -> Iterator[dict[str, Any]]:
         """A message for each answer."""
-        choices = []
         for index, answer in enumerate(found.answers(0)):
             parts = self.new_parts()
             parts.feed(answer.text or "", final=True)
             choice = {"index": index, "message": message(parts)}
             choice |= {"logprobs": self._logprobs(answer.logprobs or [])}
-            choices.append(choice | {"finish_reason": parts.finish_reason(answer.finish_reason)})
-        return choices
+            yield choice | {"finish_reason": parts.finish_reason(answer.finish_reason)}
 
     async def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
         """Deltas; the first of each answer names the role, and each has one thing."""
@@ -112,14 +110,13 @@ class ChatCall(ApiCall):
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self.params.logprobs is None:
             return None
-        return {"content": [_entry(one, self.model.tokenizer) for one in tokens], "refusal": None}
+        return {"content": Rows(lambda: map(self._entry, tokens)), "refusal": None}
 
+    def _entry(self, one: TokenLogprobs) -> dict[str, Any]:
+        top = [self._token(token, logprob) for token, logprob in one.top]
+        return {**self._token(one.token_id, one.logprob), "top_logprobs": top}
 
-def _entry(one: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
-    top = [_token(token, logprob, tokenizer) for token, logprob in one.top]
-    return {**_token(one.token_id, one.logprob, tokenizer), "top_logprobs": top}
-
-
-def _token(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token)
-    return {"token": tokenizer.token_text(token), "logprob": finite(logprob), "bytes": list(data)}
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        tokenizer = self.model.tokenizer
+        data = tokenizer.token_bytes(token)
+        return {"token": tokenizer.token_text(token), "logprob": finite(logprob), "bytes": list(data)}

@@ -96,7 +96,7 @@ class Compiling:
     def _compiled(self, add: Add) -> Compiled:
         try:
             params = SamplingParams.from_json(add.params)
-            matcher = self._grammars.prepare(params, self._stop_ids, tried=True)  # by the server
+            matcher = self._grammars.prepare(params, self._stop_ids, tried=add.grammar_bytes)
             return Compiled(add, params, matcher)
         except BaseException as error:  # a panic of the library, too: the thread serves others
             return Compiled(add, error=error if isinstance(error, IngotError) else _failed(error))

@@ -7,17 +7,18 @@ Owns prompts of every form, ``echo``, and the shape of choices. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import Answer
 from ingot.llm.prompts import PromptLike
-from ingot.serve.answering import Answering, Job
+from ingot.serve.answering import MOST_LOGPROBS, Answering, Job, too_large
 from ingot.serve.api_call import ApiCall, shown
 from ingot.serve.errors import bad_request, unsupported
 from ingot.serve.formats import read_format
-from ingot.serve.logprob_text import LogprobLists, joined
+from ingot.serve.json_parts import Rows
+from ingot.serve.logprob_text import LogprobLists
 from ingot.serve.model import ServedModel
 from ingot.serve.prompts import prompts_of
 from ingot.serve.sampling import sampling_params
@@ -72,21 +73,22 @@ class CompletionCall(ApiCall):
             self.model.check_ids(ids, 1 if self._asked is None else self._asked, "prompt")
             params = None if self._params is None else self.model.held(self._params, self.form, ids)
             jobs.append(Job(ids, params, ids, score))
+        count = sum(len(job.ids) for job in jobs) * self._n
+        if score is not None and not self.body.stream and count * (1 + score) > MOST_LOGPROBS:
+            raise too_large("the echoed prompt", "n or logprobs")
         return jobs
 
-    def choices(self, found: Answering) -> list[dict[str, Any]]:
+    def choices(self, found: Answering) -> Iterator[dict[str, Any]]:
         """``n`` in a row for each prompt."""
-        choices: list[dict[str, Any]] = []
         for position in range(len(self._prompts)):
             answers: Sequence[Answer | None] = found.answers(position)
-            for answer in answers or [None] * self._n:
-                text, lists, logprobs = self._begin(found, position)
+            for index, answer in enumerate(answers or [None] * self._n, start=position * self._n):
+                text, lists = self._begin(found, position)
+                tokens = [] if answer is None else answer.logprobs or []
                 if answer is not None:
                     text += answer.text or ""
-                    logprobs = None if logprobs is None else joined(logprobs, lists.of(answer.logprobs or []))
                 reason = "length" if answer is None else answer.finish_reason
-                choices.append(_choice(len(choices), text, logprobs, reason))
-        return choices
+                yield _choice(index, text, None if lists is None else lists.of(tokens), reason)
 
     async def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
         """Pieces of text; the first of each choice begins with the prompt, if it is echoed."""
@@ -95,34 +97,32 @@ class CompletionCall(ApiCall):
             for choice in self.choices(found):
                 yield choice
             return
-        begun: dict[int, LogprobLists] = {}
+        begun: dict[int, LogprobLists | None] = {}
         async for index, piece in found.pieces():
             is_first = index not in begun
             if not shown(piece, is_first=is_first):
                 continue
-            text, logprobs = piece.text, None
+            text = piece.text
             if is_first:
-                before, begun[index], logprobs = self._begin(found, index // self._n)
+                before, begun[index] = self._begin(found, index // self._n)
                 text = before + text
-            if self._logprobs is not None:
-                new = begun[index].of(piece.logprobs)
-                logprobs = new if logprobs is None else joined(logprobs, new)
-            yield _choice(index, text, logprobs, piece.finish_reason)
+            lists = begun[index]
+            yield _choice(
+                index, text, None if lists is None else lists.of(piece.logprobs), piece.finish_reason
+            )
 
-    def _begin(self, found: Answering, position: int) -> tuple[str, LogprobLists, dict[str, Any] | None]:
-        """What stands before an answer: the echoed prompt, or nothing; with what counts its tokens."""
-        lists = LogprobLists(self.model.tokenizer)
-        logprobs = None if self._logprobs is None else lists.of([])
+    def _begin(self, found: Answering, position: int) -> tuple[str, LogprobLists | None]:
+        """What stands before an answer: the echoed prompt, or nothing; with the lists that begin there."""
+        wanted = self._logprobs is not None
         if not self._echo:
-            return "", lists, logprobs
+            return "", LogprobLists(self.model.tokenizer) if wanted else None
         ids, prompt = found.jobs[position].ids, self._prompts[position]
-        if self._logprobs is not None:
-            logprobs = lists.prompt(ids, found.scores[position])
         text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
-        return text, lists, logprobs
+        scores = found.scores[position] if wanted else []
+        return text, LogprobLists(self.model.tokenizer, ids[0], scores) if wanted else None
 
 
 def _choice(
-    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+    index: int, text: str, logprobs: dict[str, Rows] | None, finish_reason: str | None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

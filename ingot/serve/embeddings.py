@@ -15,6 +15,7 @@ import numpy as np
 
 from ingot.serve.answering import Job
 from ingot.serve.errors import bad_request
+from ingot.serve.json_parts import Rows
 from ingot.serve.model import ServedModel
 from ingot.serve.prompts import prompts_of
 from ingot.serve.schemas import EmbeddingRequest
@@ -64,7 +65,8 @@ class EmbeddingCall:
             data = await self._model.in_thread(self._data, vectors)
         tokens = sum(len(job.ids) for job in jobs)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": self._model.name, "usage": usage}
+        rows = Rows(lambda: data)
+        return {"object": "list", "data": rows, "model": self._model.name, "usage": usage}
 
     def _jobs(self) -> list[Job]:
         """One for each input."""

@@ -228,8 +228,10 @@ class EngineClient:
             self._deliver(one, now)
         for two in step.scored:
             if two.id in self._owners:
-                answering, position = self._owners.pop(two.id)
-                answering.take_scores(position, two.logprobs)
+                answering, position = self._owners[two.id]
+                answering.take_scores(position, two.logprobs, last=two.last)
+                if two.last:
+                    del self._owners[two.id]
         for three in step.embedded:
             if three.id in self._owners:
                 answering, position = self._owners.pop(three.id)
@@ -268,7 +270,8 @@ class EngineClient:
             if job.attend is not None and job.slot is not None:
                 yield position, Attend(next(self._ids), job.ids, *job.attend, job.slot)
             if job.params is not None:
-                yield position, Add(next(self._ids), job.ids, job.params.to_json(), job.slot)
+                params = job.params.to_json()
+                yield position, Add(next(self._ids), job.ids, params, job.slot, job.grammar_bytes)
 
     def _drop(self, answering: Answering) -> None:
         """End what the engine still does for a request."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -101,6 +103,7 @@ class EngineLoop:
         self._executor = executor
         self._link = link
         self._reading: dict[str, Score | Embed | Attend] = {}
+        self._scores: OrderedDict[str, Iterator[tuple[list[Logprob], bool]]] = OrderedDict()
         grammars = executor.admission.grammars
         assert grammars is not None, "an executor has them, if only to refuse them"
         self._compiling = Compiling(grammars, executor.stop_ids, wake=link.wake)
@@ -113,7 +116,7 @@ class EngineLoop:
             BaseException: a step failed.
         """
         while True:
-            messages = self._link.exchange(wait=not self._executor.has_work)
+            messages = self._link.exchange(wait=not (self._executor.has_work or self._scores))
             news = [refused for message in messages for refused in self._obey(message)]
             news += [refused for one in self._compiling.finished() for refused in self._add_compiled(one)]
             updates = self._executor.step() if self._executor.has_work else []
@@ -123,9 +126,9 @@ class EngineLoop:
                     read.append(self._read(update.request_id))
                 else:
                     news.append(_news(update))
-            if messages or updates or news:
+            scored = self._next_scores()
+            if messages or updates or news or scored:
                 news += [one for one in read if isinstance(one, News)]
-                scored = [one for one in read if isinstance(one, Scored)]
                 embedded = [one for one in read if isinstance(one, Embedded)]
                 self._link.send(Step(news, scored, self._gauges(), embedded))
 
@@ -153,6 +156,7 @@ class EngineLoop:
                     self._compiling.forget(name)
                     self._executor.abort(name, index)
                     self._reading.pop(name, None)
+                    self._scores.pop(name, None)
                 case Load():
                     raise RequestError("an engine is loaded once", seen=message.path)
         except IngotError as error:
@@ -178,8 +182,20 @@ class EngineLoop:
             return [_refusal(found.add.id, error)]
         return []
 
-    def _read(self, name: str) -> Scored | Embedded | News:
-        """What a prompt that was only read gives; news of an error where that is not numbers."""
+    def _next_scores(self) -> list[Scored]:
+        """The next part of one prompt's scores; prompts take turns."""
+        if not self._scores:
+            return []
+        name, parts = self._scores.popitem(last=False)
+        part, last = next(parts)
+        if not last:
+            self._scores[name] = parts
+        return [Scored(name, part, last)]
+
+    def _read(self, name: str) -> Embedded | News | None:
+        """What a prompt that was only read gives; news of an error where that is not numbers. Scores come in
+        parts.
+        """
         asked = self._reading.pop(name)
         reading = self._executor.take_reading(name)
         kept = reading.kept
@@ -187,7 +203,8 @@ class EngineLoop:
             return Embedded(name, _floats(torch.cat([kept, reading.scores.flatten()])))
         if isinstance(asked, Score):
             if not kept.isnan().any():
-                return Scored(name, scores(asked.prompt_ids, kept))
+                self._scores[name] = scores(asked.prompt_ids, kept)
+                return None
             return News(name, 0, (), error="the model's logits are not numbers")
         vector = normalize(pooled(kept, len(asked.prompt_ids), asked.pooling), dim=0)
         if vector.isfinite().all():

@@ -1,30 +1,64 @@
-"""Grammars of requests, tried before an engine hears of them.
+"""Grammars of requests, tried before an engine gets them.
 
 Owns the threads and processes in which they are compiled, off the event loop, and the bounds on these: how
-many wait, and how long. Knows no engine and no vocabulary.
+many wait, how long, and what the grammars of all requests may take together. Knows no engine.
 
-    await checks.check(params.grammar, "response_format")
+    size = await checks.check(params.grammar, "response_format")
+    with checks.room({params.grammar: size}): ...
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+import math
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from ingot.config.grammar import Grammar
 from ingot.errors import RequestError
 from ingot.processors.limited_process import LimitedProcess
-from ingot.serve.errors import refused, stopping, too_busy, unavailable
-from ingot.structured.grammar_check import TrialDiedError, new_probe, try_grammar
+from ingot.serve.errors import ApiError, refused, stopping, too_busy, unavailable
+from ingot.structured.grammar_check import COMPILE_LIMITS, TrialDiedError, new_probe, try_grammar
+from ingot.structured.vocabulary import STATES_BYTES
 
 _WORKERS = 2  # each asks a process of its own, which may take seconds for a hostile grammar
 _MOST_WAITING = 64
 _MOST_KNOWN = 256
 _SECONDS = 20.0
+_MOST_BYTES = 768 << 20  # of the compiled grammars of all requests
 _log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Trial:
+    """A grammar that is tried, or was; ``result``: its bytes or why it is refused."""
+
+    grammar: Grammar
+    result: Future[int | RequestError] = field(init=False)
+    waiters: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    probe: LimitedProcess | None = None  # while it is asked
+
+    def may_pass_now(self) -> bool:
+        """Whether it says nothing of its grammar: the machine failed it, or its process died."""
+        if not self.result.done():
+            return False
+        return self.result.exception() is not None or isinstance(self.result.result(), TrialDiedError)
+
+    def abandon(self) -> None:
+        """End it: nobody waits for it."""
+        self.cancelled.set()
+        if not self.result.cancel():
+            with self.lock:
+                if self.probe is not None:
+                    self.probe.interrupt()
 
 
 class GrammarChecks:
@@ -37,11 +71,13 @@ class GrammarChecks:
         for probe in self._all:
             self._probes.put(probe)
         self._closed = False
-        self._known: OrderedDict[Grammar, Future[RequestError | None]] = OrderedDict()
+        self._known: OrderedDict[Grammar, _Trial] = OrderedDict()
+        self._users: Counter[Grammar] = Counter()
+        self._used = 0  # bytes
 
-    async def check(self, grammar: Grammar, field: str | None) -> None:
-        """Refuse a grammar that cannot be compiled; what has been tried once is known, unless the trial
-        itself failed.
+    async def check(self, grammar: Grammar, field: str | None) -> int:
+        """The bytes of a grammar; one that cannot be compiled is refused. What has been tried once is known,
+        unless the trial itself failed. A trial that nobody waits for any more is ended.
 
         Args:
             field: of the request, in which the grammar is.
@@ -50,23 +86,45 @@ class GrammarChecks:
             ApiError: the grammar is refused (400), too many wait (429), it took too long to get a turn,
                 the machine has no room for the trial, or the server is stopping (503).
         """
-        trial = asyncio.wrap_future(self._trial(grammar))
+        trial = self._trial(grammar)
+        trial.waiters += 1
         try:
-            async with asyncio.timeout(_SECONDS):
-                error = await asyncio.shield(trial)  # others may wait for the same trial
-        except TimeoutError:
-            text = "other grammars are still being checked; try again later"
-            raise unavailable(text, "grammars_busy") from None
-        except (OSError, MemoryError):
-            _log.exception("a grammar cannot be tried")
-            text = "the grammar cannot be checked now; try again later"
-            raise unavailable(text, "grammars_busy") from None
-        if error is not None and self._closed:
+            found = await self._result(trial)
+        finally:
+            trial.waiters -= 1
+            if not trial.waiters and not trial.result.done():
+                if self._known.get(grammar) is trial:
+                    del self._known[grammar]
+                trial.abandon()
+        if isinstance(found, int):
+            return found
+        if self._closed:
             raise stopping()
-        if error is not None:
-            found = refused(error)
-            found.param = field
-            raise found
+        error = refused(found)
+        error.param = field
+        raise error
+
+    @contextmanager
+    def room(self, sizes: Mapping[Grammar, int]) -> Iterator[None]:
+        """Room for the compiled grammars of a request, which those that share one take once.
+
+        Raises:
+            ApiError: there is none now (503).
+        """
+        added = sum(sizes[one] + STATES_BYTES for one in sizes if one not in self._users)
+        if self._users and self._used + added > _MOST_BYTES:
+            text = f"the grammars of other requests take {self._used >> 20} MiB; try again later"
+            raise unavailable(text, "grammars_busy")
+        self._used += added
+        self._users.update(sizes.keys())
+        try:
+            yield
+        finally:
+            for one in sizes:
+                self._users[one] -= 1
+                if not self._users[one]:
+                    del self._users[one]
+                    self._used -= sizes[one] + STATES_BYTES
 
     def close(self) -> None:
         """Take no more; a trial under way ends."""
@@ -75,32 +133,49 @@ class GrammarChecks:
         for probe in self._all:
             probe.end()
 
-    def _trial(self, grammar: Grammar) -> Future[RequestError | None]:
+    async def _result(self, trial: _Trial) -> int | RequestError:
+        """Wait for a trial, not for long."""
+        try:
+            async with asyncio.timeout(_SECONDS):
+                return await asyncio.shield(asyncio.wrap_future(trial.result))  # others may wait for it, too
+        except TimeoutError:
+            raise self._busy("other grammars are still being checked; try again later") from None
+        except (OSError, MemoryError):
+            _log.exception("a grammar cannot be tried")
+            text = "the grammar cannot be checked now; try again later"
+            raise unavailable(text, "grammars_busy") from None
+
+    def _busy(self, text: str) -> ApiError:
+        """With the time that trials before it may take at most."""
+        seconds = self._waiting() * COMPILE_LIMITS.seconds / _WORKERS
+        return unavailable(text, "grammars_busy", max(1, math.ceil(seconds)))
+
+    def _waiting(self) -> int:
+        return sum(not trial.result.done() for trial in self._known.values())
+
+    def _trial(self, grammar: Grammar) -> _Trial:
         """The one trial of a grammar, under way or done."""
         found = self._known.get(grammar)
-        if found is None or _may_pass_now(found):
-            waiting = sum(not trial.done() for trial in self._known.values())
+        if found is None or found.may_pass_now():
+            waiting = self._waiting()
             if waiting >= _MOST_WAITING:
                 raise too_busy("the check of grammars", waiting)
-            found = self._known[grammar] = self._pool.submit(self._try, grammar)
+            found = self._known[grammar] = _Trial(grammar)
+            found.result = self._pool.submit(self._try, found)
         self._known.move_to_end(grammar)
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
         return found
 
-    def _try(self, grammar: Grammar) -> RequestError | None:
+    def _try(self, trial: _Trial) -> int | RequestError:
         probe = self._probes.get()
         try:
-            try_grammar(probe, grammar)
+            with trial.lock:
+                trial.probe = probe
+            return try_grammar(probe, trial.grammar, trial.cancelled)
         except RequestError as error:
             return error
         finally:
+            with trial.lock:
+                trial.probe = None
             self._probes.put(probe)
-        return None
-
-
-def _may_pass_now(trial: Future[RequestError | None]) -> bool:
-    """Whether a trial says nothing of its grammar: the machine failed it, or its process died."""
-    if not trial.done():
-        return False
-    return trial.exception() is not None or isinstance(trial.result(), TrialDiedError)

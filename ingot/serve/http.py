@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ingot.config.hosts import HostRule
 from ingot.serve.api_call import event
 from ingot.serve.errors import ApiError, too_busy
+from ingot.serve.json_parts import in_parts
 from ingot.serve.slow_bodies import SlowBodies
 
 BODY_SECONDS = 60.0  # for a body to arrive, and for a client to take one piece of an answer
@@ -89,6 +90,20 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
+async def whole_answer(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
+    """A JSON answer whose lists may be ``Rows``; a large one is made and sent in parts.
+
+    Raises:
+        ApiError, ClientLeftError: from ``work``, or the client has left.
+    """
+    parts = in_parts(await until_left(request, work))
+    first = await anext(parts)
+    second = await anext(parts, None)
+    if second is None:
+        return Response(first, media_type="application/json")
+    return InParts(first + second, parts)
+
+
 def error_answer(error: ApiError) -> Response:
     """An error before an answer has begun."""
     return json_answer(error.body(), error.status, error.headers)
@@ -126,16 +141,20 @@ async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) ->
     return EventStream(first, events)
 
 
-class EventStream(Response):
-    """Events until they end, their source fails, or the client leaves or takes none for too long."""
+class InParts(Response):
+    """An answer that is sent part by part until it ends, or the client leaves or takes none for too long."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        headers: dict[str, str] | None = None,
+        media_type: str = "application/json",
+    ) -> None:
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._first = first
-        self._events = events
+        self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
@@ -146,7 +165,7 @@ class EventStream(Response):
                 sending.result()
         finally:
             await _cancelled(sending, leaving)
-            await self._events.aclose()
+            await self._rest.aclose()
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -162,8 +181,21 @@ class EventStream(Response):
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
         yield self._first
+        async for data in self._rest:
+            yield data
+
+
+class EventStream(InParts):
+    """Events; where their source fails, the last one says so."""
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(first, events, headers, "text/event-stream")
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        yield self._first
         try:
-            async for data in self._events:
+            async for data in self._rest:
                 yield data
         except ApiError as error:
             yield event(error.body())

@@ -8,11 +8,12 @@ Owns the four lists, and where each token begins in the text. Knows no engine.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from ingot.llm.outputs import TokenLogprobs
 from ingot.processors.tokenizer import Tokenizer
+from ingot.serve.json_parts import Rows
 
 _LEAST = -9999.0  # JSON has no infinity
 
@@ -23,30 +24,41 @@ def finite(logprob: float) -> float:
 
 
 class LogprobLists:
-    """Of one choice, part after part; offsets count characters from the start of its text."""
+    """Of one choice, part after part; offsets count characters from the start of its text.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        first: the first token of an echoed prompt, of which nothing is known; None: nothing is echoed.
+        scores: of the prompt's other tokens.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, first: int | None = None, scores: Sequence[TokenLogprobs] = ()
+    ) -> None:
         self._tokenizer = tokenizer
+        self._first, self._scores = first, scores
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def prompt(self, ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Of an echoed prompt; nothing is known of its first token."""
-        first = {
-            "tokens": [self._tokenizer.token_text(ids[0])],
-            "token_logprobs": [None],
-            "top_logprobs": [None],
-            "text_offset": [self._advance(ids[0])],
-        }
-        return joined(first, self.of(scores))
+    def of(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Rows]:
+        """Of the next tokens, the first time behind those of the prompt. The offsets must be read before
+        those of the part behind them.
+        """
+        first, scores = self._first, self._scores
+        self._first, self._scores = None, ()
+        begin: list[int] = [] if first is None else [first]
+        unknown: list[None] = [None] * len(begin)
+        text = self._tokenizer.token_text
 
-    def of(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Of the next tokens."""
+        def ids() -> Iterator[int]:
+            return chain(begin, (one.token_id for one in chain(scores, tokens)))
+
         return {
-            "tokens": [self._tokenizer.token_text(one.token_id) for one in tokens],
-            "token_logprobs": [finite(one.logprob) for one in tokens],
-            "top_logprobs": [self._top(one) for one in tokens],
-            "text_offset": [self._advance(one.token_id) for one in tokens],
+            "tokens": Rows(lambda: map(text, ids())),
+            "token_logprobs": Rows(
+                lambda: chain(unknown, (finite(o.logprob) for o in chain(scores, tokens)))
+            ),
+            "top_logprobs": Rows(lambda: chain(unknown, map(self._top, chain(scores, tokens)))),
+            "text_offset": Rows(lambda: map(self._advance, ids())),
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
@@ -61,8 +73,3 @@ class LogprobLists:
         begin = self._offset
         self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
         return begin
-
-
-def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two parts as one."""
-    return {name: first[name] + second[name] for name in first}

@@ -9,13 +9,14 @@ Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ingot.config.grammar import Thinking
+from ingot.config.grammar import Grammar, Thinking
 from ingot.config.sampling import SamplingParams
 from ingot.config.serve import ServeConfig
 from ingot.engine.describe import read_text_side
@@ -231,17 +232,20 @@ class ServedModel:
             return "must"
         return "no" if end.endswith(CLOSE) else "may"
 
-    async def check_grammars(self, jobs: Sequence[Job], field: str | None) -> None:
-        """Refuse what an engine could not compile. May take seconds.
+    @asynccontextmanager
+    async def checked_grammars(self, jobs: Sequence[Job], field: str | None) -> AsyncIterator[list[Job]]:
+        """The jobs with the bytes of their grammars, which have room until the block ends. What an engine
+        could not compile is refused. May take seconds.
 
         Args:
             field: of the request, in which the grammar is.
 
         Raises:
-            ApiError: a grammar cannot be served.
+            ApiError: a grammar cannot be served, or there is no room for it now.
         """
-        found = {job.params.grammar: job.params for job in jobs if job.params is not None}
-        for grammar, params in found.items():
+        wanted = {job.params.grammar: job.params for job in jobs if job.params is not None}
+        sizes: dict[Grammar, int] = {}
+        for grammar, params in wanted.items():
             if grammar is None:
                 continue
             try:
@@ -249,7 +253,14 @@ class ServedModel:
                 grammar_tokenizer(self.tokenizer)
             except (RequestError, DeviceError) as error:
                 raise self._told(error, field or "grammar") from None
-            await self._grammars.check(grammar, field)
+            sizes[grammar] = await self._grammars.check(grammar, field)
+        with self._grammars.room(sizes):
+            yield [
+                replace(job, grammar_bytes=sizes[job.params.grammar])
+                if job.params is not None and job.params.grammar is not None
+                else job
+                for job in jobs
+            ]
 
     async def in_thread(self, work: Callable[..., Value], *args: Any) -> Value:
         """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his

@@ -42,13 +42,15 @@ class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A request for answers; ``params``: ``SamplingParams`` as JSON. Its ``n`` answers share the id.
-    ``slot``: where the features that the prompt begins with are.
+    ``slot``: where the features that the prompt begins with are. ``grammar_bytes``: of its compiled grammar,
+    as the server's trial found.
     """
 
     id: str
     prompt_ids: list[int]
     params: dict[str, Any]
     slot: int | None = None
+    grammar_bytes: int = 0
 
 
 class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -154,10 +156,13 @@ class News(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Scored(msgspec.Struct, array_like=True, frozen=True):
-    """A scored prompt: one entry for each token but the first."""
+    """A part of a scored prompt, with an entry for each of its tokens; all have one but the first. A prompt's
+    parts come in order, ``last`` with the last.
+    """
 
     id: str
     logprobs: list[Logprob]
+    last: bool = True
 
 
 class Embedded(msgspec.Struct, array_like=True, frozen=True):

@@ -8,13 +8,15 @@ Owns what is kept of each chunk's logits, and its way to messages. Knows no requ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ingot.runtime.likelihood import Keep
 from ingot.runtime.log_normaliser import log_normaliser
 from ingot.serve.protocol import Logprob
+
+PART_VALUES = 4096  # log-probabilities in a part of a prompt's scores
 
 
 def keep_scores(prompt_ids: Sequence[int], top: int) -> Keep:
@@ -33,11 +35,16 @@ def keep_scores(prompt_ids: Sequence[int], top: int) -> Keep:
     return keep
 
 
-def scores(prompt_ids: Sequence[int], kept: torch.Tensor) -> list[Logprob]:
-    """What was kept of a whole prompt, as one entry for each token but the first."""
+def scores(prompt_ids: Sequence[int], kept: torch.Tensor) -> Iterator[tuple[list[Logprob], bool]]:
+    """What was kept of a whole prompt, as one entry for each token but the first; in parts, each with whether
+    it is the last. A part takes a few milliseconds, for which other requests wait.
+    """
     width = (kept.shape[1] - 1) // 2
-    found = []
-    for token, (chosen, *rest) in zip(prompt_ids[1:], kept.tolist(), strict=True):
-        top = zip(map(int, rest[width:]), rest[:width], strict=True)
-        found.append(Logprob(token, chosen, tuple(top)))
-    return found
+    count = max(1, PART_VALUES // (1 + width))
+    for start in range(0, max(1, len(kept)), count):
+        rows = kept[start : start + count].tolist()
+        found = []
+        for token, (chosen, *rest) in zip(prompt_ids[1 + start :], rows, strict=False):
+            top = zip(map(int, rest[width:]), rest[:width], strict=True)
+            found.append(Logprob(token, chosen, tuple(top)))
+        yield found, start + count >= len(kept)

@@ -58,7 +58,7 @@ class SimpleChat(ChatCall):
     async def answer(self) -> dict[str, Any]:
         """``response``, the longer ``history``, ``status`` and ``time``; raises as ``ChatCall.answer``."""
         found = await super().answer()
-        return self._told(found["choices"][0]["message"]["content"])
+        return self._told(next(iter(found["choices"]))["message"]["content"])
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The text so far and what is new of it; the last event has what ``answer`` has. There is no

@@ -9,6 +9,7 @@ Knows no vocabulary: the trial's is the 256 bytes.
 from __future__ import annotations
 
 import importlib.util
+import threading
 
 from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
@@ -17,7 +18,8 @@ from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, 
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.structured.lark import lark_of
 
-COMPILE_LIMITS = ProcessLimits(seconds=5, memory=2 << 30)
+COMPILE_LIMITS = ProcessLimits(seconds=5, memory=512 << 20)
+MOST_BYTES = 64 << 20  # of a compiled grammar, as long as it is kept
 SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
 
 
@@ -30,21 +32,29 @@ def new_probe(limits: ProcessLimits = COMPILE_LIMITS) -> LimitedProcess:
     return LimitedProcess("ingot.structured.grammar_probe", limits)
 
 
-def try_grammar(probe: LimitedProcess, grammar: Grammar) -> None:
-    """Compile a grammar in the probe. May take as long as the probe's limits allow.
+def try_grammar(probe: LimitedProcess, grammar: Grammar, cancelled: threading.Event | None = None) -> int:
+    """Compile a grammar in the probe; returns its bytes there. May take as long as the probe's limits allow.
+
+    Args:
+        cancelled: set before ``probe.interrupt``, by which the trial then ends.
 
     Raises:
-        TrialDiedError: it takes too much memory, or the process crashed.
-        RequestError: llguidance refuses the grammar, or it takes too long.
+        TrialDiedError: the process crashed, or was interrupted.
+        RequestError: llguidance refuses the grammar, or it takes too long or too much memory.
     """
     try:
-        found = probe.ask({"lark": lark_of(grammar), "schemas": grammar.schemas()})
+        found = probe.ask({"lark": lark_of(grammar), "schemas": grammar.schemas()}, cancelled)
     except ProcessEndedError as error:
         kind = RequestError if error.by_time else TrialDiedError
         raise kind(f"the grammar {error}", fix=SIMPLER) from None
     if found["fault"] is not None:
         where = f" ({found['part']})" if found["part"] else ""
         raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")
+    size: int = found["bytes"]
+    if size > MOST_BYTES:
+        seen, allowed = (f"{count >> 20} MiB" for count in (size, MOST_BYTES))
+        raise RequestError("the compiled grammar is too large", seen=seen, allowed=allowed, fix=SIMPLER)
+    return size
 
 
 def grammar_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:

@@ -7,8 +7,11 @@ Owns the search for the part of a schema that is at fault. Knows no engine: its 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer  # loaded before the first question, whose time is counted
@@ -20,6 +23,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _MOST_FORCED = 128  # bytes that are tried at the start
 _ONE = ("items", "additionalProperties", "not", "contains")
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -29,11 +33,14 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         question: ``lark``, and ``schemas``, those in it by name.
 
     Returns:
-        ``fault``, None if there is none, and ``part``: where in which schema.
+        ``fault``, None if there is none, and ``part``: where in which schema; without a fault, ``bytes``:
+        what the compiled grammar takes.
     """
-    fault = _fault(question["lark"])
+    before = _resident_bytes()
+    matcher = new_matcher(_bytes(), question["lark"])
+    fault = _fault_of_start(matcher)
     if fault is None:
-        return {"fault": None}
+        return {"fault": None, "bytes": max(0, _resident_bytes() - before)}
     for name, schema in question["schemas"].items():
         inner = _fault(lark_of_schema(schema))
         if inner is not None:
@@ -42,9 +49,23 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     return {"fault": fault, "part": None}
 
 
+def _resident_bytes() -> int:
+    """Memory of this process, after what is free was given back; 0 where the system does not say."""
+    if _TRIM is not None:
+        _TRIM(0)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def _fault(lark: str) -> str | None:
+    """Of a grammar, as ``_fault_of_start``."""
+    return _fault_of_start(new_matcher(_bytes(), lark))
+
+
+def _fault_of_start(matcher: LLMatcher) -> str | None:
     """Of compiling, and of the first bytes: those that must come, and each that may come then."""
-    matcher = new_matcher(_bytes(), lark)
     following = _following(matcher)
     for _ in range(_MOST_FORCED):
         if len(following) != 1 or not matcher.consume_tokens(following):
@@ -89,3 +110,6 @@ def _inner(schema: Any) -> Iterator[tuple[list[str], dict[str, Any]]]:
         elif key in _ONE:
             found = [([key], value)]
         yield from ((path, inner) for path, inner in found if isinstance(inner, dict))
+
+
+_fault('start: "a"')  # what the library loads with its first grammar is not that of a request

@@ -34,12 +34,12 @@ from ingot.structured.grammar_check import (
     try_grammar,
 )
 from ingot.structured.lark import lark_of
-from ingot.structured.vocabulary import DEAD_END, fault_of, new_matcher, vocabulary
+from ingot.structured.vocabulary import DEAD_END, STATES_BYTES, fault_of, new_matcher, vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_KEPT = 64  # compiled grammars
+_KEPT_BYTES = 256 << 20  # of compiled grammars that no request may need any more
 _PROMPT_WINDOW = 16
 
 
@@ -63,15 +63,15 @@ class Grammars:
         self._probe = new_probe(limits)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, tuple[LLMatcher, int]] = OrderedDict()
 
     def prepare(
-        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: bool = False
+        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: int | None = None
     ) -> GrammarMatcher | None:
         """The state of an answer's grammar before its first token; None without a grammar. A grammar's first
         time may take seconds, on any thread.
 
-        ``tried``: a process with limits has compiled it before (``try_grammar``).
+        ``tried``: its bytes, where a process with limits has compiled it before (``try_grammar``).
 
         Raises:
             RequestError: llguidance refuses the grammar, it takes too long or too much memory, no token of
@@ -81,8 +81,17 @@ class Grammars:
         if params.grammar is None:
             return None
         check_ends(params, stop_ids, self.vocab_size)
+        bits = np.zeros(mask_words(self.vocab_size), np.int32)
+        is_used = params.grammar in self._compiled
         matcher = self.matcher(params, stop_ids, tried=tried)
-        matcher.mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+        try:
+            matcher.mask_into(bits, ())
+        except RequestError:
+            if not is_used:
+                raise
+            self._forget(params.grammar)  # answers before have used up its lexer states
+            matcher = self.matcher(params, stop_ids, tried=tried)
+            matcher.mask_into(bits, ())
         return matcher
 
     def read_vocabulary(self) -> None:
@@ -91,7 +100,7 @@ class Grammars:
             self._tokens()
 
     def matcher(
-        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: bool = False
+        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: int | None = None
     ) -> GrammarMatcher:
         """``prepare`` without asking whether any token begins a text of the grammar."""
         assert params.grammar is not None
@@ -99,28 +108,34 @@ class Grammars:
         start = self._start(params.grammar, tried=tried)
         return GrammarMatcher(start, self.vocab_size, ends, params.min_new_tokens)
 
-    def _start(self, grammar: Grammar, *, tried: bool) -> LLMatcher:
+    def _start(self, grammar: Grammar, *, tried: int | None) -> LLMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
         if found is None:  # compiled outside the lock: steps that use others do not wait for it
-            found = self._compile(grammar, tried=tried)
+            found = self._compile(grammar, tried)
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return found
+            held = sum(size for _, size in self._compiled.values())
+            while held > _KEPT_BYTES and len(self._compiled) > 1:
+                held -= self._compiled.popitem(last=False)[1][1]
+        return found[0]
 
-    def _compile(self, grammar: Grammar, *, tried: bool) -> LLMatcher:
-        """A matcher at the start; compiled in a process of its own first, which an endless one ends."""
+    def _forget(self, grammar: Grammar) -> None:
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
+    def _compile(self, grammar: Grammar, tried: int | None) -> tuple[LLMatcher, int]:
+        """A matcher at the start and the bytes that it may take; compiled in a process of its own first,
+        which an endless one ends.
+        """
         tokens = self._tokens()
-        if not tried:
-            try_grammar(self._probe, grammar)
+        size = try_grammar(self._probe, grammar) if tried is None else tried
         matcher = new_matcher(tokens, lark_of(grammar))
         fault = fault_of(matcher)
         if fault is not None:
             raise RequestError("the grammar is refused", seen=fault, flag="grammar")
-        return matcher
+        return matcher, size + STATES_BYTES
 
     def _tokens(self) -> LLTokenizer:
         """The engine's vocabulary, read when a grammar first needs it."""

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # Lexer states of one step: about 15 ms. Earley items of one step and after one byte: of a schema of 2000
-# optional properties, about 7 ms. Their memory: some 100 MB at worst.
-_STEP_FUEL, _STEP_ITEMS, _ROW_ITEMS, _LEXER_STATES = 200_000, 500_000, 8192, 50_000
+# optional properties, about 7 ms. Lexer states are shared by all answers of a grammar: STATES_BYTES at most.
+_STEP_FUEL, _STEP_ITEMS, _ROW_ITEMS, _LEXER_STATES = 200_000, 500_000, 8192, 16_384
+STATES_BYTES = 8 << 20
 DEAD_END = "nothing can follow, or finding what can takes too much work"
 
 

@@ -125,13 +125,14 @@ class Service:
         model = self._model
         with model.engine.places(1):
             job = await model.in_thread(self._job, asked, reply)
-            await model.check_grammars([job], None if asked.form is None else asked.form.field)
-            with model.engine.answering([job], model.tokenizer, by_piece=True) as found:
-                async for _, piece in found.pieces():
-                    reply.stepped()
-                    if asked.stream:
-                        reply.add(piece.text, len(piece.token_ids), piece.finish_reason)
-                (answer,) = found.answers(0)
+            field = None if asked.form is None else asked.form.field
+            async with model.checked_grammars([job], field) as jobs:
+                with model.engine.answering(jobs, model.tokenizer, by_piece=True) as found:
+                    async for _, piece in found.pieces():
+                        reply.stepped()
+                        if asked.stream:
+                            reply.add(piece.text, len(piece.token_ids), piece.finish_reason)
+                    (answer,) = found.answers(0)
             if not asked.stream:
                 text = (asked.prompt if asked.echo else "") + (answer.text or "")
                 reply.add(text, len(answer.token_ids), answer.finish_reason)

@@ -148,10 +148,10 @@ def test_a_grammar_is_compiled_by_who_asks(llm: LLM, monkeypatch: pytest.MonkeyP
     threads = []
     compile_ = Grammars._compile
 
-    def watched(self: Grammars, grammar: Grammar, *, tried: bool) -> Any:
+    def watched(self: Grammars, grammar: Grammar, tried: int | None) -> Any:
         threads.append(threading.current_thread())
         self._compiled.clear()
-        return compile_(self, grammar, tried=tried)
+        return compile_(self, grammar, tried)
 
     monkeypatch.setattr(Grammars, "_compile", watched)
     params = SAMPLED.replace(grammar=Grammar.choice(["a red fox", "a blue fox"]), seed=1, n=2)

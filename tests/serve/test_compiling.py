@@ -9,6 +9,7 @@ import socket
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot import Grammar, SamplingParams
@@ -21,10 +22,11 @@ from ingot.serve.errors import ApiError
 from ingot.serve.link import Link
 from ingot.serve.protocol import Abort, Add, frame
 from ingot.structured.grammar_check import TrialDiedError, new_probe, try_grammar
-from ingot.structured.grammars import Grammars
+from ingot.structured.grammars import GrammarMatcher, Grammars, mask_words
 from tests.serve.client import PATIENCE, ROOT
 
 POCKET = ROOT / "models" / "pocket-chat"
+QUICK = "quick"
 
 
 class TestCompiling:
@@ -114,11 +116,17 @@ class TestCompiling:
 class TestGrammarChecks:
     def test_a_grammar_is_tried_once_and_many_wait_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tried: list[Grammar] = []
-        monkeypatch.setattr(grammar_checks, "try_grammar", lambda _, grammar: tried.append(grammar))
+
+        def note(_: Any, grammar: Grammar, cancelled: Any) -> int:
+            tried.append(grammar)
+            return 7
+
+        monkeypatch.setattr(grammar_checks, "try_grammar", note)
 
         async def main() -> None:
             checks = grammar_checks.GrammarChecks()
-            await asyncio.gather(*(checks.check(Grammar.regex("a"), "guided_regex") for _ in range(9)))
+            asked = [checks.check(Grammar.regex("a"), "guided_regex") for _ in range(9)]
+            assert await asyncio.gather(*asked) == [7] * 9
             checks.close()
 
         asyncio.run(main())
@@ -137,9 +145,10 @@ class TestGrammarChecks:
     ) -> None:
         failures = [failure]
 
-        def fail_once(*_: Any) -> None:
+        def fail_once(*_: Any) -> int:
             if failures:
                 raise failures.pop()
+            return 0
 
         monkeypatch.setattr(grammar_checks, "try_grammar", fail_once)
 
@@ -168,7 +177,7 @@ class TestGrammarChecks:
     def test_a_refusal_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tried: list[Grammar] = []
 
-        def refuse(_: Any, grammar: Grammar) -> None:
+        def refuse(_: Any, grammar: Grammar, cancelled: Any) -> int:
             tried.append(grammar)
             raise RequestError("the grammar is refused")
 
@@ -185,9 +194,8 @@ class TestGrammarChecks:
         assert len(tried) == 1
 
     def test_too_many_and_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A check that waits too long is a 503, one more than may wait a 429; what was tried is known."""
-        go_on = threading.Event()
-        monkeypatch.setattr(grammar_checks, "try_grammar", lambda *_: go_on.wait(PATIENCE))
+        """A check that waits too long is a 503 and its trial is ended; one more than may wait is a 429."""
+        monkeypatch.setattr(grammar_checks, "try_grammar", slow_trial)
         monkeypatch.setattr(grammar_checks, "_SECONDS", 0.2)
         monkeypatch.setattr(grammar_checks, "_MOST_WAITING", 2)
 
@@ -195,16 +203,169 @@ class TestGrammarChecks:
             try:
                 await checks.check(Grammar.regex(pattern), "guided_regex")
             except ApiError as error:
+                waits.append(int(error.headers["Retry-After"]))
                 return error.status
             return 200
 
         async def main() -> list[int]:
             checks = grammar_checks.GrammarChecks()
             found = list(await asyncio.gather(*(status(checks, one) for one in "abc")))
-            go_on.set()
-            while len(found) < 4 or found[-1] == 429:
-                found[3:] = [await status(checks, "c")]
+            found.append(await status(checks, QUICK))
             checks.close()
             return found
 
+        waits: list[int] = []
         assert asyncio.run(main()) == [503, 503, 429, 200]
+        assert waits == [1, 5, 3]  # the 429 at once; then two trials of 5 s in two processes, and one
+
+    def test_nobody_tries_what_nobody_waits_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Clients that ask for 150 slow grammars and leave keep no one out."""
+        monkeypatch.setattr(grammar_checks, "try_grammar", slow_trial)
+        monkeypatch.setattr(grammar_checks, "_MOST_WAITING", 1000)
+
+        async def main() -> None:
+            checks = grammar_checks.GrammarChecks()
+            asked = [asyncio.ensure_future(checks.check(Grammar.regex("b" * i), None)) for i in range(1, 151)]
+            await asyncio.sleep(0.1)
+            for one in asked:
+                one.cancel()
+            async with asyncio.timeout(PATIENCE):
+                assert await checks.check(Grammar.regex(QUICK), None) == 7
+            assert len(checks._known) == 1
+            checks.close()
+
+        asyncio.run(main())
+
+    def test_a_trial_goes_on_while_anybody_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        go_on = threading.Event()
+
+        def trial(_: Any, grammar: Grammar, cancelled: threading.Event) -> int:
+            go_on.wait(PATIENCE)
+            return -1 if cancelled.is_set() else 7
+
+        monkeypatch.setattr(grammar_checks, "try_grammar", trial)
+
+        async def main() -> None:
+            checks = grammar_checks.GrammarChecks()
+            first, second = (asyncio.ensure_future(checks.check(Grammar.regex("a"), None)) for _ in range(2))
+            await asyncio.sleep(0.05)
+            first.cancel()
+            await asyncio.sleep(0.05)
+            go_on.set()
+            assert await second == 7
+            checks.close()
+
+        asyncio.run(main())
+
+    def test_a_running_trial_is_interrupted(self) -> None:
+        """Whether its process runs or is being started; the next one is served."""
+        slow = Grammar.regex("a*" * 9000 + "b")
+        with new_probe(ProcessLimits(seconds=60)) as probe:
+            assert try_grammar(probe, Grammar.regex("a")) < 4 << 20
+            for started in (True, False):
+                cancelled = threading.Event()
+                failures: list[Exception] = []
+
+                def ask(cancelled: threading.Event = cancelled, failures: list[Exception] = failures) -> None:
+                    try:
+                        try_grammar(probe, slow, cancelled)
+                    except TrialDiedError as error:
+                        failures.append(error)
+
+                if not started:
+                    cancelled.set()
+                thread = threading.Thread(target=ask)
+                thread.start()
+                thread.join(0.3 if started else PATIENCE)
+                cancelled.set()
+                probe.interrupt()
+                thread.join(PATIENCE)
+                assert len(failures) == 1
+            assert try_grammar(probe, Grammar.regex("a")) < 4 << 20
+
+
+class TestBytes:
+    """A compiled grammar is bounded by what it takes, not by its text."""
+
+    def test_a_trial_measures(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        large = Grammar.regex("a*" * 2000 + "b")  # 4 KB of text
+        with new_probe() as probe:
+            small = try_grammar(probe, Grammar.regex("[a-z]{1,5}"))
+            size = try_grammar(probe, large)
+            assert small < 2 << 20 < 4 << 20 < size < 32 << 20
+            assert abs(try_grammar(probe, large) - size) < 4 << 20  # what was freed is not counted
+            monkeypatch.setattr("ingot.structured.grammar_check.MOST_BYTES", 2 << 20)
+            with pytest.raises(RequestError, match=r"compiled grammar is too large; seen: \d+ MiB"):
+                try_grammar(probe, large)
+            try_grammar(probe, Grammar.regex("[a-z]{1,5}"))
+
+    def test_a_trial_has_the_memory_that_the_engine_would_need(self) -> None:
+        with new_probe(ProcessLimits(seconds=60, memory=96 << 20)) as probe:
+            with pytest.raises(RequestError, match="needs more than 96 MiB of memory"):
+                try_grammar(probe, Grammar.regex("a*" * 9000 + "b"))
+            assert try_grammar(probe, Grammar.regex("a")) < 4 << 20
+
+    def test_an_engine_keeps_as_many_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ingot.structured.grammars._KEPT_BYTES", 100 << 20)
+        grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
+        sizes = {"a": 20, "b": 30, "c": 10, "d": 90, "e": 1}  # MiB, and each has 8 for its states
+        kept = []
+        for pattern, size in sizes.items():
+            params = SamplingParams(grammar=Grammar.regex(pattern))
+            grammars.prepare(params, frozenset({2800}), tried=size << 20)
+            kept.append("".join(one.text for one in grammars._compiled))
+        assert kept == ["a", "ab", "abc", "d", "e"]
+
+    def test_a_grammar_whose_states_are_used_up_is_compiled_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All its answers share them: it would fail for good, as long as it is kept."""
+        monkeypatch.setattr("ingot.structured.vocabulary._LEXER_STATES", 300)
+        grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
+        params = SamplingParams(grammar=Grammar.regex("(.*a.{60}b|.*b.{60}a)"))
+
+        def prepared() -> GrammarMatcher:
+            found = grammars.prepare(params, frozenset({2800}), tried=0)
+            assert found is not None
+            return found
+
+        bits = np.zeros(mask_words(3008), np.int32)
+        matcher, ids = prepared(), list[int]()
+
+        def write() -> None:
+            for step in range(300):
+                matcher.mask_into(bits, ids)
+                allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+                ids.append(int(allowed[step * 7919 % len(allowed)]))
+
+        with pytest.raises(RequestError, match="too many states"):
+            write()
+        for _ in range(3):
+            prepared().mask_into(bits, ())
+
+    def test_the_grammars_of_all_requests_have_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(grammar_checks, "_MOST_BYTES", 100 << 20)
+        checks = grammar_checks.GrammarChecks()
+        a, b, c = ({Grammar.regex(pattern): 40 << 20} for pattern in "abc")
+        with checks.room(a), checks.room(b), checks.room(a):
+            with pytest.raises(ApiError) as caught, checks.room(c):
+                pass
+            assert (caught.value.status, caught.value.code) == (503, "grammars_busy")
+            assert caught.value.headers["Retry-After"]
+            with checks.room({}), checks.room(b):  # nothing more
+                pass
+        assert (checks._used, dict(checks._users)) == (0, {})
+        with checks.room(c), checks.room({Grammar.regex("d"): 1 << 20}):
+            pass
+        with checks.room({Grammar.regex("larger than the bound"): 200 << 20}):  # alone
+            pass
+        assert (checks._used, dict(checks._users)) == (0, {})
+        checks.close()
+
+
+def slow_trial(_: Any, grammar: Grammar, cancelled: threading.Event) -> int:
+    """Goes on until it is cancelled; ``QUICK`` does not."""
+    if grammar == Grammar.regex(QUICK):
+        return 7
+    cancelled.wait(PATIENCE)
+    raise TrialDiedError("the grammar crashes (SIGKILL)")

@@ -174,25 +174,31 @@ class TestEngineLoop:
         """The request behind it is answered first; then the grammar's error comes, as it always would."""
         done, slow = threading.Event(), PARAMS.replace(grammar=Grammar.choice(["a"]))
 
-        def prepare(self: Grammars, values: SamplingParams, *given: Any, tried: bool = False) -> None:
+        def prepare(self: Grammars, values: SamplingParams, *given: Any, tried: int | None = None) -> None:
             if values.grammar is None:
                 return
-            assert tried
+            assert tried == 5
             assert done.wait(60)
             raise RequestError("the grammar is refused")
 
         monkeypatch.setattr(Grammars, "prepare", prepare)
         executor, _ = fake_executor()
         ours, theirs = socket.socketpair()
-        messages = [Add("g", [1, 2], slow.to_json()), Add("gone", [1], slow.to_json()), Abort("gone")]
+        messages = [
+            Add("g", [1, 2], slow.to_json(), grammar_bytes=5),
+            Add("gone", [1], slow.to_json(), grammar_bytes=5),
+            Abort("gone"),
+        ]
         ours.sendall(b"".join(map(frame, [*messages, Add("b", [3], PARAMS.to_json())])))
         ids: list[tuple[str, str | None]] = []
+        waiting: list[int] = []
 
         def read() -> None:
             splitter: Splitter[Any] = Splitter(FromEngine)
             while not ids or ids[-1][0] != "g":
                 for step in splitter.feed(ours.recv(1 << 20)):
                     ids.extend((news.id, news.error) for news in step.news)
+                    waiting.append(step.gauges.waiting)
                 if len(ids) == 3:
                     done.set()
             ours.close()
@@ -203,6 +209,7 @@ class TestEngineLoop:
             EngineLoop(executor, Link(theirs)).run()
         reading.join()
         assert ids == [("b", None)] * 3 + [("g", "the grammar is refused")]
+        assert waiting == [1] * (len(waiting) - 1) + [0]  # who compiles waits
         check_empty(executor)
 
     def test_requests_share_frames(self) -> None:
@@ -262,10 +269,11 @@ def test_scores_do_not_depend_on_chunks(llm: LLM) -> None:
     ids = llm.prompt_ids("A fire broke out in a hotel. 55 people were brought to safety.")
     logits = llm.logits(ids)
     keep = keep_scores(ids, top=2)
-    whole = scores(ids, keep(logits, 0))
+    ((whole, _),) = scores(ids, keep(logits, 0))
     import torch
 
-    assert scores(ids, torch.cat([keep(logits[:5], 0), keep(logits[5:6], 5), keep(logits[6:], 6)])) == whole
+    ((chunked, _),) = scores(ids, torch.cat([keep(logits[:5], 0), keep(logits[5:6], 5), keep(logits[6:], 6)]))
+    assert chunked == whole
     assert [one.logprob for one in whole] == pytest.approx(llm.log_likelihood(ids).tolist(), abs=1e-5)
     assert [one.token_id for one in whole] == ids[1:]
     best = logits.argmax(dim=1).tolist()

@@ -35,15 +35,19 @@ def test_all_that_is_told_comes_with_its_position_and_the_result_last() -> None:
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_results_come_in_order_from_so_many_threads(width: int) -> None:
     running, most, lock = 0, 0, threading.Lock()
+    first, done = threading.Barrier(width), [threading.Event() for _ in range(5)]
 
     def work(item: int, left: Left) -> int:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.01 * (5 - item))  # the last is done first
+        if item < width:  # all of these run at once, and the last of them is done first
+            first.wait(30)
+            assert item + 1 == width or done[item + 1].wait(30)
         with lock:
             running -= 1
+        done[item].set()
         return item * item
 
     assert list(together(work, range(5), width)) == [0, 1, 4, 9, 16]
