@@ -3,13 +3,25 @@
 python examples/quickstart.py [CHECKPOINT ENGINE]
 """
 
+from __future__ import annotations
+
 import sys
 
-from ingot import LLM, build
+from ingot import LLM, IngotError, build
 
-checkpoint, engine = sys.argv[1:] or ("models/pocket-chat", "engines/pocket-chat")
-build(checkpoint, engine, force=True)
 
-llm = LLM(engine)
-output = llm.chat([{"role": "user", "content": "Hello! Who are you?"}])
-print(output.text)
+def main(checkpoint: str, engine: str) -> None:
+    build(checkpoint, engine, force=True)
+    with LLM(engine) as llm:
+        output = llm.chat([{"role": "user", "content": "Hello! Who are you?"}])
+    print(output.text)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:] or ["models/pocket-chat", "engines/pocket-chat"]
+    if len(words) != 2:
+        sys.exit(__doc__)
+    try:
+        main(*words)
+    except IngotError as error:
+        sys.exit(f"error: {error}")

@@ -19,7 +19,7 @@ from ingot.version import VERSION
 if TYPE_CHECKING:
     from ingot.engine.builder import build
     from ingot.engine.tuner import tune
-    from ingot.llm import LLM
+    from ingot.llm import LLM, Answer, Output, Piece
     from ingot.llm.prompts import Chat
     from ingot.llm.verify import verify
     from ingot.processors.prompt import Input, Prompt
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "LLM",
+    "Answer",
     "Chat",
     "Grammar",
     "IngotError",
     "Input",
+    "Output",
+    "Piece",
     "Prompt",
     "RuntimeConfig",
     "SamplingParams",
@@ -42,9 +45,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "ingot.llm",
     "Chat": "ingot.llm.prompts",
     "Input": "ingot.processors.prompt",
     "LLM": "ingot.llm",
+    "Output": "ingot.llm",
+    "Piece": "ingot.llm",
     "Prompt": "ingot.processors.prompt",
     "Transcriber": "ingot.speech.transcriber",
     "build": "ingot.engine.builder",

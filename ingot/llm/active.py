@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.config.sampling import SamplingParams
+from ingot.errors import EngineError
 from ingot.llm.outputs import AnswerAssembler, Output, Piece
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.cross_scores import Head
@@ -67,6 +68,11 @@ class ActiveRequest:
         finished = [a for a in self.answers if a.done]
         self.answers = finished or self.answers[:1]
         return [] if finished else [self.answers[0].abort()]
+
+    @property
+    def done(self) -> bool:
+        """Whether all answers have ended."""
+        return all(answer.done for answer in self.answers)
 
     def output(self) -> Output:
         """The finished answers."""
@@ -174,6 +180,11 @@ class ActiveRequests:
             del self._owner[request_id]
             self._executor.abort(request_id)
         self._waiting.discard(call)
+
+    def close(self) -> None:
+        """End all calls: each gets an error."""
+        for call in list(self._open):
+            self._fail(call, EngineError("the LLM was closed before the answer"))
 
     def step(self) -> None:
         """Run one step and post its news to the calls that they belong to.

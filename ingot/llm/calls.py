@@ -10,7 +10,7 @@ of the steps only that a loop takes them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from queue import Empty, SimpleQueue
 
@@ -29,6 +29,7 @@ from ingot.runtime.likelihood import Keep
 from ingot.structured.grammars import with_text_start
 
 Pieces = list[tuple[int, Piece]]
+Progress = Callable[[int, int], None]  # prompts that are answered, prompts
 
 
 class Calls:
@@ -59,9 +60,12 @@ class Calls:
             requests.append(ActiveRequest(entry.ids, values, tokenizer, context, entry.inputs, matcher))
         return requests
 
-    def generate(self, requests: Sequence[ActiveRequest]) -> list[Output]:
+    def generate(self, requests: Sequence[ActiveRequest], progress: Progress | None = None) -> list[Output]:
         """Answer requests, all in flight together."""
-        self._finish(requests)
+        if progress is None:
+            self._finish(requests)
+        else:
+            self._finish_by_piece(requests, progress)
         return [request.output() for request in requests]
 
     def read(self, entry: Entry, keep: Keep) -> torch.Tensor:
@@ -140,6 +144,14 @@ class Calls:
             self._next(call, news)
         finally:
             self.loop.end(call)
+
+    def _finish_by_piece(self, requests: Sequence[ActiveRequest], progress: Progress) -> None:
+        ended: set[int] = set()
+        with closing(self.stream(requests)) as pieces:
+            for position, piece in pieces:
+                if piece.finish_reason is not None and position not in ended and requests[position].done:
+                    ended.add(position)
+                    progress(len(ended), len(requests))
 
     def _next(self, call: Call, news: SimpleQueue[News]) -> Pieces | None:
         try:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mappi
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import torch
 
@@ -21,12 +21,13 @@ from ingot.config.encoder import expect_text
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_values import SamplingValues
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine
 from ingot.engine.random_weights import engine_from_config
-from ingot.errors import RequestError
+from ingot.errors import EngineError, RequestError
 from ingot.llm.active import ActiveRequest
-from ingot.llm.calls import Calls, only_async_pieces, only_pieces
+from ingot.llm.calls import Calls, Progress, only_async_pieces, only_pieces
 from ingot.llm.cross_attention import cross_attention
 from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.embedding import embed, with_text
@@ -46,7 +47,8 @@ class LLM:
     """An engine, or a checkpoint assembled in memory, ready to generate.
 
     Any number of threads and asyncio tasks may use it at once: their requests share steps. Whoever is
-    interrupted or cancelled, or drops a stream, ends his own requests alone.
+    interrupted or cancelled, or drops a stream, ends his own requests alone. ``with LLM(path) as llm`` closes
+    it at the end.
 
     An engine without a proof, or one whose last ``ingot verify`` on this machine failed, says so in a warning
     that is logged.
@@ -145,12 +147,35 @@ class LLM:
         self._calls = Calls(self.executor, engine.text)
 
     def __repr__(self) -> str:
+        if "engine" not in vars(self):
+            return "LLM(closed)"
         engine = self.engine
         limits = engine.manifest.build
         return (
             f"LLM({engine.manifest.model.architecture}, {engine.device}, {dtype_name(engine.dtype)}, "
             f"max_batch_size={limits.max_batch_size}, max_seq_len={limits.max_seq_len})"
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("engine", "executor", "runtime", "_calls"):
+                raise EngineError("this LLM is closed", fix="make a new one")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def close(self) -> None:
+        """End all requests, and let go of weights and caches. Calls that wait get an EngineError, and so does
+        whoever uses it later. Closing it again does nothing.
+        """
+        if "_calls" in vars(self):
+            self._calls.loop.close()
+            del self._calls, self.executor, self.engine, self.runtime
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -171,7 +196,9 @@ class LLM:
         self,
         prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **values: Any,
+        *,
+        progress: Progress | None = None,
+        **values: Unpack[SamplingValues],
     ) -> list[Output]:
         """Answer prompts, all in flight together; outputs follow the prompts' order.
 
@@ -179,32 +206,42 @@ class LLM:
             prompts: one prompt (text, a list of ids, a Prompt, or a conversation as in ``chat``) or a list. A
                 Prompt may hold inputs beside text, for a model that takes them.
             params: one for all, or one for each prompt.
+            progress: called as (prompts that are answered, prompts) whenever one is. What it raises ends the
+                call.
             values: fields of ``SamplingParams`` by name, over ``params``: ``max_new_tokens=64``.
 
         Raises:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
-        return self._calls.generate(self._requests(prompts, params, values))
+        return self._calls.generate(self._requests(prompts, params, values), progress)
 
     async def agenerate(
         self,
         prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **values: Any,
+        **values: Unpack[SamplingValues],
     ) -> list[Output]:
         """``generate`` for asyncio; a task that is cancelled ends its requests."""
         return await self._calls.agenerate(self._requests(prompts, params, values))
 
     @overload
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **values: Any) -> Output: ...
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **values: Unpack[SamplingValues]
+    ) -> Output: ...
 
     @overload
     def chat(
-        self, messages: Sequence[Messages], params: SamplingParams | None = None, **values: Any
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | None = None,
+        **values: Unpack[SamplingValues],
     ) -> list[Output]: ...
 
     def chat(
-        self, messages: Messages | Sequence[Messages], params: SamplingParams | None = None, **values: Any
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | None = None,
+        **values: Unpack[SamplingValues],
     ) -> Output | list[Output]:
         """Answer a conversation, ``[{"role": "user", "content": "..."}]``; a list of conversations gives a
         list. ``params`` and ``values`` as in ``generate``.
@@ -235,7 +272,10 @@ class LLM:
         return chat_ids(messages, self.engine.text)
 
     def stream(
-        self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
+        self,
+        prompt: PromptLike | Messages,
+        params: SamplingParams | None = None,
+        **values: Unpack[SamplingValues],
     ) -> Generator[Piece, None, None]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
 
@@ -248,7 +288,10 @@ class LLM:
         return only_pieces(self._calls.stream(self._requests(prompt, params, values, one=True)))
 
     def astream(
-        self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
+        self,
+        prompt: PromptLike | Messages,
+        params: SamplingParams | None = None,
+        **values: Unpack[SamplingValues],
     ) -> AsyncGenerator[Piece, None]:
         """``stream`` for asyncio. Cancelling the task that reads, or ``aclose()``, ends the request.
 
@@ -261,7 +304,7 @@ class LLM:
         self,
         prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **values: Any,
+        **values: Unpack[SamplingValues],
     ) -> Iterator[tuple[int, Piece]]:
         """Answer prompts, all in flight together, piece by piece: (position of the prompt, piece).
 

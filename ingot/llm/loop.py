@@ -37,7 +37,11 @@ class Loop:
         self._orders: Orders = SimpleQueue()
         self._thread = _LoopThread(self._orders, self._requests)
         self._thread.start()
-        weakref.finalize(self, _stop, self._orders, self._thread)
+        self._stop = weakref.finalize(self, _stop, self._orders, self._thread)
+
+    def close(self) -> None:
+        """End all calls with an error, and the thread; nothing can be started afterwards."""
+        self._stop()
 
     def start(self, call: Call) -> None:
         """Queue a call's requests."""
@@ -83,9 +87,11 @@ class Loop:
             self.settle(partial(context.__exit__, None, None, None))
 
     def _order(self, order: Callable[[], None]) -> None:
-        if not self._thread.is_alive():
+        if self._stop.alive and not self._thread.is_alive():
             raise EngineError("an LLM does not survive a fork of its process", fix="make it after the fork")
         self._orders.put(order)
+        if not self._stop.alive:  # the thread may have ended before it came to this order
+            raise EngineError("this LLM is closed", fix="make a new one")
 
 
 class _LoopThread(threading.Thread):
@@ -98,6 +104,7 @@ class _LoopThread(threading.Thread):
         while self._obey():
             if self._requests.wanted:
                 self._requests.step()
+        self._requests.close()
 
     def _obey(self) -> bool:
         """Carry out all orders, waiting for one if no step is wanted; False: the loop ends."""

@@ -8,12 +8,12 @@ Owns the calls: files and samples in, transcripts out, many recordings sharing d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ingot.llm.prompts import Input, Prompt
 from ingot.processors.audio import read_audio
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.alignment import alignment_heads
+from ingot.speech.option_values import EngineValues, TranscribeValues
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Request, Transcript, mel_bins, transcribe_recording
 from ingot.speech.segments import Segment, moved
@@ -50,7 +51,7 @@ class Transcriber:
         RequestError: the model takes no speech.
     """
 
-    def __init__(self, source: str | Path, device: str = "auto", **options: Any) -> None:
+    def __init__(self, source: str | Path, device: str = "auto", **options: Unpack[EngineValues]) -> None:
         self._setup(LLM(source, device, **options))
 
     @classmethod
@@ -64,6 +65,16 @@ class Transcriber:
         transcriber._setup(llm)
         return transcriber
 
+    def close(self) -> None:
+        """``LLM.close``: what is under way ends with an error, weights and caches go."""
+        self.llm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _setup(self, llm: LLM) -> None:
         manifest = llm.engine.manifest
         config = manifest.model
@@ -72,7 +83,9 @@ class Transcriber:
         tokenizer = llm.engine.text.tokenizer
         self.vocabulary = Vocabulary.of_model(config, tokenizer, longest, manifest.generation)
 
-    def __call__(self, source: Source, *, vad: Detector | None = None, **options: Any) -> Transcript:
+    def __call__(
+        self, source: Source, *, vad: Detector | None = None, **options: Unpack[TranscribeValues]
+    ) -> Transcript:
         """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
 
         Args:
@@ -86,7 +99,7 @@ class Transcriber:
         return self._transcribe(source, _Wanted.of(vad, options))
 
     def batch(
-        self, sources: Sequence[Source], *, vad: Detector | None = None, **options: Any
+        self, sources: Sequence[Source], *, vad: Detector | None = None, **options: Unpack[TranscribeValues]
     ) -> list[Transcript]:
         """Transcribe recordings whose windows share steps; each gives what it gives alone.
 
@@ -101,7 +114,9 @@ class Transcriber:
         """Recordings that fill the steps; more of them would only hold their samples."""
         return _FILES_IN_CHUNKS if options.chunked else self._width
 
-    def follow(self, source: Source, heard: Heard, left: Left, **options: Any) -> Transcript:
+    def follow(
+        self, source: Source, heard: Heard, left: Left, **options: Unpack[TranscribeValues]
+    ) -> Transcript:
         """Transcribe one recording; ``heard`` is told each segment as it is known.
 
         Raises:
@@ -110,7 +125,7 @@ class Transcriber:
         return self._transcribe(source, _Wanted.of(None, options), heard, left)
 
     def stream(
-        self, source: Source, *, vad: Detector | None = None, **options: Any
+        self, source: Source, *, vad: Detector | None = None, **options: Unpack[TranscribeValues]
     ) -> Generator[Segment, None, Transcript]:
         """Segments of one recording, each as soon as it is known; the generator's value is the transcript.
         Closing it ends the work.
@@ -125,9 +140,11 @@ class Transcriber:
                 yield found
             return found
 
-    def decode(self, features: torch.Tensor, previous: Sequence[int] = (), **options: Any) -> Decoded:
+    def decode(
+        self, features: torch.Tensor, previous: Sequence[int] = (), **options: Unpack[TranscribeValues]
+    ) -> Decoded:
         """One window; features: [mels, 3000]. ``previous``: tokens that were said before."""
-        wanted = TranscribeOptions(**options)
+        wanted = _Wanted.of(None, options).options
         language = wanted.language or ("en" if self.vocabulary.tokens.multilingual else None)
         return self._answered(decode_window(self.vocabulary, Input(features), wanted, language, previous))
 
@@ -216,7 +233,7 @@ class _Wanted:
     vad: Detector | None
 
     @classmethod
-    def of(cls, vad: Detector | None, options: dict[str, Any]) -> _Wanted:
+    def of(cls, vad: Detector | None, options: Mapping[str, Any]) -> _Wanted:
         wanted = TranscribeOptions(**options)
         if vad is not None and not callable(vad):
             raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, flag="vad")
