@@ -115,7 +115,8 @@ def build(
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
             plan is empty: defaults.
-        proof: store golden cases for ``ingot verify``; without, the engine is unproven and says so.
+        proof: compare what was stored with the checkpoint, and store golden cases for ``ingot verify``;
+            without, the engine is unproven and says so.
         revision: branch, tag or commit of a hub id.
         force: replace an engine that is already there.
         progress: called as (tensor name, bytes done, bytes in all).
@@ -156,8 +157,8 @@ def build(
                     folder, source, assembly, text, data, plan_kept, place, progress, cache_path(target)
                 )
                 source.close()  # its mapped pages count as memory
-                figures = _compared(folder, original, assembly.model, place, proof_progress)
                 if proof:
+                    figures = _compared(folder, original, assembly.model, place, proof_progress)
                     _prove(folder, assembly, text, place, figures, proof_progress)
                 if finish is not None:
                     finish(folder)

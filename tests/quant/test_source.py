@@ -84,6 +84,23 @@ def test_faults_are_named(scheme: str, source: Path, tmp_path: Path) -> None:
     assert unseen == {pair for pair in UNSEEN if pair[0] == scheme}
 
 
+@pytest.mark.parametrize("scheme", ["w8a16 awq", "w8a8 smoothquant"])
+def test_layer_norms_are_divided_with_their_biases(scheme: str, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", "gpt2")
+    engine = built(source, tmp_path / "engine", scheme)
+    assert compared(engine, source).differences == ()
+
+    def quieter(stored: Stored) -> bool:
+        stored.tensors["layers.0.input_layernorm.bias"] *= 0.98
+        return True
+
+    with patch.dict(FAULTS, {"a quieter bias": quieter}):
+        planted(engine, tmp_path / "planted", "a quieter bias")
+    assert [one.name for one in compared(tmp_path / "planted", source).differences] == [
+        "layers.0.input_layernorm.bias"
+    ]
+
+
 def test_a_shift_is_what_zeros_add(source: Path, tmp_path: Path) -> None:
     """A bias that is in its own tensor alone, and not in what RPTQ adds."""
 
@@ -135,11 +152,17 @@ def test_a_packer_with_wrong_scales_builds_nothing(source: Path, tmp_path: Path)
         patch.object(WeightOnly, "_stored_values", louder(WeightOnly._stored_values)),
         pytest.raises(BuildError, match="so the build was discarded") as failed,
     ):
-        built(source, engine, "w8a16", force=True)
+        built(source, engine, "w8a16", force=True, proof=True)
     assert f"{DOWN}.weight: scale off by" in str(failed.value.seen)
     assert str(failed.value.seen).endswith("; and 3 more")
     assert (engine / "weights.safetensors").read_bytes() == kept
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+def test_a_build_without_a_proof_is_not_compared(source: Path, tmp_path: Path) -> None:
+    with patch.object(WeightOnly, "_stored_values", louder(WeightOnly._stored_values)):
+        engine = built(source, tmp_path / "engine", "w8a16")
+    assert {one.measure for one in compared(engine, source).differences} == {"scale", "value"}
 
 
 def backwards(name: str) -> Callable[..., torch.Tensor]:
@@ -168,7 +191,7 @@ def test_a_wrong_weight_map_builds_nothing(name: str, tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", kind)
     for scheme in ("dense", "w4a16"):
         with patch.object(rule, "build", wrong), pytest.raises(BuildError) as failed:
-            built(source, tmp_path / "engine", scheme)
+            built(source, tmp_path / "engine", scheme, proof=True)
         assert f"{tensor}.weight" in str(failed.value.seen)
 
 

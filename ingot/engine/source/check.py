@@ -25,7 +25,7 @@ from ingot.engine.assemble import Assembly, StoringModule, model_of, storing_mod
 from ingot.engine.golden import steady_threads
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.source.folded import Folded
-from ingot.engine.source.narrow import judge_narrow, plain_weight
+from ingot.engine.source.narrow import judge_narrow, plain_scales, plain_weight
 from ingot.engine.source.origin import Origin, Rotated
 from ingot.engine.source.reordered import Reordered
 from ingot.engine.source.tensors import MappedSource, Source, SourceTensors
@@ -181,7 +181,14 @@ class _Check:
         # SmoothQuant multiplies columns by what a norm was really divided by.
         unit = _FLOAT if quant.method == "smoothquant" else 0.51 * torch.finfo(self._dtype).eps
         return Folded(
-            self._read_cast, config, self._weight, self._stored_leaf, taken.__contains__, unit, self._device
+            self._read_cast,
+            config,
+            self._weight,
+            self._scales,
+            self._stored_leaf,
+            taken.__contains__,
+            unit,
+            self._device,
         )
 
     def _read_cast(self, module: str, leaf: str) -> torch.Tensor:
@@ -193,9 +200,15 @@ class _Check:
 
     def _weight(self, module: str) -> torch.Tensor:
         """A linear layer's weight as the stored values mean it."""
-        linear = self._linears[module]
-        leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
-        return plain_weight(linear, {leaf: self._stored_leaf(module, leaf) for leaf in leaves}, self._device)
+        return plain_weight(self._linears[module], self._leaves(module), self._device)
+
+    def _leaves(self, module: str) -> dict[str, torch.Tensor]:
+        leaves = [leaf for leaf in self._linears[module]._parameters if leaf != "bias"]
+        return {leaf: self._stored_leaf(module, leaf) for leaf in leaves}
+
+    def _scales(self, module: str) -> torch.Tensor:
+        """The scale of each of these values."""
+        return plain_scales(self._linears[module], self._leaves(module), self._device)
 
     def module(self, one: StoringModule) -> None:
         """Every stored tensor of a module."""
@@ -219,7 +232,8 @@ class _Check:
         self._expect_shape(name, known.tensor, tuple(got.shape))
         worst, count, text = 0.0, 0, ""
         for start, part, wanted in _in_rows(got, known.tensor):
-            near, exact = part.to(self._device), wanted.to(self._device)
+            # What is equal is compared where it is: carrying it to a device would take longer.
+            near, exact = part.to(wanted.device), wanted
             cast = exact.to(near.dtype)
             if torch.equal(near, cast):
                 continue

@@ -19,6 +19,7 @@ from ingot.engine.source.origin import Known, Origin, Read
 from ingot.engine.source.sites import Site, maker_of, site_of
 
 _SIGMAS = 6.0
+_KEPT = (2.0, 1.2, 0.8, 0.6)  # scales that a value may be off to be counted
 _UNKNOWN = 1e3  # relative: nothing is known
 _TINY = torch.finfo(torch.float32).tiny
 Stored = Callable[[str], torch.Tensor]  # a linear layer's weight [N, K] as the engine's values mean it
@@ -47,6 +48,7 @@ class Folded(Origin):
         read: Read,
         config: DecoderConfig,
         stored: Stored,
+        scales: Stored,
         leaf: Leaf,
         takes: Callable[[str], bool],
         unit: float,
@@ -56,6 +58,7 @@ class Folded(Origin):
         self._config = config
         self._device = device
         self._stored = stored
+        self._scales = scales
         self._leaf = leaf
         self._takes = takes
         self._unit = unit
@@ -141,7 +144,7 @@ class Folded(Origin):
             weight, got = self._wide(site.reader), self._stored(site.reader)
             reader = self._reader_of(site.reader)
             assert reader is None, "no product stands on both sides of a site"
-            self._found[site.reader] = _fitted(by_row(site, weight.T), by_row(site, got.T), site)
+            self._found[site.reader] = _fitted(weight.T, got.T, self._scales(site.reader).T, site)
         return self._found[site.reader]
 
     def _of_rows(self, site: Site) -> Factors:
@@ -151,10 +154,11 @@ class Folded(Origin):
             part = slice(site.start, site.start + site.size)
             whole = self._wide(site.maker)
             weight, got = whole[part], self._stored(site.maker)[part]
+            scales = self._scales(site.maker)[part]
             before = site_of(self._config, site.maker)
             if before is not None and self._takes(site.maker):
                 weight = weight * self._of_norm(before).values
-            found = _least_squares(weight, got)
+            found = _least_squares(weight, got, scales)
             ones = torch.ones(len(whole), device=self._device)
             values, uncertain = ones.clone(), torch.zeros_like(ones)
             values[part], uncertain[part] = 1 / found.values, found.uncertain
@@ -162,23 +166,40 @@ class Folded(Origin):
         return self._found[key]
 
 
-def _fitted(weight: torch.Tensor, got: torch.Tensor, site: Site) -> Factors:
-    """Factors of the input's channels [K], fitted for those of one row together."""
-    rows = len(weight)
-    found = _least_squares(weight.reshape(rows, -1), got.reshape(rows, -1))
+def _fitted(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, site: Site) -> Factors:
+    """Factors of the input's channels [K], by their columns [K, N]; those of one row are fitted together."""
+    found = _least_squares(*(by_row(site, part).flatten(1) for part in (weight, got, scales)))
     values, uncertain = (by_channel(site, part) for part in (found.values, found.uncertain))
     return Factors(values, uncertain, found.shift)
 
 
-def _least_squares(weight: torch.Tensor, got: torch.Tensor) -> Factors:
-    """Of each row [n, m] what ``got`` is ``weight`` times."""
-    squares = weight.square().sum(1).clamp(min=_TINY)
-    values = (weight * got).sum(1) / squares
-    error = (got - weight * values[:, None]).square()
-    sigma = (error.mean(1) / squares).sqrt() / values.abs().clamp(min=_TINY)
-    kept = values > 0
-    shift = float(error.sum() / got.square().sum().clamp(min=_TINY))
-    return Factors(torch.where(kept, values, 1), torch.where(kept, _SIGMAS * sigma, _UNKNOWN), shift)
+def _least_squares(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor) -> Factors:
+    """What ``got`` is ``weight`` times, for each row of both [n, m], each value counted in its own scales.
+
+    A value that is farther off than rounding puts it was clipped, and says nothing of its factor: such values
+    are left out, more strictly as the factors become better known. Rounding depends on what it rounds, so
+    that a factor may be off by the share of its errors in all squares.
+    """
+    scales = scales.clamp(min=_TINY)
+    weight, got = weight / scales, got / scales
+    values = _slope(weight, got, torch.ones_like(weight))
+    for most in _KEPT:
+        kept = ((got - weight * values[:, None]).abs() <= most).float()
+        values = _slope(weight, got, kept)
+    error = kept * (got - weight * values[:, None]).square()
+    squares = (kept * weight.square()).sum(1).clamp(min=_TINY)
+    sigma = (error * weight.square()).sum(1).sqrt() / squares / values.abs().clamp(min=_TINY)
+    all_squares = (kept * got.square()).clamp(min=0)
+    shifts = error.sum(1) / all_squares.sum(1).clamp(min=_TINY)
+    known = (values > 0) & (shifts < 1)
+    shift = float(error.sum() / all_squares.sum().clamp(min=_TINY))
+    return Factors(
+        torch.where(known, values, 1), torch.where(known, _SIGMAS * sigma + shifts, _UNKNOWN), shift
+    )
+
+
+def _slope(weight: torch.Tensor, got: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return (kept * weight * got).sum(1) / (kept * weight.square()).sum(1).clamp(min=_TINY)
 
 
 def by_row(site: Site, channels: torch.Tensor) -> torch.Tensor:

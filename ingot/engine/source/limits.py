@@ -119,7 +119,11 @@ def judged(
     if rule.nearest:
         inside = weight.clamp(*_ends(grid, low, high, rule))
         off = (grid.meant - inside).abs()
-        off = (off if slack is None else off - slack).amax(-1)
+        if slack is not None:
+            # Where a range was cut is as uncertain as the weight that it was derived from.
+            cut = (weight < low[..., None]) | (weight > high[..., None])
+            off = off - torch.where(cut, 2 * spread[..., None], slack)
+        off = off.amax(-1)
         found["value"] = (off / (step * (0.5 + _TIE) + _TINY)).amax(-1)
     return found
 

@@ -90,7 +90,7 @@ def judge_narrow(
         part = slice(start, min(start + rows, len(weight)))
         grid = _grid(linear, tensors, part, device)
         wanted = weight[part].to(device).float()
-        slack = None if known.exact else _slack(known, wanted, part)
+        slack = _slack(known, wanted, part)
         if order is not None:
             wanted = wanted[:, order]
             slack = None if slack is None else slack[:, order]
@@ -108,8 +108,12 @@ def judge_narrow(
     return off
 
 
-def _slack(known: Known, weight: torch.Tensor, rows: slice) -> torch.Tensor:
-    """How far off each value of some rows may be."""
+def _slack(known: Known, weight: torch.Tensor, rows: slice) -> torch.Tensor | None:
+    """How far off each value of some rows may be; None: by fp32's rounding at most, for which limits have
+    room.
+    """
+    if isinstance(known.rows, float) and isinstance(known.columns, float):
+        return None
     own = known.rows if isinstance(known.rows, float) else known.rows[rows, None].to(weight.device)
     across = known.columns if isinstance(known.columns, float) else known.columns.to(weight.device)
     return (own + across) * weight.abs()
@@ -154,6 +158,18 @@ def plain_weight(linear: Linear, tensors: Tensors, device: torch.device) -> torc
     if "order" not in tensors:
         return got
     return torch.empty_like(got).index_copy_(1, tensors["order"].to(device).long(), got)
+
+
+def plain_scales(linear: Linear, tensors: Tensors, device: torch.device) -> torch.Tensor:
+    """The scale of each value [N, K], in the order of ``plain_weight``; of a dense weight its largest."""
+    count, columns = linear.out_features, linear.in_features
+    if linear.scheme.dense:
+        return tensors["weight"].abs().amax().float().to(device).expand(count, columns)
+    grids = (
+        _grid(linear, tensors, slice(start, min(start + _BLOCK * 64, count)), device)
+        for start in range(0, count, _BLOCK * 64)
+    )
+    return torch.cat([one.scales[..., None].expand(one.meant.shape).flatten(1)[:, :columns] for one in grids])
 
 
 def _grid(linear: Linear, tensors: Tensors, rows: slice, device: torch.device) -> PlainGrid:
