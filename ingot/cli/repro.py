@@ -25,7 +25,7 @@ _NO_VERDICT = 2  # exit code
 
 
 _LAYER = "The layer to extract, counted from 0; encoder.N: the encoder's."
-_AUDIO = "Whisper: a recording, whose first 30 seconds are heard. --prompt is then what it says so far."
+_AUDIO = "Whisper: a recording, of which 30 seconds are used. --prompt is then its transcript so far."
 _WIDER = "plain PyTorch in the next wider dtype"
 _ENGINE = typer.Argument(
     help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE", show_default=False

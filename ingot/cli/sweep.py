@@ -120,7 +120,7 @@ class SweepFlags:
         of_clips = given(clips=self.clips, tokens_per_second=self.tokens_per_second)
         odd = [f"--{name.replace('_', '-')}" for name in (of_text if hears else of_clips)]
         if odd:
-            kinds = ("prompts", "this model hears") if hears else ("clips", "this model takes text")
+            kinds = ("prompts", "this is a speech model") if hears else ("clips", "this model takes text")
             raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=", ".join(odd))
         if hears:
             return Transcribing(batches=(1,), repeats=self.repeats, **of_clips)

@@ -45,7 +45,7 @@ def triton(
     from ingot.config.encoder import expect_text
 
     limits.arguments()  # which says now what is out of range
-    instead = "`ingot serve ENGINE` serves one that hears"
+    instead = "`ingot serve ENGINE` serves a speech engine"
     expect_text(model_of(str(engine)).kind, "Triton's backend", instead)
     found = name or engine.resolve().name
     settings = Settings(

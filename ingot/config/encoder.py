@@ -16,8 +16,8 @@ from ingot.errors import ConfigError
 
 Kind = Literal["text", "prefix", "cross"]
 TRANSCRIBE = "`ingot transcribe ENGINE FILE` makes text of speech"
-BENCH_TRANSCRIBE = "`ingot bench transcribe ENGINE` measures one that hears"
-EVAL_WER = "`ingot eval wer ENGINE --data MANIFEST` evaluates one that hears"
+BENCH_TRANSCRIBE = "`ingot bench transcribe ENGINE` measures a speech engine"
+EVAL_WER = "`ingot eval wer ENGINE --data MANIFEST` evaluates a speech engine"
 _MOST_POSITIONS = 1 << 20
 # As of decoders: a file that says more is damaged, and would be looped over.
 _MOST = {"hidden_size": 1 << 18, "intermediate_size": 1 << 20, "num_layers": 1 << 10}

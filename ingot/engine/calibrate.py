@@ -286,7 +286,7 @@ def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[
         raise ConfigError("there is nothing to calibrate with", seen="no samples", flag="--calib")
     if len(features) != (0 if model.encoder is None else len(samples)):
         seen = f"{len(samples)} samples, features of {len(features)}"
-        raise ConfigError("a model that hears reads features, and no other does", seen=seen)
+        raise ConfigError("only a speech model reads features", seen=seen)
     longest = model.config.max_positions if model.rotary is None else model.rotary.max_positions
     vocab = model.config.vocab_size
     for number, ids in enumerate(samples, start=1):

@@ -129,7 +129,7 @@ def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
 def _recording(folder: Path, record: Mapping[str, Any]) -> _Recording:
     audio, text, language = (record.get(field) for field in ("audio", "text", "language"))
     if audio is None:
-        raise BadSample("it names no audio, and this model hears")
+        raise BadSample("it names no audio, and this is a speech model")
     file = folder / text_of(audio)
     if not file.is_file():
         raise BadSample(f"there is no such audio file: {file}")

@@ -109,7 +109,7 @@ def test_sizes_end_with_the_clips(whisper: Path) -> None:
 
 def test_what_is_of_the_other_kind(whisper: Path, checkpoint: Path, tmp_path: Path) -> None:
     for model, words, told in (
-        (whisper, ("--prompt-tokens", "8"), "it is about prompts, and this model hears"),
+        (whisper, ("--prompt-tokens", "8"), "it is about prompts, and this is a speech model"),
         (checkpoint, ("--clips", "8"), "it is about clips, and this model takes text"),
         (whisper, ("--quant", "encoder=w3"), "the halves of a model and their schemes are not named"),
         (whisper, ("--data", whisper / "config.json"), "a .json file must be a list of records"),

@@ -149,7 +149,7 @@ def test_a_build_on_real_speech(checkpoint: Path, data: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        ({"text": "nothing to hear"}, r"1: it names no audio, and this model hears"),
+        ({"text": "nothing to hear"}, r"1: it names no audio, and this is a speech model"),
         ({"audio": "none.wav"}, r"no such audio file.*none\.wav"),
         ({"audio": "spoken.jsonl"}, r"no audio that can be read"),
         ({"audio": "clip.wav", "text": " "}, r"text is missing or empty"),
