@@ -264,7 +264,9 @@ def _activations(found: Any) -> str:
     if not found:
         return "none"
     keys = ("num_bits", "type", "symmetric", "strategy", "dynamic", "group_size", "actorder")
-    own = {key: found.get(key) for key in keys} if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        raise _refused("compressed-tensors activations", found, "an object")
+    own = {key: found.get(key) for key in keys}
     own = {"num_bits": 8, "type": "int", "symmetric": True} | {k: v for k, v in own.items() if v is not None}
     dynamic = own.get("dynamic", False)
     strategy = own.setdefault("strategy", "token" if dynamic is True else "tensor")

@@ -168,6 +168,7 @@ def test_unknown_keys_of_groups(path: tuple[str, ...]) -> None:
         (nested(COMPRESSED, (*GROUP, "weights"), symmetric="true"), "symmetric; seen: 'true'"),
         (nested(COMPRESSED, (*GROUP, "weights"), block_structure=[128, 128]), "weights.block_structure"),
         (nested(COMPRESSED, GROUP, format="int-quantized"), "format of a compressed-tensors group"),
+        (nested(COMPRESSED, GROUP, input_activations=[8]), "activations; seen: .8.; allowed: an object"),
         (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
         (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),

@@ -145,7 +145,12 @@ def ours(config: DecoderConfig, name: str) -> Any:
 def meaning(kind: str, theirs: Any) -> Json:
     """What the attributes of a class's config mean, in Ingot's words."""
     if kind == "whisper":
-        return {"vocab_size": theirs.vocab_size, "max_positions": theirs.max_target_positions, "mlp": "gelu"}
+        return {
+            "vocab_size": theirs.vocab_size,
+            "max_positions": theirs.max_target_positions,
+            "mlp": "gelu",
+            "tie_word_embeddings": theirs.tie_word_embeddings,
+        }
     found: Json = {
         "vocab_size": theirs.vocab_size,
         "hidden_size": theirs.hidden_size,
