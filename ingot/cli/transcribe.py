@@ -19,7 +19,7 @@ import typer
 from ingot.cli.console import stderr, stdout, write
 from ingot.cli.flags import field_flags, given, set_threads
 from ingot.cli.limits import Limits
-from ingot.cli.recordings import STDIN, source_name, source_of, tell_failure
+from ingot.cli.recordings import STDIN, source_name, source_of, tell_failure, tell_left_out
 from ingot.cli.steps import Progress, parts_shown
 from ingot.cli.transcribe_flags import TranscribeFlags, layout_of, options_as_flags, transcribe_flags
 from ingot.errors import IngotError, RequestError
@@ -40,12 +40,14 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     """Transcribe recordings with an engine of Whisper, or translate them to English.
 
     The text of one recording goes to stdout, segment by segment; several become files beside each other.
-    Exit code 0: done; 1: some recordings failed, the others are written; 2: usage error.
+    Exit code 0: done; 1: some recordings failed or files of a folder were left out, the others are written;
+    2: usage error.
     """
     from ingot.speech.files import recordings
 
     layout = layout_of(flags, options)
-    names = recordings(flags.files)
+    names, left_out = recordings(flags.files)
+    tell_left_out(left_out)
     if len(names) > 1 and STDIN in names:
         raise typer.BadParameter("- is stdin, and stands alone", param_hint="FILE")
     folder = flags.output or (Path() if len(names) > 1 else None)
@@ -58,17 +60,17 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
         from ingot.cli.transcribe_compare import compare
 
         compare(flags, limits, names, options)
-        return
+        raise typer.Exit(_FAILED if left_out else 0)
     from ingot.speech.transcriber import Transcriber
 
     arguments = given(device=flags.device, quant=flags.quant) | limits.arguments()
     transcriber = Transcriber(flags.engine, **arguments)
     work = _Work(names, flags.format, layout, written)
     with options_as_flags():
-        work.run(transcriber, options, together=flags.batch)
-    if work.failed:
-        if len(names) > 1:
-            stderr().print(f"{work.failed} of {len(names)} recordings failed")
+        work.run(transcriber, options | {"allow_truncated": flags.allow_truncated}, together=flags.batch)
+    if work.failed and len(names) > 1:
+        stderr().print(f"{work.failed} of {len(names)} recordings failed")
+    if work.failed or left_out:
         raise typer.Exit(_FAILED)
 
 

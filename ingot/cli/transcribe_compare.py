@@ -43,7 +43,7 @@ def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], option
         )
     asked = TranscribeOptions(**{"temperatures": (0.0,)} | options)
     specs = _specs(flags, limits)
-    samples = _read(names)
+    samples = _read(names, allow_truncated=flags.allow_truncated)
     sides = [_heard(spec, name, samples, asked) for spec, name in zip(specs, _SIDES, strict=True)]
     record = _record(asked, list(samples), *sides)
     if flags.format == "json":
@@ -72,7 +72,7 @@ def _specs(flags: TranscribeFlags, limits: Limits) -> list[ModelSpec]:
     return [spec, ModelSpec(path or flags.engine, kind=HUGGINGFACE, device=spec.device)]
 
 
-def _read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Tensor]:
     """Samples of those that can be read; the others are told."""
     from ingot.errors import RequestError
     from ingot.processors.audio import read_audio
@@ -81,7 +81,8 @@ def _read(names: Sequence[str]) -> dict[str, torch.Tensor]:
     for name in names:
         try:
             source = source_of(name)
-            found[source_name(name) if isinstance(source, bytes) else name] = read_audio(source)
+            key = source_name(name) if isinstance(source, bytes) else name
+            found[key] = read_audio(source, allow_truncated=allow_truncated)
         except RequestError as error:
             tell_failure(name, error)
     return found

@@ -48,9 +48,10 @@ def _format(value: str) -> str:
     return value
 
 
-_FILES = "Recordings (wav, flac, ogg, mp3), folders of them, or -: stdin."
+_FILES = "Recordings (wav, flac, mp3, m4a, ogg, webm …), videos, folders of them, or -: stdin."
 _OUTPUT = "Folder for a file per recording, named after it."
 _BATCH = "Transcribe several recordings at once; each says what it says alone."
+_TRUNCATED = "Transcribe what is there of files that were cut off or damaged."
 _COMPARE = (
     "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
     "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."
@@ -75,6 +76,7 @@ class TranscribeFlags:
         Path | None, option(_OUTPUT, "--output", "-o", shown="one file: stdout; several: this folder")
     ] = None
     batch: Annotated[bool, option(_BATCH, "--batch")] = False
+    allow_truncated: Annotated[bool, option(_TRUNCATED, "--allow-truncated")] = False
     compare: Annotated[str | None, option(_COMPARE, metavar="hf")] = None
     max_line_width: Annotated[int | None, option(_WIDTH, min=1, panel=_SUBTITLES)] = None
     max_line_count: Annotated[int | None, option(_COUNT, min=1, panel=_SUBTITLES)] = None

@@ -1,84 +1,99 @@
-"""Audio files → samples as speech models take them.
+"""Recordings → samples as speech models take them.
 
-Owns decoding (soundfile), mixing to one channel and resampling (soxr), all in blocks, and the bounds that are
-checked before anything is decoded. Knows no features and no model.
+Owns what counts as a recording, mixing to one channel, resampling (soxr), and the bounds on length, rate and
+loudness. Independent of features and models.
 
-    samples = read_audio("talk.mp3")        # float32 [N] at 16 kHz
+    samples = read_audio("talk.m4a")        # float32 [N] at 16 kHz
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingot.errors import RequestError, to_install
-from ingot.processors.audio_length import (
-    MISSING_SECONDS,
-    check_chunks,
-    check_pages,
-    ends_early,
-    whole_mpeg,
-)
+from ingot.errors import RequestError
+from ingot.processors.audio_file import AudioFile, Block, check_packages
 
 if TYPE_CHECKING:
     import torch
 
 RATE = 16_000  # samples per second
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")  # of recordings in a folder
+SUFFIXES = (
+    *(".wav", ".wave", ".aiff", ".aif", ".flac", ".mp3", ".mpga", ".aac", ".m4a", ".m4b", ".mp4", ".m4v"),
+    *(".mov", ".3gp", ".ogg", ".oga", ".opus", ".webm", ".weba", ".mkv", ".mka"),
+)  # of recordings in a folder
 MOST_SECONDS = 6 * 3600.0
-MOST_CHANNELS = 16
-_RATES = (1_000, 768_000)
-_BLOCK_SECONDS = 30
-_UNKNOWN_FRAMES = 1 << 62  # and more: libsndfile found no number
-_FORMATS = "wav, flac, ogg or mp3"
-_CHECKED = ("WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3")  # of libsndfile's: a cut one is told
+Recording = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
+_LOUDEST = 16.0  # of a sample: 24 dB over full scale, as recorders with floating point may write
+_GROWTH = 256 * RATE  # samples by which the result grows: 16 MiB
+_INTEGERS = {"uint8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31}  # dtypes of samples, and their full scale
 
 
-def read_audio(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) -> torch.Tensor:
+def read_audio(
+    source: Recording, max_seconds: float = MOST_SECONDS, *, allow_truncated: bool = False
+) -> torch.Tensor:
     """``read_samples`` as a tensor."""
     import torch  # not for the limited process of a server, whose memory it would be most of
 
-    return torch.from_numpy(read_samples(source, max_seconds))
+    return torch.from_numpy(read_samples(source, max_seconds, allow_truncated=allow_truncated))
 
 
-def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) -> np.ndarray:
-    """Samples of a file, or of a file's bytes: float32 [N] in -1 to 1, one channel at 16 kHz.
+def read_samples(
+    source: Recording, max_seconds: float = MOST_SECONDS, *, allow_truncated: bool = False
+) -> np.ndarray:
+    """Samples of a file: float32 [N], full scale is -1 to 1, one channel at 16 kHz.
 
-    Channels are averaged. Memory: 4 bytes per sample, 230 MB an hour.
+    Channels are averaged. Of a video the audio track is read. Memory: 4 bytes per sample, 230 MB an hour.
+
+    Args:
+        source: a path, a file's bytes, or a file that is open for reading bytes.
+        allow_truncated: take what is there of a file that was cut off or damaged.
 
     Raises:
-        RequestError: it is no audio, too long, has too many channels, ends before it says (wav, aiff, flac,
-            Ogg, MP3 with a count of its frames), or holds several recordings (Ogg, unlike ones in MP3); a
-            package is missing.
+        RequestError: it is no recording, too long, empty, cut off, out of range, or a package is missing.
     """
-    _check_packages()
-    import soundfile
+    with _opened(source, max_seconds) as file:
+        found = _Samples(max_seconds, file)
+        for block in file.blocks():
+            found.add(block)
+        samples = found.end()
+        file.check_end(allow_truncated=allow_truncated)
+    if not len(samples):
+        raise RequestError("the recording is empty", seen=f"{file.name}: 0 samples", fix="another file")
+    return samples
 
-    name = "the bytes" if isinstance(source, bytes) else str(source)
-    if _is_raw(source):
-        fix = "convert the file"
-        raise RequestError("raw samples do not tell their rate", seen=name, allowed=_FORMATS, fix=fix)
+
+def audio_seconds(source: Recording) -> float:
+    """A recording's length, without decoding it; 0 where that cannot be read."""
     try:
-        with _opened(source) as stream:
-            return _decoded(stream, name, max_seconds)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-            raise no_such_file(name) from None
-        what = f"the audio file cannot be read ({error.strerror})"
-        raise RequestError(what, seen=name, fix="another path") from None
-    except soundfile.SoundFileError as error:
-        what = getattr(error, "error_string", str(error))
-        raise RequestError(
-            "this is no audio that can be read",
-            seen=f"{name}: {what}",
-            allowed=_FORMATS,
-            fix="convert the file",
-        ) from None
+        with _opened(source, MOST_SECONDS) as file:
+            return min(file.seconds(), MOST_SECONDS)
+    except RequestError:
+        return 0.0
+
+
+def samples_of_array(array: np.ndarray) -> np.ndarray:
+    """Samples [N] of an array: float32, scaled by its dtype.
+
+    Raises:
+        RequestError: the shape, the dtype or a value is none of samples.
+    """
+    if array.ndim != 1:
+        seen = f"shape {tuple(array.shape)}"
+        raise RequestError("samples must be numbers [N], one channel at 16 kHz", seen=seen)
+    samples = _scaled(array)
+    if samples is None:
+        fix = "divide by full scale, so that samples are -1 to 1"
+        what, allowed = "samples of this type have no known scale", f"{', '.join(_INTEGERS)}, floats"
+        raise RequestError(what, seen=array.dtype, allowed=allowed, fix=fix)
+    _check_values(samples, "samples")
+    return samples if samples.flags.writeable and samples.flags.c_contiguous else samples.copy()
 
 
 def no_such_file(name: str) -> RequestError:
@@ -86,114 +101,102 @@ def no_such_file(name: str) -> RequestError:
     return RequestError("there is no such audio file", seen=name, fix="another path")
 
 
-def audio_seconds(source: str | Path | bytes) -> float:
-    """A recording's length by its header; 0 where that cannot be read."""
-    _check_packages()
-    import soundfile
-
-    if _is_raw(source):
-        return 0.0
-    try:
-        found = soundfile.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
-    except soundfile.SoundFileError:
-        return 0.0
-    if found.frames >= _UNKNOWN_FRAMES:
-        return 0.0
-    return min(float(found.frames) / found.samplerate, MOST_SECONDS)
-
-
-def _opened(source: str | Path | bytes) -> BinaryIO:
-    return io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
-
-
-def _is_raw(source: str | Path | bytes) -> bool:
-    """Whether soundfile takes it for samples without a header: it goes by this suffix alone."""
-    return not isinstance(source, bytes) and Path(source).suffix.lower() == ".raw"
-
-
-def _decoded(stream: BinaryIO, name: str, max_seconds: float) -> np.ndarray:
-    import soundfile
-
-    with soundfile.SoundFile(stream) as file:
-        kind, subtype, frames, rate = file.format, file.subtype, file.frames, file.samplerate
-    if kind not in _CHECKED:
-        seen = f"{name}: {kind}"
-        raise RequestError(
-            "audio of this kind is not read", seen=seen, allowed=_FORMATS, fix="convert the file"
-        )
-    sound: BinaryIO | io.RawIOBase | None = stream
-    if kind == "OGG":
-        check_pages(stream, name)
-    elif kind == "MP3":
-        sound = whole_mpeg(stream, name) if subtype == "MPEG_LAYER_III" else None
+@contextmanager
+def _opened(source: Recording, max_seconds: float) -> Iterator[AudioFile]:
+    check_packages()
+    if isinstance(source, str | os.PathLike):
+        name = os.fspath(source)
+        try:
+            stream: IO[bytes] = Path(source).open("rb")  # noqa: SIM115
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise no_such_file(name) from None
+        except OSError as error:
+            what = f"the audio file cannot be read ({error.strerror})"
+            raise RequestError(what, seen=name, fix="another path") from None
     else:
-        check_chunks(stream, frames, rate, name)
-    (sound or stream).seek(0)
-    with soundfile.SoundFile(sound or stream) as file:
-        _check(file, name, max_seconds)
-        return _samples(file, name, max_seconds, is_estimate=sound is None)
+        name, stream = "the bytes", io.BytesIO(_bytes_of(source))
+    with stream, AudioFile(stream, name, max_seconds) as file:
+        yield file
 
 
-def _check(file: Any, name: str, max_seconds: float) -> None:
-    """Bounds on what the header says."""
-    if not _RATES[0] <= file.samplerate <= _RATES[1]:
-        allowed = f"{_RATES[0]} to {_RATES[1]} Hz"
-        raise RequestError(
-            "the sampling rate is out of range", seen=f"{name}: {file.samplerate}", allowed=allowed
-        )
-    if file.channels > MOST_CHANNELS:
-        seen = f"{name}: {file.channels}"
-        raise RequestError("too many channels", seen=seen, allowed=f"at most {MOST_CHANNELS}")
-    if file.frames >= _UNKNOWN_FRAMES:
-        fix = "write it to a file, not into a pipe"
-        raise RequestError("the file does not tell how long it is", seen=name, fix=fix)
-    if file.frames > max_seconds * file.samplerate:
-        raise _too_long(name, file.frames / file.samplerate, max_seconds)
+def _bytes_of(source: Any) -> bytes | bytearray | memoryview:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return source
+    data = source.read() if hasattr(source, "read") else None
+    if not isinstance(data, bytes | bytearray):
+        seen = type(source).__name__ if data is None else f"{type(source).__name__} of text"
+        allowed = "a path, a file's bytes, or a file that is open for reading bytes"
+        raise RequestError("this is no recording", seen=seen, allowed=allowed)
+    return data
 
 
-def _samples(file: Any, name: str, max_seconds: float, is_estimate: bool) -> np.ndarray:
+class _Samples:
+    """What blocks of a file become, in one array that grows in place."""
+
+    def __init__(self, max_seconds: float, file: AudioFile) -> None:
+        self._most, self._file = max_seconds, file
+        self._array, self._count = np.empty(0, np.float32), 0
+        self._rate, self._resampler = 0, None
+        self._seconds = 0.0
+
+    def add(self, block: Block) -> None:
+        """Append a block; its rate may differ from the last one's."""
+        if block.rate != self._rate:
+            self._flush()
+            self._rate, self._resampler = block.rate, _resampler(block.rate)
+        self._seconds += block.samples.shape[1] / block.rate
+        if self._seconds > self._most:
+            raise self._file.too_long(self._seconds)
+        values = _scaled(block.samples)
+        assert values is not None, "a decoder gives no other types"
+        mono = values[0] if len(values) == 1 else values.mean(0)
+        self._append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
+
+    def end(self) -> np.ndarray:
+        """All samples."""
+        self._flush()
+        self._array.resize(self._count, refcheck=False)
+        return self._array
+
+    def _flush(self) -> None:
+        if self._resampler is not None:
+            self._append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+
+    def _append(self, part: np.ndarray) -> None:
+        _check_values(part, self._file.name)
+        end = self._count + len(part)
+        if end > len(self._array):
+            self._array.resize(end + _GROWTH, refcheck=False)
+        self._array[self._count : end] = part
+        self._count = end
+
+
+def _resampler(rate: int) -> Any:
     import soxr
 
-    same = file.samplerate == RATE
-    stream = None if same else soxr.ResampleStream(file.samplerate, RATE, 1, dtype="float32")
-    parts: list[np.ndarray] = []
-    frames, promised = 0, file.frames
-    for block in _blocks(file):
-        frames += len(block)
-        if frames > max_seconds * file.samplerate:
-            raise _too_long(name, frames / file.samplerate, max_seconds)
-        mono = block[:, 0].copy() if block.shape[1] == 1 else block.mean(1)
-        parts.append(mono if stream is None else stream.resample_chunk(mono))
-    if stream is not None:
-        parts.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
-    if promised - frames > MISSING_SECONDS * file.samplerate and not is_estimate:
-        raise ends_early(f"{name}: {frames / file.samplerate:.1f} of {promised / file.samplerate:.1f} s")
-    samples = np.concatenate([*parts, np.zeros(0, np.float32)])
-    if not np.isfinite(samples).all():
+    return None if rate == RATE else soxr.ResampleStream(rate, RATE, 1, dtype="float32")
+
+
+def _scaled(samples: np.ndarray) -> np.ndarray | None:
+    """float32, full scale is -1 to 1; None: the dtype has no known scale."""
+    name = samples.dtype.name
+    if samples.dtype.kind == "f":
+        return samples.astype(np.float32, copy=False)
+    if name not in _INTEGERS:
+        return None
+    found = samples.astype(np.float32)
+    if name == "uint8":
+        found -= _INTEGERS[name]
+    found /= _INTEGERS[name]
+    return found
+
+
+def _check_values(samples: np.ndarray, name: str) -> None:
+    if not len(samples):
+        return
+    loudest = max(-float(samples.min()), float(samples.max()))
+    if not np.isfinite(loudest):
         raise RequestError("the audio has samples that are no numbers", seen=name, fix="convert the file")
-    return samples
-
-
-def _blocks(file: Any) -> Iterator[np.ndarray]:
-    """Views [frames, channels] of what was read, valid until the next. soundfile's own ``blocks`` yields what
-    was promised: behind a file's end that is memory of others.
-    """
-    buffer = np.zeros((min(_BLOCK_SECONDS * file.samplerate, file.frames), file.channels), np.float32)
-    while len(buffer):
-        block = file.read(out=buffer)
-        if len(block):
-            yield block
-        if len(block) < len(buffer):
-            return
-
-
-def _too_long(name: str, seconds: float, most: float) -> RequestError:
-    return RequestError(
-        "the audio is too long", seen=f"{name}: {seconds:.0f} s", allowed=f"at most {most:.0f} s"
-    )
-
-
-def _check_packages() -> None:
-    missing = [name for name in ("soundfile", "soxr") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RequestError(f"reading audio needs {' and '.join(missing)}", fix=to_install("speech"))
+    if loudest > _LOUDEST:
+        seen, fix = f"{name}: {loudest:.6g}", "divide by full scale, 32768 for integers of 16 bits"
+        raise RequestError("samples are out of range", seen=seen, allowed="-1 to 1", fix=fix)

@@ -16,20 +16,21 @@ import numpy as np
 
 from ingot.errors import RequestError, shown
 from ingot.processors.audio import RATE, read_samples
+from ingot.processors.audio_file import TAKE_WHAT_IS_THERE
 from ingot.processors.limited_process import ProcessLimits
 
 _SECONDS = struct.Struct("<d")
-_SAMPLES, _ERROR = b"s", b"e"
+_SAMPLES, _ERROR = b"samp", b"fail"  # four bytes, so that samples behind them are aligned
 _CPU_SECONDS = 30.0
 _AUDIO_PER_CPU_SECOND = 100.0  # that the slowest format and resampling take
 _LIBRARIES = 1 << 30  # bytes of address space
 
 
 def limits(max_seconds: float) -> ProcessLimits:
-    """For recordings of at most so many seconds, whose samples are there three times at the end."""
+    """For recordings of at most so many seconds, whose samples may move once while they grow."""
     return ProcessLimits(
         seconds=_CPU_SECONDS + max_seconds / _AUDIO_PER_CPU_SECOND,
-        memory=_LIBRARIES + 4 * int(max_seconds * RATE) * 4,
+        memory=_LIBRARIES + 2 * int(max_seconds * RATE) * 4,
         nice=10,
     )
 
@@ -39,24 +40,26 @@ def question(data: bytes, max_seconds: float) -> bytes:
     return _SECONDS.pack(max_seconds) + data
 
 
-def answer_bytes(asked: bytes) -> bytes:
+def answer_bytes(asked: bytes | bytearray) -> list[bytes | memoryview]:
     """The samples, or the parts of the error."""
     (max_seconds,) = _SECONDS.unpack_from(asked)
     try:
-        return _SAMPLES + read_samples(asked[_SECONDS.size :], max_seconds).astype("<f4").tobytes()
+        samples = read_samples(memoryview(asked)[_SECONDS.size :], max_seconds)
+        return [_SAMPLES, samples.astype("<f4", copy=False).data.cast("B")]
     except RequestError as error:
         seen, allowed = (None if value is None else shown(value) for value in (error.seen, error.allowed))
-        parts = {"what": error.what, "seen": seen, "allowed": allowed, "fix": error.fix}
-        return _ERROR + json.dumps(parts).encode()
+        fix = "send all of the file" if error.fix == TAKE_WHAT_IS_THERE else error.fix
+        parts = {"what": error.what, "seen": seen, "allowed": allowed, "fix": fix}
+        return [_ERROR, json.dumps(parts).encode()]
 
 
-def samples_of(found: bytes) -> np.ndarray:
-    """Samples of an answer.
+def samples_of(found: bytearray) -> np.ndarray:
+    """Samples of an answer, in its memory.
 
     Raises:
         RequestError: as ``read_samples``.
     """
-    if found[:1] == _ERROR:
-        parts = json.loads(found[1:])
+    if found[: len(_ERROR)] == _ERROR:
+        parts = json.loads(found[len(_ERROR) :])
         raise RequestError(parts.pop("what"), **parts)
-    return np.frombuffer(found, "<f4", offset=1).astype(np.float32)
+    return np.frombuffer(found, "<f4", offset=len(_SAMPLES)).astype(np.float32, copy=False)

@@ -62,7 +62,8 @@ class LimitedProcess:
     another.
 
     Args:
-        worker: name of the module; its ``answer`` takes and gives JSON values, its ``answer_bytes`` bytes.
+        worker: name of the module; its ``answer`` takes and gives JSON values, its ``answer_bytes`` takes
+            bytes and gives parts of them.
     """
 
     def __init__(self, worker: str, limits: ProcessLimits) -> None:
@@ -90,7 +91,7 @@ class LimitedProcess:
         data = framed(question) if isinstance(question, bytes) else message(question)
         return value_of(self._asked(data, cancelled))
 
-    def ask_bytes(self, question: bytes) -> bytes:
+    def ask_bytes(self, question: bytes) -> bytearray:
         """The answer of a worker that has ``answer_bytes``.
 
         Raises:
@@ -98,7 +99,7 @@ class LimitedProcess:
         """
         return self._asked(framed(question))
 
-    def _asked(self, data: bytes, cancelled: threading.Event | None = None) -> bytes:
+    def _asked(self, data: bytes, cancelled: threading.Event | None = None) -> bytearray:
         with self._lock:
             if self._ended:
                 raise ProcessEndedError(_UNNEEDED)
@@ -161,7 +162,7 @@ class _Running:
         )
         return cls(process, said, os.getpid(), weakref.finalize(of, _end, process, said, os.getpid()))
 
-    def exchange(self, data: bytes) -> bytes | None:
+    def exchange(self, data: bytes) -> bytearray | None:
         """Send a message and wait for the answer; None where the process ends instead."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -8,14 +8,16 @@ Owns the limits, which the process sets for itself, and the loop. Knows nothing 
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import IO, Any, cast
 
+Answer = Callable[[bytearray], Sequence[bytes | memoryview]]  # parts of one message
 HEADER = 8  # bytes of a message's length
 OUT_OF_MEMORY = 77  # exit code
 _MOST_WRITTEN = 1 << 20  # bytes of a file, which is what the process says on stderr
@@ -36,7 +38,7 @@ def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     try:
         module = importlib.import_module(worker)
-        answer = getattr(module, "answer_bytes", None) or _as_json(module.answer)
+        answer: Answer = getattr(module, "answer_bytes", None) or _as_json(module.answer)
         for limit, most in (
             (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_CORE, 0),
@@ -45,9 +47,11 @@ def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
             _limit(limit, most)
         while (question := read_message(sys.stdin.buffer)) is not None:
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            data = framed(answer(question))
+            parts = answer(question)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            out.write(data)
+            out.write(sum(map(len, parts)).to_bytes(HEADER, "little"))
+            for part in parts:
+                out.write(part)
             out.flush()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
@@ -63,22 +67,24 @@ def framed(data: bytes) -> bytes:
     return len(data).to_bytes(HEADER, "little") + data
 
 
-def value_of(data: bytes) -> Any:
+def value_of(data: bytes | bytearray) -> Any:
     """The JSON value of a message."""
     return json.loads(data.decode("utf-8", "surrogatepass"))
 
 
-def read_message(stream: IO[bytes]) -> bytes | None:
-    """The next message; None where the other side is gone."""
+def read_message(stream: IO[bytes]) -> bytearray | None:
+    """The next message, in memory once; None where the other side is gone."""
     header = stream.read(HEADER)
-    data = stream.read(int.from_bytes(header, "little")) if len(header) == HEADER else b""
-    whole = len(header) == HEADER and len(data) == int.from_bytes(header, "little")
-    return data if whole else None
+    if len(header) < HEADER:
+        return None
+    data = bytearray(int.from_bytes(header, "little"))
+    read = cast(io.BufferedIOBase, stream).readinto(data)
+    return data if read == len(data) else None
 
 
-def _as_json(answer: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+def _as_json(answer: Callable[[Any], Any]) -> Answer:
     """Of JSON values."""
-    return lambda data: _text(answer(value_of(data)))
+    return lambda data: [_text(answer(value_of(data)))]
 
 
 def _text(value: Any) -> bytes:

@@ -25,6 +25,7 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import EngineError, RequestError, to_install
 from ingot.llm.outputs import Output
 from ingot.processors.audio import RATE
+from ingot.processors.audio_file import PACKAGES
 from ingot.processors.audio_worker import limits, question, samples_of
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError
 from ingot.processors.prompt import Input
@@ -62,9 +63,7 @@ def check_packages(name: str) -> None:
     Raises:
         EngineError: a package is missing.
     """
-    missing = [
-        one for one in ("soundfile", "soxr", "python_multipart") if importlib.util.find_spec(one) is None
-    ]
+    missing = [one for one in (*PACKAGES, "python_multipart") if importlib.util.find_spec(one) is None]
     if missing:
         text = f"{name} hears, and packages that read recordings are not installed"
         raise EngineError(text, seen=", ".join(missing), fix=to_install("serve,speech"))

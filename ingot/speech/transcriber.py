@@ -21,7 +21,7 @@ import torch
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.prompts import Input, Prompt
-from ingot.processors.audio import read_audio
+from ingot.processors.audio import Recording, read_audio, samples_of_array
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.speech.alignment import alignment_heads
 from ingot.speech.option_values import EngineValues, TranscribeValues
@@ -36,7 +36,7 @@ from ingot.speech.words import AskedScores
 _FILES_IN_CHUNKS = 2  # at once: while one ends, the next fills the steps
 _VAD = "samples -> [(start, end), ...] in seconds"
 Heard = Callable[[Segment], None]
-Source = str | Path | bytes | torch.Tensor | np.ndarray
+Source = Recording | torch.Tensor | np.ndarray | list[float]
 Found = TypeVar("Found")
 
 
@@ -84,11 +84,19 @@ class Transcriber:
         self.vocabulary = Vocabulary.of_model(config, tokenizer, longest, manifest.generation)
 
     def __call__(
-        self, source: Source, *, vad: Detector | None = None, **options: Unpack[TranscribeValues]
+        self,
+        source: Source,
+        *,
+        vad: Detector | None = None,
+        allow_truncated: bool = False,
+        **options: Unpack[TranscribeValues],
     ) -> Transcript:
-        """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
+        """Transcribe one recording.
 
         Args:
+            source: a path, a file's bytes, a file that is open for reading bytes, or samples [N] at 16 kHz:
+                floats from -1 to 1, int16, int32 or uint8.
+            allow_truncated: transcribe what is there of a file that was cut off or damaged.
             vad: with ``chunked``: samples → (start, end) of each stretch of speech in seconds, in place of
                 ``VoiceDetector()``.
             options: fields of ``TranscribeOptions``.
@@ -96,17 +104,22 @@ class Transcriber:
         Raises:
             RequestError: it is no audio that can be read, or an option is out of range.
         """
-        return self._transcribe(source, _Wanted.of(vad, options))
+        return self._transcribe(source, _Wanted.of(vad, allow_truncated, options))
 
     def batch(
-        self, sources: Sequence[Source], *, vad: Detector | None = None, **options: Unpack[TranscribeValues]
+        self,
+        sources: Sequence[Source],
+        *,
+        vad: Detector | None = None,
+        allow_truncated: bool = False,
+        **options: Unpack[TranscribeValues],
     ) -> list[Transcript]:
         """Transcribe recordings whose windows share steps; each gives what it gives alone.
 
         Raises:
             RequestError: as ``__call__``, of one of them; the others end then.
         """
-        wanted = _Wanted.of(vad, options)
+        wanted = _Wanted.of(vad, allow_truncated, options)
         width = self.files_at_once(wanted.options)
         return list(together(lambda one, left: self._transcribe(one, wanted, left=left), sources, width))
 
@@ -115,22 +128,33 @@ class Transcriber:
         return _FILES_IN_CHUNKS if options.chunked else self._width
 
     def follow(
-        self, source: Source, heard: Heard, left: Left, **options: Unpack[TranscribeValues]
+        self,
+        source: Source,
+        heard: Heard,
+        left: Left,
+        *,
+        allow_truncated: bool = False,
+        **options: Unpack[TranscribeValues],
     ) -> Transcript:
         """Transcribe one recording; ``heard`` is told each segment as it is known.
 
         Raises:
             CancelledError: ``left`` was set; windows that wait are not begun.
         """
-        return self._transcribe(source, _Wanted.of(None, options), heard, left)
+        return self._transcribe(source, _Wanted.of(None, allow_truncated, options), heard, left)
 
     def stream(
-        self, source: Source, *, vad: Detector | None = None, **options: Unpack[TranscribeValues]
+        self,
+        source: Source,
+        *,
+        vad: Detector | None = None,
+        allow_truncated: bool = False,
+        **options: Unpack[TranscribeValues],
     ) -> Generator[Segment, None, Transcript]:
         """Segments of one recording, each as soon as it is known; the generator's value is the transcript.
         Closing it ends the work.
         """
-        wanted = _Wanted.of(vad, options)
+        wanted = _Wanted.of(vad, allow_truncated, options)
 
         def work(source: Source, heard: Heard, left: Left) -> Transcript:
             return self._transcribe(source, wanted, heard, left)
@@ -144,7 +168,7 @@ class Transcriber:
         self, features: torch.Tensor, previous: Sequence[int] = (), **options: Unpack[TranscribeValues]
     ) -> Decoded:
         """One window; features: [mels, 3000]. ``previous``: tokens that were said before."""
-        wanted = _Wanted.of(None, options).options
+        wanted = _Wanted.of(None, False, options).options
         language = wanted.language or ("en" if self.vocabulary.tokens.multilingual else None)
         return self._answered(decode_window(self.vocabulary, Input(features), wanted, language, previous))
 
@@ -173,7 +197,7 @@ class Transcriber:
         if beams > self._width:
             allowed = f"at most {self._width}, the engine's max_batch_size"
             raise RequestError("too many beams", seen=beams, allowed=allowed, flag="beam_size")
-        samples, left = _samples(source), left or Left()
+        samples, left = _samples(source, wanted.allow_truncated), left or Left()
         if wanted.options.chunked:
             return self._in_chunks(samples, wanted, heard, left)
         return self._one_by_one(samples, wanted.options, heard, left)
@@ -231,9 +255,10 @@ class _Wanted:
 
     options: TranscribeOptions
     vad: Detector | None
+    allow_truncated: bool
 
     @classmethod
-    def of(cls, vad: Detector | None, options: Mapping[str, Any]) -> _Wanted:
+    def of(cls, vad: Detector | None, allow_truncated: bool, options: Mapping[str, Any]) -> _Wanted:
         wanted = TranscribeOptions(**options)
         if vad is not None and not callable(vad):
             raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, flag="vad")
@@ -241,7 +266,7 @@ class _Wanted:
             seen = f"chunked={wanted.chunked}, clip_timestamps={wanted.clip_timestamps}"
             allowed = "chunked=True, without clip_timestamps"
             raise RequestError("nobody asks the voice detector", seen=seen, allowed=allowed, flag="vad")
-        return cls(wanted, vad)
+        return cls(wanted, vad, allow_truncated)
 
     def detector(self, seconds: float) -> Detector:
         """Who says where there is speech; clips are there without asking."""
@@ -253,12 +278,13 @@ class _Wanted:
         return self.vad or VoiceDetector()
 
 
-def _samples(source: Source) -> torch.Tensor:
+def _samples(source: Source, allow_truncated: bool) -> torch.Tensor:
     """float32 [N] at 16 kHz."""
-    if isinstance(source, str | Path | bytes):
-        return read_audio(source)
-    samples = torch.as_tensor(source).float().cpu()
-    if samples.dim() != 1 or not samples.isfinite().all():
-        seen = f"shape {tuple(samples.shape)}"
-        raise RequestError("samples must be numbers [N], one channel at 16 kHz", seen=seen)
-    return samples
+    if isinstance(source, torch.Tensor):
+        tensor = source.detach().cpu()
+        source = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    if isinstance(source, list):
+        source = np.asarray(source)
+    if isinstance(source, np.ndarray):
+        return torch.from_numpy(samples_of_array(source))
+    return read_audio(source, allow_truncated=allow_truncated)

@@ -99,14 +99,16 @@ def test_bombs_are_not_decoded(server: Server) -> None:
         ({"type": "input_audio", "input_audio": {"data": data, "format": "flac"}}, "speech"),
         ({"type": "video_url", "video_url": {"url": "data:,"}}, "videos"),
     ]
-    before = memory(server.process.pid)
-    for part, kind in parts:
-        body = chat() | {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look"}, part]}]}
-        for path, sent in ((CHAT, body), ("/tokenize", {"messages": body["messages"]})):
-            reply = server.post(path, sent)
-            assert (reply.status, reply.error["param"]) == (400, "messages[0].content[1]")
-            assert f"this engine does not take {kind}" in reply.error["message"]
-    assert memory(server.process.pid) - before < 8 << 20
+    for _ in range(2):  # the first time, modules and buffers of an error's way grow
+        before = memory(server.process.pid)
+        for part, kind in parts:
+            content = [{"type": "text", "text": "Look"}, part]
+            body = chat() | {"messages": [{"role": "user", "content": content}]}
+            for path, sent in ((CHAT, body), ("/tokenize", {"messages": body["messages"]})):
+                reply = server.post(path, sent)
+                assert (reply.status, reply.error["param"]) == (400, "messages[0].content[1]")
+                assert f"this engine does not take {kind}" in reply.error["message"]
+    assert memory(server.process.pid) - before < 8 << 20, "a picture is 3.6 GB"
 
 
 def test_special_tokens_as_text_everywhere(server: Server) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import soxr
 import torch
 
 from ingot.config.runtime import RuntimeConfig
@@ -26,7 +29,9 @@ from ingot.processors import log_mel as log_mel_module
 from ingot.processors.log_mel import RATE, LongLogMel, features_by, fit, log_mel
 from ingot.runtime.request import Request
 from ingot.runtime.transcript import Transcripts
+from ingot.speech.files import transcribe_each
 from ingot.speech.options import TranscribeOptions
+from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.window import _best
@@ -132,6 +137,9 @@ def test_one_bad_file_of_many_ends_all_with_its_own_error(hearing: Transcriber, 
     before = threading.active_count()
     with pytest.raises(RequestError, match=r"no audio.*words\.wav"):
         hearing.batch([noise(60.0), noise(60.0, seed=2), bad], **ONE_PASS)
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < deadline:  # what is under way ends
+        time.sleep(0.01)
     assert threading.active_count() <= before
 
 
@@ -145,21 +153,71 @@ def test_a_tenth_of_a_second(hearing: Transcriber, seconds: float, options: dict
     found = hearing(noise(1.0)[: int(seconds * RATE)], **ONE_PASS, **options)
     assert found.duration == pytest.approx(seconds, abs=1e-4)
     assert all(segment.end <= 30 for segment in found.segments)
+    if seconds < 0.01:  # no frame of features
+        assert (found.segments, found.text) == ([], "")
 
 
 def test_two_channels_at_48_khz(hearing: Transcriber, tmp_path: Path) -> None:
-    path = tmp_path / "stereo.wav"
-    one = noise(3.0).repeat_interleave(3).numpy()
-    soundfile.write(path, np.stack([one, 0.5 * one], axis=1), 48_000)
-    assert hearing(path, **ONE_PASS).duration == pytest.approx(3.0, abs=0.01)
+    """What both say on average, and neither alone."""
+    both = np.stack([noise(3.0, seed=seed).repeat_interleave(3).numpy() for seed in (1, 2)], axis=1)
+    soundfile.write(tmp_path / "stereo.wav", both, 48_000, subtype="FLOAT")
+    found = hearing(tmp_path / "stereo.wav", **ONE_PASS)
+    wanted, left, right = (
+        hearing(soxr.resample(channel, 48_000, RATE), **ONE_PASS) for channel in (both.mean(1), *both.T)
+    )
+    assert found.duration == 3.0
+    assert told(found.segments) == told(wanted.segments)
+    assert told(found.segments) not in (told(left.segments), told(right.segments))
+
+
+def test_whatever_holds_a_recording_is_heard(hearing: Transcriber, tmp_path: Path) -> None:
+    """Paths, bytes, open files and samples of several types; of integers the type says the scale."""
+    path = tmp_path / "clip.wav"
+    integers = (noise(2.0) * 32767).to(torch.int16)
+    soundfile.write(path, integers.numpy(), RATE)
+    wanted = told(hearing(path, **ONE_PASS).segments)
+    data, floats = path.read_bytes(), integers.float() / 32768
+    for source in (
+        *(str(path), data, bytearray(data), memoryview(data), io.BytesIO(data)),
+        *(integers, integers.numpy(), integers.numpy().astype(np.int32) << 16),
+        *(floats, floats.numpy(), floats.double(), floats.numpy().astype(np.float64), floats.tolist()),
+    ):
+        assert told(hearing(source, **ONE_PASS).segments) == wanted, type(source)
+    with path.open("rb") as file:
+        assert [told(one.segments) for one in hearing.batch([file, path], **ONE_PASS)] == [wanted] * 2
+    refused: list[Any] = [
+        None,
+        7,
+        ["a.wav"],
+        floats * 32767,
+        integers.long(),
+        torch.zeros(2, 100),
+        io.StringIO(),
+    ]
+    for bad in refused:
+        with pytest.raises(RequestError):
+            hearing(bad, **ONE_PASS)
 
 
 def test_a_file_that_was_cut_off(hearing: Transcriber, tmp_path: Path) -> None:
     path = tmp_path / "cut.wav"
     soundfile.write(path, noise(10.0).numpy(), RATE)
     path.write_bytes(path.read_bytes()[: 4 * RATE])
-    with pytest.raises(RequestError, match=r"cut\.wav"):
-        hearing(path)
+    ways: list[Callable[..., object]] = [
+        lambda **more: hearing(path, **ONE_PASS, **more),
+        lambda **more: hearing.batch([path], **ONE_PASS, **more)[0],
+        lambda **more: list(hearing.stream(path, **ONE_PASS, **more)),
+    ]
+    for hear in ways:
+        with pytest.raises(RequestError, match=r"ends early.*cut\.wav: 2\.0 of 10\.0 s.*allow_truncated"):
+            hear()
+        assert hear(allow_truncated=True)
+    assert hearing(path, **ONE_PASS, allow_truncated=True).duration == pytest.approx(2.0, abs=0.01)
+    *_, (_, error) = transcribe_each(hearing, [path], **ONE_PASS)
+    assert "allow_truncated" in str(error)
+    *_, (_, found) = transcribe_each(hearing, [path], **ONE_PASS, allow_truncated=True)
+    assert isinstance(found, Transcript)
+    assert found.duration == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.mark.parametrize("seconds", [0.3, 59.0, 150.0])
@@ -344,8 +402,10 @@ def test_caches_in_8_bits(whisper: Path, clips: list[Path], cache: str, beams: i
 
 
 def test_samples_whose_power_is_no_number(hearing: Transcriber) -> None:
-    with pytest.raises(RequestError, match="too loud"):
+    with pytest.raises(RequestError, match="out of range"):
         hearing(noise(1.0) * 1e25, **ONE_PASS)
+    with pytest.raises(RequestError, match="too loud"):
+        LongLogMel(noise(1.0) * 1e25, 80, torch.device("cpu"))
 
 
 def test_minus_one_suppresses_what_is_not_speech(hearing: Transcriber) -> None:

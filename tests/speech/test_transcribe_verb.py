@@ -29,6 +29,7 @@ from ingot.speech.segments import Segment
 from ingot.speech.subtitles import SubtitleLayout
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.writers import WRITERS, written
+from tests.audio_files import media
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
 
@@ -199,6 +200,7 @@ def test_what_flags_become(whisper: Path, clips: list[Path], monkeypatch: pytest
     assert seen == {
         "temperatures": (0.0, 0.5), "logprob": None, "compression_ratio": 3.0, "timestamps": False,
         "suppress": (1, 2), "word_timestamps": True, "beam_size": 4, "initial_prompt": "Hi",
+        "allow_truncated": False,
     }  # fmt: skip
 
 
@@ -238,6 +240,51 @@ def test_a_model_of_english_alone_says_that_it_does_not_translate(
     assert found.exit_code == 2
     assert "does not translate\n  seen: translate\n" in found.stderr
     assert "fix: --task\n" in found.stderr
+
+
+def test_files_of_a_folder_that_are_left_out(whisper: Path, clips: list[Path], tmp_path: Path) -> None:
+    """Are named, and the exit code says it. Transcripts of an earlier run are none of them, nor hidden files;
+    a file that is named itself is read whatever its ending.
+    """
+    folder, out = tmp_path / "talks", tmp_path / "out"
+    (folder / "more").mkdir(parents=True)
+    shutil.copy(clips[0], folder / "one.WAV")
+    sound = soundfile.read(clips[1], dtype="float32")[0]
+    (folder / "more" / "two.m4a").write_bytes(media(sound, "ipod", "alac"))
+    for name in ("one.txt", "one.srt", "one.json", ".DS_Store"):
+        (folder / name).write_text("not a recording")
+    found = ingot("transcribe", whisper, folder, "-o", out, *QUICK)
+    assert (found.exit_code, "left out" in found.stderr) == (0, False), found.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["one.txt", "two.txt"]
+    shutil.copy(clips[2], folder / "more" / "three.xyz")
+    for flags in ((), ("--batch",)):
+        found = ingot("transcribe", whisper, folder, "-o", out, *QUICK, *flags)
+        assert found.exit_code == 1
+        assert "error: files of the folder are left out" in found.stderr
+        assert f"seen: {folder / 'more' / 'three.xyz'}\n" in found.stderr
+        assert sorted(path.name for path in out.iterdir()) == ["one.txt", "two.txt"]
+    assert ingot("transcribe", whisper, folder / "more" / "three.xyz", *QUICK).exit_code == 0
+
+
+def test_a_file_that_was_cut_off(whisper: Path, clips: list[Path], tmp_path: Path) -> None:
+    """An error that says how to take what is there; a recorder that was killed is heard to the end."""
+    path = tmp_path / "cut.wav"
+    soundfile.write(path, torch.randn(6 * 16000, generator=torch.Generator().manual_seed(1)) * 0.1, 16000)
+    path.write_bytes(path.read_bytes()[: 3 * 32000])
+    found = ingot("transcribe", whisper, path, *QUICK)
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "cut.wav: the audio ends early" in found.stderr
+    assert "3.0 of 6.0 s" in found.stderr
+    assert "fix: get the file again, or take what is there (--allow-truncated)" in found.stderr
+    found = ingot("transcribe", whisper, path, *QUICK, "--allow-truncated")
+    assert found.exit_code == 0
+    assert "3.0 s of audio" in found.stderr
+    killed = bytearray(clips[2].read_bytes())
+    whole = ingot("transcribe", whisper, clips[2], *QUICK)
+    killed[4:8] = killed[40:44] = bytes(4)
+    found = ingot("transcribe", whisper, "-", *QUICK, stdin=bytes(killed))
+    assert (found.exit_code, found.stdout) == (0, whole.stdout)
+    assert whole.stdout.strip()
 
 
 def test_segments_come_before_the_transcript_and_closing_ends_the_work(

@@ -46,16 +46,19 @@ def test_samples_are_the_same(process: LimitedProcess) -> None:
 
 
 def test_errors_come_back(process: LimitedProcess) -> None:
-    with pytest.raises(RequestError, match=r"no audio that can be read.*wav, flac"):
+    with pytest.raises(RequestError, match=r"no audio that can be read.*wav, aiff, flac"):
         decoded(process, b"notes")
     with pytest.raises(RequestError, match=r"too long.*3600 s.*at most 60 s"):
         decoded(process, HOUR)
+    data = flac(NOISE, 44100)
+    with pytest.raises(RequestError, match=r"ends early.*\d\.\d of 2\.0 s.*to fix: send all of the file"):
+        decoded(process, data[: len(data) // 3])
     assert len(decoded(process, flac(NOISE))) == len(NOISE)
 
 
 def test_what_takes_too_much_memory_ends_alone() -> None:
     """The header's own count is a bound that a file can lie about; the process has another."""
-    tight = dataclasses.replace(limits(60.0), memory=500 << 20)
+    tight = dataclasses.replace(limits(60.0), memory=330 << 20)
     with LimitedProcess(WORKER, tight) as process:
         with pytest.raises(ProcessEndedError, match="MiB of memory"):
             decoded(process, HOUR, 7200.0)

@@ -144,6 +144,29 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
         assert process.ask({"source": "a", "variables": {}}) == {"text": "a"}
 
 
+def test_what_is_interrupted_answers_nobody_else() -> None:
+    """Ctrl-C while a template renders: the next prompt is its own, not the one that was given up."""
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    with LimitedProcess(SANDBOX, ProcessLimits(seconds=30)) as process:
+        slow = "{% for i in range(99999) %}{% for j in range(40) %}{% endfor %}{% endfor %}given up"
+        assert process.ask({"source": "ready", "variables": {}}) == {"text": "ready"}
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                process.ask({"source": slow, "variables": {}})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert process.ask({"source": "the next", "variables": {}}) == {"text": "the next"}
+
+
 def test_an_end_waits_for_no_question() -> None:
     """The one under way fails, and so do those behind it; the process hears nothing, as one that hangs."""
     process = LimitedProcess(SANDBOX, LIMITS)
