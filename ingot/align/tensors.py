@@ -20,7 +20,7 @@ import torch
 
 from ingot.align.target import Target
 from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.quant import QuantConfig
+from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import is_engine
@@ -28,6 +28,7 @@ from ingot.engine.meaning import EngineWeights, comparable
 from ingot.layers.linear import linears
 from ingot.quant.moved_weights import FAR, TINY, Moves
 
+_HEAD, _EMBEDDING = f"{HEAD}.weight", "embed_tokens.weight"
 _FEW = 16  # values that are told one by one instead of as rows
 _SAME = 1e-3  # relative L2 within which a tensor is another one, or one times a factor
 Load = Callable[[str], torch.Tensor]
@@ -120,8 +121,12 @@ def _open(target: Target, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, s
     unit = torch.finfo(parse_dtype(target.build.dtype)).eps
     moves = Moves(quant.method != "round" or bool(quant.source), max(tolerance[0], unit))
     known = [name for name in names if name in theirs.mapped]
+    own_head = _HEAD in theirs.mapped and theirs.mapped[_HEAD].tied_to is None
+    if own_head and _HEAD not in known and _EMBEDDING in known:  # the engine's is its embedding
+        known.append(_HEAD)
+    got: Load = lambda name: load(name if name in names else _EMBEDDING)  # noqa: E731
     expected: Load = lambda name: theirs.original(name, original)  # noqa: E731
-    return _Sides(known, load, expected, narrow, tolerance, moves), doubt
+    return _Sides(known, got, expected, narrow, tolerance, moves), doubt
 
 
 def _limits(sides: _Sides) -> dict[str, float]:
@@ -156,6 +161,8 @@ def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tens
         return f"{count} of {got.numel()} values: {'; '.join(_values(expected, got, wrong))}"
     if float(got.min()) == float(got.max()):
         return f"all values are {float(got.min()):g}"
+    if name == _HEAD and _relative(sides.expected(_EMBEDDING).float(), got) <= same:
+        return "the head is the embedding (tied), and the reference has a head of its own"
     factor = float((got * expected).sum() / expected.square().sum().clamp(min=1e-30))
     if abs(factor - 1) > _SAME and _relative(factor * expected, got) <= same:
         return f"the reference's times {factor:.4g}"

@@ -26,12 +26,12 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from ingot.checkpoint.layout import CONFIG, find_layout, list_files
+from ingot.checkpoint.layout import CONFIG, TEMPLATES, find_layout, list_files
 from ingot.checkpoint.openai import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
 _SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")
-_SMALL_NAMES = ("merges.txt", "vocab.txt")
+_SMALL_NAMES = ("merges.txt", "vocab.txt", f"{TEMPLATES}/tool_use.jinja")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.bpe")
 # The HTTP library's own base error, whichever library this release of huggingface_hub is built on, and
 # OSError.
@@ -127,10 +127,11 @@ def _is_local(name: str | Path, path: Path) -> bool:
 
 
 def small_files(names: Iterable[str]) -> list[str]:
-    """Of a repository's files, the configs and tokenizer files at its top; never code, never weights."""
-    return [
-        name for name in names if "/" not in name and (name.endswith(_SMALL_SUFFIXES) or name in _SMALL_NAMES)
-    ]
+    """Of a repository's files, the configs and tokenizer files at its top, and the chat template for tools;
+    never code, never weights.
+    """
+    top = lambda name: "/" not in name and name.endswith(_SMALL_SUFFIXES)  # noqa: E731
+    return [name for name in names if top(name) or name in _SMALL_NAMES]
 
 
 def _repo_id(name: str | Path) -> str:

@@ -19,6 +19,7 @@ from ingot.config.json_text import JsonError, load_json
 from ingot.errors import CheckpointError, NoSuchPathError
 
 CONFIG = "config.json"
+TEMPLATES = "additional_chat_templates"  # a folder
 SINGLE_AND_INDEX = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -66,6 +67,7 @@ def list_files(folder: Path) -> list[str]:
     try:
         paths = sorted(folder.iterdir())
         names = [path.name for path in paths if path.is_file()]
+        paths += sorted((folder / TEMPLATES).glob("*"))
         outside = [f"{path.name} -> {path.readlink()}" for path in paths if leads_outside(folder, path)]
     except OSError as error:
         raise CheckpointError(f"cannot list {folder}", seen=error, fix="check its permissions") from error

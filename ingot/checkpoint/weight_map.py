@@ -49,6 +49,7 @@ __all__ = [
     "Transpose",
     "WeightMap",
     "resolve",
+    "stored_copies",
 ]
 
 
@@ -155,6 +156,18 @@ def resolve(
     return _Resolver(weight_map, available, expected).run()
 
 
+def stored_copies(weight_map: WeightMap, available: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
+    """Tied tensors that a checkpoint has both of: (the copy's name, the name of what it is tied to)."""
+    resolver = _Resolver(weight_map, available, {})
+    sources = {rule.target: rule.source for rule in resolver.transforms if isinstance(rule, Rename)}
+    pairs = [
+        (resolver.stored(tie.copy or tie.target), resolver.stored(sources[tie.source_target]))
+        for tie in resolver.ties.values()
+        if tie.source_target in sources
+    ]
+    return [pair for pair in pairs if pair[0] in available and pair[1] in available]
+
+
 class _Resolver:
     """One call of ``resolve``: what was found, and all that is wrong."""
 
@@ -184,7 +197,7 @@ class _Resolver:
                 return prefix
         return self.map.prefixes[0]
 
-    def _stored(self, source: str) -> str:
+    def stored(self, source: str) -> str:
         """Name in the checkpoint of a rule's source; the prefixed one where there is none."""
         bare = source in self.available and self.prefix + source not in self.available
         return source if bare else self.prefix + source
@@ -211,15 +224,15 @@ class _Resolver:
     def _check_sources(self) -> None:
         """The rules' sources and the checkpoint's tensors must be the same, but for what is ignored."""
         missing = [
-            f"{self._stored(source)} (for {', '.join(rule.outputs)})"
+            f"{self.stored(source)} (for {', '.join(rule.outputs)})"
             for rule in self.transforms
             for source in rule.inputs
-            if self._stored(source) not in self.available
+            if self.stored(source) not in self.available
         ]
         self._note("missing from the checkpoint", missing)
-        taken = {self._stored(source) for rule in self.transforms for source in rule.inputs}
-        taken |= {self._stored(source) for source in self.map.left_out()}
-        taken |= {self._stored(tie.copy or tie.target) for tie in self.ties.values()}
+        taken = {self.stored(source) for rule in self.transforms for source in rule.inputs}
+        taken |= {self.stored(source) for source in self.map.left_out()}
+        taken |= {self.stored(tie.copy or tie.target) for tie in self.ties.values()}
         patterns = [rule.pattern for rule in self.map.rules if isinstance(rule, Ignore)]
         extra = [n for n in self.available if n not in taken and not self._ignored(n, patterns)]
         self._note("unexpected tensors in the checkpoint", extra)
@@ -234,7 +247,7 @@ class _Resolver:
         rule = makers.get(made)
         if rule is None:
             return None
-        sources = tuple(self._stored(source) for source in rule.inputs)
+        sources = tuple(self.stored(source) for source in rule.inputs)
         if any(source not in self.available for source in sources):
             return None
         infos = [self.available[source] for source in sources]

@@ -281,6 +281,8 @@ def _read(
     is_qwen_v1 = QWEN_V1 in (hf.get("architectures") or ())
     if is_qwen_v1:
         config = transformers.Qwen2Config(**qwen2_config(decoder_config(hf)))
+        if not is_random and _has_head(source):
+            config.tie_word_embeddings = False
     elif is_random:
         values = {k: v for k, v in hf.items() if k not in ("model_type", "dtype", "torch_dtype")}
         config = transformers.AutoConfig.for_model(hf.get("model_type"), **values)
@@ -298,6 +300,12 @@ def _read(
     if is_qwen_v1:
         return _fill_qwen2(auto.from_config(config, dtype=dtype, **options), source)
     return auto.from_pretrained(source, config=config, dtype=dtype, local_files_only=True, **options)
+
+
+def _has_head(folder: Path) -> bool:
+    """Whether a checkpoint of Qwen v1 stores a head, which is used then, whatever its config says."""
+    with open_checkpoint(folder) as checkpoint:
+        return "lm_head.weight" in checkpoint.tensors
 
 
 def _fill_qwen2(model: Any, folder: Path) -> Any:

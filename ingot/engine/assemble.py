@@ -29,6 +29,7 @@ from ingot.engine.as_stored import StoredWeights, stored_quant
 from ingot.engine.manifest import Manifest
 from ingot.engine.reference_encoder import can_calibrate
 from ingot.engine.rotated import check_rotation, rotated
+from ingot.engine.tied_head import untied_if_stored
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
@@ -76,7 +77,7 @@ class Assembly:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, build: BuildConfig, quant: QuantConfig) -> Assembly:
-        """Plan the assembly; reads no weights.
+        """Plan the assembly; reads no weights but a head that may be tied.
 
         Raises:
             CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
@@ -86,7 +87,7 @@ class Assembly:
                 encoder is not of speech.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
-        whole = architecture.read_config(checkpoint.config)
+        whole = untied_if_stored(architecture, architecture.read_config(checkpoint.config), checkpoint)
         check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
         if architecture.check_generation is not None:
             architecture.check_generation(checkpoint.generation_config, whole.vocab_size)

@@ -91,23 +91,26 @@ def _manifest(
     folder = path if path.is_file() else resolve_config(name, revision=revision)
     batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
     manifest = config_manifest(folder, _stored_dtype(folder, dtype), batch, max_seq_len)
-    return manifest.replace(quant=_stored_quant(folder, manifest))
+    return _as_stored(folder, manifest)
 
 
-def _stored_quant(path: Path, manifest: Manifest) -> QuantConfig:
-    """The quantization that the weights have already: by their tensors where they are, else by the config."""
+def _as_stored(path: Path, manifest: Manifest) -> Manifest:
+    """With the quantization that the weights have already, and the head that they have: by their tensors
+    where they are, else by the config.
+    """
     if is_openai(path):
-        return QuantConfig()
+        return manifest
     folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
     beside = packed_files(folder, [name for name in PACKED_CONFIGS if (folder / name).is_file()])
     form = packed_format(read_json(config), beside)
-    if form is None:
-        return QuantConfig()
+    if form is None and not manifest.model.tie_word_embeddings:
+        return manifest
     try:
         with open_checkpoint(folder) as source:
-            return Assembly.of(source, manifest.build, QuantConfig()).quant
+            made = Assembly.of(source, manifest.build, QuantConfig())
+            return manifest.replace(model=made.model_config, quant=made.quant)
     except CheckpointError:  # no weights here
-        return form.quant()
+        return manifest if form is None else manifest.replace(quant=form.quant())
 
 
 def _stored_dtype(folder: Path, dtype: str) -> str:

@@ -17,6 +17,7 @@ from ingot.engine.integrity import check_files
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.processors.chat import FORMATS, ChatFormat, load_chat_format, stop_ids_for
 from ingot.processors.tokenizer import Tokenizer, load_foreign_tokenizer, load_tokenizer
+from ingot.processors.tokenizer_folder import TOOL_TEMPLATES
 
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -40,7 +41,9 @@ class TextParts:
 
     def name_of(self, file: Path) -> str:
         """The name of a file inside the engine."""
-        return TEMPLATE_FILE if file == self.template_file else file.name
+        if file == self.template_file:
+            return TEMPLATE_FILE
+        return TOOL_TEMPLATES[0] if _is_tool_template(file) else file.name
 
 
 def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> TextParts:
@@ -56,11 +59,16 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
     files = () if tokenizer is None else tuple(tokenizer.files)
     template_file = Path(chat_template) if chat_template and chat_template not in FORMATS else None
     if template_file is not None:
-        files = (*(f for f in files if f.name != TEMPLATE_FILE), template_file)
+        kept = (f for f in files if f.name != TEMPLATE_FILE and not _is_tool_template(f))
+        files = (*kept, template_file)
     builtin = None if template_file else chat_template
     if not any(file.suffix == ".tiktoken" for file in files):
         config = None
     return TextParts(tokenizer, chat, stops, files, builtin, template_file, config)
+
+
+def _is_tool_template(file: Path) -> bool:
+    return any(file.as_posix().endswith(f"/{name}") for name in TOOL_TEMPLATES)
 
 
 def read_engine_text(folder: Path, manifest: Manifest) -> TextParts:

@@ -13,7 +13,6 @@ from torch import nn
 from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
 from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.model import DecoderConfig
-from ingot.errors import CheckpointError
 from ingot.layers.checking_encoder import PlainSpeechEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.convolution import FrameConvolution
@@ -74,12 +73,8 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a Whisper model → DecoderConfig."""
     if hf.get("activation_function", "gelu") != "gelu":
         raise refused("activation_function", hf["activation_function"], "'gelu'")
-    if flag(hf, "scale_embedding", False) or not flag(hf, "tie_word_embeddings", True):
-        raise CheckpointError(
-            "unsupported embedding in config.json",
-            seen={key: hf.get(key) for key in ("scale_embedding", "tie_word_embeddings")},
-            allowed="scale_embedding false, tie_word_embeddings true, as in every published Whisper",
-        )
+    if flag(hf, "scale_embedding", False):
+        raise refused("scale_embedding", True, "false, as in every published Whisper")
     size, positions = integer(hf, "d_model"), integer(hf, "max_source_positions")
     heads, inner = integer(hf, "encoder_attention_heads"), integer(hf, "encoder_ffn_dim")
     head_size(size, heads)
@@ -108,7 +103,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        tie_word_embeddings=True,
+        tie_word_embeddings=flag(hf, "tie_word_embeddings", True),
         kind="cross",
         encoder=encoder,
     )
@@ -118,10 +113,13 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     """Hugging Face names → ours; files come with and without the ``model.`` prefix."""
     assert config.encoder is not None
     size, ours, theirs = config.hidden_size, "layers.{layer}.", "decoder.layers.{layer}."
+    head: Rule = Rename("lm_head.weight", "proj_out.weight")
+    if config.tie_word_embeddings:
+        head = Tie("lm_head.weight", "embed_tokens.weight", copy="proj_out.weight")
     rules: list[Rule] = [
         Rename("embed_tokens.weight", "decoder.embed_tokens.weight"),
         Rename("embed_positions.weight", "decoder.embed_positions.weight"),
-        Tie("lm_head.weight", "embed_tokens.weight", copy="proj_out.weight"),
+        head,
         Rename("encoder.embed_positions.weight", "encoder.embed_positions.weight"),
         *_both("norm", "decoder.layer_norm"),
         *_both("encoder.norm", "encoder.layer_norm"),

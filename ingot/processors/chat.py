@@ -14,10 +14,16 @@ from typing import Any
 
 from ingot.errors import ConfigError, TokenizerError
 from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
-from ingot.processors.chat_jinja import JinjaFormat
+from ingot.processors.chat_jinja import JinjaFormat, ToolTemplates
 from ingot.processors.tokenizer import default_tokens
 from ingot.processors.tokenizer_base import Tokenizer
-from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, file_text, read_object
+from ingot.processors.tokenizer_folder import (
+    CONFIG_FILE,
+    TOOL_TEMPLATES,
+    TokenizerFolder,
+    file_text,
+    read_object,
+)
 
 __all__ = ["FORMATS", "ChatFormat", "load_chat_format", "stop_ids_for"]
 
@@ -32,7 +38,8 @@ def load_chat_format(
 
     Looked for in this order: ``override`` (one of ``FORMATS`` or the path of a .jinja file),
     chat_template.jinja, ``chat_template`` of tokenizer_config.json, chat_template.json, ``chat_format`` of
-    generation_config.
+    generation_config. A template named ``tool_use`` beside it, in a list or in additional_chat_templates/, is
+    for requests with tools.
 
     Raises:
         TokenizerError: ``override`` is unknown, or a template cannot be read or parsed.
@@ -40,9 +47,9 @@ def load_chat_format(
     """
     if override is not None:
         return _named(override, folder, generation_config)
-    found = _template(folder)
-    if found is not None:
-        return JinjaFormat(*found, default_tokens(TokenizerFolder(folder)))
+    plain, tools = _templates(folder)
+    if plain is not None or tools is not None:
+        return _template_format(folder, plain, tools)
     if generation_config.get("chat_format") == "chatml":
         return ChatML(_window(generation_config, QWEN_WINDOW))
     return None
@@ -85,27 +92,47 @@ def _named(name: str, folder: Path, generation_config: Mapping[str, Any]) -> Cha
     return JinjaFormat(file_text(path), str(path), default_tokens(TokenizerFolder(folder)))
 
 
-def _template(folder: Path) -> tuple[str, str] | None:
-    """Text of the folder's template, and the file it is from."""
+Template = tuple[str, str]  # its text, and the file it is from
+
+
+def _template_format(folder: Path, plain: Template | None, tools: Template | None) -> ChatFormat:
+    tokens = default_tokens(TokenizerFolder(folder))
+    first = None if plain is None else JinjaFormat(*plain, tokens)
+    if tools is None:
+        assert first is not None
+        return first
+    return ToolTemplates((plain or tools)[1], first, JinjaFormat(*tools, tokens))
+
+
+def _templates(folder: Path) -> tuple[Template | None, Template | None]:
+    """The folder's template, and the one for requests with tools, where it has one of its own."""
+    beside = next((folder / name for name in TOOL_TEMPLATES if (folder / name).is_file()), None)
+    tools = None if beside is None else (file_text(beside), str(beside))
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return file_text(path), str(path)
+        return (file_text(path), str(path)), tools
     for name in (CONFIG_FILE, "chat_template.json"):
         path = folder / name
         source = read_object(path).get("chat_template")
         if source is not None:
-            return _default(source, path), str(path)
-    return None
+            named = {key: (text, str(path)) for key, text in _named_texts(source, path).items()}
+            return named.get("default"), tools or named.get("tool_use")
+    return None, tools
 
 
-def _default(source: Any, path: Path) -> str:
-    """A template is a text, or a list of named texts of which "default" is for plain chat."""
+def _named_texts(source: Any, path: Path) -> dict[str, str]:
+    """A template is a text, or a list of named texts of which "default" is for plain chat, and "tool_use" for
+    requests with tools.
+    """
+    named: dict[Any, Any] = {"default": source}
     if isinstance(source, list):
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        raise TokenizerError(f"chat_template in {path} is neither text nor a list with a text named default")
-    return source
+    used: dict[str, Any] = {key: named[key] for key in ("default", "tool_use") if key in named}
+    if not used or not all(isinstance(text, str) for text in used.values()):
+        raise TokenizerError(
+            f"chat_template in {path} is neither text nor a list with a text named default or tool_use"
+        )
+    return used
 
 
 def _window(generation_config: Mapping[str, Any], default: int | None) -> int | None:

@@ -137,6 +137,44 @@ class JinjaFormat(ChatFormat):
         return str(found["text"])
 
 
+class ToolTemplates(ChatFormat):
+    """Two templates of one checkpoint: ``tool_use`` for requests with tools, as in transformers.
+
+    Args:
+        origin: where they are from, for errors.
+        plain: of all other requests; None: the checkpoint has none, and such a request is refused.
+        tools: of requests with tools.
+    """
+
+    def __init__(self, origin: str, plain: JinjaFormat | None, tools: JinjaFormat) -> None:
+        self._plain, self._tools = plain, tools
+        self._both = [one for one in (plain, tools) if one is not None]
+        self.name = f"the chat template in {origin}"
+        self.variables = frozenset().union(*(one.variables for one in self._both))
+        self.thinks = any(one.thinks for one in self._both)
+
+    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+        return self._of(asked)._text(asked, tokenizer)
+
+    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+        return self._of(asked)._ids(asked, tokenizer)
+
+    def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Those of both."""
+        return tuple(dict.fromkeys(i for one in self._both for i in one.stop_ids(tokenizer)))
+
+    def _of(self, asked: Asked) -> JinjaFormat:
+        if asked.variables.get("tools") is not None:
+            return self._tools
+        if self._plain is None:
+            raise RequestError(
+                f"{self.name} is for requests with tools (tool_use), and there is none named default",
+                seen="a request without tools",
+                fix=f"give tools, or {_OTHER}",
+            )
+        return self._plain
+
+
 class _Disguise:
     """Hides special tokens inside values behind private-use characters, and shows them again.
 

@@ -18,12 +18,15 @@ from ingot.errors import TokenizerError
 
 CONFIG_FILE = "tokenizer_config.json"
 COPY_AGAIN = "copy the file again"
+# The chat template of requests with tools: in an engine, whose files lie side by side, and in a checkpoint.
+TOOL_TEMPLATES = ("chat_template_tool_use.jinja", "additional_chat_templates/tool_use.jinja")
 SIDE_FILES = (
     CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    *TOOL_TEMPLATES,
 )
 # These frame a turn. Some checkpoints forget to call them special; a user must not be able to write them.
 TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")

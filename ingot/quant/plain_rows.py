@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 _MOST = 127
+_LOWEST = -128  # of a scale that is not the row's own
 _TINY = 1e-10
 _E4M3_MOST, _E4M3_LEAST_POWER, _E4M3_FRACTION = 448, -6, 3
 
@@ -21,16 +22,18 @@ def rounded_rows(
 
     Args:
         group: so many neighbouring columns have scales of their own; 0: the row.
-        scale: [1], the same for all; what lies beyond 127 times it is cut. ``group`` is left alone then.
+        scale: [1], the same for all; what lies beyond -128 and 127 times it is cut. ``group`` is left alone
+            then.
         flips: in each row the value that is nearest to the middle between two values goes the other way.
     """
     pieces = x.unflatten(-1, (-1, group)) if group and scale is None else x[..., None, :]
     scales = _scales(pieces) if scale is None else scale.to(pieces)
     exact = pieces / scales
     near = exact.round()
+    low = -_MOST if scale is None else _LOWEST
     if flips:
-        near = _other_way(exact.flatten(-2), near.flatten(-2), -_MOST, _MOST).view_as(near)
-    return (near.clamp(-_MOST, _MOST) * scales).flatten(-2)
+        near = _other_way(exact.flatten(-2), near.flatten(-2), low, _MOST).view_as(near)
+    return (near.clamp(low, _MOST) * scales).flatten(-2)
 
 
 def rounded_heads(x: torch.Tensor, kv_dtype: str, *, flips: bool = False) -> torch.Tensor:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.errors import ConfigError
-from ingot.kernels.rows.int8_rows import MOST
+from ingot.kernels.rows.int8_rows import LEAST, MOST
 from ingot.quant.folding import class_max
 
 ALPHAS = tuple(step / 20 for step in range(4, 20))  # 0.2, 0.25 … 0.95
@@ -126,7 +126,9 @@ def fake_per_token(x: torch.Tensor, group: int = 0) -> torch.Tensor:
 
 
 def fake_per_tensor(x: torch.Tensor, absmax: torch.Tensor | float | None = None) -> torch.Tensor:
-    """x as int8 with one scale holds it: ``absmax`` / 127 (None: of x itself); larger values are cut."""
+    """x as int8 with one scale holds it: ``absmax`` / 127 (None: of x itself); what lies beyond -128 and 127
+    times it is cut.
+    """
     peak = x.float().abs().amax() if absmax is None else torch.as_tensor(absmax, device=x.device)
     return _fake(x, peak)
 
@@ -138,7 +140,7 @@ def fake_per_channel(weight: torch.Tensor) -> torch.Tensor:
 
 def _fake(x: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
     scale = peak.float().clamp(min=_FLOOR) / MOST
-    return (x.float() / scale).round_().clamp_(-MOST, MOST).mul_(scale).to(x.dtype)
+    return (x.float() / scale).round_().clamp_(LEAST, MOST).mul_(scale).to(x.dtype)
 
 
 def _columns(weights: Sequence[torch.Tensor], size: int) -> torch.Tensor:

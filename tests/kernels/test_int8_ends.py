@@ -96,6 +96,15 @@ def test_ties_go_to_the_even_number(impl: Implementation) -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_what_lies_beyond_a_static_scale(impl: Implementation) -> None:
+    """-128 is the last value on that side, as compressed-tensors cuts; a row's own scale never reaches it."""
+    x = torch.tensor([[-127.4, -127.6, -128.4, -300.0, 127.4, 127.6, 300.0, 0.0]], device=impl.device)
+    rows = impl(quantized, quantized_triton)(x, static=torch.tensor([1.0], device=impl.device))
+    assert rows.values.tolist() == [[-127, -128, -128, -128, 127, 127, 127, 0]]
+    assert int(impl(quantized, quantized_triton)(x).values.min()) == -127
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_no_rows(impl: Implementation) -> None:
     x = torch.zeros(0, 8, device=impl.device)
     assert impl(quantized, quantized_triton)(x).values.shape == (0, 8)

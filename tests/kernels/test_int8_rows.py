@@ -16,6 +16,8 @@ from ingot.kernels.rows.int8_rows import (
     int8_sums,
     quantize_rows,
 )
+from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.smoothquant import fake_per_tensor
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def test_groups_have_scales_of_their_own() -> None:
 
 def test_a_static_scale_cuts_what_lies_beyond() -> None:
     rows = quantize_rows(torch.tensor([[0.5, -1.0, 300.0, -300.0]]), static=torch.tensor([1.0]))
-    assert rows.values.tolist() == [[0, -1, 127, -127]]
+    assert rows.values.tolist() == [[0, -1, 127, -128]]
 
 
 def test_zeros_stay_zeros() -> None:
@@ -100,3 +102,16 @@ def test_a_kernel_s_scales_are_the_rule_s_to_the_bit() -> None:
     assert torch.equal(scales, most / torch.full_like(most, 127))
     assert torch.equal(inverses, MOST / most)
     assert not torch.equal(inverses, torch.full_like(most, 127) / most)
+
+
+def test_every_rule_cuts_at_the_same_values() -> None:
+    """The kernels' rule, the proof's own, and the one that calibration rounds by."""
+    x = torch.linspace(-300, 300, 1001)[None] * 0.25
+    scale = torch.tensor([0.25])
+    rows = quantize_rows(x, static=scale)
+    assert (int(rows.values.min()), int(rows.values.max())) == (-128, 127)
+    expected = dequantize_rows(rows)
+    assert torch.equal(rounded_rows(x, scale=scale), expected)
+    assert torch.equal(fake_per_tensor(x, 0.25 * 127), expected)
+    flipped = rounded_rows(x, scale=scale, flips=True)
+    assert float(flipped.min()) >= -128 * 0.25

@@ -150,7 +150,7 @@ def rounded_input(activations: str, name: str, module: Any, inputs: tuple[torch.
     """An input in int8 and back; heads have scales of their own in Ingot where scales come with tokens."""
     x = inputs[0]
     if activations == "static":
-        return (x / INPUT_SCALE).round().clamp(-127, 127) * INPUT_SCALE
+        return (x / INPUT_SCALE).round().clamp(-128, 127) * INPUT_SCALE
     parts = x.unflatten(-1, (-1, 16)) if name.endswith("o_proj") else x[..., None, :]
     steps = parts.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 127
     return ((parts / steps).round() * steps).flatten(-2)

@@ -67,6 +67,8 @@ def test_arguments_of_tool_calls_are_objects_in_a_template() -> None:
     messages = [*user("Q"), {"role": "assistant", "content": None, "tool_calls": calls}]
     assert jinja(template).prompt_text(messages) == '{"a": "é"};{};"[1]";"{";{"b": 1};'
     assert calls[0]["function"]["arguments"] == '{"a": "é"}'
+    as_tuple = [{**messages[-1], "tool_calls": tuple(calls)}]
+    assert jinja(template).prompt_text(as_tuple) == jinja(template).prompt_text(messages[-1:])
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -20,6 +20,7 @@ from ingot.engine.fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
 from ingot.engine.ledger import Capacity, Setting, host_ledger, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.memory_error import explained, measured, out_of_memory
+from ingot.engine.memory_sizes import host_bytes
 from ingot.errors import OutOfMemoryError
 from ingot.runtime import setup
 
@@ -42,6 +43,25 @@ class TestSevenBillion:
         assert found.blocks * found.setting.block_bytes == pytest.approx(116.9e9, rel=0.01)
         assert (found.fits, found.loads, found.requests_at_once) == (False, True, 54)
         assert found.used - found.of("process") == pytest.approx(133.8e9, rel=0.05)
+
+    def test_what_is_used_is_all_but_the_unclaimed_reserve(self) -> None:
+        found = ledger(seven_b(), H200)
+        apart = {item.name: item.bytes for item in found.items if item.kind != "KV cache"}
+        assert apart.pop("unclaimed") > 100e6
+        cache = found.blocks * found.setting.block_bytes
+        assert found.used == sum(apart.values()) + cache
+
+    def test_a_load_holds_one_weight_in_the_dtype_that_it_computes_in(self) -> None:
+        """On a GPU; a CPU keeps them all."""
+        config, wide, narrow = seven_b().model, torch.float32, torch.float16
+        largest = 151936 * 4096
+        for stored in (wide, narrow):
+            made = {
+                loaded: host_bytes(config, QuantConfig(), stored, loaded, on_gpu=True)
+                for loaded in (wide, narrow)
+            }
+            assert made[wide].load_memory - made[narrow].load_memory == 2 * largest
+            assert made[wide].build_memory == made[narrow].build_memory
 
     def test_the_formula_of_weights(self) -> None:
         hidden, inner, vocab, layers = 4096, 11008, 151936, 32

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, MOST
+from ingot.kernels.rows.int8_rows import LEAST, LEAST_MAGNITUDE, MOST
 
-_MOST = tl.constexpr(float(MOST))
+_LOWEST, _MOST = tl.constexpr(float(LEAST)), tl.constexpr(float(MOST))
 _LEAST = tl.constexpr(LEAST_MAGNITUDE)
 # Added to a number of less than 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
 WHOLE = tl.constexpr(12582912.0)
@@ -31,7 +31,7 @@ def scale_of(most: tl.tensor) -> tl.tensor:
 @triton.jit
 def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
     """fp32 values as int8 numbers; what is cut first needs no fused multiply and add."""
-    cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
+    cut = tl.minimum(tl.maximum(wide * inverse, _LOWEST), _MOST)
     return (cut + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
 
 

@@ -6,8 +6,8 @@ those that write or read these rows (norms, SiLU, attention, products) are held 
     x8 = quantize_rows(x)                              # [M, K] → int8 and a scale a row
     y = int8_product(x8, weight, torch.float16)        # [M, N]
 
-x = values · scales and W = values · scales. Sums of products of numbers are exact in int32 (up to 133,000
-columns: 2^31 / 127²); scales multiply them once, in fp32.
+x = values · scales and W = values · scales. Sums of products of numbers are exact in int32 (up to 131,000
+columns: 2^31 / 128²); scales multiply them once, in fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-MOST = 127  # numbers are -127 … 127, the same on both sides of 0
+MOST = 127  # a row's own scale makes numbers of -127 … 127, the same on both sides of 0;
+LEAST = -128  # with a static scale, values beyond it may reach the last one, as in compressed-tensors
 _EXACT = 1024  # columns
 LEAST_MAGNITUDE = 1e-10  # a row of zeros is quantized as if its largest magnitude were this
 
@@ -81,7 +82,7 @@ def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None =
 
     Args:
         group: 0: a scale a row; else a scale for so many neighbouring columns.
-        static: fp32 [1], a scale for all rows from calibration; what lies beyond 127 scales becomes ±127.
+        static: fp32 [1], a scale for all rows from calibration; what lies beyond becomes -128 or 127.
     """
     wide = x.float()
     if static is not None:
@@ -95,7 +96,7 @@ def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None =
 
 
 def _rounded(wide: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    return (wide * inverse).round().clamp(-MOST, MOST).to(torch.int8)
+    return (wide * inverse).round().clamp(LEAST, MOST).to(torch.int8)
 
 
 def dequantize_rows(x: Int8Rows) -> torch.Tensor:
@@ -107,7 +108,7 @@ def dequantize_rows(x: Int8Rows) -> torch.Tensor:
 
 def int8_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Exact sums of products of numbers: int8 [M, K], int8 [N, K] → int32 [M, N]."""
-    # fp32 holds every whole number below 2^24: sums of 1024 products of 127² are exact in any order.
+    # fp32 holds every whole number up to 2^24: sums of 1024 products of 128² are exact in any order.
     sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
     for start in range(0, x.shape[1], _EXACT):
         a, b = x[:, start : start + _EXACT].float(), weight[:, start : start + _EXACT].float()
