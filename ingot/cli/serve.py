@@ -29,6 +29,8 @@ _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
 _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for each in order."
 _HOSTS = "Name by which clients may reach the server and its page beside localhost; may be repeated."
+_PRIVATE = "Reuse beginnings of prompts only among requests of one cache_salt (a hit is faster, and tells)."
+_CLOSED = "Objects of a JSON schema have no properties but those it names, unless additionalProperties says."
 _CONFIG = "Flags, and engines with flags of their own; the command line overrides it (docs/serving.md)."
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _CHUNKS = "64 of prompts over 2048 tokens on a GPU, 16 on a CPU"
@@ -51,6 +53,8 @@ class Address:
         ),
     ] = None  # fmt: skip
     allowed_host: Annotated[list[str] | None, option(_HOSTS, shown="none", panel=_SERVER)] = None
+    private_prefixes: Annotated[bool, option(_PRIVATE, "--private-prefixes", panel=_SERVER)] = False
+    closed_objects: Annotated[bool, option(_CLOSED, "--closed-objects", panel=_SERVER)] = False
     max_queue: Annotated[
         int | None,
         option("Answers that may wait beside a full batch.", shown="256", panel=_SERVER, min=0),

@@ -31,6 +31,8 @@ class ServeConfig(JsonConfig):
     Attributes:
         host, port: where it listens; port 0 takes a free one.
         allowed_host: names that it answers to beside those of its address (``HostRule``).
+        private_prefixes: only requests of one ``cache_salt`` share a prompt's beginning in the cache.
+        closed_objects: objects of a JSON schema have no other properties than those it names.
         max_queue: answers that may wait beside a full batch, per engine; more are refused with 429.
         max_body: bytes of a request's body.
         max_audio: bytes of a recording, as it is sent.
@@ -45,6 +47,8 @@ class ServeConfig(JsonConfig):
     host: str = "127.0.0.1"
     port: int = 8000
     allowed_host: tuple[str, ...] = ()
+    private_prefixes: bool = False
+    closed_objects: bool = False
     max_queue: int = 256
     max_body: int = 8 << 20
     max_audio: int = 25 << 20

@@ -8,6 +8,7 @@ Owns the limits of an engine as seen by a request. Knows no scheduler and no ten
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,7 @@ class Admission:
         index: int,
         inputs: Sequence[RequestInput] = (),
         matcher: GrammarMatcher | None = None,
+        salt: str = "",
     ) -> Request:
         """A request for one answer to checked ids and inputs, with a copy of its grammar's state."""
         room = self.max_seq_len - len(ids)
@@ -90,7 +92,7 @@ class Admission:
             params,
             len(ids) + new,
             rope_offset=offset,
-            cache_key=_cache_key(offset, inputs),
+            cache_key=_cache_key(offset, inputs, salt),
             sample_index=index,
             inputs=tuple(inputs),
             matcher=None if matcher is None else matcher.copy(),
@@ -185,6 +187,9 @@ def _probe(length: int, params: SamplingParams) -> Probe | None:
     return Probe(length - 1 - rules.framed, rules.no_speech)
 
 
-def _cache_key(offset: int, inputs: Sequence[RequestInput]) -> bytes:
-    """Of a request; an input without placeholders changes every token's keys and values."""
-    return offset.to_bytes(8, "little") + b"".join(one.digest for one in inputs if not one.tokens)
+def _cache_key(offset: int, inputs: Sequence[RequestInput], salt: str) -> bytes:
+    """Of a request; an input without placeholders changes every token's keys and values. Another ``salt``
+    does not, but its requests find none of the others' blocks.
+    """
+    key = offset.to_bytes(8, "little") + b"".join(one.digest for one in inputs if not one.tokens)
+    return hashlib.blake2b(key, key=hashlib.sha256(salt.encode()).digest()).digest() if salt else key

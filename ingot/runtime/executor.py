@@ -107,11 +107,12 @@ class Executor:
         params: SamplingParams,
         inputs: Sequence[RequestInput] = (),
         matcher: GrammarMatcher | None = None,
+        salt: str = "",
     ) -> None:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
         ``matcher`` is what ``admission.matcher(params)`` gave, on any thread: without it a grammar is
-        compiled here, which may take seconds.
+        compiled here, which may take seconds. Only requests of one ``salt`` share blocks of the prefix cache.
 
         Raises:
             RequestError: as ``Admission.check`` and ``Admission.matcher``.
@@ -121,14 +122,15 @@ class Executor:
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(63))
         if params.num_beams > 1:
-            request = self.admission.request(request_id, ids, params, 0, inputs, matcher)
+            request = self.admission.request(request_id, ids, params, 0, inputs, matcher, salt)
             request.width = params.num_beams
             self._groups[request_id] = BeamGroup(request, self.stop_ids)
             self._start(request, request_id)
             return
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
-            self._start(self.admission.request(name, ids, params, index, inputs, matcher), request_id)
+            request = self.admission.request(name, ids, params, index, inputs, matcher, salt)
+            self._start(request, request_id)
 
     def active_ids(self) -> set[str]:
         """Ids of the requests that are not finished."""
@@ -141,6 +143,7 @@ class Executor:
         keep: Keep = keep_logits,
         inputs: Sequence[RequestInput] = (),
         heads: Sequence[Head] = (),
+        salt: str = "",
     ) -> None:
         """Queue a prompt whose logits at every position are wanted; nothing is generated. Raises as ``add``.
 
@@ -149,15 +152,20 @@ class Executor:
                 given them and the position of their first token; by default all, float32 on the CPU.
             heads: of cross-attention, as (layer, head), whose scores are wanted too; the prompt has an input.
         """
-        request = self._read_request(request_id, prompt_ids, keep, inputs)
+        request = self._read_request(request_id, prompt_ids, keep, inputs, salt)
         request.all_logits, request.heads = True, tuple(heads)
         self._start(request, request_id)
 
     def add_hidden(
-        self, request_id: str, prompt_ids: Sequence[int], keep: Keep, inputs: Sequence[RequestInput] = ()
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        keep: Keep,
+        inputs: Sequence[RequestInput] = (),
+        salt: str = "",
     ) -> None:
         """As ``add_logits``, of the hidden states behind the final norm ([count, hidden_size])."""
-        request = self._read_request(request_id, prompt_ids, keep, inputs)
+        request = self._read_request(request_id, prompt_ids, keep, inputs, salt)
         request.all_hidden = True
         self._start(request, request_id)
 
@@ -331,7 +339,8 @@ class Executor:
         if reason is not None:
             self._end(request)
         found = () if logprobs is None else (logprobs,)
-        return Update(owner, request.sample_index, (token,), reason, logprobs=found)
+        reused = request.num_reused or 0
+        return Update(owner, request.sample_index, (token,), reason, logprobs=found, num_reused=reused)
 
     def _apply_beam(self, group: BeamGroup, choice: Choice) -> list[Update]:
         owner = self._owner_of(choice.request)
@@ -348,7 +357,9 @@ class Executor:
         return group.updates(owner)
 
     def _finished(self, request: Request, reason: FinishReason, stop_id: int | None = None) -> Update:
-        update = Update(self._owner_of(request), request.sample_index, (), reason, stop_id)
+        reused = request.num_reused or 0
+        owner, index = self._owner_of(request), request.sample_index
+        update = Update(owner, index, (), reason, stop_id, num_reused=reused)
         self._end(request)
         return update
 
@@ -356,11 +367,17 @@ class Executor:
         return self._owner[request.request_id]
 
     def _read_request(
-        self, request_id: str, prompt_ids: Sequence[int], keep: Keep, inputs: Sequence[RequestInput]
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        keep: Keep,
+        inputs: Sequence[RequestInput],
+        salt: str,
     ) -> Request:
         ids = self.admission.checked_ids(prompt_ids, room=0)
         self.admission.check_inputs(inputs)
-        request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
+        params = SamplingParams(max_new_tokens=1)
+        request = self.admission.request(request_id, ids, params, 0, inputs, salt=salt)
         self._reading[request_id] = PromptReading(keep)
         return request
 

@@ -48,6 +48,7 @@ class Request:
         sample_index: which of the ``n`` answers to its prompt this is.
         width: places in the batch it will come to take (the root of a beam search counts for all its beams).
         num_computed: tokens whose keys and values are in the cache.
+        num_reused: tokens of its prompt that were in the cache when it first entered a step; None before.
         num_published: full blocks that the prefix cache has been told of.
         blocks: cache blocks in order.
         block_hashes: hashes of the full blocks of ``tokens``, as far as they have been needed.
@@ -79,6 +80,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_published: int = 0
+    num_reused: int | None = None
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     held: bool = False

@@ -286,6 +286,7 @@ class Scheduler:
 
     def _count_prefix(self, request: Request, reused: int) -> None:
         """Count a prompt; who was preempted finds what is his own, which says nothing of sharing."""
+        request.num_reused = reused if request.num_reused is None else request.num_reused
         if self.cache.may_reuse(request) and not request.output_ids:
             self.prefix_queries += len(request.prompt_ids)
             self.prefix_hits += reused

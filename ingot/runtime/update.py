@@ -24,7 +24,7 @@ class Update:
     ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
     and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens, ``stop_logprob`` with the
     end token. ``index`` counts the answers of a request (``n`` or beams). ``error``: why the request has
-    ended without an answer.
+    ended without an answer. ``num_reused``: tokens of the prompt that were in the prefix cache.
     """
 
     request_id: str
@@ -36,6 +36,7 @@ class Update:
     stop_logprob: float | None = None
     score: float | None = None
     error: IngotError | None = None
+    num_reused: int = 0
 
 
 def updates_of_beams(

@@ -39,7 +39,7 @@ class Job:
     log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
     nothing else is. ``slot``: of the features that the prompt begins with. ``attend``: what it
     attends to there is wanted, of these heads, with log-probabilities among the ids ``below``.
-    ``grammar_bytes``: of its compiled grammar."""
+    ``grammar_bytes``: of its compiled grammar. ``salt``: of its part of the prefix cache."""
 
     ids: list[int]
     params: SamplingParams | None
@@ -49,6 +49,7 @@ class Job:
     slot: int | None = None
     attend: tuple[list[tuple[int, int]], int] | None = None
     grammar_bytes: int = 0
+    salt: str = ""
 
 
 class Answering:
@@ -58,6 +59,7 @@ class Answering:
         scores: of each job that is to be scored, once they are there.
         vectors: of each job that has a pooling or attends, once they are there, as in ``protocol.Embedded``.
         num_tokens: tokens of all answers so far.
+        reused: tokens of each job's prompt that were in the prefix cache.
         started: when it began (``time.monotonic``).
         last: when the newest token of each answer came, by job and index.
     """
@@ -70,6 +72,7 @@ class Answering:
         self._scored: dict[int, list[TokenLogprobs]] = {}  # so far
         self.vectors: dict[int, bytes] = {}
         self.num_tokens = 0
+        self.reused: dict[int, int] = {}
         self.started = time.monotonic()
         self.last: dict[tuple[int, int], float] = {}
         self.error: ApiError | None = None
@@ -105,6 +108,8 @@ class Answering:
     def take(self, position: int, news: News) -> bool:
         """Take in what a step brought; returns whether a stop string ended the answer ahead of the engine."""
         assembler = self._assemblers[position][news.index]
+        if news.index == 0:  # the others may find what this one has just put there
+            self.reused[position] = news.num_reused
         if assembler.done:  # the engine hears of a stop string one step late
             return False
         piece = assembler.add(_update(news))

@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -132,6 +133,7 @@ class ApiCall(ABC):
     async def _begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
         with self.model.engine.places(self.count):
             jobs = await self.model.in_thread(self.jobs)
+            jobs = [replace(job, salt=self.body.cache_salt or "") for job in jobs]
             field = None if self.form is None else self.form.field
             async with self.model.checked_grammars(jobs, field) as checked:
                 with self.model.engine.answering(checked, self.model.tokenizer, by_piece=by_piece) as found:

@@ -36,6 +36,7 @@ class EmbeddingCall:
         self._model = model
         self._inputs = prompts_of(body.input, "input")
         self._pooling = body.pooling or "mean"
+        self._salt = body.cache_salt or ""
         self._as_base64 = body.encoding_format == "base64"
         if len(self._inputs) > MAX_INPUTS:
             raise bad_request(
@@ -80,7 +81,7 @@ class EmbeddingCall:
             room -= len(ids)
             if room < 0:
                 raise bad_request(f"input has more than {MAX_TOKENS} tokens; send it in parts", "input")
-            jobs.append(Job(ids, None, pooling=self._pooling))
+            jobs.append(Job(ids, None, pooling=self._pooling, salt=self._salt))
         return jobs
 
     def _data(self, vectors: list[bytes]) -> list[dict[str, Any]]:

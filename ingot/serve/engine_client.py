@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -263,15 +264,16 @@ class EngineClient:
     def _asked(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Add | Score | Embed | Attend]]:
         """What the engine is asked for, with the position of its job."""
         for position, job in enumerate(jobs):
+            salt = job.salt or (secrets.token_hex(16) if self._config.private_prefixes else "")
             if job.score is not None:
-                yield position, Score(next(self._ids), job.ids, job.score)
+                yield position, Score(next(self._ids), job.ids, job.score, salt)
             if job.pooling is not None:
-                yield position, Embed(next(self._ids), job.ids, job.pooling)
+                yield position, Embed(next(self._ids), job.ids, job.pooling, salt)
             if job.attend is not None and job.slot is not None:
                 yield position, Attend(next(self._ids), job.ids, *job.attend, job.slot)
             if job.params is not None:
                 params = job.params.to_json()
-                yield position, Add(next(self._ids), job.ids, params, job.slot, job.grammar_bytes)
+                yield position, Add(next(self._ids), job.ids, params, job.slot, job.grammar_bytes, salt)
 
     def _drop(self, answering: Answering) -> None:
         """End what the engine still does for a request."""

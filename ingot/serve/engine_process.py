@@ -14,6 +14,7 @@ import signal
 import socket
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ from ingot.serve.protocol import (
     ToEngine,
 )
 from ingot.serve.scoring import keep_scores, scores
+from ingot.serve.text_files import check_manifest
 from ingot.serve.windows import WindowReader
 
 # What a step takes of one prompt beside decodes, where no --prompt-chunk says. On a GPU the prompts of most
@@ -138,15 +140,14 @@ class EngineLoop:
             match message:
                 case Add(params=params) if params.get("grammar") is not None:
                     self._compiling.start(message)
-                case Add(name, prompt_ids, params, slot):
-                    self._executor.add(
-                        name, prompt_ids, SamplingParams.from_json(params), inputs=self._inputs(slot)
-                    )
-                case Score(name, prompt_ids, top):
-                    self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top))
+                case Add(name, prompt_ids, params, slot, _, salt):
+                    values, inputs = SamplingParams.from_json(params), self._inputs(slot)
+                    self._executor.add(name, prompt_ids, values, inputs, salt=salt)
+                case Score(name, prompt_ids, top, salt):
+                    self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top), salt=salt)
                     self._reading[name] = message
-                case Embed(name, prompt_ids, pooling):
-                    self._executor.add_hidden(name, prompt_ids, keeping(pooling))
+                case Embed(name, prompt_ids, pooling, salt):
+                    self._executor.add_hidden(name, prompt_ids, keeping(pooling), salt=salt)
                     self._reading[name] = message
                 case Attend(name, prompt_ids, heads, below, slot):
                     kept, inputs = keep_likelihood(prompt_ids, below), self._inputs(slot)
@@ -177,7 +178,8 @@ class EngineLoop:
         if found.params is None:
             return [_refusal(found.add.id, found.error or RequestError("the grammar cannot be compiled"))]
         try:
-            self._executor.add(found.add.id, found.add.prompt_ids, found.params, matcher=found.matcher)
+            add = found.add
+            self._executor.add(add.id, add.prompt_ids, found.params, matcher=found.matcher, salt=add.salt)
         except IngotError as error:
             return [_refusal(found.add.id, error)]
         return []
@@ -232,6 +234,7 @@ def _open(load: ToEngine) -> Executor:
         raise RequestError("an engine is loaded first", seen=type(load).__name__)
     if load.threads is not None:
         torch.set_num_threads(load.threads)
+    check_manifest(Path(load.path), load.manifest)
     lengths = {"max_batch_size": load.max_batch_size, "max_seq_len": load.max_seq_len}
     given = {"layers": None, "quant": None, "chat_template": None}
     device = resolve_device(load.device or "auto")
@@ -270,5 +273,5 @@ def _news(update: Update) -> News:
         return _refusal(update.request_id, update.error)
     return News(
         update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs,
-        stop_logprob=update.stop_logprob,
+        stop_logprob=update.stop_logprob, num_reused=update.num_reused,
     )  # fmt: skip

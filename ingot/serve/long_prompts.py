@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest, is_engine
+from ingot.engine.manifest import Manifest
 from ingot.errors import RequestError
 from ingot.llm.prompts import Chat
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError
@@ -38,15 +38,14 @@ class LongPrompts:
     """Ids of prompts, one after another; for threads that may wait. All methods raise ``TooLongError``.
 
     Args:
-        folder: an engine's or a checkpoint's.
+        folder: with the files of tokenizer and chat template (``TextFiles``).
         most: ids that are given; a list of millions would hold the interpreter, too.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, most: int) -> None:
         self._most = most
-        place = folder / TOKENIZER_FOLDER if is_engine(folder) else folder
         generation, chosen = manifest.generation, manifest.chat_template
-        self._text = {"folder": str(place), "generation": generation, "chat_template": chosen}
+        self._text = {"folder": str(folder), "generation": generation, "chat_template": chosen}
         self._process = LimitedProcess("ingot.processors.prompt_worker", LIMITS)
 
     def chat_ids(self, chat: Chat) -> list[int]:

@@ -38,6 +38,8 @@ from ingot.serve.formats import Form
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
 from ingot.serve.media import refuse_media
+from ingot.serve.text_files import TextFiles
+from ingot.structured.closed import closed_grammar
 from ingot.structured.grammar_check import check_ends, grammar_tokenizer
 from ingot.structured.grammars import with_text_start
 from ingot.structured.thinking import CLOSE, opens_thinking
@@ -50,7 +52,9 @@ CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engin
 
 @dataclass(frozen=True)
 class TextSide:
-    """What is known of a model without its weights; ``doubt``: why it is not to be trusted, None: it is."""
+    """What is known of a model without its weights; ``doubt``: why it is not to be trusted, None: it is.
+    ``files``: copies of what its text was read from.
+    """
 
     name: str
     folder: Path
@@ -59,6 +63,7 @@ class TextSide:
     tokenizer: Tokenizer
     defaults: Defaults
     doubt: str | None
+    files: TextFiles
 
     @property
     def hears(self) -> tuple[int, int] | None:
@@ -84,7 +89,9 @@ class TextSide:
         if text.tokenizer is not None and manifest.model.kind == "cross":
             check_packages(name)
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
-        return cls(name, folder, manifest, text, text.tokenizer, read_defaults(manifest.generation), doubt)
+        files = TextFiles(folder, manifest, text.tokenizer.files)
+        defaults = read_defaults(manifest.generation)
+        return cls(name, folder, manifest, text, text.tokenizer, defaults, doubt, files)
 
     def check_proof(self, *, unproven: bool, allow: str) -> None:
         """Refuse a model that is not to be trusted, unless it is served ``unproven``; ``allow`` says how.
@@ -114,11 +121,12 @@ class ServedModel:
         self.tokenizer = side.tokenizer
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
-        self._long = LongPrompts(side.folder, side.manifest, self.max_seq_len + _MOST_IDS)
+        self._long = LongPrompts(side.files.folder, side.manifest, self.max_seq_len + _MOST_IDS)
         self.ears = None if side.hears is None else Ears(side.manifest, self.tokenizer, engine, config)
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
         self._closed = False
+        self._closes_objects = config.closed_objects
 
     def close(self) -> None:
         """Take no more; who waits for a process has an error. The engine has a ``close`` of its own."""
@@ -280,7 +288,8 @@ class ServedModel:
         """The values with the grammar of the answer's form, whose text continues that of the ``context``."""
         if form is None:
             return params
-        grammar = form.grammar if thoughts == "no" else form.grammar.replace(thinking=thoughts)
+        grammar = closed_grammar(form.grammar) if self._closes_objects else form.grammar
+        grammar = grammar if thoughts == "no" else grammar.replace(thinking=thoughts)
         return with_text_start(params.replace(grammar=grammar), self.tokenizer, context)
 
     def with_chat_stops(self, params: SamplingParams) -> SamplingParams:
@@ -312,6 +321,8 @@ class ServedModel:
         if self._closed:
             return stopping()
         found = refused(error)
-        found.message = found.message.replace(str(self.side.folder), self.name)
+        files = self.side.files
+        message = found.message.replace(str(files.folder), str(files.origin))
+        found.message = message.replace(str(self.side.folder), self.name)
         found.param = found.param or field
         return found

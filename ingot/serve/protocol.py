@@ -28,7 +28,8 @@ Reason = Literal["stop", "length", "abort"]
 
 class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What to open; None: the library's default. ``runtime``: fields of ``RuntimeConfig``. ``features``: the
-    descriptor of the memory that features come in (``windows.py``), and their shape.
+    descriptor of the memory that features come in (``windows.py``), and their shape. ``manifest``: the sha256
+    of the engine's manifest.json, which may not be another one by now.
     """
 
     path: str
@@ -38,12 +39,13 @@ class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
     max_seq_len: int | None = None
     runtime: dict[str, Any] = {}
     features: tuple[int, tuple[int, int]] | None = None
+    manifest: str | None = None
 
 
 class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A request for answers; ``params``: ``SamplingParams`` as JSON. Its ``n`` answers share the id.
     ``slot``: where the features that the prompt begins with are. ``grammar_bytes``: of its compiled grammar,
-    as the server's trial found.
+    as the server's trial found. ``salt``: of its part of the prefix cache.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
     params: dict[str, Any]
     slot: int | None = None
     grammar_bytes: int = 0
+    salt: str = ""
 
 
 class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -59,6 +62,7 @@ class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
     id: str
     prompt_ids: list[int]
     top: int
+    salt: str = ""
 
 
 class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -67,6 +71,7 @@ class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     id: str
     prompt_ids: list[int]
     pooling: str
+    salt: str = ""
 
 
 class Attend(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -153,6 +158,7 @@ class News(msgspec.Struct, array_like=True, frozen=True):
     error: str | None = None
     refused: bool = False
     stop_logprob: float | None = None
+    num_reused: int = 0
 
 
 class Scored(msgspec.Struct, array_like=True, frozen=True):

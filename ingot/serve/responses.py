@@ -102,9 +102,10 @@ class ResponseCall(ChatCall):
         """Tokens of thoughts are those that their text has by itself."""
         counts = usage(found)
         thought = len(self.model.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        cached = sum(found.reused.values())
         return {
             "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": counts["total_tokens"],

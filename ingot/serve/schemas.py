@@ -27,6 +27,7 @@ Stops = Annotated[list[Stop], Meta(max_length=16)]
 StopIds = Annotated[list[Size], Meta(max_length=64)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Ids = Annotated[list[Size], Meta(min_length=1)]
 
 
@@ -64,6 +65,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: Any = None
     structured_outputs: dict[str, Any] | None = None
+    cache_salt: Salt | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -133,6 +135,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     pooling: Literal["mean", "last"] | None = None
+    cache_salt: Salt | None = None
 
 
 class SimpleChatRequest(msgspec.Struct, kw_only=True):

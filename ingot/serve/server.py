@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 import uvicorn
 
 from ingot.config.hosts import HostRule
@@ -62,8 +63,9 @@ async def serve(
         metrics, grammars = Metrics(), GrammarChecks()
         engines: list[EngineClient] = []
         models: dict[str, ServedModel] = {}
+        own = {s.name: msgspec.structs.replace(loads[s.name], manifest=s.files.manifest) for s in sides}
         starts = [
-            EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name), s.hears, RestartPolicy())
+            EngineClient.start(s.name, own[s.name], config, metrics.of(s.name), s.hears, RestartPolicy())
             for s in sides
         ]
         try:

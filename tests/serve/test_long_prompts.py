@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ingot import LLM
-from ingot.engine.manifest import Manifest
+from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.errors import RequestError
 from ingot.llm.prompts import Chat
 from ingot.serve.http import MOST_COMMAS, MOST_OPENED
@@ -27,7 +27,7 @@ TALK: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def long(engine: Path) -> Iterator[LongPrompts]:
-    found = LongPrompts(engine, Manifest.read(engine), most=2000)
+    found = LongPrompts(engine / TOKENIZER_FOLDER, Manifest.read(engine), most=2000)
     yield found
     found.close()
 

@@ -598,3 +598,23 @@ def test_a_cache_without_reuse_counts_nothing() -> None:
         s.add(request(name, 10, output=1))
         run(s)
     assert (s.prefix_queries, s.prefix_hits) == (0, 0)
+
+
+def test_a_request_knows_what_it_found_when_it_first_came() -> None:
+    """Also after it was preempted, when it finds what it has computed itself."""
+    s = scheduler(blocks=6, budget=64)
+    requests = [request(name, 9, output=14, first=first) for name, first in (("a", 0), ("b", 50))]
+    for one in requests:
+        assert one.num_reused is None
+        s.add(one)
+    preempted = 0
+    while s.has_work:
+        preempted += len(run(s).preempted)
+    assert preempted > 0
+    assert [one.num_reused for one in requests] == [0, 0]
+    found = []
+    for name in "cd":
+        found.append(request(name, 9, output=1))
+        s.add(found[-1])
+        run(s)
+    assert found[1].num_reused == 8
