@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.web.api import AnswerError, Api, Delta
-from ingot.web.messages import Values, body, files
+from ingot.web.api import AnswerError, Api, Delta, TooLongError
+from ingot.web.messages import Values, body, files, without_oldest
 
 SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
 BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets a picture
@@ -61,7 +61,7 @@ async def answers(
             asked = api.transcripts(name, recordings)
         else:
             # In a thread: it reads the files of all messages.
-            asked = api.answer(await asyncio.to_thread(body, name, system, history, said, values))
+            asked = _fitting(api, await asyncio.to_thread(body, name, system, history, said, values))
         async with aclosing(_with_beats(asked)) as deltas:
             async for delta in deltas:
                 shown = Shown(shown.thought + delta.thought, shown.text + delta.text)
@@ -74,6 +74,27 @@ async def answers(
         gone = Path(error.filename).name
         shown = replace(shown, error=f"{gone} is gone. Clear the chat and add it again.")
     yield replace(shown, ended=True)
+
+
+def is_empty(said: Any) -> bool:
+    """Whether a message has neither text nor files."""
+    text = said.get("text") if isinstance(said, Mapping) else said
+    return not (text or "").strip() and not files(said)
+
+
+async def _fitting(api: Api, asked: dict[str, Any]) -> AsyncGenerator[Delta, None]:
+    """The answer to a request; its oldest turns are left out where the server finds it too long."""
+    while True:
+        try:
+            async with aclosing(api.answer(asked)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        except TooLongError:
+            kept = without_oldest(asked["messages"])
+            if kept is None:
+                raise
+            asked = {**asked, "messages": kept}
 
 
 async def _with_beats(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:

@@ -30,6 +30,10 @@ class AnswerError(Exception):
     """Why there is no answer, or no more of it, for the reader of the page."""
 
 
+class TooLongError(AnswerError):
+    """The server has no room for the conversation."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A model that the server lists.
@@ -100,6 +104,7 @@ class Api:
         """The answer to a chat as it comes; whoever closes the iterator ends it on the server, too.
 
         Raises:
+            TooLongError: the conversation is longer than the model's context.
             AnswerError: it failed, or ended early.
         """
         try:
@@ -181,15 +186,24 @@ def _refusal(response: httpx.Response) -> AnswerError:
     """A status that is not 200, in words."""
     status, wait = response.status_code, response.headers.get("retry-after")
     try:
-        said = _message(response.json())
+        told = response.json()
     except ValueError:
-        said = ""
+        told = None
+    said = _message(told)
     if status == httpx.codes.UNAUTHORIZED:
         return AnswerError(_BAD_KEY)
     again = f" Try again in {wait} s." if wait and wait.isdecimal() else ""
     if status == httpx.codes.TOO_MANY_REQUESTS:
         return AnswerError(f"The server is busy: {said or 'too many requests'}.{again}")
-    return AnswerError(f"The server refused the request ({status}): {said or response.reason_phrase}.{again}")
+    kind = TooLongError if _is_too_long(told) else AnswerError
+    return kind(f"The server refused the request ({status}): {said or response.reason_phrase}.{again}")
+
+
+def _is_too_long(body: Any) -> bool:
+    """Whether an error is about the length of the conversation; some servers say so in words alone."""
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code == "context_length_exceeded" or "context length" in _message(body)
 
 
 def _message(body: Any) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.web.math import unmarked
+
 ANY_SEED = -1
 
 
@@ -71,6 +73,16 @@ def body(
     return {"model": model, "messages": messages, **values.to_json()}
 
 
+def without_oldest(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """A request's messages without their oldest turn: a question and what follows it. None where that is the
+    last one.
+    """
+    asked = [place for place, one in enumerate(messages) if one["role"] == "user"]
+    if len(asked) < 2:
+        return None
+    return [*messages[: asked[0]], *messages[asked[1] :]]
+
+
 def files(said: Any) -> list[Path]:
     """The files of a message."""
     found = (said.get("files") or ()) if isinstance(said, Mapping) else ()
@@ -94,13 +106,13 @@ def _clock(seconds: float) -> str:
 def _content(shown: Any) -> str | list[dict[str, Any]]:
     """A message's content in OpenAI's form: a text, or parts where it has files."""
     if isinstance(shown, str):
-        return shown
+        return unmarked(shown)
     if isinstance(shown, Mapping):
         files, texts = list(shown.get("files") or ()), [shown.get("text") or ""]
     else:
         files = [part["file"] for part in shown if part.get("type") == "file"]
         texts = [part["text"] for part in shown if part.get("type") == "text"]
-    text = "".join(texts)
+    text = unmarked("".join(texts))
     if not files:
         return text
     return [*map(_file_part, files), *([{"type": "text", "text": text}] if text else [])]

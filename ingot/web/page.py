@@ -14,12 +14,31 @@ from typing import Any
 
 import gradio as gr
 
-from ingot.web.answers import Shown, answers
-from ingot.web.api import AnswerError, Api
+from ingot.web.answers import Shown, answers, is_empty
+from ingot.web.api import AnswerError, Api, Model
+from ingot.web.math import marked
 from ingot.web.messages import ANY_SEED, Values
 
 TITLE = "Ingot"
 _TO_THE_END = 4096  # of the slider, where the server does not say how long its context is
+_KEPT_SECONDS = 3600  # of files that readers have uploaded
+_MATH = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": "\\[", "right": "\\]", "display": True},
+    {"left": "\\(", "right": "\\)", "display": False},
+]
+
+# The settings are open where they do not cover the chat, as they would on a phone. A press counts once the
+# page is alive.
+HEAD = """<script>
+if (window.innerWidth >= 768) {
+  const pressing = setInterval(() => {
+    if (document.querySelector(".sidebar.open")) clearInterval(pressing);
+    else document.querySelector(".sidebar .toggle-button")?.click();
+  }, 100);
+  setTimeout(() => clearInterval(pressing), 20000);
+}
+</script>"""
 
 
 def make_page(api: Api, inputs: frozenset[str]) -> gr.Blocks:
@@ -28,16 +47,22 @@ def make_page(api: Api, inputs: frozenset[str]) -> gr.Blocks:
     Args:
         inputs: what the server's models take beside text: ``image``, ``audio``.
     """
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as page:
-        with gr.Sidebar(width=320):
+    cache = (_KEPT_SECONDS // 6, _KEPT_SECONDS) if inputs else None
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True, delete_cache=cache) as page:
+        with gr.Sidebar(width=320, open=False):
             fields = _fields()
             state = gr.Markdown(visible=False)
-        gr.ChatInterface(
+        chat = _Chat(
             _answering(api),
+            title=TITLE,
             multimodal=bool(inputs),
             textbox=_files_box(inputs) if inputs else None,
             chatbot=gr.Chatbot(
-                label="Chat", buttons=["copy"], height="calc(100vh - 7rem)", feedback_options=None
+                label="Chat",
+                buttons=["copy"],
+                height="calc(100dvh - 10rem)",
+                feedback_options=None,
+                latex_delimiters=_MATH,
             ),
             additional_inputs=fields,
             concurrency_limit=None,
@@ -46,7 +71,20 @@ def make_page(api: Api, inputs: frozenset[str]) -> gr.Blocks:
         )
         model, longest = fields[0], fields[-2]
         page.load(_models(api), None, [model, longest, state], api_visibility="private", queue=False)
+        if inputs:
+            model.change(_sources(api), model, chat.textbox, api_visibility="private", queue=False)
     return page
+
+
+class _Chat(gr.ChatInterface):
+    """Gradio's chat, in which nothing happens where nothing is said."""
+
+    def get_block_name(self) -> str:
+        return "chatinterface"
+
+    def _message_as_message_dict(self, message: Any, role: Any) -> Any:
+        empty = role == "user" and is_empty(message)
+        return [] if empty else super()._message_as_message_dict(message, role)
 
 
 def _fields() -> list[Any]:
@@ -71,9 +109,21 @@ def _fields() -> list[Any]:
 
 
 def _files_box(inputs: frozenset[str]) -> gr.MultimodalTextbox:
-    """The box of a server whose models take more than text."""
-    sources = ["upload", *(["microphone"] if "audio" in inputs else [])]
-    return gr.MultimodalTextbox(sources=sources, file_types=sorted(inputs))
+    """The box of a server whose models take more than text; which sources it has, the chosen model says."""
+    return gr.MultimodalTextbox(sources=[], file_types=sorted(inputs), stop_btn=True)
+
+
+def _sources(api: Api) -> Any:
+    async def sources(name: str | None) -> Any:
+        """The paperclip and the microphone, as the model takes files."""
+        try:
+            found = next((one for one in await api.models() if one.name == name), Model(""))
+        except AnswerError:
+            return gr.skip()
+        given = ["upload"] * bool(found.inputs) + ["microphone"] * ("audio" in found.inputs)
+        return gr.MultimodalTextbox(sources=given, file_types=sorted(found.inputs) or None)
+
+    return sources
 
 
 def _models(api: Api) -> Any:
@@ -99,6 +149,8 @@ def _answering(api: Api) -> Any:
         said: Any, history: Sequence[Mapping[str, Any]], model: str | None, system: str, *values: Any
     ) -> AsyncIterator[list[gr.ChatMessage]]:
         """The messages of an answer; Gradio closes the generator when it is stopped or the reader leaves."""
+        if is_empty(said):
+            return
         async with aclosing(answers(api, model, system, history, said, Values(*values))) as pictures:
             async for shown in pictures:
                 yield _messages(shown)
@@ -113,7 +165,7 @@ def _messages(shown: Shown) -> list[gr.ChatMessage]:
         thinking = not shown.text and not shown.ended
         found.append(_titled("Thoughts", shown.thought, status="pending" if thinking else "done"))
     if shown.text or not (shown.thought or shown.error):
-        found.append(gr.ChatMessage(shown.text))
+        found.append(gr.ChatMessage(marked(shown.text)))
     if shown.error:
         found.append(_titled("The answer broke off" if shown.text else "No answer", shown.error))
     return found

@@ -88,7 +88,7 @@ def _launched(config: WebConfig, key: str | None, folder: Path) -> Iterator[list
     import gradio as gr
 
     from ingot.web.api import AnswerError, Api
-    from ingot.web.page import make_page
+    from ingot.web.page import HEAD, make_page
 
     async def inputs() -> frozenset[str]:
         async with Api(config.base, key) as asked:
@@ -109,6 +109,7 @@ def _launched(config: WebConfig, key: str | None, folder: Path) -> Iterator[list
         inbrowser=config.inbrowser,
         theme=gr.themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
         app_kwargs={"middleware": [(_Policy, (), {}), (Doors, (rules,), {})]},
+        head=HEAD,
         footer_links=[],
         run_history=False,
         enable_monitoring=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,17 @@ def pocket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("clients") / "pocket"
     build(ROOT / "models" / "pocket-chat", folder, device="cpu", max_batch_size=32, max_seq_len=2048)
     with started(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of an engine whose chat template takes tools. Its model has never seen any: grammars make it call."""
+    folder = tmp_path_factory.mktemp("clients") / "pocket-tools"
+    template = str(ROOT / "tests" / "serve" / "tools.jinja")
+    limits: Any = {"max_batch_size": 16, "max_seq_len": 2048, "chat_template": template}
+    build(ROOT / "models" / "pocket-chat", folder, device="cpu", **limits)
+    with started(folder, "--closed-objects") as found:
         yield found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,9 +33,21 @@ def run(name: str, install: str, program: str, *words: object, cwd: Path, second
     if not file.exists():
         folder = shlex.quote(str(FOLDER / name))
         pytest.skip(f"no {file}: python -m venv {folder} && {folder}/bin/pip install {install}")
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | OFFLINE
+    return _output([str(file), *map(str, words)], {}, cwd, seconds)
+
+
+def run_node(script: Path, *words: object, install: str, cwd: Path, seconds: int = 400) -> str:
+    """``run`` of a script of Node.js, whose packages are in the environment ``node``."""
+    folder, node = FOLDER / "node", shutil.which("node")
+    if node is None or not (folder / "node_modules").is_dir():
+        pytest.skip(f"no node, or no {folder}/node_modules: npm install --prefix {folder} {install}")
+    return _output([node, str(script), *map(str, words)], {"INGOT_NODE": str(folder)}, cwd, seconds)
+
+
+def _output(words: list[str], own: dict[str, str], cwd: Path, seconds: int) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")} | OFFLINE | own
     done = subprocess.run(
-        [str(file), *map(str, words)],
+        words,
         env=environment,
         cwd=cwd,
         capture_output=True,

@@ -24,6 +24,7 @@ MISSING = (
     "apt-get install chromium"
 )
 WIDTH, HEIGHT = 1100, 680
+PHONE = 768  # of narrower pages the settings are closed
 
 
 @contextlib.contextmanager
@@ -50,13 +51,15 @@ class Chat:
         hosts: of every request that the page has made.
     """
 
-    def __init__(self, browser: Any, url: str) -> None:
-        self._context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+    def __init__(self, browser: Any, url: str, width: int = WIDTH, height: int = HEIGHT) -> None:
+        self._context = browser.new_context(viewport={"width": width, "height": height})
         self.tab = self._context.new_page()
         self.requests: list[str] = []
         self._context.on("request", lambda request: self.requests.append(request.url))
         self.tab.goto(url)
-        self.until("the models", lambda: self.tab.get_by_label("Model").input_value())  # the page's last step
+        self.until("the models", lambda: self.tab.get_by_label("Model").input_value())
+        if width >= PHONE:
+            self.until("the settings", self.settings_are_open)  # the page's last step
 
     @property
     def hosts(self) -> set[str]:
@@ -67,6 +70,9 @@ class Chat:
     def box(self) -> Any:
         """Where the reader types."""
         return self.tab.get_by_placeholder("Type a message").or_(self.tab.locator("textarea").last).last
+
+    def settings_are_open(self) -> bool:
+        return bool(self.tab.locator(".sidebar.open").count())
 
     def say(self, text: str) -> None:
         """Send a message."""

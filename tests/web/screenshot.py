@@ -1,6 +1,7 @@
-"""The picture of the page in docs/serving.md: the pocket model tells a story, and is not done yet.
+"""The pictures of the page in docs/serving.md: the pocket model tells a story, and is not done yet.
 
-python -m tests.web.screenshot docs/page.png
+python -m tests.web.screenshot docs/page.png 1280 800
+python -m tests.web.screenshot docs/page_phone.png 390 844
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ import sys
 from pathlib import Path
 
 from tests.serve.client import started
-from tests.web.browser import Chat, chromium
+from tests.web.browser import HEIGHT, WIDTH, Chat, chromium
 from tests.web.processes import POCKET, held, page_of
 
 WORDS = 40  # of the story
 
 
-def main(path: Path) -> None:
+def main(path: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
     """Take it."""
     with started(*POCKET) as server, page_of(f"http://127.0.0.1:{server.port}") as url, chromium() as browser:
-        chat = Chat(browser, url)
+        chat = Chat(browser, url, width, height)
         chat.say("What is 27 + 58?")
         chat.whole_answer()
         chat.say("Tell me a story about a fox.")
@@ -33,4 +34,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

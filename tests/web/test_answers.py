@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ingot.web.answers import Shown, answers
-from ingot.web.api import AnswerError, Api
+from ingot.web.answers import Shown, answers, is_empty
+from ingot.web.api import AnswerError, Api, Delta, Model, TooLongError
 from ingot.web.messages import Values, body
 from tests.web.upstream import NAME, Upstream, delta, end, upstream
 
@@ -247,3 +248,73 @@ async def test_chunks_of_another_shape_are_told(choices: Any) -> None:
     with upstream([delta("one"), "data: " + json.dumps({"choices": choices}), end()]) as server:
         shown = await last(server)
     assert shown == Shown(text="one", error="The server sent what is no chunk of an answer.", ended=True)
+
+
+class Full:
+    """A server whose context takes so many messages."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.asked: list[list[str]] = []
+
+    async def models(self) -> list[Model]:
+        return [Model(NAME)]
+
+    async def answer(self, asked: dict[str, Any]) -> AsyncGenerator[Delta, None]:
+        self.asked.append([one["content"] for one in asked["messages"]])
+        if len(asked["messages"]) > self.most:
+            raise TooLongError("The conversation is too long.")
+        yield Delta(text="Yes.")
+
+
+TALK = [{"role": role, "content": f"{role} {turn}"} for turn in range(3) for role in ("user", "assistant")]
+
+
+@pytest.mark.parametrize(
+    ("most", "last"),
+    [
+        (8, ["sys", *(one["content"] for one in TALK), "new"]),
+        (7, ["sys", *(one["content"] for one in TALK[2:]), "new"]),
+        (5, ["sys", *(one["content"] for one in TALK[4:]), "new"]),
+        (2, ["sys", "new"]),
+    ],
+)
+async def test_the_oldest_turns_are_left_out_of_a_full_context(most: int, last: list[str]) -> None:
+    api: Any = Full(most)
+    shown = [one async for one in answers(api, NAME, "sys", TALK, "new", Values())]
+    assert shown[-1] == Shown(text="Yes.", ended=True)
+    assert api.asked[-1] == last
+    assert len(api.asked) == 1 + (8 - len(last)) // 2
+
+
+async def test_a_question_that_is_too_long_alone_is_told() -> None:
+    api: Any = Full(0)
+    shown = [one async for one in answers(api, NAME, "sys", TALK, "new", Values())]
+    assert shown == [Shown(error="The conversation is too long.", ended=True)]
+    assert api.asked[-1] == ["sys", "new"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_too_long"),
+    [
+        ({"message": "no", "code": "context_length_exceeded"}, True),
+        ({"message": "This model's maximum context length is 512 tokens."}, True),
+        ({"message": "no", "code": "other"}, False),
+    ],
+)
+async def test_which_refusals_are_about_the_length(error: dict[str, str], is_too_long: bool) -> None:
+    with upstream(status=400, said={"error": error}) as server:
+        async with Api(server.url, None) as api:
+            with pytest.raises(AnswerError) as told:
+                await anext(api.answer({"messages": []}))
+    assert isinstance(told.value, TooLongError) is is_too_long
+
+
+@pytest.mark.parametrize("said", ["", " \n", {"text": " ", "files": []}, {"text": None}, None])
+def test_what_is_empty(said: Any) -> None:
+    assert is_empty(said)
+
+
+@pytest.mark.parametrize("said", ["a", {"text": "a"}, {"text": "", "files": ["a.png"]}])
+def test_what_is_not_empty(said: Any) -> None:
+    assert not is_empty(said)

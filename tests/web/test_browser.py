@@ -282,3 +282,72 @@ def children(pid: int) -> list[int]:
 def command(pid: int) -> str:
     """Its command line."""
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+PHONE = (390, 844)
+MANY = [
+    {"id": "reads", "max_model_len": 512},
+    {"id": "sees", "input_modalities": ["text", "image"]},
+    {"id": "speaks", "input_modalities": ["text", "audio"]},
+]
+
+
+def test_on_a_phone_the_settings_are_closed_until_they_are_wanted(browser: Any, url: str) -> None:
+    found = Chat(browser, url, *PHONE)
+    try:
+        found.tab.wait_for_timeout(500)
+        assert not found.settings_are_open()
+        box = found.box.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE[0]
+        assert box["y"] + box["height"] <= PHONE[1]
+        assert found.tab.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+        found.say("What is 12 + 30?")
+        assert "42" in found.whole_answer()
+        found.tab.get_by_label("Toggle Sidebar").click()
+        found.until("the settings", found.settings_are_open)
+    finally:
+        found.close()
+
+
+def test_sending_nothing_does_nothing(chat: Chat, server: Server) -> None:
+    tokens = server.metric("ingot_prompt_tokens_total")
+    for text in ("", "   "):
+        chat.box.fill(text)
+        chat.box.press("Enter")
+        chat.tab.wait_for_timeout(500)
+        assert chat.tab.locator(".message").count() == 0
+    assert server.metric("ingot_prompt_tokens_total") == tokens
+    chat.say("What is 12 + 30?")
+    assert "42" in chat.whole_answer()
+
+
+def test_formulas_are_set_and_amounts_are_not(browser: Any, told: Upstream, told_url: str) -> None:
+    told.chunks = [delta("Of $x^2$ and \\(y\\), costs $5 and $6; `$z$`"), end()]
+    with opened(browser, told_url) as chat:
+        assert chat.tab.title() == "Ingot"
+        assert chat.tab.locator("h1").inner_text() == "Ingot"
+        chat.say("What?")
+        chat.until("the formulas", lambda: chat.tab.locator(".message.bot .katex").count() == 2)
+        assert "costs $5 and $6; $z$" in chat.whole_answer()
+        chat.say("And?")
+        chat.until("the second answer", lambda: len(told.bodies[-1]["messages"]) == 3)
+        assert told.bodies[-1]["messages"][1]["content"] == "Of $x^2$ and \\(y\\), costs $5 and $6; `$z$`"
+
+
+def test_files_and_the_microphone_come_with_the_model_and_stop_with_all(browser: Any) -> None:
+    with upstream([delta("Half"), threading.Event()], models=MANY) as many, page_of(many.url) as place:
+        with opened(browser, place) as chat:
+            upload, record = (
+                chat.tab.get_by_role("button", name=name) for name in ("Upload", "Record audio")
+            )
+            for model, wanted in (("reads", (0, 0)), ("speaks", (1, 1)), ("sees", (1, 0)), ("reads", (0, 0))):
+                chat.tab.get_by_label("Model").click()
+                chat.tab.get_by_role("option", name=model).click()
+                chat.until(model, lambda w=wanted: (upload.count(), record.count()) == w)
+            chat.say("What?")
+            chat.begun()
+            chat.until("the stop button", chat.is_answering)
+            chat.press_stop()
+            chat.until("the stop", lambda: not chat.is_answering())
+        assert many.left.wait(20)
