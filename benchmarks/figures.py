@@ -1,8 +1,9 @@
 """Figures of README and docs, read from docs/results.
 
 A table stands between two comments and is written from JSON by the function of its name in ``tables.py``,
-``shape_tables.py``, ``load_table.py``, ``quality_tables.py`` or ``speech_tables.py``. A figure in a sentence
-has a comment right behind it, with the file and the path of its value; its own digits say how it is rounded:
+``shape_tables.py``, ``load_table.py``, ``quality_tables.py``, ``source_tables.py`` or ``speech_tables.py``.
+A figure in a sentence has a comment right behind it, with the file and the path of its value; its own digits
+say how it is rounded:
 
     <!-- figures: headline -->          2.63<!--= headline.json schemes.w8a8.decode.1.p50 --> ms
     | … |
@@ -105,6 +106,7 @@ def main() -> None:
     from benchmarks.load_table import LOAD_TABLES
     from benchmarks.quality_tables import QUALITY_TABLES
     from benchmarks.shape_tables import SHAPE_TABLES
+    from benchmarks.source_tables import SOURCE_TABLES
     from benchmarks.speech_tables import SPEECH_TABLES
     from benchmarks.tables import GPU_TABLES
 
@@ -118,9 +120,8 @@ def main() -> None:
     stale = False
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        new = rewritten(
-            text, {**GPU_TABLES, **SHAPE_TABLES, **LOAD_TABLES, **QUALITY_TABLES, **SPEECH_TABLES}
-        )
+        others = {**SHAPE_TABLES, **LOAD_TABLES, **QUALITY_TABLES, **SPEECH_TABLES, **SOURCE_TABLES}
+        new = rewritten(text, {**GPU_TABLES, **others})
         if given.write:
             page.write_text(new, encoding="utf-8")
         elif new != text:

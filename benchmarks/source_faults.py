@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -57,12 +58,13 @@ COSTS = {
 def verdict(found: SourceCheck) -> Row:
     """The first tensor that is off, or the largest deviation of all."""
     first = found.differences[0] if found.differences else None
+    worst = max(found.differences, key=lambda one: one.share, default=None)
     return {
         "differences": len(found.differences),
         "worst": found.figures.worst,
         "first": None if first is None else first.text,
-        "measure": None if first is None else max(found.differences, key=lambda one: one.share).measure,
-        "share": None if first is None else max(one.share for one in found.differences),
+        "measure": None if worst is None else worst.measure,
+        "share": None if worst is None or math.isinf(worst.share) else worst.share,  # all or nothing
     }
 
 

@@ -13,10 +13,11 @@ from benchmarks.load_table import LOAD_TABLES
 from benchmarks.pocket_quality import CACHES, ENGINES
 from benchmarks.quality_tables import QUALITY_TABLES
 from benchmarks.shape_tables import SCHEMES_8B, SHAPE_TABLES, SHAPES_8B
+from benchmarks.source_tables import SOURCE_TABLES
 from benchmarks.speech_tables import SPEECH_TABLES
 from benchmarks.tables import BATCHES, GPU_TABLES, LABELS
 
-TABLES = {**GPU_TABLES, **SHAPE_TABLES, **LOAD_TABLES, **QUALITY_TABLES, **SPEECH_TABLES}
+TABLES = {**GPU_TABLES, **SHAPE_TABLES, **LOAD_TABLES, **QUALITY_TABLES, **SPEECH_TABLES, **SOURCE_TABLES}
 BEYOND = 5.0  # points of other first choices, ingot eval's limit
 
 
