@@ -232,7 +232,9 @@ def test_bounds_and_a_sigterm_that_lets_recordings_end(whisper: Path) -> None:
             server.process.terminate()
             for one in asked:
                 assert one.result()[-1]["type"] == "transcript.text.done"
-                assert one.result()[-1]["usage"]["input_token_details"]["audio_tokens"] == 2 * 1500
+                read = one.result()[-1]["usage"]["input_token_details"]["audio_tokens"]
+                assert read >= 2 * 1500  # whole windows to the end of 40 s; where they begin, the text says
+                assert read % 1500 == 0
             assert server.process.wait(timeout=30) == 0
             assert "Traceback" not in "".join(server.lines)
 
