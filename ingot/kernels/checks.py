@@ -54,7 +54,7 @@ def expect(
     if sizes != shape and not _fits(sizes, shape):
         allowed = tuple("any" if size is None else size for size in shape)
         raise KernelArgumentError(f"{name} has the wrong shape", seen=tuple(sizes), allowed=allowed)
-    if sizes and tensor.stride(-1) != 1 and tensor.numel() > 1 and sizes[-1] > 1:
+    if sizes and sizes[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 1:
         raise KernelArgumentError(
             f"{name} is not contiguous in its last dimension",
             seen=tensor.stride(),

@@ -155,17 +155,27 @@ class LayerCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        by_head: bool = False,
     ) -> LayerCache:
         """A new cache in ``dtype``; torch.int8 and torch.float8_e4m3fn get scales.
+
+        Args:
+            by_head: neighbouring blocks of a head lie one behind the other in memory, so that attention on a
+                CPU reads them where they are; not with scales.
 
         Raises:
             DeviceError: e4m3 on a GPU that has no such numbers.
         """
         if dtype == E4M3:
             expect_e4m3(device)
-        shape = (num_blocks, num_kv_heads, block_size, head_dim)
-        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         narrow = dtype in NARROW_CACHES.values()
+        shape = (num_blocks, num_kv_heads, block_size, head_dim)
+        if by_head and not narrow:
+            shape = (num_kv_heads, num_blocks, block_size, head_dim)
+        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        if by_head and not narrow:
+            keys, values = keys.transpose(0, 1), values.transpose(0, 1)
         scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device) if narrow else None
         return cls(keys, values, scales)
 

@@ -56,7 +56,7 @@ class CrossAttention(nn.Module):
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:
         """[T, q_size] → queries [T, num_heads, head_dim]."""
-        return projected.unflatten(1, (self.config.num_heads, self.config.head_dim))
+        return projected.view(len(projected), self.config.num_heads, self.config.head_dim)
 
     def attend(
         self,

@@ -69,7 +69,8 @@ class Encoding:
         for layer, cache in zip(model.layers, caches, strict=True):
             assert isinstance(layer, DecoderLayer)
             sizes = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-            cache.encoded = LayerCache.zeros(*sizes, cache.keys.dtype, device)
+            by_head = device.type == "cpu"  # every decode step reads a whole window
+            cache.encoded = LayerCache.zeros(*sizes, cache.keys.dtype, device, by_head=by_head)
             self._layers.append((layer, cache.encoded))
         if cuda_graphs:
             longest = cast(Encoder, model.encoder).longest

@@ -23,7 +23,9 @@ def log_normaliser(logits: torch.Tensor) -> torch.Tensor:
     where it has one, -inf where it has nothing else.
     """
     rows = max(1, LOGITS_AT_ONCE // max(logits.shape[1], 1))
-    return torch.cat([_of_rows(part) for part in logits.split(rows)]) if len(logits) else _of_rows(logits)
+    if len(logits) <= rows:
+        return _of_rows(logits)
+    return torch.cat([_of_rows(part) for part in logits.split(rows)])
 
 
 def _of_rows(logits: torch.Tensor) -> torch.Tensor:

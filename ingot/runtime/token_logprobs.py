@@ -79,6 +79,8 @@ def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out:
 
 def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
     """[up to count] ids of a row's largest logits, the lowest id first among equals: topk takes any."""
+    if count == 1:
+        return row.max(0, keepdim=True).indices  # the first of equals; NaN is above all here, too
     least = torch.topk(row, min(count, len(row))).values[-1]
     ids = (~(row < least)).nonzero().squeeze(1)  # NaN is above all, as for topk and sort
     return ids[torch.sort(row[ids], descending=True, stable=True).indices[:count]]

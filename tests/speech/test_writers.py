@@ -97,6 +97,7 @@ def test_a_segment_is_a_subtitle() -> None:
         ({"max_line_width": 9}, ["Alpha\nbeta\ngamma", "delta\nepsilon"]),
         ({"max_line_width": 10, "max_line_count": 1}, ["Alpha beta", "gamma", "delta", "epsilon"]),
         ({"max_line_width": 12, "max_line_count": 2}, ["Alpha beta\ngamma delta", "epsilon"]),
+        ({"max_line_width": 5, "max_line_count": 2}, ["Alpha\nbeta", "gamma\ndelta", "epsilon"]),
         ({"max_line_count": 1}, ["Alpha beta gamma", "delta epsilon"]),  # without a width: as without
         ({"max_words_per_line": 2}, ["Alpha beta", "gamma", "delta epsilon"]),
         ({"max_words_per_line": 1}, ["Alpha", "beta", "gamma", "delta", "epsilon"]),

@@ -152,8 +152,15 @@ def paged_attention_reference(
         attended = paged_attention_reference(*arguments, scales=scales, steady=steady, softcap=softcap)
         put_heads(attended, out, out_scales)
         return out
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads, dtype = key_cache.shape[1], torch.float64 if steady else q.dtype
+    if len(q) == 1 and (length := int(seq_lens)):
+        where = (block_tables[0], max(length - window, 0) if window else 0, length, q.dtype)
+        pair = gather_pair(key_cache, value_cache, scales, *where)
+        keys, values = (t.to(dtype) for t in pair) if steady else pair
+        queries = q.to(dtype).reshape(1, num_kv_heads, -1, q.shape[2])
+        found = plain_attention(queries, keys[None], values[None], scale, softcap).view(q.shape)
+        return found.to(q.dtype) if out is None else out.copy_(found)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     for first, last in _alike(block_tables, seq_lens):
         length = int(seq_lens[first])
         if length == 0:

@@ -246,8 +246,9 @@ def rope_kv_write_reference(
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
     qkv = qkv.product() if isinstance(qkv, QkvParts) else qkv
-    heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
-    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)  # each [T, heads, D]
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
+    last = num_heads + num_kv_heads
+    q, k, v = heads[:, :num_heads], heads[:, num_heads:last], heads[:, last:]  # each [T, heads, D]
     q, k = _twin_norm(q, q_norm_weight, norm_eps), _twin_norm(k, k_norm_weight, norm_eps)
     if cos_sin is not None:
         cos, sin = cos_sin[rope_rows].chunk(2, dim=-1)
@@ -255,10 +256,16 @@ def rope_kv_write_reference(
     if logn_length:
         factor = torch.log(positions.float() + 1.0) * (1.0 / math.log(logn_length))
         q = q.float() * factor.clamp(min=1.0)[:, None, None]
+    k = k.to(qkv.dtype)
+    key_scales, value_scales = scale_pointers(scales)
+    if len(slot_mapping) == 1 and scales is None:  # a decode step of one request
+        block, offset = divmod(int(slot_mapping), key_cache.shape[2])
+        if block >= 0:
+            key_cache[block, :, offset], value_cache[block, :, offset] = k[0], v[0]
+        return q.to(qkv.dtype).contiguous()
     written = slot_mapping >= 0
     blocks, offsets = slot_mapping[written] // key_cache.shape[2], slot_mapping[written] % key_cache.shape[2]
-    key_scales, value_scales = scale_pointers(scales)
-    write_tokens(key_cache, key_scales, blocks, offsets, k[written].to(qkv.dtype))
+    write_tokens(key_cache, key_scales, blocks, offsets, k[written])
     write_tokens(value_cache, value_scales, blocks, offsets, v[written])
     return q.to(qkv.dtype).contiguous()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -169,13 +170,13 @@ def hold_transcripts_reference(
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`hold_transcripts`."""
     out = logits.to(torch.float32, copy=True)
-    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     newest = stand.ids[stand.places]
     for i, place in enumerate(stand.sets.tolist()):
         if place < 0:
             continue
-        allowed = ((tables.masks[place][:, None] >> shifts) & 1).flatten()[: out.shape[1]]
-        out[i].masked_fill_(allowed == 0, -torch.inf)
+        words = tables.masks[place].cpu().numpy().view(np.uint8)
+        ruled_out = np.unpackbits(words, count=out.shape[1], bitorder="little") == 0
+        out[i].masked_fill_(torch.from_numpy(ruled_out).to(out.device), -torch.inf)
         first, end = tables.bounds[place // 2].tolist()
         if place % 2:
             last, paired = int(stand.last_times[i]), bool(stand.paired[i])
