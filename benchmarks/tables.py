@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.figures import significant
+from benchmarks.figures import RESULTS, significant
 from benchmarks.figures import value_at as of
 
 Row = dict[str, Any]
@@ -350,6 +350,38 @@ def false_alarms() -> str:
     return "\n".join(told)
 
 
+def align_faults(file: str, where: str) -> str:
+    """What ``align`` says of small faults by schemes and dtypes; nothing where it was not measured."""
+    if not (RESULTS / file).is_file():
+        return ""
+    rows = of(file)["rows"]
+    columns = list(dict.fromkeys((row["scheme"], row["dtype"]) for row in rows))
+    several = len({dtype for _, dtype in columns}) > 1
+    cells = {
+        (row["fault"], row["scheme"], row["dtype"]): f"{row['verdict']}, {row['most']:.2g}" for row in rows
+    }
+    table = markdown(
+        ["fault", *(f"{scheme}, {dtype}" if several else scheme for scheme, dtype in columns)],
+        [
+            [fault or "none", *(cells.get((fault, *column), NONE) for column in columns)]
+            for fault in dict.fromkeys(row["fault"] for row in rows)
+        ],
+    )
+    return f"{where}:\n\n{table}\n\n{made_by(file)}."
+
+
+def align_false_alarms() -> str:
+    """How many sound engines of random weights were not aligned, on a CPU and on a GPU."""
+    lines = []
+    for file in ("align_false_alarms_cpu.json", "align_false_alarms_gpu.json"):
+        if (RESULTS / file).is_file():
+            found = of(file)
+            failed = f"{found['false_alarms']} of {found['builds']} sound engines diverged"
+            most = significant(found["most"], 2)
+            lines.append(f"- {failed}; the largest deviation was {most} of its limit. {made_by(file)}.")
+    return "\n".join(lines)
+
+
 GPU_TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "headline-decode": headline_decode,
@@ -365,4 +397,7 @@ GPU_TABLES: dict[str, Callable[[], str]] = {
     "faults-gpu": partial(faults, "faults_gpu.json"),
     "faults-cpu": partial(faults, "faults_cpu.json"),
     "false-alarms": false_alarms,
+    "align-faults-cpu": partial(align_faults, "align_faults_cpu.json", "In fp32 on a CPU"),
+    "align-faults-gpu": partial(align_faults, "align_faults_gpu.json", "In the engine's 16 bits on a GPU"),
+    "align-false-alarms": align_false_alarms,
 }

@@ -32,9 +32,11 @@ _NAME = "align"
 _OF_ENCODER = {"encoder.embed_positions": "encoder.embedding", "encoder.norm": "encoder.final_norm"}
 _OF_LAYER = {
     "input_layernorm": "input_norm",
+    "self_attn.o_proj/in": "attended",
     "self_attn.o_proj": "attention",
     "post_attention_layernorm/sum": "residual",
     "post_attention_layernorm": "post_norm",
+    "mlp.down_proj/in": "inner",
     "mlp.down_proj": "mlp",
     "": "output",
 }
@@ -178,6 +180,9 @@ def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
 
         handles.append(module.register_forward_hook(hook))
 
+    def take(module: torch.nn.Module, stage: str) -> None:
+        handles.append(module.register_forward_pre_hook(lambda _, given: pieces.add(stage, given[0])))
+
     def embedded(module: torch.nn.Module, inputs: Any) -> None:
         pieces.add("embedding", inputs[1])
 
@@ -185,15 +190,18 @@ def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
     for i, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
         keep(layer.input_layernorm, f"layers.{i}.input_norm", 0)
+        take(layer.self_attn.o_proj, f"layers.{i}.attended")
         keep(layer.self_attn.o_proj, f"layers.{i}.attention")
         joined = "residual"
         if layer.encoder_attn is not None:
             keep(layer.encoder_attn_layernorm, f"layers.{i}.residual", 1)
             keep(layer.encoder_attn_layernorm, f"layers.{i}.cross_norm", 0)
+            take(layer.encoder_attn.o_proj, f"layers.{i}.cross_attended")
             keep(layer.encoder_attn.o_proj, f"layers.{i}.cross_attention")
             joined = "cross_residual"
         keep(layer.post_attention_layernorm, f"layers.{i}.{joined}", 1)
         keep(layer.post_attention_layernorm, f"layers.{i}.post_norm", 0)
+        take(layer.mlp.down_proj, f"layers.{i}.inner")
         keep(layer.mlp.down_proj, f"layers.{i}.mlp")
         keep(layer, f"layers.{i}.output", 1)
     keep(model.norm, "final_norm", 0)

@@ -8,60 +8,71 @@ reference by this module alone, whatever happened before it. Knows no verdict.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import nn
 
-from ingot.align.isolated_encoder import CROSS_PARTS, cross_attention_of, encoder_source, isolated_encoder
+from ingot.align.isolated_encoder import CROSS_PARTS, cross_attended_of, encoder_source, isolated_encoder
 from ingot.align.stages import LOG_MEL, StageFile, kind_of, layer_of
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import RMSNorm
 from ingot.runtime.one_layer import hidden_after, request_batch
 
 _BLOCK = 64
-_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Isolated:
-    """Runs an engine's modules on inputs from a file of stages, in their own dtype or in fp32 copies."""
+    """Runs an engine's modules on inputs from a file of stages, in the engine's dtype.
+
+    ``on_grid``: an input that the module rounds to few bits is rounded before, by the rule of plain_rows.py,
+    so that no value is close to the middle between two and both sides have the same quantized rows.
+    """
 
     def __init__(
-        self, model: Decoder, dtype: torch.dtype, device: torch.device, reference: StageFile
+        self,
+        model: Decoder,
+        dtype: torch.dtype,
+        device: torch.device,
+        reference: StageFile,
+        *,
+        on_grid: bool = False,
     ) -> None:
         self.model = model
         self.dtype = dtype
         self.device = device
         self.reference = reference
-        self._own = dtype
-        self._copied: tuple[nn.Module, nn.Module] | None = None
-
-    def widened(self) -> Isolated:
-        """The same modules computing in fp32, each copied when it runs."""
-        wide = Isolated(self.model, self.dtype, self.device, self.reference)
-        wide.dtype = torch.float32
-        return wide
+        self.on_grid = on_grid
 
     @torch.inference_mode()
     def run(self, step: int, stage: str) -> torch.Tensor | None:
-        """The module's output for the step's tokens, on the host; None where the file lacks its input."""
-        layer = layer_of(stage)
+        """What the step's tokens have at a place (``stages.places_of``), on the host, computed from the place
+        before; None where the file lacks that.
+        """
+        layer, found = layer_of(stage), None
         if stage.startswith("encoder.") or kind_of(stage) in CROSS_PARTS:
-            found = isolated_encoder(self.model, stage, self._get, self._cast)
-        elif stage == LOG_MEL:
-            found = None
-        elif layer is None:
-            found = self._outside(step, stage)
-        elif stage == f"layers.{layer}":
-            found = self._whole(step, layer)
-        else:
+            found = isolated_encoder(self.model, stage, self._get)
+        elif layer is not None:
             found = self._inside(step, layer, kind_of(stage))
+        elif stage != LOG_MEL:
+            found = self._outside(step, stage)
+        return None if found is None else found.to("cpu")
+
+    @torch.inference_mode()
+    def module(self, step: int, stage: str) -> torch.Tensor | None:
+        """The same of a whole module: attention and an MLP from the norm before them, a layer (``layers.3``)
+        from its input.
+        """
+        layer, kind = layer_of(stage), kind_of(stage)
+        if layer is None or kind not in ("attention", "mlp", str(layer)):
+            return self.run(step, stage)
+        found = self._whole(step, layer) if kind == str(layer) else self._module(step, layer, kind)
         return None if found is None else found.to("cpu")
 
     def inputs(self, step: int, stage: str) -> torch.Tensor | None:
@@ -85,6 +96,7 @@ class Isolated:
         return self.reference.get(step, self._source(stage))
 
     def _source(self, stage: str) -> str:
+        """The stage that a whole module reads."""
         layer = layer_of(stage)
         if layer is None:
             last = f"layers.{len(self.model.layers) - 1}.output"
@@ -103,34 +115,57 @@ class Isolated:
         if stage == "embedding":
             ids = torch.tensor(self.reference.ids(step), device=self.device)
             return model.embed(ids, self._positions(step))
-        x = self._get(step, self._source(stage))
+        x = self._get(step, self._source(stage), model.lm_head if stage == "logits" else None)
         if x is None:
             return None
-        if stage == "final_norm":
-            return self._cast(model.norm)(x)[0]
-        return model.capped(self._cast(model.lm_head)(x))
+        return model.norm(x)[0] if stage == "final_norm" else model.capped(model.lm_head(x))
 
     def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
-        layer = self.model.layers[index]
+        layer, name = self.model.layers[index], f"layers.{index}"
         assert isinstance(layer, DecoderLayer)
-        x = self._given(self.inputs(step, f"layers.{index}.{kind}"))
+        linear = reader_of(layer, kind)
+        before = {"attention": "attended", "mlp": "inner", "cross_attention": "cross_attended"}.get(kind)
+        last = None if before is None else self._get(step, f"{name}.{before}", linear)
+        if last is not None and linear is not None:
+            return linear(last)
+        if kind in (*_OF_ATTENTION, "mlp", "inner"):
+            return self._module(step, index, kind)
+        x = self._get(step, self._source(f"{name}.{kind.replace('attended', 'attention')}"), linear)
         if x is None:
             return None
-        if kind == "attention":
-            return self._cached(partial(attention_of, self._cast(layer.self_attn)), x, step)
-        if kind == "mlp":
-            return mlp_of(self._cast(layer.mlp), x)
         if kind == "input_norm":
-            return self._cast(layer.input_layernorm)(x)[0]
+            return layer.input_layernorm(x)[0]
         if kind == "post_norm":
-            return self._cast(layer.post_attention_layernorm)(x)[0]
+            return layer.post_attention_layernorm(x)[0]
         if kind == "cross_norm":
-            return self._cast(layer.encoder_attn_layernorm)(x)[0]
-        if kind == "cross_attention":
-            assert layer.encoder_attn is not None
-            parts = (self._get(0, f"layers.{index}.cross_{part}") for part in ("keys", "values"))
-            return cross_attention_of(self._cast(layer.encoder_attn), x, *parts)
+            return layer.encoder_attn_layernorm(x)[0]
+        if kind in ("cross_attended", "cross_attention"):
+            return self._cross(layer.encoder_attn, index, kind, x)
         return self._joined(step, index, kind, x)
+
+    def _module(self, step: int, index: int, kind: str) -> torch.Tensor | None:
+        """Attention or an MLP from the norm before it, up to its last product or with it."""
+        layer, name = self.model.layers[index], f"layers.{index}"
+        assert isinstance(layer, DecoderLayer)
+        if kind in _OF_ATTENTION:
+            read = self.reference.so_far(step, f"{name}.input_norm")
+            x = self._given(read, layer.self_attn.qkv_proj)
+            if x is None:
+                return None
+            return self._cached(partial(_OF_ATTENTION[kind], layer.self_attn), x, step)
+        x = self._get(step, f"{name}.post_norm", up_of(layer.mlp))
+        if x is None:
+            return None
+        return inner_of(layer.mlp, x) if kind == "inner" else mlp_of(layer.mlp, x)
+
+    def _cross(
+        self, attention: CrossAttention | None, index: int, kind: str, x: torch.Tensor
+    ) -> torch.Tensor | None:
+        keys, values = (self._get(0, f"layers.{index}.cross_{part}") for part in ("keys", "values"))
+        if attention is None or keys is None or values is None:
+            return None
+        attended = cross_attended_of(attention, x, keys, values)
+        return attended if kind == "cross_attended" else attention.o_proj(attended)
 
     def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
         """The stream after a branch joins it, which the norm behind the branch computes."""
@@ -147,19 +182,8 @@ class Isolated:
             norm = layers[index + 1].input_layernorm  # type: ignore[assignment]
         post = layers[index].mlp_norm if kind == "output" else layers[index].self_attn_norm
         if isinstance(post, RMSNorm):
-            branch = self._cast(post)(branch)[0]
-        return self._cast(norm)(branch, stream)[1]
-
-    def _cast(self, module: _Module) -> _Module:
-        """The module itself, or a copy in fp32; the last copy is kept for the next step."""
-        if self.dtype == self._own:
-            return module
-        if self._copied is None or self._copied[0] is not module:
-            self._copied = None
-            self._copied = module, copy.deepcopy(module).to(self.dtype)
-        found = self._copied[1]
-        assert isinstance(found, type(module))
-        return found
+            branch = post(branch)[0]
+        return norm(branch, stream)[1]
 
     def _whole(self, step: int, index: int) -> torch.Tensor | None:
         stream = self._given(self.inputs(step, f"layers.{index}"))
@@ -189,24 +213,84 @@ class Isolated:
         start = self.reference.start(step)
         return torch.arange(start, start + len(self.reference.ids(step)), device=self.device)
 
-    def _get(self, step: int, stage: str) -> torch.Tensor | None:
-        return self._given(self.reference.get(step, stage))
+    def _get(self, step: int, stage: str, reader: nn.Module | None = None) -> torch.Tensor | None:
+        return self._given(self.reference.get(step, stage), reader)
 
-    def _given(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor.to(self.device, self.dtype)
+    def _given(self, tensor: torch.Tensor | None, reader: nn.Module | None = None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        return as_read(tensor.to(self.device), self.dtype, reader if self.on_grid else None)
+
+
+def as_read(x: torch.Tensor, dtype: torch.dtype, reader: nn.Module | None) -> torch.Tensor:
+    """A recorded stage as a module in ``dtype`` gets it; with a ``reader`` that rounds its input, on the grid
+    of the quantized values.
+    """
+    if isinstance(reader, Linear) and reader.scheme.rounds:
+        x = reader.scheme.rounded(x if x.dtype == torch.float64 else x.float(), reader._parameters)
+    return x.to(dtype)
+
+
+def reader_of(layer: nn.Module, kind: str) -> Linear | None:
+    """The linear layer that reads a stage's input, in a layer of a decoder or an encoder."""
+    names = {"attended": "self_attn.qkv_proj", "attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}
+    names |= {"query": "self_attn.qkv_proj", "keys": "self_attn.qkv_proj"}
+    names |= {"cross_attended": "encoder_attn.q_proj", "cross_attention": "encoder_attn.o_proj"}
+    if kind == "inner":
+        return up_of(layer.get_submodule("mlp"))
+    found = layer.get_submodule(names[kind]) if kind in names else None
+    assert found is None or isinstance(found, Linear)
+    return found
+
+
+def up_of(mlp: nn.Module) -> Linear:
+    """An MLP's first product."""
+    found = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.get_submodule("up_proj")
+    assert isinstance(found, Linear)
+    return found
+
+
+def attended_of(
+    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
+) -> torch.Tensor:
+    """What attention's last product reads, for normalised states [T, hidden_size]."""
+    query = attention.place(attention.qkv_proj(x), batch, cache, rope)
+    return attention.attend(query, batch, cache).flatten(1)
 
 
 def attention_of(
     attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
 ) -> torch.Tensor:
     """What attention adds to the hidden states, for normalised ones [T, hidden_size]."""
-    query = attention.place(attention.qkv_proj(x), batch, cache, rope)
-    added: torch.Tensor = attention.o_proj(attention.attend(query, batch, cache).flatten(1))
+    added: torch.Tensor = attention.o_proj(attended_of(attention, x, batch, cache, rope))
     return added
+
+
+def query_of(
+    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
+) -> torch.Tensor:
+    """Queries [T, q_size] as attention takes them."""
+    return attention.place(attention.qkv_proj(x), batch, cache, rope).flatten(1)
+
+
+def keys_of(
+    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
+) -> torch.Tensor:
+    """Keys [T, kv_size] as the cache holds them."""
+    attention.place(attention.qkv_proj(x), batch, cache, rope)
+    block, place = batch.slot_mapping // cache.block_size, batch.slot_mapping % cache.block_size
+    return cache.keys[block, :, place].flatten(1)
+
+
+_OF_ATTENTION = {"query": query_of, "keys": keys_of, "attended": attended_of, "attention": attention_of}
+
+
+def inner_of(mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
+    """What an MLP's down product reads, for normalised states [T, hidden_size]."""
+    return mlp.activate(up_of(mlp)(x))
 
 
 def mlp_of(mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
     """What an MLP adds to the hidden states, for normalised ones [T, hidden_size]."""
-    up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
-    added: torch.Tensor = mlp.down_proj(mlp.activate(up(x)))
+    added: torch.Tensor = mlp.down_proj(inner_of(mlp, x))
     return added

@@ -2,7 +2,7 @@
 
 Owns the way from a stage's name to the call. Knows no verdict.
 
-    got = isolated_encoder(model, "encoder.layers.1.mlp", get, cast)
+    got = isolated_encoder(model, "encoder.layers.1.mlp", get)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ingot.align.stages import LOG_MEL
 from ingot.layers.batch import Encoded, LayerCache
@@ -20,14 +21,16 @@ from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
 from ingot.runtime.one_layer import request_batch
 
-Get = Callable[[int, str], torch.Tensor | None]
+Get = Callable[[int, str, nn.Module | None], torch.Tensor | None]
 _BLOCK = 64
 CROSS_PARTS = ("cross_keys", "cross_values")
 _OF_LAYER = {
-    "attention": "input_norm",
+    "attended": "input_norm",
+    "attention": "attended",
     "residual": "attention",
     "post_norm": "residual",
-    "mlp": "post_norm",
+    "inner": "post_norm",
+    "mlp": "inner",
     "output": "mlp",
 }
 
@@ -49,59 +52,61 @@ def encoder_source(model: Decoder, stage: str) -> str | None:
     return f"encoder.layers.{index}.{_OF_LAYER[kind]}"
 
 
-def isolated_encoder(model: Decoder, stage: str, get: Get, cast: Callable[[Any], Any]) -> torch.Tensor | None:
-    """What the stage's module makes of the reference's input, [positions, size]; None where that is not
-    recorded.
+def isolated_encoder(model: Decoder, stage: str, get: Get) -> torch.Tensor | None:
+    """What the engine has at the stage, computed from the place before as the reference had it, [positions,
+    size]; None where that is not recorded.
 
     Args:
-        get: the reference's stage of a step, on the device and in the dtype of ``cast``'s modules.
+        get: the reference's stage of a step, as a module reads it.
     """
-    source = encoder_source(model, stage)
-    x = None if source is None else get(0, source)
+    source, kind = encoder_source(model, stage), stage.rpartition(".")[2]
+    if kind in CROSS_PARTS:
+        linear = model.get_submodule(f"layers.{stage.split('.')[1]}.encoder_attn.kv_proj")
+        x = get(0, source or "", linear)
+        return None if x is None else linear(x).chunk(2, dim=-1)[CROSS_PARTS.index(kind)]
+    if stage.startswith("encoder.layers."):
+        return _of_layer(model, stage, source or "", get)
+    x = None if source is None else get(0, source, None)
     if x is None:
         return None
-    kind = stage.rpartition(".")[2]
-    if kind in CROSS_PARTS:
-        attention = model.get_submodule(f"layers.{stage.split('.')[1]}.encoder_attn")
-        both: torch.Tensor = cast(attention).kv_proj(x)
-        return both.chunk(2, dim=-1)[CROSS_PARTS.index(kind)]
-    if stage.startswith("encoder.layers."):
-        return _of_layer(model, stage, x, get, cast)
     if kind == "embedding":
         places = model.get_parameter("encoder.embed_positions.weight")[: len(x)]
         return F.gelu(x) + places.to(x)
     if kind == "final_norm":
-        return cast(model.get_submodule("encoder.norm"))(x)[0]
+        found: torch.Tensor = model.get_submodule("encoder.norm")(x)[0]
+        return found
     x = F.gelu(x) if kind == "conv2" else x
-    return cast(model.get_submodule(stage))(x.T[None])[0].T
+    rows: torch.Tensor = model.get_submodule(stage)(x.T[None])[0]
+    return rows.T
 
 
-def _of_layer(
-    model: Decoder, stage: str, x: torch.Tensor, get: Get, cast: Callable[[Any], Any]
-) -> torch.Tensor | None:
+def _of_layer(model: Decoder, stage: str, source: str, get: Get) -> torch.Tensor | None:
     name, _, kind = stage.rpartition(".")
     layer: Any = model.get_submodule(name)
+    linears = {"attended": layer.self_attn.qkv_proj, "attention": layer.self_attn.o_proj}
+    linears |= {"inner": layer.mlp.up_proj, "mlp": layer.mlp.down_proj}
+    x = get(0, source, linears.get(kind))
+    if x is None:
+        return None
     if kind == "input_norm":
-        return cast(layer.input_layernorm)(x)[0]
+        return layer.input_layernorm(x)[0]
     if kind == "post_norm":
-        return cast(layer.post_attention_layernorm)(x)[0]
-    if kind == "attention":
-        attention = cast(layer.self_attn)
-        return attention.o_proj(attention.attend(attention.qkv_proj(x), 1))
-    if kind == "mlp":
-        mlp = cast(layer.mlp)
-        return mlp.down_proj(mlp.activate(mlp.up_proj(x)))
+        return layer.post_attention_layernorm(x)[0]
+    if kind in linears:
+        y = linears[kind](x)
+        y = layer.self_attn.attend(y, 1) if kind == "attended" else y
+        return layer.mlp.activate(y) if kind == "inner" else y
     before = encoder_source(model, f"{name}.input_norm") if kind == "residual" else f"{name}.residual"
-    stream = get(0, before or "")
+    stream = get(0, before or "", None)
     return None if stream is None else stream + x
 
 
-def cross_attention_of(
-    attention: CrossAttention, x: torch.Tensor, keys: torch.Tensor | None, values: torch.Tensor | None
-) -> torch.Tensor | None:
-    """What cross-attention adds for normalised states [T, hidden_size], over keys and values [P, kv_size]."""
-    if keys is None or values is None:
-        return None
+def cross_attended_of(
+    attention: CrossAttention, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """What cross-attention's last product reads for normalised states [T, hidden_size], over keys and values
+    [P, kv_size].
+    """
     query = attention.query(attention.q_proj(x))
     count = len(keys)
     second = _cache_of(attention, keys, values)
@@ -113,9 +118,7 @@ def cross_attention_of(
     encoded = Encoded(tables, lens, rows, count, some_without=False)
     batch = request_batch(rows, rows, len(x), 1, max_seq_len=len(x))
     cache = LayerCache(second.keys, second.values, encoded=second)
-    attended = attention.attend(query, replace(batch, encoded=encoded), cache)
-    added: torch.Tensor = attention.o_proj(attended.flatten(1))
-    return added
+    return attention.attend(query, replace(batch, encoded=encoded), cache).flatten(1)
 
 
 def _cache_of(attention: CrossAttention, keys: torch.Tensor, values: torch.Tensor) -> LayerCache:

@@ -8,6 +8,7 @@ Owns the formulas. Knows no stage and no limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +66,55 @@ def measure(expected: torch.Tensor, got: torch.Tensor) -> Difference:
     width = gap.shape[1]
     mean_cosine = float(cosine.mean().nan_to_num(0.0))
     return Difference(float(gap.max()), _number(relative), mean_cosine, where // width, where % width)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the errors of many values have in common: by how much they are off together, and the standard
+    deviation that this has where each value errs for itself.
+    """
+
+    off: float
+    noise: float
+
+
+def common_factors(
+    expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int = 1
+) -> Iterator[Common]:
+    """Of each head's values [T, heads · size]: how far the factor that fits them all is from 1.
+
+    Args:
+        floor: relative L2 of the values' own errors.
+    """
+    a, error, own = _by_head(expected, got, floor, heads)
+    yield from _common((error * a).sum((0, 2)), (own * a).square().sum((0, 2)), a.square().sum((0, 2)))
+
+
+def common_turns(
+    expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int, width: int
+) -> Iterator[Common]:
+    """Of each pair of channels that rotary positions turn, of all heads and tokens: the angle, in radians."""
+    a, error, own = (part[..., :width].chunk(2, dim=-1) for part in _by_head(expected, got, floor, heads))
+    across = (a[0] * error[1] - a[1] * error[0]).sum((0, 1))
+    noise = ((own[0] * a[1]).square() + (own[1] * a[0]).square()).sum((0, 1))
+    yield from _common(across, noise, (a[0].square() + a[1].square()).sum((0, 1)))
+
+
+def _by_head(
+    expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What is expected, its error and what error it may have, [T, heads, size] in fp64."""
+    a, b = expected.flatten(1).double(), got.flatten(1).double()
+    usual = a.square().mean(1, keepdim=True).sqrt()
+    parts = (a, b - a, floor * torch.maximum(a.abs(), usual))
+    found = [part.unflatten(1, (heads, -1)) for part in parts]
+    return found[0], found[1], found[2]
+
+
+def _common(off: torch.Tensor, variance: torch.Tensor, size: torch.Tensor) -> Iterator[Common]:
+    size = size.clamp(min=torch.finfo(torch.float32).tiny)
+    for one in torch.stack([(off / size).abs(), variance.sqrt() / size], dim=-1):
+        yield Common(_number(one[0]), _number(one[1]))
 
 
 def measure_logits(expected: torch.Tensor, got: torch.Tensor) -> LogitsDifference:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from ingot.align.alone import Alone
 from ingot.align.session import Report
 from ingot.align.stages import kind_of
 from ingot.align.stops import StopCheck
@@ -23,6 +24,13 @@ from ingot.align.verdict import SERVED, FirstBad, GreedyRow, Row
 
 BEFORE = 3  # stages shown before the first bad one
 NOTABLY = 1.01  # so much further out another step of it is shown beside the first
+_PARTS = {  # of a module
+    "query": "in its queries",
+    "keys": "in its keys",
+    "attended": "before its output product",
+    "cross_attended": "before its output product",
+    "inner": "before its down product",
+}
 _ENDS = ("logits", SERVED)  # what a divergence does to them is always shown
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>ingot align: {{ r.engine }}</title>
@@ -119,12 +127,9 @@ def verdict_text(report: Report) -> str:
 
 
 def why_text(first: FirstBad) -> str:
-    limit = f"limit {first.row.alone_limit if first.alone else first.row.limit:.2e}"
+    limit = f"limit {first.row.limit:.2e}"
     if first.alone and first.row.alone is not None:
-        return (
-            f"The module is wrong by itself: on the reference's own input it is off by "
-            f"{first.row.alone.relative:.2e} ({limit})."
-        )
+        return alone_text(first.row.alone)
     if first.row.stage == SERVED:
         return (
             "Each module alone is within its limit, but in the steps that requests run the engine is off by "
@@ -134,6 +139,20 @@ def why_text(first: FirstBad) -> str:
         f"The engine is off by {first.row.difference.relative:.2e} here ({limit}), but no module exceeds "
         "its limit when given the reference's input: small differences add up to this."
     )
+
+
+def alone_text(alone: Alone) -> str:
+    """In what a module is wrong by itself."""
+    off = f"off by {alone.relative:.2e} (limit {alone.limit:.2e})"
+    if alone.of_config:
+        return f"Its config or weights are not the original's: on the same input, in fp32, they are {off}."
+    kind = alone.place.rpartition(".")[2]
+    part = f", {_PARTS[kind]}," if kind in _PARTS else ""
+    if alone.relative <= alone.limit:
+        off = (
+            f"off in what many values have in common, by {alone.common:.2e} (limit {alone.common_limit:.2e})"
+        )
+    return f"The module is wrong by itself: on the reference's own input it is{part} {off}."
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
@@ -182,7 +201,8 @@ def _check(check: TextCheck) -> dict[str, Any]:
 
 
 def _first(first: FirstBad) -> dict[str, Any]:
-    where = first.row.alone if first.alone and first.row.alone is not None else first.row.difference
+    alone = first.row.alone if first.alone else None
+    where = first.row.difference if alone is None else alone
     return {
         "stage": first.row.stage,
         "case": first.row.case,
@@ -200,7 +220,9 @@ def _first(first: FirstBad) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    limits = {"limit": row.limit, "alone_limit": row.alone_limit}
+    limits: dict[str, float | None] = {"limit": row.limit, "alone_limit": None, "alone_floor": None}
+    if row.alone is not None:
+        limits |= {"alone_limit": row.alone.limit, "alone_floor": row.alone.floor}
     return asdict(row) | limits | {"bad": row.is_bad, "wrong_alone": row.is_wrong_alone}
 
 
@@ -256,7 +278,7 @@ def short_lines(rows: Sequence[Row], first: FirstBad | None) -> list[Line]:
 
 def share_of_limit(row: Row) -> float:
     """How far out a row is: 1 is at its limit, of the whole or of the module alone."""
-    alone = 0.0 if row.alone is None else row.alone.relative / row.alone_limit
+    alone = 0.0 if row.alone is None else row.alone.share
     return max(row.difference.relative / row.limit, alone)
 
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ingot.align.alone import AloneJudge
 from ingot.align.diagnosis import explain_first
 from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
-from ingot.align.isolated import Isolated
-from ingot.align.precision import noisy
-from ingot.align.reference import OtherEngine, Reference, ReferenceRun, open_reference, room_for
+from ingot.align.reference import OtherEngine, Reference, ReferenceRun, Trace, open_reference, room_for
+from ingot.align.staged_run import Stored
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
 from ingot.align.target import Target, check_same_model, find_target, make_cases, speech_for
@@ -184,7 +185,8 @@ def _of_same_weights(
         return source
     progress("dequantizing the engine's weights")
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
-    found = open_reference(str(own), original, target.path, target.build, source.device)
+    build = replace(target.build, dtype="fp32")  # the files hold the values that the engine stores
+    found = open_reference(str(own), original, target.path, build, source.device)
     found.speech = source.speech
     found.inputs = read_int8_inputs(Path(target.path), source.checkpoint)
     return found
@@ -201,12 +203,16 @@ def _run(
 ) -> tuple[list[Row], list[GreedyRow], StopCheck, FirstBad | None, list[Finding]]:
     """Both sides, one after the other, and what sets them apart."""
     progress("running the reference")
-    runs = source.record(folder, [case.ids for case in cases], steps, noisy(target.weights, target.compute))
+    runs = source.record(folder, [case.ids for case in cases], steps, target.compute)
     progress("running the engine")
     cache_tokens = room_for(target.build.max_seq_len)
     runtime = RuntimeConfig(cache_tokens=cache_tokens, prefix_reuse=False, kv_dtype="model")
     llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
-    rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, source.speech, progress)
+    stored = Stored.of(Path(target.path), target.build, place)
+    base = source.file.dtype if isinstance(source, Trace) else torch.float32
+    judging = partial(AloneJudge, llm.engine, stored, base=base)
+    found = _compare(llm, judging, folder, cases, runs, steps, source.speech, progress)
+    rows, greedy, first, causes = found
     stops = _stops(llm, target, source, runs)
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
     if not findings and first is None:
@@ -235,6 +241,7 @@ def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[Reference
 
 def _compare(
     llm: LLM,
+    judging: Callable[[StageFile], AloneJudge],
     folder: Path,
     cases: list[Case],
     runs: list[ReferenceRun],
@@ -244,7 +251,7 @@ def _compare(
 ) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
     rows: list[Row] = []
     greedy: list[GreedyRow] = []
-    engine, eps = llm.engine, torch.finfo(llm.engine.dtype).eps
+    eps = torch.finfo(llm.engine.dtype).eps
     first: FirstBad | None = None
     findings: list[Finding] = []
     for i, (case, run) in enumerate(zip(cases, runs, strict=True)):
@@ -253,17 +260,17 @@ def _compare(
         choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True, speech=speech)
         progress(f"comparing {i + 1}/{len(cases)}")
         got, served = StageFile(paths[0]), StageFile(paths[1])
-        isolated = Isolated(engine.model, engine.dtype, engine.device, run.expected)
-        own = [*compare_case(i, run, got, isolated, eps), *compare_served(i, run, served, eps)]
+        judge = judging(run.expected)
+        own = [*compare_case(i, run, got, judge, eps), *compare_served(i, run, served, eps)]
         rows += own
         greedy += compare_greedy(i, run, choices, eps)
         bad = first_bad(own) if first is None else None
         if bad is not None:
             side = served if bad[0].stage == SERVED else got
-            first = look_at(*bad, run, side, isolated)
+            first = look_at(*bad, run, side, judge)
             if side is got:
                 progress("testing causes")
-                findings = _explain(llm, evidence(*bad, own, run, got, isolated))
+                findings = _explain(llm, evidence(*bad, own, run, got, judge.isolated))
     return rows, greedy, first, findings
 
 

@@ -15,10 +15,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ingot.align.trace import FORMAT
+from ingot.align.trace import FORMAT, PRODUCTS
 from ingot.errors import CheckpointError, NoSuchPathError
 
 OWN_NAMES = "stages"  # metadata of a file whose keys are our stages'
+# Places inside a stage where its module is judged in parts: what its last product takes.
+PLACES = {
+    "attention": ("attended", "attention"),
+    "cross_attention": ("cross_attended", "cross_attention"),
+    "mlp": ("inner", "mlp"),
+}
 LAYER_STAGES = ("input_norm", "attention", "residual", "post_norm", "mlp", "output")
 _LLAMA = (
     "input_layernorm",
@@ -29,19 +35,23 @@ _LLAMA = (
     "",
 )
 _GPT2 = ("ln_1", "attn", "ln_2/in", "ln_2", "mlp", "")
-LLAMA_NAMES = dict(zip(LAYER_STAGES, _LLAMA, strict=True))
+_LLAMA_PLACES = {"attended": "self_attn.o_proj/in", "inner": "mlp.down_proj/in"}
+LLAMA_NAMES = dict(zip(LAYER_STAGES, _LLAMA, strict=True)) | _LLAMA_PLACES
 GEMMA2_NAMES = LLAMA_NAMES | {
     "residual": "pre_feedforward_layernorm/in",
     "post_norm": "pre_feedforward_layernorm",
 }
 GPT2_NAMES = dict(zip(LAYER_STAGES, _GPT2, strict=True))
+GPT2_NAMES |= {"attended": "attn.c_proj/in", "inner": "mlp.c_proj/in"}
 # A decoder layer that attends to an encoder's outputs; between residual and post_norm
 CROSS_STAGES = ("cross_norm", "cross_attention", "cross_residual")
 _WHISPER = ("self_attn_layer_norm", "self_attn", "final_layer_norm/in", "final_layer_norm", "fc2", "")
 WHISPER_ENCODER_NAMES = dict(zip(LAYER_STAGES, _WHISPER, strict=True))
+WHISPER_ENCODER_NAMES |= {"attended": "self_attn.out_proj/in", "inner": "fc2/in"}
 WHISPER_NAMES = WHISPER_ENCODER_NAMES | {
     "residual": "encoder_attn_layer_norm/in",
     "cross_norm": "encoder_attn_layer_norm",
+    "cross_attended": "encoder_attn.out_proj/in",
     "cross_attention": "encoder_attn",
     "cross_residual": "final_layer_norm/in",
     "cross_keys": "encoder_attn.k_proj",
@@ -76,6 +86,18 @@ def stage_names(num_layers: int, encoder_layers: int = 0) -> list[str]:
         before += [f"layers.{i}.cross_{part}" for i in range(num_layers) for part in ("keys", "values")]
     inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in kinds]
     return [*before, "embedding", *inner, "final_norm", "logits"]
+
+
+def places_of(stage: str) -> list[str]:
+    """The places at which a stage's module is judged, in order; the stage itself is the last."""
+    start, dot, kind = stage.rpartition(".")
+    return [f"{start}{dot}{place}" for place in PLACES.get(kind, (kind,))]
+
+
+def inner_places_of(stage: str) -> list[str]:
+    """Places of a stage that no original records."""
+    layer = layer_of(stage)
+    return [f"layers.{layer}.{kind}" for kind in ("query", "keys")] if kind_of(stage) == "attention" else []
 
 
 def layer_of(stage: str) -> int | None:
@@ -224,7 +246,8 @@ def hf_patterns(keys: Iterable[str]) -> list[str]:
     ends |= {"encoder_attn_layer_norm", "encoder_attn"}
     wanted = {end for end in ends if end and not end.endswith("/in")}
     crossing = ("encoder_attn.k_proj", "encoder_attn.v_proj")
-    return [k for k in keys if _last(k) in wanted or _last(k).isdigit() or k.endswith(crossing)]
+    products = tuple(end.removeprefix("*") for end in PRODUCTS)
+    return [k for k in keys if _last(k) in wanted or _last(k).isdigit() or k.endswith((*crossing, *products))]
 
 
 def _last(key: str) -> str:

@@ -27,6 +27,8 @@ import torch
 
 FORMAT = "ingot-trace-1"
 STREAM_READERS = ("*norm*", "*ln_*")  # what they read is the residual stream, which no module returns
+# The last product of attention and of an MLP; what it reads is a place inside of them.
+PRODUCTS = ("*attn.o_proj", "*mlp.down_proj", "*.c_proj", "*attn.out_proj", "*.fc2")
 _MOST_HEADER = 100_000_000  # bytes; the safetensors library takes no more
 _CHUNK = 1 << 24  # bytes; ctypes counts in 32 bits
 _NAMES = {
@@ -59,7 +61,8 @@ or let it do the calls, greedily and with the model's cache where it has one:
 
 where make() returns the nn.Module. `python trace.py --list out.safetensors` prints what a
 trace holds. Keys are STEP/MODULE (the module's first output tensor), STEP/MODULE/in (the input
-of modules that read the residual stream), STEP/input_ids and STEP/logits.
+of modules that read the residual stream, and of the last products of attention and MLP),
+STEP/input_ids and STEP/logits.
 """
 
 
@@ -124,9 +127,8 @@ def _copy(source: Any, target: Any, size: int) -> None:
 class _Recorder:
     """What the hooks of one trace share: the step, the order of calls, the writer."""
 
-    def __init__(self, writer: TraceWriter, inputs: Sequence[str]) -> None:
+    def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
-        self.inputs = inputs
         self.step = -1
         self.order: dict[str, list[str]] = {}
 
@@ -145,18 +147,22 @@ class _Recorder:
         if logits is not None:
             self.writer.add(f"{self.step}/logits", logits)
 
-    def record(self, name: str, inputs: Any, output: Any) -> None:
+    def read(self, name: str, inputs: Any) -> None:
+        """Before the call: other hooks may change what the module takes."""
+        tensor = first_tensor(inputs)
+        if self.step >= 0 and tensor is not None:
+            self.writer.add(self._key(name) + "/in", tensor)
+
+    def record(self, name: str, output: Any) -> None:
         tensor = first_tensor(output)
         if self.step < 0 or tensor is None:
             return
-        calls = self.order[str(self.step)]
-        seen = calls.count(name)
-        calls.append(name)
-        key = f"{self.step}/{name}" + (f"#{seen}" if seen else "")
-        self.writer.add(key, tensor)
-        read = first_tensor(inputs)
-        if read is not None and _is_any(name, self.inputs):
-            self.writer.add(key + "/in", read)
+        self.writer.add(self._key(name), tensor)
+        self.order[str(self.step)].append(name)
+
+    def _key(self, name: str) -> str:
+        seen = self.order[str(self.step)].count(name)
+        return f"{self.step}/{name}" + (f"#{seen}" if seen else "")
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
@@ -183,7 +189,7 @@ def trace(
     model: torch.nn.Module,
     path: str | os.PathLike[str],
     names: Sequence[str] = ("*",),
-    inputs: Sequence[str] = STREAM_READERS,
+    inputs: Sequence[str] = STREAM_READERS + PRODUCTS,
     **notes: str,
 ) -> Iterator[None]:
     """Record the modules' outputs while the block runs; each call of ``model`` is a step.
@@ -200,8 +206,13 @@ def trace(
     if not chosen:
         raise ValueError(f"no module matches {list(names)}")
     writer = TraceWriter(path)
-    recorder = _Recorder(writer, inputs)
+    recorder = _Recorder(writer)
     handles = [module.register_forward_hook(_hook(recorder, name)) for name, module in chosen.items()]
+    handles += [
+        module.register_forward_pre_hook(_reading(recorder, name))
+        for name, module in chosen.items()
+        if _is_any(name, inputs)
+    ]
     restore = _count_calls(model, recorder)
     try:
         yield
@@ -220,7 +231,14 @@ def trace(
 
 def _hook(recorder: _Recorder, name: str) -> Any:
     def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        recorder.record(name, inputs, output)
+        recorder.record(name, output)
+
+    return hook
+
+
+def _reading(recorder: _Recorder, name: str) -> Any:
+    def hook(module: torch.nn.Module, inputs: Any) -> None:
+        recorder.read(name, inputs)
 
     return hook
 

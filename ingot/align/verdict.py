@@ -15,15 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.align.alone import MULTIPLE, Alone, AloneJudge
 from ingot.align.divergence import Divergence
 from ingot.align.isolated import Isolated
 from ingot.align.measure import Difference, LogitsDifference, Statistics, measure, measure_logits, statistics
 from ingot.align.reference import ReferenceRun
 from ingot.align.stages import StageFile, layer_of, stage_names
 
-# Two runs that round independently differ by sqrt(2) floors; another order of sums and roundings in other
-# places cost up to twice the floor in the clean engines measured (docs/align.md). A bug is far above both.
-MULTIPLE = 4.0
 SERVED = "served logits"
 
 
@@ -35,8 +33,6 @@ class Row:
         difference: of the engine, run as a whole, from the reference.
         alone: of the stage's module run on the reference's input; None where the input is not recorded.
         floor: relative L2 between two runs of the reference that differ by rounding.
-        alone_floor: the same of the engine's module alone, in its dtype and in fp32; ``floor`` for an engine
-            in fp32, and for a module within one unit of rounding, which no floor makes wrong.
         eps: one unit of the engine's rounding.
     """
 
@@ -44,9 +40,8 @@ class Row:
     step: int
     stage: str
     difference: Difference
-    alone: Difference | None
+    alone: Alone | None
     floor: float
-    alone_floor: float
     eps: float
     logits: LogitsDifference | None = None
 
@@ -56,10 +51,6 @@ class Row:
         return MULTIPLE * self.floor + self.eps
 
     @property
-    def alone_limit(self) -> float:
-        return MULTIPLE * self.alone_floor + self.eps
-
-    @property
     def is_bad(self) -> bool:
         """Whether the engine is beyond the limit here, whatever brought it there."""
         return not self.difference.relative <= self.limit
@@ -67,7 +58,7 @@ class Row:
     @property
     def is_wrong_alone(self) -> bool:
         """Whether this module, given the right input, is beyond the limit."""
-        return self.alone is not None and not self.alone.relative <= self.alone_limit
+        return self.alone is not None and self.alone.is_wrong
 
 
 @dataclass(frozen=True)
@@ -95,29 +86,22 @@ class FirstBad:
     got_value: float
 
 
-def compare_case(
-    case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float
-) -> list[Row]:
+def compare_case(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJudge, eps: float) -> list[Row]:
     """Every stage that both sides have, in order."""
-    rows = _rows(case, run, engine, isolated, eps)
-    return sorted(rows, key=lambda row: row.step)  # a module's steps come together, so that it is cast once
+    rows = _rows(case, run, engine, judge, eps)
+    return sorted(rows, key=lambda row: row.step)  # a layer's stages come together, and are computed once
 
 
-def _rows(case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float) -> Iterator[Row]:
-    wide = None if isolated.dtype == torch.float32 else isolated.widened()
+def _rows(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJudge, eps: float) -> Iterator[Row]:
     for stage in stage_names(run.expected.num_layers, run.expected.encoder_layers):
         floor, _ = _floor(run.noise, stage)
         for step in range(run.expected.steps + 1):
             expected, got = run.expected.get(step, stage), engine.get(step, stage)
             if expected is None or got is None:
                 continue
-            alone = isolated.run(step, stage)
-            apart = None if alone is None else measure(expected, alone)
-            own = floor
-            if wide is not None and apart is not None and apart.relative > eps:
-                own = _alone_floor(wide, step, stage, alone, floor)
             logits = measure_logits(expected, got) if stage == "logits" else None
-            yield Row(case, step, stage, measure(expected, got), apart, floor, own, eps, logits)
+            apart = measure(expected, got)
+            yield Row(case, step, stage, apart, judge.of(step, stage), floor, eps, logits)
 
 
 def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
@@ -143,16 +127,8 @@ def compare_served(case: int, run: ReferenceRun, served: StageFile, eps: float) 
         if expected is not None and got is not None:
             last, found = expected[-1:], got[-1:]
             logits = measure_logits(last, found)
-            rows.append(Row(case, step, SERVED, measure(last, found), None, floor, floor, eps, logits))
+            rows.append(Row(case, step, SERVED, measure(last, found), None, floor, eps, logits))
     return rows
-
-
-def _alone_floor(wide: Isolated, step: int, stage: str, alone: torch.Tensor | None, floor: float) -> float:
-    """The module's rounding alone, which is below what has gathered up to it."""
-    exact = None if alone is None else wide.run(step, stage)
-    if exact is None or alone is None:
-        return floor
-    return min(floor, measure(exact, alone).relative)
 
 
 def compare_greedy(case: int, run: ReferenceRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
@@ -186,8 +162,9 @@ def first_bad(rows: Sequence[Row]) -> tuple[Row, bool] | None:
     return None if bad is None else (bad, False)
 
 
-def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated) -> FirstBad:
-    expected, got = _pair(row, alone, run, engine, isolated)
+def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, judge: AloneJudge) -> FirstBad:
+    """Both sides at the row's stage; of a module that is wrong alone at its place that is farthest off."""
+    expected, got = _pair(row, alone, run, engine, judge)
     where = row.alone if alone and row.alone is not None else row.difference
     a, b = (tensor.flatten(1)[where.token, where.channel] for tensor in (expected, got))
     position = run.expected.start(row.step) + where.token
@@ -208,8 +185,8 @@ def evidence(
         pairs = [(row.stage, row) for row in own if layer_of(row.stage) == layer]
     found = []
     for stage, row in [*pairs, *([] if whole is None else [(whole, first)])]:
-        got = isolated.run(row.step, stage) if alone else engine.get(row.step, _output(stage))
-        floor = row.alone_limit / MULTIPLE if alone else row.floor
+        got = isolated.module(row.step, stage) if alone else engine.get(row.step, _output(stage))
+        floor = row.alone.limit / MULTIPLE if alone and row.alone is not None else row.floor
         found += _divergence(stage, row, floor, run, got, isolated)
     return found
 
@@ -232,11 +209,12 @@ def _divergence(
 
 
 def _pair(
-    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
+    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, judge: AloneJudge
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if alone and row.alone is not None:
+        return judge.sides(row.step, row.alone)
     stage, rows = ("logits", slice(-1, None)) if row.stage == SERVED else (row.stage, slice(None))
-    expected = run.expected.get(row.step, stage)
-    got = isolated.run(row.step, stage) if alone else engine.get(row.step, stage)
+    expected, got = run.expected.get(row.step, stage), engine.get(row.step, stage)
     assert expected is not None
     assert got is not None
     return expected[rows], got[rows]

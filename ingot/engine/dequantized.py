@@ -1,9 +1,10 @@
 """A quantized engine's weights as a checkpoint in its original's format.
 
 Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
-quantized values mean; other tensors of a layer are the engine's where the build changed them (rescaling.py),
-and all else stays the original's. All of it is in fp32, the dtype that a reader then takes the checkpoint to
-be of. So whatever reads the original can compute with the engine's weights. Knows no reader.
+quantized values mean, unpacked by code that engines do not compute with (source/narrow.py); other tensors of
+a layer are the engine's where the build changed them (rescaling.py), and all else stays the original's,
+rounded to the dtype that the engine stores. The files are in fp32, the dtype that a reader then takes the
+checkpoint to be of. So whatever reads the original can compute with the engine's weights. Knows no reader.
 
     folder = write_dequantized(Path("engine"), Path("checkpoint"), Path("out"))
 """
@@ -27,6 +28,7 @@ from ingot.checkpoint.writer import write_tensors
 from ingot.config.quant import HEAD
 from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.source.narrow import plain_weight
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import Linear, linears
@@ -79,10 +81,12 @@ def _tensors(
     if source.packed is not None:
         used = {part for one in assembly.mapped.values() for part in one.sources}
         replaced |= {name for name in source.packed.idle_biases() if name not in used}
+    dtypes = {part: assembly.dtype_of(one.target) for one in assembly.mapped.values() for part in one.sources}
     for name in source.tensors:
         if name not in replaced:
             tensor = source.read(name)
-            yield name, tensor.float() if tensor.is_floating_point() else tensor
+            floating = tensor.is_floating_point()
+            yield name, tensor.to(dtypes.get(name, torch.float32)).float() if floating else tensor
     for one in changed:
         yield from _restored(one, reader.read(one.target).float(), source)
         reader.release()
@@ -125,7 +129,7 @@ def _copied(mapped: MappedTensor) -> bool:
 def _dequantized(name: str, linear: Linear, reader: WeightsReader) -> torch.Tensor:
     leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
     tensors = {leaf: reader.read(f"{name}.{leaf}") for leaf in leaves}
-    return linear.scheme.dequantize(tensors, linear.in_features, torch.float32)
+    return plain_weight(linear, tensors, torch.device("cpu"))
 
 
 def _parts(

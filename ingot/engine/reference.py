@@ -35,8 +35,8 @@ from ingot.layers.checking import (
     capped,
     norm_spec,
     plain_layer,
-    turns_of,
 )
+from ingot.layers.checking_rotary import plain_turns
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.plain_rows import rounded_heads
@@ -177,7 +177,7 @@ class ReferenceRun(Hooks):
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.encoded: dict[tuple[int, int], KeysValues] = {}
         self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
-        self._table: torch.Tensor | None = None  # the rotary embedding's, on the device
+        self._turned: tuple[Sequence[Span], Turns] | None = None  # once for all layers of a pass
 
     def embed(self, spans: Sequence[Span]) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
@@ -194,7 +194,7 @@ class ReferenceRun(Hooks):
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
         self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
-        turns = self._turns(where, spans)
+        turns = self.turns(where, spans)
         layer = plain_layer(self.config, index, self.vector, where, turns)
         if all(span.input is None for span in spans):  # a request without an input skips cross-attention
             layer = replace(layer, cross=None)
@@ -229,15 +229,16 @@ class ReferenceRun(Hooks):
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
         table = self.weights[name]
         rows = table[torch.tensor(ids, device=table.device)]
-        return rows.to(self.weights.device, self.arithmetic.dtype)
+        return self.arithmetic.round(rows.to(self.weights.device, self.arithmetic.dtype))
 
     def features(self, features: torch.Tensor) -> torch.Tensor:
         """An input as the encoder takes it."""
         return self.arithmetic.round(features.to(self.weights.device, self.arithmetic.dtype))
 
     def vector(self, name: str) -> torch.Tensor:
-        """A stored tensor that no product has, in this arithmetic's dtype."""
-        return self.weights[name].to(self.weights.device, self.arithmetic.dtype)
+        """A stored tensor that no product has, in this arithmetic's dtype; a wide norm's is not rounded."""
+        tensor = self.weights[name].to(self.weights.device, self.arithmetic.dtype)
+        return tensor if self.config.wide_norms and "norm" in name else self.arithmetic.round(tensor)
 
     def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
         """x · Wᵀ + b with what the stored weight means, in pieces of W so that little is widened at once.
@@ -270,16 +271,19 @@ class ReferenceRun(Hooks):
         """What a piece of a weight means, as this arithmetic has it."""
         scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
         moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
-        wide = meaning(moved, like.dtype)
-        return wide if piece.bits == 16 else self.arithmetic.round(wide)
+        return self.arithmetic.round(meaning(moved, like.dtype))
 
-    def _turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:
-        if self.model.rotary is None:
+    def turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:
+        """Cosines and sines of the spans' tokens, which are at positions ``where`` [T]."""
+        rope, rotary = self.config.rope, self.model.rotary
+        if rope is None or rotary is None:
             return None
-        if self._table is None or self._table.device != where.device:
-            self._table = self.model.rotary.table.to(where.device)  # once, not for every layer
-        offsets = torch.tensor([s.rope_offset for s in spans for _ in s.ids], device=where.device)
-        return turns_of(self._table[where + offsets].to(self.arithmetic.dtype))
+        if self._turned is None or self._turned[0] is not spans:
+            sections = [s.rope_offset // rotary.max_positions for s in spans for _ in s.ids]
+            found = plain_turns(rope, where, torch.tensor(sections))
+            cos, sin = (part.to(where.device, self.arithmetic.dtype)[:, None] for part in found)
+            self._turned = spans, (cos, sin)
+        return self._turned[1]
 
     def attend(
         self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

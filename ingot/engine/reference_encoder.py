@@ -89,3 +89,6 @@ class _EncoderHooks(Hooks):
 
     def see(self, name: str, output: torch.Tensor) -> None:
         self._see(name, output)
+
+    def branch(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        return self._run.branch(name, output)

@@ -72,6 +72,10 @@ class Hooks:
     def see(self, name: str, output: torch.Tensor) -> None:
         """A module's output."""
 
+    def branch(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        """What to go on with behind attention, cross-attention or an MLP, whose output was seen."""
+        return output
+
 
 @dataclass(frozen=True)
 class NormSpec:
@@ -161,7 +165,7 @@ class PlainAttention:
         attended = hooks.round(hooks.attend(self, query, key, value).flatten(1))
         output = hooks.product(f"{self.name}.o_proj", hooks.had("attended", attended))
         hooks.see(self.name, output)
-        return output
+        return hooks.branch(self.name, output)
 
     def rotate(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys [T, heads, head_dim] at their positions."""
@@ -209,7 +213,7 @@ class PlainCross:
         attended = hooks.round(hooks.attend_encoded(self, query).flatten(1))
         output = hooks.product(f"{self.name}.o_proj", hooks.had("cross_attended", attended))
         hooks.see(self.name, output)
-        return output
+        return hooks.branch(self.name, output)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """[t, heads, head_dim] over one input's keys and values [P, heads, head_dim]."""
@@ -238,7 +242,7 @@ class PlainMlp:
             inner = self._bent(inner, hooks) if self.on == "product" else inner
         output = hooks.product(f"{self.name}.down_proj", hooks.had("inner", inner))
         hooks.see(self.name, output)
-        return output
+        return hooks.branch(self.name, output)
 
     def _bent(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         return hooks.round(hooks.bend(x, self.activation))

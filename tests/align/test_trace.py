@@ -71,7 +71,7 @@ def test_a_trace_of_huggingface_in_bf16(originals: dict[str, Path], tmp_path: Pa
         run_steps(model, random_ids(9), 2)
     report = align(originals["llama"], path, device="cpu")
     assert report.aligned
-    assert report.noise.startswith("the engine's bf16 against its fp32")
+    assert report.noise == "bf16 against fp32, with the engine's weights"
     assert any(row.difference.relative > 1e-3 for row in report.rows)
 
 

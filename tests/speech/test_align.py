@@ -122,7 +122,7 @@ def test_our_own_path(tiny_checkpoint: Path, tmp_path: Path, dtype: str, quant: 
     engine = build(tiny_checkpoint, tmp_path / "engine", dtype=dtype, quant=quant, device="cpu", proof=False)
     report = align(engine, tiny_checkpoint, [IDS], steps=1, original="ingot", device="cpu")
     assert report.aligned, report.first_stage
-    assert report.reference == "Ingot's own path, fp32"
+    assert report.reference == "Ingot's checking decoder, fp32"
     assert list(dict.fromkeys(row.stage for row in report.rows)) == [*stage_names(2, 2), SERVED]
 
 

@@ -47,6 +47,18 @@ def test_norms(kind: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_norm_in_16_bits_rounds_where_the_kernels_do(wide: bool) -> None:
+    """Before its weight and after it; a wide one once."""
+    x, weight = normal(5, 32).bfloat16().float(), normal(32).bfloat16().float()
+    found = NormSpec("norm", weight, None, 1e-5, "rms_norm", wide=wide).run(x, lambda y: y.bfloat16().float())
+    normed = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    once = (normed * weight).bfloat16().float()
+    twice = (normed.bfloat16().float() * weight).bfloat16().float()
+    assert not torch.equal(once, twice)
+    assert torch.equal(found, once if wide else twice)
+
+
 def test_activations() -> None:
     x = normal(400)
     for name, expected in {"silu": F.silu(x), "relu": F.relu(x), "gelu": F.gelu(x), "none": x}.items():

@@ -1,0 +1,131 @@
+"""The checking decoder as the original: its stages written to files, exact and with noise.
+
+Owns its two runs over an engine's or a checkpoint's weights. Shares no code with the modules and kernels that
+an engine runs. Knows no verdict.
+
+    record_checked(stored, folder, cases, steps, noise_of(torch.float16))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from ingot.align.staged_run import StagedRun, Stored, run_encoder, run_tokens
+from ingot.align.stages import LOG_MEL, OWN_NAMES
+from ingot.align.trace import TraceWriter
+from ingot.engine.golden_encoder import Speech
+from ingot.engine.golden_speech import exact_log_mel
+from ingot.engine.int8_inputs import Int8Input
+from ingot.engine.reference import EXACT, Arithmetic, Feed
+from ingot.layers.linear import any_rounded
+
+PathOf = Callable[[str, int], Path]
+
+
+def noise_of(dtype: torch.dtype, *, flips: bool) -> Arithmetic:
+    """The arithmetic whose distance from fp32 is noise; ``flips`` where activations are rounded."""
+    if dtype == torch.float32:
+        return Arithmetic(torch.float64, flips=flips)
+    return Arithmetic(torch.float32, dtype, flips=flips)
+
+
+def record_checked(
+    stored: Stored,
+    paths: PathOf,
+    cases: Sequence[Sequence[int]],
+    steps: int,
+    dtype: torch.dtype,
+    *,
+    inputs: Sequence[Int8Input] = (),
+    speech: Speech | None = None,
+    forced: Sequence[list[int]] | None = None,
+) -> list[list[int]]:
+    """Write every case twice, as ``expected`` in fp32 and as ``noise`` in ``dtype`` (fp64 for fp32).
+
+    Args:
+        paths: the file of a run and a case.
+        inputs: those that are rounded to few bits beside what ``stored`` rounds by itself.
+        forced: tokens to feed behind each prompt; None: the greedy choices of the first run.
+
+    Returns:
+        The greedy choices after each prompt and each step.
+    """
+    flips = bool(inputs) or any_rounded(stored.model)
+    choices: list[list[int]] = []
+    for i, ids in enumerate(cases):
+        fed = None if forced is None else forced[i]
+        exact = _Recorder(stored, paths("expected", i), EXACT, inputs, speech)
+        choices.append(exact.run(ids, steps, fed))
+        noisy = _Recorder(stored, paths("noise", i), noise_of(dtype, flips=flips), inputs, speech)
+        noisy.run(ids, steps, choices[-1] if fed is None else fed)
+    return choices
+
+
+class _Recorder(StagedRun):
+    """Writes every stage."""
+
+    def __init__(
+        self,
+        stored: Stored,
+        path: Path,
+        arithmetic: Arithmetic,
+        inputs: Sequence[Int8Input],
+        speech: Speech | None,
+    ) -> None:
+        feed = _feed(inputs, flips=arithmetic.flips)
+        super().__init__(stored.model, stored.weights, arithmetic, feed=feed)
+        self._stored, self._speech = stored, speech
+        self._writer = TraceWriter(path)
+        self._step = 0
+
+    def reached(self, stage: str, computed: torch.Tensor) -> torch.Tensor:
+        self._writer.add(f"{self._step}/{stage}", computed)
+        return computed
+
+    @torch.inference_mode()
+    def run(self, ids: Sequence[int], steps: int, forced: Sequence[int] | None) -> list[int]:
+        """The prompt and cached steps; the greedy choices after each."""
+        try:
+            choices = self._run(ids, steps, forced)
+        except BaseException:
+            self._writer.abandon()
+            raise
+        self._writer.metadata |= {"dtype": "float32", "names": OWN_NAMES}
+        self._writer.metadata |= {"model": self.config.architecture}
+        self._writer.close()
+        return choices
+
+    def _run(self, ids: Sequence[int], steps: int, forced: Sequence[int] | None) -> list[int]:
+        hears = self._speech is not None
+        if self._speech is not None:
+            self._hear(self._speech)
+        choices: list[int] = []
+        new, start = list(ids), 0
+        for self._step in range(steps + 1):
+            self._writer.add(f"{self._step}/input_ids", torch.tensor(new, dtype=torch.int64))
+            logits = run_tokens(self, self._stored.span(new, start, len(ids), hears=hears))
+            choices.append(int(logits[-1].argmax()))
+            start += len(new)
+            new = [choices[-1] if forced is None else [*forced, 0][self._step]]
+        return choices
+
+    def _hear(self, speech: Speech) -> None:
+        """The features, of which the noisy run tells those that fp32 sums give, and the encoder."""
+        own = speech.features
+        plain = self.arithmetic == EXACT
+        shown = own if plain else exact_log_mel(speech.samples, len(own), torch.float32)
+        self._writer.add(f"0/{LOG_MEL}", shown.T)
+        run_encoder(self, own)
+
+
+def _feed(inputs: Sequence[Int8Input], *, flips: bool) -> Feed | None:
+    by_name = {one.name: one for one in inputs}
+
+    def feed(name: str, x: torch.Tensor) -> torch.Tensor:
+        one = by_name.get(name)
+        return x if one is None else one.rounded(x, flips=flips)
+
+    return feed if by_name else None
