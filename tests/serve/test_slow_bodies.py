@@ -12,6 +12,7 @@ from ingot.serve.errors import ApiError
 from ingot.serve.forms import Uploads
 from ingot.serve.http import Guard
 
+SOON = 20.0  # seconds; only a failing test waits this long
 PART = {"type": "http.request", "body": b"x", "more_body": True}
 END = {"type": "http.request", "body": b"", "more_body": False}
 
@@ -85,7 +86,7 @@ def test_requests_are_bounded_before_their_bodies_are_read() -> None:
         posts[1].sent.put_nowait(END)
         await posts[1].task
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), SOON))
 
 
 def test_the_slowest_body_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_the_slowest_body_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not guard._bodies._arriving
         assert not guard._bodies._ended
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), SOON))
 
 
 def test_who_is_cancelled_otherwise_is_no_slow_body() -> None:
@@ -135,7 +136,7 @@ def test_who_is_cancelled_otherwise_is_no_slow_body() -> None:
         assert client.status is None
         assert guard._open == 0
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), SOON))
 
 
 def test_a_slow_upload_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,4 +171,4 @@ def test_a_slow_upload_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await upload(at_once) == 200
         assert uploads._open == 0
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), SOON))
