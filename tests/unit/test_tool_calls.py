@@ -147,3 +147,15 @@ def test_ids_differ() -> None:
 def test_brackets_without_end_are_no_name() -> None:
     text = '<tool_call>{"name": ' + "[" * 3000 + "]" * 3000 + ', "arguments": {}}</tool_call>'
     assert "".join(delta.text for delta in parsed([text]) if isinstance(delta, ContentDelta)) == text
+
+
+def test_an_end_tag_that_broke_a_call_is_the_only_one() -> None:
+    """Behind it other end tags, whole or cut, are text."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": <</tool_call> and </tool_call> then </'
+    for size in (1, 7, len(text)):
+        parser = ToolCallParser()
+        found = [one for at in range(0, len(text), size) for one in parser.feed(text[at : at + size])]
+        found += parser.flush()
+        shown = "".join(one.text for one in found if isinstance(one, ContentDelta))
+        assert shown == " and </tool_call> then </"
+        assert parser.num_calls == 1

@@ -1,0 +1,82 @@
+"""Shapes of answers that come in parts, without a server: what stands once, and where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ingot.config.sampling import SamplingParams
+from ingot.llm.outputs import Piece
+from ingot.runtime.selection import TokenLogprobs
+from ingot.serve.answer_parts import AnswerParts
+from ingot.serve.chat import ChatCall
+from ingot.serve.completions import CompletionCall
+from ingot.serve.errors import ApiError
+from ingot.serve.formats import MAX_SCHEMA_BYTES, check_size
+from ingot.serve.responses import ResponseCall
+from ingot.serve.schemas import ResponsesRequest
+
+TEXT = 'OK.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+class Found:
+    """Pieces of answers by choice, and the jobs that they answer."""
+
+    def __init__(self, pieces: Sequence[tuple[int, Piece]], jobs: Sequence[Any] = ()) -> None:
+        self._pieces, self.jobs = pieces, jobs
+
+    async def scored(self) -> None:
+        return
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        for one in self._pieces:
+            yield one
+
+
+async def test_log_probabilities_of_a_piece_with_several_parts_come_once() -> None:
+    call = ChatCall.__new__(ChatCall)
+    call.params = SamplingParams(logprobs=0)
+    call.new_parts = lambda: AnswerParts(thoughts="no", calls=True, most_calls=None)  # type: ignore[method-assign]
+    tokens: list[int] = []
+    call._logprobs = lambda given: {"content": [tokens.append(one.token_id) for one in given]}  # type: ignore
+    piece = Piece(TEXT, (1, 2), 0, "stop", (TokenLogprobs(1, -1.0, ()), TokenLogprobs(2, -1.0, ())))
+    found: Any = Found([(0, piece)])
+    chunks = [chunk async for chunk in call.parts(found)]
+    assert len(chunks) > 2
+    assert tokens == [1, 2]
+    assert [chunk["finish_reason"] for chunk in chunks][-1] == "tool_calls"
+    assert {chunk["finish_reason"] for chunk in chunks[:-1]} == {None}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+async def test_each_of_several_answers_is_echoed_behind_its_own_prompt(n: int) -> None:
+    call = CompletionCall.__new__(CompletionCall)
+    call._prompts, call._n, call._echo, call._logprobs = ["A", "B"], n, True, None
+    call._params, call.model = SamplingParams(), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    pieces = [(index, Piece(f"{index}", (1,))) for index in (*range(2 * n), *range(2 * n))]
+    found: Any = Found(pieces, [SimpleNamespace(ids=[1])] * 2)
+    texts: dict[int, str] = {}
+    async for chunk in call.parts(found):
+        texts[chunk["index"]] = texts.get(chunk["index"], "") + chunk["text"]
+    assert texts == {index: f"{'AB'[index // n]}{index}{index}" for index in range(2 * n)}
+
+
+def test_the_size_of_a_form_is_counted_in_bytes() -> None:
+    fits = "é" * (MAX_SCHEMA_BYTES // 2)
+    check_size(fits, "guided_regex")
+    check_size([fits[:-3]], "guided_choice")
+    for value in (fits + "a", [fits]):
+        with pytest.raises(ApiError, match="bytes; at most"):
+            check_size(value, "guided_regex")
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, True), (True, True), (False, False)])
+def test_a_response_says_whether_calls_may_be_parallel(given: bool | None, told: bool) -> None:
+    call = ResponseCall.__new__(ResponseCall)
+    call._asked_for = ResponsesRequest(model="m", input="a", parallel_tool_calls=given)
+    call.id, call.created, call.params = "resp", 0, SamplingParams()
+    call.model = SimpleNamespace(name="m")  # type: ignore[assignment]
+    assert call._response("in_progress")["parallel_tool_calls"] is told
