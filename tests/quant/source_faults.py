@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from ingot.engine.weights_file import WeightsReader, WeightsWriter
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.values import InBlocks
+from ingot.quant.values import InBlocks, Quantized
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 SCHEMES: dict[str, QuantConfig] = {
@@ -134,6 +134,33 @@ def _scales(stored: Stored, name: str, factor: float, place: tuple[int, ...] | N
     return True
 
 
+def _needlessly_large(stored: Stored) -> bool:
+    """Scales 5 % too large, and values rounded to them: no value is off by more than half a scale."""
+    linear, own = stored.linear(DOWN), stored.own(DOWN)
+    scheme = linear.scheme
+    if scheme.dense or isinstance(scheme, Int8Blocks):
+        return False
+    kind = torch.float32 if scheme.packs_fp32 else stored.tensors["embed_tokens.weight"].dtype
+    weight = scheme.dequantize(own, linear.in_features, torch.float32)
+    found = scheme.quantize(weight.to(kind))
+    assert isinstance(found, Quantized)
+    scales = (1.05 * found.scales.float()).to(found.scales.dtype)
+    middle = 0 if found.values.dtype == torch.int8 else 1 << found.bits - 1
+    zeros = torch.full_like(scales, middle) if found.zeros is None else found.zeros.to(scales.dtype)
+    wide = [
+        torch.atleast_2d(t).T.float().repeat_interleave(found.group or linear.in_features, 1)
+        for t in (scales, zeros)
+    ]
+    near, zero = (part[:, : linear.in_features] for part in wide)
+    most = 127 if middle == 0 else (1 << found.bits) - 1
+    values = (weight / near).round().add(zero).clamp(-127 if middle == 0 else 0, most)
+    units = None if found.units is None else 1.05 * found.units
+    larger = replace(found, values=values.to(found.values.dtype), scales=scales, units=units)
+    new = scheme.accept(larger, own.get("bias"), own.get("input_scale"))
+    stored.tensors |= {f"{DOWN}.{leaf}": tensor for leaf, tensor in new.items()}
+    return True
+
+
 def _zeros(stored: Stored) -> bool:
     """One row's zeros are off by one; where there are none, its values."""
     own = stored.own(DOWN)
@@ -215,6 +242,7 @@ FAULTS: dict[str, Callable[[Stored], bool]] = {
     "scales x 1.05": lambda s: _scales(s, DOWN, 1.05),
     "scales x 1.05 (qkv)": lambda s: _scales(s, QKV, 1.05),
     "one scale x 1.02": lambda s: _scales(s, DOWN, 1.02, (0, 3)),
+    "scales needlessly large": _needlessly_large,
     "one row's zeros off by one": _zeros,
     "values in the other order": _halves,
     "q and k swapped": _whole(QKV, _swapped),
