@@ -5,6 +5,8 @@ Engines of a small random model, sound and with a fault planted in their stored 
     python benchmarks/source_faults.py --json docs/results/source_faults_cpu.json
     python benchmarks/source_faults.py --false-alarms 100 --json docs/results/source_false_alarms_cpu.json
     python benchmarks/source_faults.py --cost models/pocket-chat --json docs/results/source_cost_cpu.json
+    python recipes/random_checkpoint.py /tmp/7b --samples /tmp/7b.jsonl
+    python benchmarks/source_faults.py --device cuda --cost /tmp/7b --json docs/results/source_cost_7b.json
 """
 
 from __future__ import annotations
@@ -102,26 +104,33 @@ def _kept(folder: Path, *rest: Any) -> SourceCheck:
     return SourceCheck(found.figures, ())
 
 
-def costs(work: Path, device: torch.device, checkpoint: Path | None, proof: bool) -> Iterator[Row]:
-    """Processor seconds of a build, and of the comparison in it; other processes do not count."""
+def costs(
+    work: Path, device: torch.device, checkpoint: Path | None, proof: bool, schemes: list[str]
+) -> Iterator[Row]:
+    """Seconds of a build, and of the comparison in it: of the processor on a CPU, where other processes do
+    not count, and by the clock on a GPU.
+    """
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
     source = checkpoint or write_source(work / "source", "llama", **LARGER)
-    samples = Path("recipes/heldout.jsonl") if checkpoint else samples_of(source)
+    samples = samples_of(source)
+    samples = samples if samples.exists() else Path("recipes/heldout.jsonl")
     build(source, work / "engine", tune=False, device=str(device), proof=False)  # what happens once
-    for scheme, quant in COSTS.items():
+    for scheme in schemes:
+        quant = COSTS[scheme]
         taken: list[float] = []
 
         def timed(*arguments: Any, taken: list[float] = taken) -> SourceCheck:
-            start = time.process_time()
+            start = clock()
             found = compare_with_source(*arguments)
-            taken.append(time.process_time() - start)
+            taken.append(clock() - start)
             return found
 
         calib = {"calib": samples, "calib_samples": 16} if quant.calibrated else {}
         options = {"device": str(device), "quant": quant, "proof": proof, "force": True} | calib
-        start = time.process_time()
+        start = clock()
         with patch.object(builder, "compare_with_source", timed):
             build(source, work / "engine", tune=False, **options)
-        seconds = time.process_time() - start
+        seconds = clock() - start
         share = taken[-1] / seconds
         yield {"scheme": scheme, "seconds": seconds, "comparison_s": taken[-1], "share": share}
 
@@ -134,6 +143,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--false-alarms", type=int, help="sound engines to build instead, one per seed")
     parser.add_argument("--cost", help="a checkpoint, or 'random': measure the time of builds instead")
+    parser.add_argument("--schemes", nargs="+", choices=list(COSTS), default=list(COSTS), help="of --cost")
     parser.add_argument("--no-proof", action="store_true", help="with --cost: builds without golden cases")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -142,7 +152,7 @@ def main() -> None:
         work = Path(folder)
         if args.cost:
             checkpoint = None if args.cost == "random" else Path(args.cost)
-            found = costs(work, device, checkpoint, not args.no_proof)
+            found = costs(work, device, checkpoint, not args.no_proof, args.schemes)
         else:
             found = sound(work, device, args.false_alarms) if args.false_alarms else faults(work, device)
         for row in found:
