@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +11,16 @@ import pytest
 import torch
 
 from ingot.align.diagnosis import search
+from ingot.align.diagnosis.attention_variants import _windows
+from ingot.align.diagnosis.fit import best_number
+from ingot.align.diagnosis.ids import explain_ids
+from ingot.align.diagnosis.module_variants import norm_variants
+from ingot.align.diagnosis.read import all_positions
+from ingot.align.diagnosis.rope_variants import _positions
+from ingot.align.diagnosis.spec import RopeSpec
 from ingot.align.diagnosis.variant import Claim, Variant
 from ingot.align.divergence import Divergence, Finding
+from ingot.layers.checking import NormSpec
 
 BEFORE, REACH = 4e-3, 4e-3
 
@@ -52,3 +62,88 @@ def test_what_comes_later_does_not_explain_the_first(
     assert search.explain_first([first, known], nothing, nothing) is None
     assert search.explain_first([first, known, first], nothing, nothing) is None
     assert search.explain_first([known], nothing, nothing) == (known, [finding])
+
+
+def test_modules_are_asked_first_then_the_layer_then_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm in the wrong place shows in a sum first."""
+    names = ("layers.0.residual", "layers.0.post_norm", "layers.0.output", "layers.0")
+    every = [divergence(name, 0, 0) for name in names]
+    asked: list[str] = []
+    monkeypatch.setattr(search, "explain", lambda one, *_: asked.append(one.stage) or [])
+    nothing: Any = None
+    assert search.explain_first(every, nothing, nothing) is None
+    assert asked == ["layers.0.post_norm", "layers.0", "layers.0.residual", "layers.0.output"]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_before_a_step_s_own_have_the_positions_before_it(rows: int) -> None:
+    step = Divergence("layers.0", 0, 1, torch.tensor([rows - 1]), *[torch.zeros(rows, 2)] * 3, 1e-6)
+    assert torch.equal(all_positions(step), torch.arange(rows))  # type: ignore[arg-type]
+    late = Divergence("layers.0", 0, 1, torch.tensor([rows]), *[torch.zeros(rows, 2)] * 3, 1e-6)
+    assert all_positions(late) is None
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_windows_beside_the_config_s_are_tried_in_texts_of_any_length(window: int) -> None:
+    spec: Any = SimpleNamespace(window=window, positions=torch.arange(1000))
+    found = _windows(spec)
+    assert window not in found
+    assert not window or found[:3] == [0, 299, 301]
+    assert {1, 2, 3, 255, 256, 257, 511, 512, 513} <= {*found}
+    spec.positions = torch.arange(20)
+    assert {*range(1, 20)} <= {*_windows(spec)}
+
+
+@pytest.mark.parametrize(("cached", "changes"), [(True, 5), (False, 2)])
+def test_positions_that_are_off_are_tried(cached: bool, changes: int) -> None:
+    """Of queries alone, and of the tokens behind a cache: by one, and counted from 0."""
+    positions = torch.arange(10)
+    rope = RopeSpec(torch.ones(2), positions, positions)
+    tried = [
+        (one.spec.query_positions.tolist(), one.spec.key_positions.tolist())
+        for one in _positions_of(rope, 3 if cached else 10)
+    ]
+    before, new = [*range(7)], [7, 8, 9]
+    wanted = [([at + by for at in range(10)], [*range(10)]) for by in (1, -1)]
+    moved = [[*before, *(at + by for at in new)] for by in (1, -1, -7)]
+    wanted += [(one, one) for one in moved] if cached else []
+    assert sorted(tried) == sorted(wanted)
+    assert len(tried) == changes
+
+
+def _positions_of(rope: RopeSpec, new_tokens: int) -> list[Any]:
+    @dataclass(frozen=True)
+    class Attention:
+        positions: torch.Tensor
+        rope: RopeSpec
+
+    spec: Any = Attention(rope.query_positions, rope)
+    return [SimpleNamespace(spec=one.spec.rope) for one in _positions(spec, rope, new_tokens)]
+
+
+@pytest.mark.parametrize("code", [True, False], ids=["engine", "checkpoint"])
+def test_a_norm_s_one_is_lacking_or_extra(code: bool) -> None:
+    """Where the variant weight + 1 fits the original it lacks one; where it fits the engine, that has it."""
+    norm = NormSpec("n", torch.ones(2), None, 1e-6, "rms_norm")
+    plus, minus = (one for one in norm_variants(norm) if one.of_engine.culprit == "norm_offset")
+    texts = [(one.of_engine if code else one.of_original).text for one in (plus, minus)]
+    lacks, extra = "the weight of n lacks the +1", "the weight of n has an extra +1"
+    assert texts == ([extra, lacks] if code else [f"{lacks} that the original adds", extra])
+
+
+@pytest.mark.parametrize("number", [1.0, 3.1, 3.3, 3.5, 70.0, 77.0, 84.0, 9500.0, 1e4])
+def test_a_number_is_found_on_both_sides_of_the_grid_s_best_point(number: float) -> None:
+    def make(value: float) -> Variant[Any]:
+        return Variant(value, "", Claim("", ""), Claim("", ""))  # type: ignore[arg-type]
+
+    found: Any = best_number(make, 1.0, 1e4, lambda value: abs(math.log(value / number)))
+    assert found.spec == pytest.approx(number, rel=1e-5)
+
+
+@pytest.mark.parametrize(("got", "says"), [([1, 7], "a token 1"), ([7, 7], "a second token 7"), ([7], "")])
+def test_a_first_token_is_told_from_a_second_one(got: list[int], says: str) -> None:
+    rows = torch.arange(1)
+    one = Divergence("prompt", None, 0, rows, rows, torch.tensor([7]), torch.tensor(got), 0.0)
+    found = explain_ids(one)
+    assert len(found) == bool(says)
+    assert all(f"the prompt begins with {says} that the original" in finding.text for finding in found)

@@ -100,6 +100,18 @@ def test_a_tap_sees_every_token_of_a_prompt_seen_before(llm: LLM) -> None:
     assert shapes == [200, 200]
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_the_last_update_says_what_the_cache_had(llm: LLM, reason: str) -> None:
+    every = tuple(range(llm.engine.model.config.vocab_size)) if reason == "stop" else ()
+    params = SamplingParams(max_new_tokens=1, stop_token_ids=every)
+    found = []
+    for _ in range(2):
+        llm.executor.add("r", [len(reason)] * 200, params)
+        while llm.executor.has_work:
+            found += llm.executor.step()
+    assert [(one.finish_reason, one.num_reused) for one in found] == [(reason, 0), (reason, 192)]
+
+
 @pytest.mark.parametrize("patterns", [(), ("rotary",), ("layers",)])
 def test_a_tap_on_what_is_never_called_is_refused(llm: LLM, patterns: tuple[str, ...]) -> None:
     with pytest.raises(RequestError), llm.tap(*patterns):

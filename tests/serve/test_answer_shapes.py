@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ingot.config.sampling import SamplingParams
-from ingot.llm.outputs import Piece
+from ingot.errors import RequestError
+from ingot.llm.outputs import Answer, Piece
 from ingot.runtime.selection import TokenLogprobs
 from ingot.serve.answer_parts import AnswerParts
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
 from ingot.serve.errors import ApiError
 from ingot.serve.formats import MAX_SCHEMA_BYTES, check_size
+from ingot.serve.model import ServedModel
 from ingot.serve.responses import ResponseCall
 from ingot.serve.schemas import ResponsesRequest
 
@@ -34,6 +37,9 @@ class Found:
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         for one in self._pieces:
             yield one
+
+    def answers(self, position: int) -> list[Answer]:
+        return []  # the prompts are only read
 
 
 async def test_log_probabilities_of_a_piece_with_several_parts_come_once() -> None:
@@ -64,6 +70,16 @@ async def test_each_of_several_answers_is_echoed_behind_its_own_prompt(n: int) -
     assert texts == {index: f"{'AB'[index // n]}{index}{index}" for index in range(2 * n)}
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_prompt_that_is_only_read_ends_by_its_length(n: int) -> None:
+    call = CompletionCall.__new__(CompletionCall)
+    call._prompts, call._n, call._echo, call._logprobs = ["A", "B"], n, True, None
+    call._params, call.model = None, SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    found: Any = Found([], [SimpleNamespace(ids=[1])] * 2)
+    told = [(one["index"], one["text"], one["finish_reason"]) async for one in call.parts(found)]
+    assert told == [(index, "AB"[index // n], "length") for index in range(2 * n)]
+
+
 def test_the_size_of_a_form_is_counted_in_bytes() -> None:
     fits = "é" * (MAX_SCHEMA_BYTES // 2)
     check_size(fits, "guided_regex")
@@ -80,3 +96,15 @@ def test_a_response_says_whether_calls_may_be_parallel(given: bool | None, told:
     call.id, call.created, call.params = "resp", 0, SamplingParams()
     call.model = SimpleNamespace(name="m")  # type: ignore[assignment]
     assert call._response("in_progress")["parallel_tool_calls"] is told
+
+
+@pytest.mark.parametrize("place", ["/tmp/ingot-text-7", "/srv/e/tokenizer"])
+def test_errors_name_the_model_and_no_place_of_the_server(place: str) -> None:
+    """Neither the engine's folder nor the copies that long prompts are read from."""
+    model = ServedModel.__new__(ServedModel)
+    model._closed, model.name = False, "m"
+    files = SimpleNamespace(folder=Path("/tmp/ingot-text-7"), origin=Path("/srv/e/tokenizer"))
+    model.side = SimpleNamespace(folder=Path("/srv/e"), files=files)  # type: ignore[assignment]
+    told = model._told(RequestError(f"{place}/chat_template.jinja refuses these messages"), "messages")
+    assert told.message == "m/tokenizer/chat_template.jinja refuses these messages"
+    assert told.param == "messages"

@@ -193,6 +193,25 @@ class TestGrammarChecks:
         asyncio.run(main())
         assert len(tried) == 1
 
+    def test_what_was_asked_for_longest_ago_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[Grammar] = []
+
+        def note(_: Any, grammar: Grammar, cancelled: Any) -> int:
+            tried.append(grammar)
+            return 7
+
+        monkeypatch.setattr(grammar_checks, "try_grammar", note)
+        monkeypatch.setattr(grammar_checks, "_MOST_KNOWN", 2)
+
+        async def main() -> None:
+            checks = grammar_checks.GrammarChecks()
+            for pattern in "abacab":
+                await checks.check(Grammar.regex(pattern), "guided_regex")
+            checks.close()
+
+        asyncio.run(main())
+        assert tried == [Grammar.regex(pattern) for pattern in "abcb"]
+
     def test_too_many_and_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A check that waits too long is a 503 and its trial is ended; one more than may wait is a 429."""
         monkeypatch.setattr(grammar_checks, "try_grammar", slow_trial)

@@ -33,6 +33,13 @@ def test_their_fields_are_one_value() -> None:
     }
 
 
+def test_a_field_without_a_value_is_not_there() -> None:
+    assert values(("model", "m"), ("language", ""), ("prompt", ""), ("prompt", "Hi")) == {
+        "model": "m",
+        "prompt": "Hi",
+    }
+
+
 def test_they_are_refused_by_name() -> None:
     data = json.dumps(values(("model", "m"), ("chunking_strategy[type]", "server_vad"))).encode()
     with pytest.raises(ApiError, match="voice activity detection") as caught:

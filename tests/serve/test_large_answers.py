@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import socket
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +140,34 @@ class TestWholeAnswers:
             assert [one["more_body"] for one in sent[1:]] == [True] * (len(sent) - 2) + [False]
 
         asyncio.run(main())
+
+    def test_the_source_may_pause_and_the_client_may_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ingot.serve.http.BODY_SECONDS", 0.1)
+
+        async def rest() -> AsyncGenerator[bytes, None]:
+            for part in (b"b", b"c"):
+                await asyncio.sleep(0.3)  # a slow model, or a full queue
+                yield part
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def told(reads: int) -> bytes:
+            """What a client has that takes so many pieces."""
+            taken: list[bytes] = []
+
+            async def send(message: Any) -> None:
+                if len(taken) > reads:
+                    await asyncio.Event().wait()
+                taken.append(message.get("body", b""))
+
+            await InParts(b"a", rest())({"type": "http"}, receive, send)
+            return b"".join(taken)
+
+        async def main() -> list[bytes]:
+            return await asyncio.wait_for(asyncio.gather(told(9), told(1)), 30)
+
+        assert asyncio.run(main()) == [b"abc", b"a"]
 
     def test_log_probabilities_over_http(self, server: Server) -> None:
         """Several parts, each answer as a small one has it."""

@@ -46,6 +46,11 @@ def test_a_window_without_times_ends_with_the_recording() -> None:
     assert times(found) == [0.0, 1.0]
 
 
+def test_a_window_that_names_its_begin_alone_ends_with_the_recording() -> None:
+    found, _ = scripted([[at(0.0), 5, 6, 7]], 4.0)
+    assert (found.text, times(found)) == ("5 6 7", [0.0, 4.0])
+
+
 def test_the_original_s_decisions_stay() -> None:
     """Only what is told is cut: where windows begin and which text stays is as in the original."""
     first, second = [at(0.0), 5, at(20.0), at(20.0), 6], [at(0.0), 7, at(29.0)]

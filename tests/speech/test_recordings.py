@@ -75,6 +75,25 @@ def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -
     assert told(streamed) == told(found.segments)
 
 
+@pytest.mark.parametrize("given", [None, "de"])
+def test_chunks_have_one_language(
+    given: str | None, hearing: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one's, unless it is known."""
+    seen: list[str | None] = []
+
+    def note(_: Transcriber, samples: torch.Tensor, options: TranscribeOptions, *rest: Any) -> Transcript:
+        seen.append(options.language)
+        return Transcript()
+
+    monkeypatch.setattr(Transcriber, "_one_by_one", note)
+    spans = [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
+    found = hearing(noise(70.0), chunked=True, vad=lambda _: spans, language=given)
+    assert found.language is not None
+    assert found.language == (given or found.language)
+    assert seen == [found.language] * 3
+
+
 def test_nobody_speaks(hearing: Transcriber) -> None:
     found = hearing(torch.zeros(40 * RATE), chunked=True, vad=lambda _: [])
     assert (found.segments, found.text, found.duration, found.language) == ([], "", 40.0, None)

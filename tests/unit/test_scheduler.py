@@ -618,3 +618,32 @@ def test_a_request_knows_what_it_found_when_it_first_came() -> None:
         s.add(found[-1])
         run(s)
     assert found[1].num_reused == 8
+
+
+@pytest.mark.parametrize("values", [{}, {"n": 2}, {"num_beams": 2}])
+def test_a_salt_keeps_requests_apart(values: dict[str, int]) -> None:
+    """Whatever is made of them; what keeps prompts apart without a salt keeps them apart with it."""
+    executor, _ = fake_executor(num_blocks=64, block_size=4)
+
+    def found(ids: list[int], salt: str) -> bool:
+        before = executor.scheduler.prefix_hits
+        executor.add("r", ids, SamplingParams(max_new_tokens=2, **values), salt=salt)
+        while executor.has_work:
+            executor.step()
+        return executor.scheduler.prefix_hits > before
+
+    short = list(range(LONG_PROMPT - 1))
+    assert [found(short, salt) for salt in ("", "a", "a", "b", "")] == [False, False, True, False, True]
+    longer = [*short, *range(LONG_PROMPT)]  # whose keys are turned otherwise
+    assert [found(longer, salt) for salt in ("a", "", "a")] == [False, False, True]
+
+
+@pytest.mark.parametrize("new", [None, 40, 1000])
+def test_beams_are_refused_where_they_could_not_fit_alone(new: int | None) -> None:
+    """Each may hold the longest sequence twice, while it moves to the next step: 2 × 2 × 12 blocks."""
+    params = SamplingParams(num_beams=2, max_new_tokens=new)
+    enough, _ = fake_executor(num_blocks=48, block_size=4, max_seq_len=48)
+    enough.admission.check(list(range(9)), params)
+    short, _ = fake_executor(num_blocks=47, block_size=4, max_seq_len=48)
+    with pytest.raises(RequestError, match=r"beams do not fit.*seen: 48 blocks.*<= 47 blocks"):
+        short.admission.check(list(range(9)), params)
