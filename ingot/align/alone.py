@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from ingot.align.isolated import Isolated, reader_of
-from ingot.align.measure import Common, Difference, common_factors, common_turns, measure
+from ingot.align.measure import Common, Difference, at_least, common_factors, common_turns, measure, rms
 from ingot.align.plain_stages import Pass, PlainStages
 from ingot.align.staged_run import Stored
 from ingot.align.stages import StageFile, inner_places_of, layer_of, places_of
@@ -39,6 +39,10 @@ from ingot.layers.linear import Linear
 MULTIPLE = 4.0  # floors that count as noise (docs/align.md)
 _SIGMAS = 6.0  # standard deviations of noise that many values may be off together
 _UNITS = 0.125  # units of the engine's rounding that count as noise where a floor is zero
+_FP32_UNITS = 2.0  # of fp32, in which a GPU's rsqrt and exp2 are that far from right (CUDA's tables)
+_TOGETHER = (
+    2.0  # times the noise of attention's values: those of a head share a token's weights, and err together
+)
 _TERMS = 0.25  # of eps sqrt(K): another order of a sum of K terms
 _FP32 = torch.float32
 
@@ -72,6 +76,17 @@ class Alone(Difference):
     def is_wrong(self) -> bool:
         """Whether one of both is beyond its limit."""
         return not self.share <= 1
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of the noise at a place: its values, exact and in the lower arithmetic, and how far these are
+    apart (relative L2).
+    """
+
+    floor: float
+    exact: torch.Tensor
+    low: torch.Tensor
 
 
 def _share(value: float, limit: float) -> float:
@@ -120,14 +135,14 @@ class AloneJudge:
             got = (self._on_grid if on_grid else self.isolated).run(step, place)
             if wanted is None or got is None:
                 continue
-            floor = self._floor(step, place, self._low, self.dtype, on_grid=on_grid)
+            draw = self._draw(step, place, self._low, self.dtype, on_grid=on_grid)
             ties = self._ties(step, place) if rounds and not on_grid else 0.0
-            yield self._judged(place, wanted, got, floor, ties, on_grid=on_grid)
+            yield self._judged(place, wanted, got, draw, ties, on_grid=on_grid)
         if self.dtype != _FP32 and self.coarse == self.dtype:
             expected, meant = self.expected.get(step, place), self._of_config(step, place)
             if expected is not None and meant is not None:
-                floor = self._floor(step, place, FINER, _FP32, on_grid=rounds)
-                limit = MULTIPLE * floor + _UNITS * torch.finfo(_FP32).eps
+                floor = self._draw(step, place, FINER, _FP32, on_grid=rounds).floor
+                limit = MULTIPLE * floor + _FP32_UNITS * torch.finfo(_FP32).eps
                 off = vars(measure(expected, meant))
                 yield Alone(
                     **off, place=place, floor=floor, limit=limit, common=0.0, common_limit=1.0, of_config=True
@@ -149,32 +164,44 @@ class AloneJudge:
         return expected.double() + (exact.double() - meant.double())
 
     def _judged(
-        self, place: str, wanted: torch.Tensor, got: torch.Tensor, floor: float, ties: float, *, on_grid: bool
+        self, place: str, wanted: torch.Tensor, got: torch.Tensor, draw: Draw, ties: float, *, on_grid: bool
     ) -> Alone:
-        eps = torch.finfo(self.coarse).eps
-        least = _UNITS * eps + ties + (floor if self.coarse == _FP32 else 0.0)
-        tests = list(self._common(place, wanted, got, floor))
+        floor = draw.floor
+        units = (_FP32_UNITS if self.coarse == _FP32 else _UNITS) * torch.finfo(self.coarse).eps
+        least = units + ties + (floor if self.coarse == _FP32 else 0.0)
+        tests = list(self._common(place, wanted, got, draw))
         worst = max(tests, key=lambda one: one.off / (_SIGMAS * one.noise + least))
         return Alone(
             **vars(measure(wanted, got)),
             place=place,
             floor=floor + ties,
-            limit=MULTIPLE * (floor + ties) + _UNITS * eps,
+            limit=MULTIPLE * (floor + ties) + units,
             common=worst.off,
             common_limit=_SIGMAS * worst.noise + least,
             on_grid=on_grid,
         )
 
-    def _common(self, place: str, wanted: torch.Tensor, got: torch.Tensor, floor: float) -> Iterator[Common]:
-        """Of all values; of attention's heads one by one; of the pairs of channels that positions turn."""
+    def _common(self, place: str, wanted: torch.Tensor, got: torch.Tensor, draw: Draw) -> Iterator[Common]:
+        """Of all values; of attention's heads one by one; of the pairs of channels that positions turn.
+
+        Values of a head that share a token's attention weights err together: their noise counts twice, and
+        is at least what the draw's have in common.
+        """
         kind, config = place.rpartition(".")[2], self.model.config
-        yield from common_factors(wanted, got, floor)
+        floor = draw.floor
         if not place.startswith("layers.") or kind not in ("query", "keys", "attended"):
+            yield from common_factors(wanted, got, floor)
             return
         heads = config.num_kv_heads if kind == "keys" else config.num_heads
-        yield from common_factors(wanted, got, floor, heads)
+        floor *= _TOGETHER if kind == "attended" else 1.0
+        drawn = rms(one.off for one in common_factors(draw.exact, draw.low, floor, heads))
+        drawn *= _TOGETHER if kind == "attended" else 1.0
+        yield from at_least(common_factors(wanted, got, floor), drawn / math.sqrt(heads))
+        yield from at_least(common_factors(wanted, got, floor, heads), drawn)
         if config.rope is not None and kind != "attended":
-            yield from common_turns(wanted, got, floor, heads, config.rope.dim)
+            turns = (floor, heads, config.rope.dim)
+            drawn = rms(one.off for one in common_turns(draw.exact, draw.low, *turns))
+            yield from at_least(common_turns(wanted, got, *turns), drawn)
 
     def _exact(self, on_grid: bool) -> Pass:
         return Pass(EXACT, self.dtype, on_grid)
@@ -188,14 +215,14 @@ class AloneJudge:
         """What the engine's config and weights give for the original's input, in fp32."""
         return self._plain.at(place, step, Pass(EXACT, _FP32))
 
-    def _floor(self, step: int, place: str, low: Arithmetic, dtype: torch.dtype, *, on_grid: bool) -> float:
+    def _draw(self, step: int, place: str, low: Arithmetic, dtype: torch.dtype, *, on_grid: bool) -> Draw:
         """What an arithmetic does to the place, in the checking decoder."""
         exact = self._plain.at(place, step, Pass(EXACT, dtype, on_grid))
         other = self._plain.at(place, step, Pass(low, dtype, on_grid))
         assert exact is not None
         assert other is not None
         floor = measure(exact, other).relative
-        return max(floor, self._least) if low is FINER else floor
+        return Draw(max(floor, self._least) if low is FINER else floor, exact, other)
 
     def _ties(self, step: int, place: str) -> float:
         """What the closest call of every row does, decided otherwise."""

@@ -8,8 +8,8 @@ Owns the formulas. Knows no stage and no limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -88,6 +88,18 @@ def common_factors(
     """
     a, error, own = _by_head(expected, got, floor, heads)
     yield from _common((error * a).sum((0, 2)), (own * a).square().sum((0, 2)), a.square().sum((0, 2)))
+
+
+def at_least(tests: Iterable[Common], noise: float) -> Iterator[Common]:
+    """The same with at least that noise."""
+    for one in tests:
+        yield replace(one, noise=max(one.noise, noise))
+
+
+def rms(values: Iterable[float]) -> float:
+    """Root of the mean square."""
+    squares = [value * value for value in values]
+    return math.sqrt(sum(squares) / len(squares))
 
 
 def common_turns(
