@@ -147,3 +147,21 @@ def test_a_first_token_is_told_from_a_second_one(got: list[int], says: str) -> N
     found = explain_ids(one)
     assert len(found) == bool(says)
     assert all(f"the prompt begins with {says} that the original" in finding.text for finding in found)
+
+
+@pytest.mark.parametrize("code", [True, False], ids=["engine", "checkpoint"])
+def test_a_lost_bias_explains_no_fault_of_the_engine_s_code(
+    code: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights give the original's output, so that none of them is missing."""
+    right: Any = Variant("bias", "", Claim("qkv_bias", ""), Claim("qkv_bias", ""))  # type: ignore[arg-type]
+    bench: Any = SimpleNamespace(before=1.0, reach=REACH, code=code, error=lambda _: 0.0)
+    bench.spec = bench.inputs = bench.target = None
+    bench.held_out = lambda: bench
+    monkeypatch.setattr(search._Bench, "of", lambda *_: bench)
+    monkeypatch.setattr(search, "_listed", lambda _: iter(()))
+    monkeypatch.setattr(search, "_searched", lambda _: iter(()))
+    monkeypatch.setattr(search, "solved_biases", lambda *_: iter([right]))
+    nothing: Any = None
+    found = search.explain(divergence("layers.0.attention", 0, 0), nothing, nothing)
+    assert [one.culprit for one in found] == ([] if code else ["qkv_bias"])
