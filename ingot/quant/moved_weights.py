@@ -36,14 +36,16 @@ class Moves:
     Attributes:
         chosen: whether samples chose the quantized values.
         least: what the dtypes alone may move a value by, as a share of its row's largest.
+        farther: share of a row's largest by which chosen values may lie beyond the ends of a clipped range.
     """
 
     chosen: bool
     least: float
+    farther: float = 0.0
 
     def limit(self, median: float) -> float:
         """How far a row may move, where a median row moves by ``median``: a share of its largest value."""
-        times, most = (_CHOSEN_TIMES, _CLIPPED) if self.chosen else (_TIMES, FAR)
+        times, most = (_CHOSEN_TIMES, _CLIPPED + self.farther) if self.chosen else (_TIMES, FAR)
         return min(most, times * max(median, self.least))
 
     def by_row(self, expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:

@@ -134,7 +134,7 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
         (("--reference", "{qwen}", "--ids", "1", "--original", "hf"), "no class for 'qwen'"),
         (("--reference", "{gpt2}", "--ids", "1"), "a different model"),
         (("--reference", "{llama}", "--html", "no/such/folder.html"), "no such folder"),
-        (("--reference", "{llama}", "--prompt", "a", "--data", "b"), "not both"),
+        (("--reference", "{llama}", "--prompt", "a", "--data", "b"), "give --prompt, --ids or a file"),
         ((), "--reference"),
     ],
 )

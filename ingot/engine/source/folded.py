@@ -18,7 +18,7 @@ from ingot.config.model import DecoderConfig
 from ingot.engine.source.origin import Known, Origin, Read
 from ingot.engine.source.sites import Site, maker_of, site_of
 
-_SIGMAS = 6.0
+_SIGMAS = 8.0  # whose standard deviation is itself estimated, of some dozen values
 _KEPT = (2.0, 1.2, 0.8, 0.6)  # scales that a value may be off to be counted
 _UNKNOWN = 1e3  # relative: nothing is known
 _TINY = torch.finfo(torch.float32).tiny

@@ -34,6 +34,7 @@ from ingot.quant.weight_only import WeightOnly
 
 Tensors = Mapping[str, torch.Tensor]
 _BLOCK = 16  # rows of words lie together
+_RPTQ_STEP = 2 / 15  # of 4 bits: its values make up for what its activations' blocks lose, too
 _CPU_VALUES, _VALUES = 1 << 18, 1 << 24  # that are widened at once: a core's cache; another device
 
 
@@ -139,7 +140,8 @@ def _add_moved(
 ) -> None:
     """Values that make up for one another's errors, by how far rows and columns moved (moved_weights.py)."""
     got = plain_weight(linear, tensors, device)
-    moves = Moves(chosen=True, least=torch.finfo(dtype).eps)
+    farther = _RPTQ_STEP if linear.scheme.form == "blocks" else 0.0
+    moves = Moves(chosen=True, least=torch.finfo(dtype).eps, farther=farther)
     moved = moves.by_row(weight, got)
     limit = moves.limit(float(moved.median()))
     off.add("value", moved / limit)
