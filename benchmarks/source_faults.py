@@ -107,8 +107,8 @@ def _kept(folder: Path, *rest: Any) -> SourceCheck:
 def costs(
     work: Path, device: torch.device, checkpoint: Path | None, proof: bool, schemes: list[str]
 ) -> Iterator[Row]:
-    """Seconds of a build, and of the comparison in it: of the processor on a CPU, where other processes do
-    not count, and by the clock on a GPU.
+    """Seconds of a build, tuned as by default, and of the comparison in it: of the processor on a CPU, where
+    other processes do not count, and by the clock on a GPU.
     """
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     source = checkpoint or write_source(work / "source", "llama", **LARGER)
@@ -129,7 +129,7 @@ def costs(
         options = {"device": str(device), "quant": quant, "proof": proof, "force": True} | calib
         start = clock()
         with patch.object(builder, "compare_with_source", timed):
-            build(source, work / "engine", tune=False, **options)
+            build(source, work / "engine", **options)
         seconds = clock() - start
         share = taken[-1] / seconds
         yield {"scheme": scheme, "seconds": seconds, "comparison_s": taken[-1], "share": share}

@@ -39,7 +39,7 @@ from ingot.layers.linear import Linear
 MULTIPLE = 4.0  # floors that count as noise (docs/align.md)
 _SIGMAS = 6.0  # standard deviations of noise that many values may be off together
 _UNITS = 0.125  # units of the engine's rounding that count as noise where a floor is zero
-_FP32_UNITS = 2.0  # of fp32, in which a GPU's rsqrt and exp2 are that far from right (CUDA's tables)
+_FP32_UNITS = 3.0  # of fp32: CUDA's tables put rsqrt 2 from right, and what it is given is rounded, too
 _TOGETHER = (
     2.0  # times the noise of attention's values: those of a head share a token's weights, and err together
 )
