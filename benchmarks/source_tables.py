@@ -15,6 +15,7 @@ from benchmarks.tables import NONE, made_by, markdown
 
 Row = dict[str, Any]
 FAULTS, ALARMS = "source_faults_cpu.json", "source_false_alarms_cpu.json"
+COSTS = {"source_cost_7b.json": "7B shape", "source_cost_pocket_cpu.json": "models/pocket-chat"}
 SHOWN = (
     *("dense", "w8a16", "w4a16", "w4a16 gptq", "w4a16 awq", "w8a8", "w8a8 smoothquant"),
     *("w4a8", "w4a8 gptq", "rptq-w8a8", "rptq-w4a8"),
@@ -27,8 +28,9 @@ def _cell(row: Row | None) -> str:
     if not row["differences"]:
         return "passes" if row["fault"] is None else "**not seen**"
     share = row["share"]
-    plain = row["measure"] == "copied" or share is None
-    return "refused" if plain else f"refused, {significant(share, 2)}"
+    if row["measure"] == "copied" or share is None:
+        return "refused"
+    return "refused, > 1000" if share > 1000 else f"refused, {significant(share, 2)}"
 
 
 def faults() -> str:
@@ -59,7 +61,27 @@ def alarms() -> str:
     )
 
 
+def cost() -> str:
+    """The comparison's seconds and its share of builds."""
+    sides = [(name, row) for file, name in COSTS.items() for row in of(file, "rows")]
+    table = markdown(
+        ["checkpoint", "scheme", "build, s", "comparison, s", "of the build"],
+        [
+            [
+                name,
+                row["scheme"],
+                significant(row["seconds"], 3),
+                significant(row["comparison_s"], 3),
+                f"{100 * row['share']:.1f} %",
+            ]
+            for name, row in sides
+        ],
+    )
+    return f"{table}\n\n{' '.join(f'{made_by(file)}.' for file in COSTS)}"
+
+
 SOURCE_TABLES: dict[str, Callable[[], str]] = {
     "source-faults": faults,
     "source-alarms": alarms,
+    "source-cost": cost,
 }

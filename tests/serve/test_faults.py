@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from tests.serve.client import Gate, Server, is_gone, memory, started, wait_for
 from tests.serve.conftest import chat, completion
@@ -121,3 +124,20 @@ def test_collections_leave_out_what_is_loaded(engine: Path, tmp_path: Path) -> N
             frozen, looked_at = map(int, told.read_text().split())
             assert frozen > 50_000
             assert looked_at < 20_000
+
+
+@pytest.mark.slow
+def test_a_server_whose_last_engine_is_given_up_ends(engine: Path, tmp_path: Path) -> None:
+    """A rebuilt engine is not loaded in place of the one that died."""
+    folder = shutil.copytree(engine, tmp_path / "engine")
+    with started(folder) as server:
+        (pid,) = server.engine_pids()
+        manifest = folder / "manifest.json"
+        manifest.write_text(manifest.read_text() + " ")
+        os.kill(pid, signal.SIGKILL)
+        assert server.process.wait(timeout=30) == 1
+    last = "".join(server.lines)
+    assert "every engine has died" in last
+    assert "SIGKILL" in last
+    assert "folder has changed" in last
+    assert "Traceback" not in last
