@@ -6,9 +6,11 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadFileScheduling
 
 from tests.grid import mark_the_rest_slow
 
@@ -25,9 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 
-# Files that take long: the workers of ``make test`` take whole files in this order, and short ones
-# are left to fill up the end.
+# Folders whose files share servers and engines: one worker takes all of a folder.
+TOGETHER = ("tests/serve", "tests/speech")
+# Files and folders that take long: the workers of ``make test`` take them whole in this order, and short
+# ones are left to fill up the end.
 LONGEST = (
+    *TOGETHER,
     "tests/kernels/test_compile_sm_90.py",
     "tests/kernels/test_compile_sm_80.py",
     "tests/kernels/test_compile_few.py",
@@ -70,6 +75,16 @@ def interpreter() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def frozen_libraries() -> Iterator[None]:
+    """What a load test or a server in this process gives back to the garbage collector is its own: the
+    libraries stay out of every collection (see ``pytest_collection_finish``).
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def brief_proofs() -> Iterator[int]:
     """Builds prove with 5 new tokens a golden case: enough to leave a cache's block. Gives how many it is
     for users.
@@ -94,6 +109,24 @@ def golden(data: Path) -> Path:
     return data / "golden"
 
 
+def unit(nodeid: str) -> str:
+    """What one worker takes as a whole: the test's file, or its folder."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
+
+
+class ByUnit(LoadFileScheduling):
+    """As ``--dist loadfile``, by units."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByUnit | None:
+    return ByUnit(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_finish() -> None:
     """The libraries and the tests stay: the collections that Ingot asks for need not walk through them."""
     gc.collect()
@@ -107,7 +140,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     mark_the_rest_slow(items)
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(ROOT).as_posix(), len(places)))
+    items.sort(key=lambda item: places.get(unit(item.nodeid), len(places)))
     if torch.cuda.is_available():
         return
     for item in items:
