@@ -53,7 +53,7 @@ def answering(status: int, data: bytes, kind: str = "text/event-stream") -> Iter
             """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as found:
-        thread = threading.Thread(target=found.serve_forever)
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{found.server_port}", asked

@@ -105,7 +105,7 @@ def theirs(kind: str, hf: Json) -> PretrainedConfig | None:
         return None
 
 
-@pytest.mark.parametrize(("kind", "key", "way"), changes())
+@pytest.mark.parametrize(("kind", "key", "way"), list(changes()))
 def test_every_key(kind: str, key: str, way: str) -> None:
     hf = changed(kind, key, way)
     expected = theirs(kind, hf)
@@ -205,7 +205,7 @@ def bending() -> Iterator[Any]:
             yield param
 
 
-@pytest.mark.parametrize(("kind", "key", "way"), bending())
+@pytest.mark.parametrize(("kind", "key", "way"), list(bending()))
 def test_logits(kind: str, key: str, way: str, tmp_path: Path) -> None:
     """A model of the class's making from the same config.json."""
     hf = changed(kind, key, way)
