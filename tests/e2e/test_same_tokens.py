@@ -47,6 +47,7 @@ def test_batch_invariant_mode_gives_the_same_bits(make: Make, scheme: str) -> No
     assert (differ, rows) == (0, 0)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("scheme", ["dense", "w8a8", "w4a8", "rptq-w4a4", "w8a8, int8 cache"])
 def test_a_few_layers_per_step_change_nothing(make: Make, scheme: str, batch_invariant: bool) -> None:

@@ -22,7 +22,7 @@ from tests.e2e.mixed import GREEDY, SAMPLED, Make
 from tests.e2e.watch import before_steps, check_idle, watch
 from tests.tiny_models import random_ids
 
-THREADS, ANSWERS = 8, 50
+THREADS = 8
 LONG = GREEDY.replace(max_new_tokens=100)
 pytestmark = pytest.mark.timeout(120)
 
@@ -54,11 +54,11 @@ def in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
         return [job.result() for job in [pool.submit(run, i) for i in range(count)]]
 
 
-def requests(thread: int) -> list[tuple[list[int], SamplingParams]]:
+def requests(thread: int, answers: int) -> list[tuple[list[int], SamplingParams]]:
     """Prompts of many lengths, of which some share a beginning; greedy and drawn."""
     begin = random_ids(20, seed=7)
     found = []
-    for i in range(ANSWERS):
+    for i in range(answers):
         seed = 1000 * thread + i
         prompt = (begin if i % 3 == 0 else []) + random_ids(1 + seed * 7 % 30, seed=seed)
         values = GREEDY if i % 2 else SAMPLED.replace(seed=seed)
@@ -66,13 +66,15 @@ def requests(thread: int) -> list[tuple[list[int], SamplingParams]]:
     return found
 
 
-def test_answers_are_those_of_serial_calls(llm: LLM) -> None:
-    serial = [[llm.generate(p, v)[0].token_ids for p, v in requests(t)] for t in range(THREADS)]
+@pytest.mark.parametrize("answers", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_answers_are_those_of_serial_calls(llm: LLM, answers: int) -> None:
+    asked = [requests(thread, answers) for thread in range(THREADS)]
+    serial = [[llm.generate(p, v)[0].token_ids for p, v in one] for one in asked]
     with watch(llm) as steps:
-        found = in_threads(lambda t: [llm.generate(p, v)[0].token_ids for p, v in requests(t)])
+        found = in_threads(lambda t: [llm.generate(p, v)[0].token_ids for p, v in asked[t]])
     assert found == serial
     assert steps.largest_batch == THREADS
-    alone = sum(values.max_new_tokens or 0 for t in range(THREADS) for _, values in requests(t))
+    alone = sum(values.max_new_tokens or 0 for one in asked for _, values in one)
     assert len(steps.steps) < alone / 3, "threads share steps"
 
 

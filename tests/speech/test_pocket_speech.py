@@ -86,34 +86,36 @@ def test_one_window_after_another(found: list[Transcript], talks: list[Talk]) ->
         check([one.text for one in transcript.segments], spans(transcript), talk)
 
 
-def test_chunks_at_once(transcriber: Transcriber, talks: list[Talk]) -> None:
-    for talk in talks:
-        transcript = transcriber(talk.path, chunked=True)
-        assert transcript.language == talk.language
-        check([one.text for one in transcript.segments], spans(transcript), talk)
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["en", "de"])
+def test_chunks_at_once(transcriber: Transcriber, talks: list[Talk], place: int) -> None:
+    talk = talks[place]
+    transcript = transcriber(talk.path, chunked=True)
+    assert transcript.language == talk.language
+    check([one.text for one in transcript.segments], spans(transcript), talk)
 
 
 def test_files_at_once_and_a_stream(
     transcriber: Transcriber, talks: list[Talk], found: list[Transcript]
 ) -> None:
     together = transcriber.batch([talk.path for talk in talks])
-    for transcript, alone, talk in zip(together, found, talks, strict=True):
+    for transcript, alone in zip(together, found, strict=True):
         assert WRITERS["srt"](transcript) == WRITERS["srt"](alone)
-        assert "".join(segment.text for segment in transcriber.stream(talk.path)) == alone.text
+    assert "".join(segment.text for segment in transcriber.stream(talks[0].path)) == found[0].text
 
 
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["en", "de"])
 def test_words_are_within_a_tenth_of_a_second_of_their_sentence(
-    transcriber: Transcriber, talks: list[Talk]
+    transcriber: Transcriber, talks: list[Talk], place: int
 ) -> None:
-    for talk in talks:
-        segments = transcriber(talk.path, word_timestamps=True).segments
-        words = [word for segment in segments for word in segment.words or ()]
-        assert [word.text.strip() for word in words] == talk.text.split()
-        starts = [word.start for word in words]
-        assert starts == sorted(starts)
-        first = np.cumsum([0, *(len(one.text.split()) for one in segments)])[:-1]
-        errors = np.abs(np.array([words[i].start for i in first]) - talk.times[:, 0])
-        assert np.median(errors) <= NEAR
+    talk = talks[place]
+    segments = transcriber(talk.path, word_timestamps=True).segments
+    words = [word for segment in segments for word in segment.words or ()]
+    assert [word.text.strip() for word in words] == talk.text.split()
+    starts = [word.start for word in words]
+    assert starts == sorted(starts)
+    first = np.cumsum([0, *(len(one.text.split()) for one in segments)])[:-1]
+    errors = np.abs(np.array([words[i].start for i in first]) - talk.times[:, 0])
+    assert np.median(errors) <= NEAR
 
 
 def test_german_becomes_english(transcriber: Transcriber, talks: list[Talk]) -> None:
@@ -132,7 +134,7 @@ def test_silence_says_nothing(transcriber: Transcriber) -> None:
         assert all(one.no_speech_prob > 0.6 for one in transcript.segments)
 
 
-@pytest.mark.parametrize("format", ["srt", "vtt"])
+@pytest.mark.parametrize("format", ["srt", pytest.param("vtt", marks=pytest.mark.slow)])
 def test_subtitles_of_the_terminal(engine: Path, talks: list[Talk], format: str) -> None:
     shown = ingot("transcribe", engine, talks[0].path, "--format", format, "--device", "cpu").stdout
     cue = re.compile(r"((?:\d\d:)?\d\d:\d\d[.,]\d{3}) --> ((?:\d\d:)?\d\d:\d\d[.,]\d{3})\n(.+)")
@@ -146,23 +148,26 @@ def _seconds(clock: str) -> float:
 
 
 def test_over_http(server: Server, talks: list[Talk], found: list[Transcript]) -> None:
-    for talk, alone in zip(talks, found, strict=True):
-        told = hear(server, talk.path.read_bytes(), model=NAME, response_format="verbose_json").json
-        assert told["language"] == {"en": "english", "de": "german"}[talk.language]
-        heard = told["segments"]
-        check([one["text"] for one in heard], [(one["start"], one["end"]) for one in heard], talk)
-        assert told["text"] == alone.text.strip()
-        *deltas, done = streamed(server, talk.path.read_bytes(), model=NAME)
-        assert "".join(one["delta"] for one in deltas) == done["text"] == told["text"]
-    told = hear(server, talks[1].path.read_bytes(), TRANSLATE, model=NAME, response_format="srt")
+    english, german = talks
+    told = hear(server, german.path.read_bytes(), model=NAME, response_format="verbose_json").json
+    assert told["language"] == "german"
+    heard = told["segments"]
+    check([one["text"] for one in heard], [(one["start"], one["end"]) for one in heard], german)
+    assert told["text"] == found[1].text.strip()
+    *deltas, done = streamed(server, english.path.read_bytes(), model=NAME)
+    assert "".join(one["delta"] for one in deltas) == done["text"] == found[0].text.strip()
+    told = hear(server, german.path.read_bytes(), TRANSLATE, model=NAME, response_format="srt")
     assert "In June Max drives from Geneva to Leipzig for fourteen years." in told.data.decode()
 
 
-def test_hugging_face_says_the_same() -> None:
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["en", "de"])
+def test_hugging_face_says_the_same(tmp_path: Path, place: int) -> None:
     """The same weights in fp32, word for word."""
-    data = TALKS / "manifest.jsonl"
+    lines = (TALKS / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
+    record, data = json.loads(lines[place]), tmp_path / "talk.jsonl"
+    data.write_text(json.dumps(record | {"audio": str(TALKS / record["audio"])}))
     shown = ingot("eval", "wer", MODEL, "--data", data, "--against", "hf", "--device", "cpu", "--json")
     assert shown.exit_code == 0, shown.stderr
     told = json.loads(shown.stdout)
-    assert told["agreement"]["same_tokens"] == told["agreement"]["answers"] == 2
+    assert told["agreement"]["same_tokens"] == told["agreement"]["answers"] == 1
     assert [side["metrics"]["wer"] <= MOST_WRONG for side in told["sides"]] == [True, True]

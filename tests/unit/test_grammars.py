@@ -95,7 +95,9 @@ def test_masks_of_the_pocket_models_vocabulary(pocket: Tokenizer) -> None:
     check_masks(pocket)
 
 
-@pytest.mark.parametrize("name", ["qwen1", "gpt2", pytest.param("qwen2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen1", "qwen2"))]
+)
 def test_masks_of_byte_level_vocabularies(name: str, request: pytest.FixtureRequest) -> None:
     check_masks(request.getfixturevalue(name))
 

@@ -65,10 +65,10 @@ CASES = {
 @pytest.mark.parametrize("feed", CASES.values(), ids=CASES)
 def test_the_work_grows_with_the_text_alone(feed: Feed) -> None:
     """Eight times the text takes eight times the time, or 64 times: 24 is as far from both. The least of some
-    runs that take turns, since other processes take their share of the caches.
+    runs, since other processes take their share of the caches; the long ones end where one is quick enough.
     """
-    runs = [(seconds(feed, SIZE), seconds(feed, 8 * SIZE)) for _ in range(4)]
-    assert min(many for _, many in runs) < 24 * min(few for few, _ in runs)
+    few = min(seconds(feed, SIZE) for _ in range(4))
+    assert any(seconds(feed, 8 * SIZE) < 24 * few for _ in range(4))
 
 
 def seconds(feed: Feed, count: int) -> float:

@@ -301,7 +301,13 @@ def test_only_some_ops() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
-def test_steps_of_the_kernels_themselves_agree_with_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_steps_of_the_kernels_themselves_agree_with_their_defaults(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fourth candidate of each op, or all of them."""
+    every = search.candidates
+    monkeypatch.setattr(search, "candidates", lambda *given: [every(*given)[0], *every(*given)[1::step]])
     modules: list[Any] = [gated_mlp, layer_norm, paged_attention, prefill_attention, rms_norm]
     for module in (*modules, rope_kv_write, small_gate_up, small_linear, small_qkv):
         monkeypatch.setattr(module, "runs_on_gpu", lambda x: True)
