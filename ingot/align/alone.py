@@ -169,7 +169,7 @@ class AloneJudge:
         floor = draw.floor
         units = (_FP32_UNITS if self.coarse == _FP32 else _UNITS) * torch.finfo(self.coarse).eps
         least = units + ties + (floor if self.coarse == _FP32 else 0.0)
-        noisy = replace(draw, floor=math.hypot(floor, ties))  # a tie turns one pair of channels more than another
+        noisy = replace(draw, floor=math.hypot(floor, ties))  # ties turn some channels more than others
         tests = list(self._common(place, wanted, got, noisy))
         worst = max(tests, key=lambda one: one.off / (_SIGMAS * one.noise + least))
         return Alone(

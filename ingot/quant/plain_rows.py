@@ -98,9 +98,9 @@ def _scales(pieces: torch.Tensor) -> torch.Tensor:
 
 
 def _other_way(exact: torch.Tensor, near: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Values [..., K] with the closest call of each row, of those that are not cut, decided otherwise; and with
-    it every value that is no farther from a middle than fp32 tells: of rows in 16 bits whose largest magnitude
-    is a multiple of 127 many are.
+    """Values [..., K] with the closest call of each row, of those that are not cut, decided otherwise; and
+    with it every value that is no farther from a middle than fp32 tells: of rows in 16 bits whose largest
+    magnitude is a multiple of 127 many are.
     """
     off = exact - near
     close = torch.where((exact < low) | (exact > high), torch.zeros_like(off), off.abs())
