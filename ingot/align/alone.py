@@ -169,8 +169,7 @@ class AloneJudge:
         floor = draw.floor
         units = (_FP32_UNITS if self.coarse == _FP32 else _UNITS) * torch.finfo(self.coarse).eps
         least = units + ties + (floor if self.coarse == _FP32 else 0.0)
-        noisy = replace(draw, floor=math.hypot(floor, ties))  # ties turn some channels more than others
-        tests = list(self._common(place, wanted, got, noisy))
+        tests = list(self._common(place, wanted, got, draw, ties))
         worst = max(tests, key=lambda one: one.off / (_SIGMAS * one.noise + least))
         return Alone(
             **vars(measure(wanted, got)),
@@ -182,11 +181,13 @@ class AloneJudge:
             on_grid=on_grid,
         )
 
-    def _common(self, place: str, wanted: torch.Tensor, got: torch.Tensor, draw: Draw) -> Iterator[Common]:
+    def _common(
+        self, place: str, wanted: torch.Tensor, got: torch.Tensor, draw: Draw, ties: float
+    ) -> Iterator[Common]:
         """Of all values; of attention's heads one by one; of the pairs of channels that positions turn.
 
         Values of a head that share a token's attention weights err together: their noise counts twice, and
-        is at least what the draw's have in common.
+        is at least what the draw's have in common. A tie turns a small pair of channels farther than others.
         """
         kind, config = place.rpartition(".")[2], self.model.config
         floor = draw.floor
@@ -200,7 +201,7 @@ class AloneJudge:
         yield from at_least(common_factors(wanted, got, floor), drawn / math.sqrt(heads))
         yield from at_least(common_factors(wanted, got, floor, heads), drawn)
         if config.rope is not None and kind != "attended":
-            turns = (floor, heads, config.rope.dim)
+            turns = (math.hypot(floor, ties), heads, config.rope.dim)
             drawn = rms(one.off for one in common_turns(draw.exact, draw.low, *turns))
             yield from at_least(common_turns(wanted, got, *turns), drawn)
 
