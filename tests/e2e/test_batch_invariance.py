@@ -127,7 +127,7 @@ def assert_same(rows: Rows, expected: Rows, prompts: Sequence[list[int]] = PROMP
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        pytest.param(kind, size, marks=pytest.mark.slow if size in (7, 8, 9) and kind not in NORMS else ())
+        pytest.param(kind, size, marks=pytest.mark.slow if size > 2 and kind not in NORMS else ())
         for kind in KINDS
         for size in (2, 7, 8, 9, 33)
     ],
@@ -159,6 +159,7 @@ def test_in_any_chunks(
     assert_same(rows, expected(kind, device, dtype))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", ["mha", "gqa", "gpt2", "window"])
 @pytest.mark.parametrize("reuse", [False, True])
