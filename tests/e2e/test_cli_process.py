@@ -188,6 +188,14 @@ def test_chat_on_a_terminal(engine: Path, tmp_path: Path, monkeypatch: pytest.Mo
     terminal.expect(rb"(?s)cut off; --max-new-tokens.*>>>")
     terminal.type(f"/save {tmp_path}/chat.json\r")
     terminal.expect(rb"(?s)2 messages.*>>>")
+    terminal.type("/set max_new_tokens 8000\r")
+    terminal.expect(rb"(?s)max_new_tokens: 8000.*>>>")
+    terminal.type("again\r")
+    terminal.expect(rb"(?s)max_new_tokens: 8000.*again.*\n.{2000}")
+    terminal.type("\x03")  # it stops the answer, and not the chat
+    terminal.expect(rb"(?s)\(stopped\).*>>>")
+    terminal.type("/system still here\r")
+    terminal.expect(rb"(?s)system: still here.*>>>")
     terminal.type("\x04")
     assert terminal.end() == 0
     saved = json.loads((tmp_path / "chat.json").read_text())
@@ -195,24 +203,6 @@ def test_chat_on_a_terminal(engine: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert b"+hello\n+all\n" in (tmp_path / "ingot" / "chat_history").read_bytes()
     assert b"Traceback" not in terminal.seen
     assert terminal.process.returncode == 0
-
-
-def test_ctrl_c_stops_an_answer_on_a_terminal(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")
-    terminal = Terminal(["chat", engine, "--device", "cpu", "--ignore-eos", "--max-new-tokens", 8000])
-    terminal.expect(b">>>")
-    terminal.type("hello\r")
-    terminal.expect(rb"(?s)>>>.*\n.{2000}")
-    terminal.type("\x03")
-    terminal.expect(rb"(?s)\(stopped\).*>>>")
-    terminal.type("/system still here\r")
-    terminal.expect(rb"system: still here")
-    terminal.type("/exit\r")
-    assert terminal.end() == 0
-    assert b"Traceback" not in terminal.seen
 
 
 def test_run_streams_to_a_terminal_without_control_characters(engine: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,25 @@ def built(checkpoint: Path, manifest: Path, engine: Path, quant: QuantConfig, **
     return build(checkpoint, engine, quant=quant, calib=manifest, **given)
 
 
+@pytest.fixture(scope="module")
+def engine_of(
+    checkpoint: Path, manifest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """engine_of("gptq"): an engine of ``SCHEMES`` with its proof, built once; no test changes it."""
+    root = tmp_path_factory.mktemp("engines")
+
+    @functools.cache
+    def made(name: str) -> Path:
+        return built(checkpoint, manifest, root / name, SCHEMES[name], proof=True)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def exact(checkpoint: Path, unseen: list[Prompt]) -> torch.Tensor:
+    return logits(LLM(checkpoint, "cpu"), unseen)
+
+
 @torch.inference_mode()
 def _encoded(model: Decoder, prompt: Prompt) -> list[torch.Tensor]:
     """Outputs of a prompt's input, by the encoder's modules and by fused kernels."""
@@ -102,15 +123,18 @@ def _encoded(model: Decoder, prompt: Prompt) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_it_is_proven_and_near(
-    checkpoint: Path, manifest: Path, unseen: list[Prompt], name: str, tmp_path: Path
+    checkpoint: Path,
+    unseen: list[Prompt],
+    exact: torch.Tensor,
+    engine_of: Callable[[str], Path],
+    name: str,
 ) -> None:
-    quant = SCHEMES[name]
-    engine = built(checkpoint, manifest, tmp_path / "engine", quant, proof=True)
+    quant, engine = SCHEMES[name], engine_of(name)
     assert verify(engine, "cpu", note=False).verdict == "proven"
-    by_module, fused = _encoded(LLM(engine, "cpu").engine.model, unseen[0])
+    llm = LLM(engine, "cpu")
+    by_module, fused = _encoded(llm.engine.model, unseen[0])
     assert float((fused - by_module).norm() / by_module.norm()) < 1e-3
-    exact = logits(LLM(checkpoint, "cpu"), unseen)
-    cost = divergence(exact, logits(LLM(engine, "cpu"), unseen))
+    cost = divergence(exact, logits(llm, unseen))
     assert 1e-6 < cost < (0.02 if "w4" in quant.label else 1e-3)
     if name in NEARER:
         plain = quant.replace(method="round", alpha=None)
@@ -119,17 +143,18 @@ def test_it_is_proven_and_near(
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "static, searched", "rptq-w8a8", "apart"])
-def test_it_is_aligned(checkpoint: Path, manifest: Path, name: str, tmp_path: Path) -> None:
+def test_it_is_aligned(checkpoint: Path, name: str, engine_of: Callable[[str], Path]) -> None:
     """Hugging Face's class computes the same with the engine's weights, norms and biases."""
-    engine = built(checkpoint, manifest, tmp_path / "engine", SCHEMES[name])
-    report = align(engine, checkpoint, [[1, 5, 9, 30]], steps=1, device="cpu")
+    report = align(engine_of(name), checkpoint, [[1, 5, 9, 30]], steps=1, device="cpu")
     assert report.aligned, report.first_stage
 
 
-def test_only_the_half_that_was_asked_for_changes(checkpoint: Path, manifest: Path, tmp_path: Path) -> None:
+def test_only_the_half_that_was_asked_for_changes(
+    checkpoint: Path, tmp_path: Path, engine_of: Callable[[str], Path]
+) -> None:
     plain = Manifest.read(build(checkpoint, tmp_path / "plain", device="cpu", dtype="fp32", proof=False))
     for name, half in (("encoder alone", True), ("decoder alone", False)):
-        engine = Manifest.read(built(checkpoint, manifest, tmp_path / name, SCHEMES[name]))
+        engine = Manifest.read(engine_of(name))
         changed = {n for n, entry in engine.tensors.items() if plain.tensors.get(n) != entry}
         assert changed
         assert {n.startswith("encoder.") for n in changed} == {half}
