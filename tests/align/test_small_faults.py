@@ -4,6 +4,8 @@ are aligned.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,13 @@ SCHEMES: dict[str, str | QuantConfig] = {
 }
 OFTEN = ("dense", "w8a16", "w4a16", "w8a8")  # `make test-all` has the others, too
 SLOW = [name for name in SCHEMES if name not in OFTEN]
+WEIGHT_ONLY = {"w8a16": SMALL[:2], "w4a16": SMALL[2:]}  # as dense but for their weights: each has some
 GRID = [
-    pytest.param(scheme, fault, marks=pytest.mark.slow if scheme in SLOW else ())
+    pytest.param(
+        scheme,
+        fault,
+        marks=() if scheme in OFTEN and fault in WEIGHT_ONLY.get(scheme, SMALL) else pytest.mark.slow,
+    )
     for scheme in SCHEMES
     for fault in SMALL
 ]
@@ -64,6 +71,20 @@ def engines(originals: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
             given = {"calib": samples, "calib_samples": 6} if needs else {}
             build(originals[kind], folder, quant=quant, dtype="bf16", device="cpu", proof=False, **given)
         return folder
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """speech("w8a8"): an engine of a model that hears, built once, in bf16, and its checkpoint."""
+    root = tmp_path_factory.mktemp("speech")
+    write_speech(root / "checkpoint")
+
+    @functools.cache
+    def made(quant: str) -> tuple[Path, Path]:
+        options: Any = {"quant": quant, "dtype": "bf16", "device": "cpu", "proof": False}
+        return build(root / "checkpoint", root / quant, **options), root / "checkpoint"
 
     return made
 
@@ -138,10 +159,10 @@ def test_gpt2(fault: str, original: str, originals: dict[str, Path]) -> None:
     ],
 )
 @pytest.mark.parametrize("quant", ["none", pytest.param("w8a8", marks=pytest.mark.slow)])
-def test_whisper(fault: str | None, stage: str | None, quant: str, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    write_speech(checkpoint)
-    engine = build(checkpoint, tmp_path / "engine", quant=quant, dtype="bf16", device="cpu", proof=False)
+def test_whisper(
+    fault: str | None, stage: str | None, quant: str, speech: Callable[[str], tuple[Path, Path]]
+) -> None:
+    engine, checkpoint = speech(quant)
     for original in ("hf", "ingot"):
         with faulty(fault):
             report = align(engine, checkpoint, [[1, 5, 9]], steps=1, device="cpu", original=original)

@@ -121,7 +121,7 @@ def test_near_to_a_cache_of_16_bits(checkpoints: dict[str, Path], kind: str, cac
     assert 1e-8 < float(kl.mean()) < MOST_KL[cache]
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_however_it_is_run(checkpoints: dict[str, Path], kind: str, invariant: bool, cache: str) -> None:

@@ -72,6 +72,7 @@ def test_each_head_of_a_position_has_its_scale(speech: Side, cache: str) -> None
             assert bool((off <= 1.01 * HALF_STEP[cache] * room + 1e-6).all())
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "runtime",
     [

@@ -74,6 +74,7 @@ def expected64(q: torch.Tensor, case: PagedCase, window: int, softcap: float = 0
     return torch.cat(found)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
