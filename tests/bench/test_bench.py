@@ -156,8 +156,14 @@ def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
     assert side["results"][0]["batch"] == 2
     assert ceiling.read_gb_s > 0
     assert told == ["ingot in a process of its own"]
+
+
+@pytest.mark.slow  # a process; that an error crosses to this one: test_sweep.py
+def test_an_error_of_the_other_process_arrives() -> None:
+    spec = SideSpec(random_weights="absent", device="cpu", max_batch_size=2)
+    wanted = Latency(batches=(2,), prompt_tokens=4, new_tokens=2, repeats=1)
     with pytest.raises(CheckpointError, match="no such config"):
-        session._measure_apart(spec.replace(random_weights="absent"), wanted, None, told.append)
+        session._measure_apart(spec, wanted, None, lambda told: None)
 
 
 # --- what is printed -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import headline
-from benchmarks.fewer_bits import SCHEMES, commands
+from benchmarks.fewer_bits import SCHEMES, commands, main
 from benchmarks.headline_table import joined
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,5 +108,10 @@ def test_the_run_of_all_writes_a_file_a_process(shape: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     table = joined(tmp_path / "headline")
     assert table["schemes"]["none"]["rounds"] == 1
-    missing = subprocess.run([*script, "headline/w9"], cwd=ROOT, capture_output=True, check=False)
-    assert missing.returncode == 2
+
+
+def test_a_figure_that_is_none_is_misuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fewer_bits.py", "--json", str(tmp_path), "headline/w9"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ingot.serve.long_prompts import LONG as LONG_TEXT
 from tests.serve.client import Gate, Reply, Server, is_gone, launch, started, wait_for
 from tests.serve.conftest import completion
@@ -105,23 +103,24 @@ def test_sigterm_lets_answers_end(engine: Path) -> None:
         assert "Traceback" not in "".join(server.lines)
 
 
-@pytest.mark.parametrize(
-    ("worker", "bodies"),
-    [
-        ("prompt_worker", [completion("a " * LONG_TEXT)] * 5),
-        ("grammar_probe", [completion(guided_regex="b" * i, max_tokens=1) for i in range(1, 6)]),
-    ],
-)
-def test_a_second_interrupt_waits_for_no_thread(
-    engine: Path, worker: str, bodies: list[dict[str, Any]]
-) -> None:
-    """Not for one whose process hangs, nor for those behind it; their clients hear that the server stops."""
-    others = bodies[2:]
-    words = ("--max-batch-size", 1, "--max-queue", 2)
+def test_a_second_interrupt_waits_for_no_thread(engine: Path) -> None:
+    """Not for those whose processes hang, nor for those behind them; their clients hear that the server
+    stops.
+    """
+    bodies = {
+        "prompt_worker": [completion("a " * LONG_TEXT)] * 5,
+        "grammar_probe": [completion(guided_regex="b" * i, max_tokens=1) for i in range(1, 6)],
+    }
+    others = [body for several in bodies.values() for body in several[2:]]
+    words = ("--max-batch-size", 1, "--max-queue", len(others) - 1)
     with started(engine, *words) as server, ThreadPoolExecutor(len(others)) as pool:
-        for body in bodies[:2]:  # so that each process has started
-            server.post(COMPLETIONS, body)
-        pids = server.child_pids(worker.encode())
+        pids = list[int]()
+        for worker, several in bodies.items():
+            for body in several[:2]:  # so that each process has started
+                server.post(COMPLETIONS, body)
+            found = server.child_pids(worker.encode())
+            assert found, worker
+            pids += found
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         asked = [pool.submit(post_until_taken, server, body) for body in others]

@@ -146,20 +146,17 @@ def test_a_model_that_is_not_decoupled_gives_whole_answers_until_it_is_closed(en
     assert process.poll() is not None
 
 
-def test_the_end_of_the_engine_is_told(engine: Path) -> None:
-    found = opened(engine)
-    try:
-        sender = asked(found, LONG, stream=True)
-        sender.next()
-        assert found.is_ready
-        process: subprocess.Popen[bytes] = found._service._model.engine._run._process
-        os.kill(process.pid, signal.SIGKILL)
-        error = sender.error()
-        assert (error.code, "process has ended" in error.message) == ("INTERNAL", True)
-        assert asked(found).error().code == "UNAVAILABLE"
-        assert not found.is_ready
-    finally:
-        found.close()
+def test_the_end_of_the_engine_is_told(backend: Any) -> None:
+    """The last test of the common backend, which is closed after it."""
+    sender = asked(backend, LONG, stream=True)
+    sender.next()
+    assert backend.is_ready
+    process: subprocess.Popen[bytes] = backend._service._model.engine._run._process
+    os.kill(process.pid, signal.SIGKILL)
+    error = sender.error()
+    assert (error.code, "process has ended" in error.message) == ("INTERNAL", True)
+    assert asked(backend).error().code == "UNAVAILABLE"
+    assert not backend.is_ready
 
 
 @pytest.mark.parametrize(
