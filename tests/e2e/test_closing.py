@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -50,6 +51,9 @@ def test_whoever_waits_gets_an_error(tiny_engine: Path) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
+    requests = llm._calls.loop._requests
+    while len(requests._open) < 2:  # the stream's and the thread's
+        time.sleep(0.001)
     llm.close()
     thread.join(30)
     assert not thread.is_alive()

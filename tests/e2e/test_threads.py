@@ -378,3 +378,5 @@ def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]
     assert not loop._thread.is_alive()
     stream.close()  # type: ignore[attr-defined]
     assert loop._orders.qsize() == 0  # its call ended with the loop
+    loop.settle(stream.close)  # type: ignore[attr-defined]
+    assert loop._orders.qsize() == 1  # for nobody
