@@ -30,6 +30,7 @@ PERSON: dict[str, Any] = {
     },
     "required": ["name", "age", "pets"],
     "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": ""},  # which answers would mostly be made of
 }
 PATTERN = r"(?:fox|狐狸) no\. [1-9]\d{1,3}(?: \w{2,5})?!"
 CHOICES = ["a fox", "a fo", "狐狸", '"quoted" \\ text']
