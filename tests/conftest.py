@@ -28,14 +28,14 @@ DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 
 # Folders whose files share servers and engines: one worker takes all of a folder.
-TOGETHER = ("tests/serve", "tests/speech")
+TOGETHER = ("tests/speech", "tests/serve")
 # Files and folders that take long: the workers of ``make test`` take them whole in this order, and short
 # ones are left to fill up the end.
 LONGEST = (
-    *TOGETHER,
     "tests/kernels/test_compile_sm_90.py",
     "tests/kernels/test_compile_sm_80.py",
     "tests/kernels/test_compile_few.py",
+    *TOGETHER,
     "tests/e2e/test_cli_process.py",
     "tests/quant/test_pocket_quality.py",
     "tests/e2e/test_batch_invariance.py",
