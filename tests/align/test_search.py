@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.align.diagnosis import search
+from ingot.align.diagnosis import read, search
 from ingot.align.diagnosis.attention_variants import _windows
 from ingot.align.diagnosis.fit import best_number
 from ingot.align.diagnosis.ids import explain_ids
-from ingot.align.diagnosis.module_variants import norm_variants
+from ingot.align.diagnosis.module_variants import head_variants, norm_variants
 from ingot.align.diagnosis.read import all_positions
-from ingot.align.diagnosis.rope_variants import _positions
-from ingot.align.diagnosis.spec import RopeSpec
+from ingot.align.diagnosis.rope_variants import _positions, rope_variants
+from ingot.align.diagnosis.spec import HeadSpec, RopeSpec
 from ingot.align.diagnosis.variant import Claim, Variant
 from ingot.align.divergence import Divergence, Finding
+from ingot.config.model import RopeConfig
 from ingot.layers.checking import NormSpec
 
 BEFORE, REACH = 4e-3, 4e-3
@@ -165,3 +166,49 @@ def test_a_lost_bias_explains_no_fault_of_the_engine_s_code(
     nothing: Any = None
     found = search.explain(divergence("layers.0.attention", 0, 0), nothing, nothing)
     assert [one.culprit for one in found] == ([] if code else ["qkv_bias"])
+
+
+@pytest.mark.parametrize("theta", [None, 1e4], ids=["without", "with"])
+def test_positions_are_missing_where_the_other_side_has_them(theta: float | None) -> None:
+    """A variant that turns what the config does not, and fits the original, says what the engine lacks; one
+    that does not turn what the config does, what it has too many.
+    """
+
+    @dataclass(frozen=True)
+    class Attention:
+        positions: torch.Tensor
+        rope: RopeSpec | None
+        head_dim: int = 4
+
+    positions = torch.arange(3)
+    config: Any = SimpleNamespace(rope=None if theta is None else RopeConfig(4, theta))
+    rope = None if theta is None else RopeSpec(torch.ones(2), positions, positions)
+    spec: Any = Attention(positions, rope)
+    names = {"rope_missing", "rope_extra"}
+    found = [one for one in rope_variants(spec, config, 3) if {one.of_original.culprit} & names]
+    assert found
+    wanted = ("rope_missing", "rope_extra") if theta is None else ("rope_extra", "rope_missing")
+    assert {(one.of_original.culprit, one.of_engine.culprit) for one in found} == {wanted}
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_the_head_is_run_again_with_its_softcap(cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = torch.randn(5, 4), torch.randn(3, 4)
+    monkeypatch.setattr(read, "linear_tensors", lambda model, name: (weight, None))
+    model: Any = SimpleNamespace(embed_tokens=SimpleNamespace(weight=weight))
+    config: Any = SimpleNamespace(logit_softcap=cap)
+    rows = torch.zeros(3, 5)
+    one = Divergence("logits", None, 0, torch.arange(3), x, rows, rows, 0.0)
+    spec = read.read_stage(one, model, config)
+    assert spec is not None
+    logits = x @ weight.T
+    torch.testing.assert_close(spec.run(x), cap * (logits / cap).tanh() if cap else logits)
+
+
+def test_a_vocabulary_that_is_off_by_one_is_tried_both_ways() -> None:
+    weight = torch.randn(5, 3)
+    config: Any = SimpleNamespace(hidden_size=3)
+    variants = head_variants(HeadSpec("lm_head", weight, None), torch.zeros(5, 3), config)
+    down, up = (one.spec.weight for one in variants if one.of_original.culprit == "vocabulary_order")
+    assert torch.equal(down[1:], weight[:-1])
+    assert torch.equal(up[:-1], weight[1:])

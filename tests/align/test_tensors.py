@@ -121,6 +121,16 @@ def test_what_was_changed_is_named(name: str, dtype: str, original: Path, tmp_pa
         assert len(rest) == (name == "layers exchanged")
 
 
+def test_a_copied_value_may_not_be_one_unit_off(original: Path, tmp_path: Path) -> None:
+    """Both are of files in one dtype: nothing explains a last bit."""
+
+    def one_unit(tensors: Tensors) -> None:
+        tensors[DOWN][3, 17] = tensors[DOWN][3, 17].nextafter(torch.tensor(9.0))
+
+    (one,) = compared(changed(original, tmp_path, one_unit), original).differences
+    assert (one.name, one.text[:24]) == (DOWN.removeprefix("model."), "1 of 8192 values: [3, 17")
+
+
 @pytest.mark.parametrize("name", OF_LINEAR_LAYERS)
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w8a16 gptq", "w4a16 gptq"])
 def test_what_was_changed_before_quantization_is_named(

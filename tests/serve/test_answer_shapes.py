@@ -108,3 +108,20 @@ def test_errors_name_the_model_and_no_place_of_the_server(place: str) -> None:
     told = model._told(RequestError(f"{place}/chat_template.jinja refuses these messages"), "messages")
     assert told.message == "m/tokenizer/chat_template.jinja refuses these messages"
     assert told.param == "messages"
+
+
+@pytest.mark.parametrize(("asked", "room"), [(None, 1), (0, 0), (3, 3)])
+def test_a_prompt_leaves_room_for_the_tokens_that_are_asked_for(asked: int | None, room: int) -> None:
+    """One that is only read may be as long as the engine takes."""
+    model = ServedModel.__new__(ServedModel)
+    model.max_seq_len, limits = 8, SimpleNamespace(max_seq_len=8, vocab_size=9)
+    model.engine = SimpleNamespace(limits=limits)  # type: ignore[assignment]
+    model.prompt_ids = lambda prompt: prompt  # type: ignore[method-assign, assignment, misc]
+    call = CompletionCall.__new__(CompletionCall)
+    call.model, call._n, call._echo, call._logprobs, call._params = model, 1, True, None, None
+    call._asked, call._prompts = asked, [[1] * (8 - room)]
+    assert [len(job.ids) for job in call.jobs()] == [8 - room]
+    call._prompts = [[1] * (9 - room)]
+    with pytest.raises(ApiError) as error:
+        call.jobs()
+    assert error.value.code == "context_length_exceeded"

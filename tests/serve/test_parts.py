@@ -221,6 +221,21 @@ class TestEngineLoop:
         assert steps[-1].gauges == Gauges(prefix_queries=3)
         check_empty(executor)
 
+    @pytest.mark.parametrize(("index", "left"), [(0, {1, 2}), (2, {0, 1}), (None, set())])
+    def test_an_answer_ends_alone(self, index: int | None, left: set[int]) -> None:
+        """Where a stop string ended it; the others of its request go on."""
+        executor, _ = fake_executor()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            loop = EngineLoop(executor, Link(theirs))
+            for message in (Add("a", [1, 2], PARAMS.replace(n=3).to_json()), Abort("a", index)):
+                assert loop._obey(message) == []
+        found: set[int] = set()
+        while executor.has_work:
+            found |= {update.index for update in executor.step()}
+        assert found == left
+        check_empty(executor)
+
     def test_a_request_that_cannot_be_served_ends_alone(self) -> None:
         params = PARAMS.to_json()
         steps, executor = self.run(

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +16,7 @@ import pytest
 
 from ingot import LLM, SamplingParams
 from ingot.llm.conversation import Conversation
+from ingot.serve import remote
 from tests.e2e.terminal import ingot
 from tests.serve.client import Server, wait_for
 from tests.serve.conftest import NAME
@@ -33,13 +35,16 @@ def url(server: Server) -> str:
 
 
 @contextmanager
-def answering(status: int, data: bytes, kind: str = "text/event-stream") -> Iterator[tuple[str, list[Any]]]:
-    """A server that gives every question this answer; with what it was asked."""
+def answering(
+    status: int, data: bytes, kind: str = "text/event-stream", seconds: float = 0.0
+) -> Iterator[tuple[str, list[Any]]]:
+    """A server that gives every question this answer after a while; with what it was asked."""
     asked: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            time.sleep(seconds)
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.end_headers()
@@ -190,3 +195,10 @@ def test_no_engine_is_loaded() -> None:
     code = "import sys; import ingot.serve.remote; print('torch' in sys.modules, 'fastapi' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False False\n"
+
+
+def test_an_answer_may_take_longer_than_reaching_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_CONNECT_SECONDS", 0.05)
+    with answering(200, PIECE + END, seconds=0.2) as (url, _):
+        pieces = list(remote.RemoteServer(url).chat({"messages": []}))
+    assert [piece.text for piece in pieces] == ["Hi", ""]

@@ -8,6 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from ingot.serve.response_input import as_chat
+from ingot.serve.schemas import ResponsesRequest
 from tests.serve.client import PATIENCE, Server
 from tests.serve.conftest import MAX_SEQ_LEN, TOOLS, chat
 from tests.serve.published import Schema
@@ -266,3 +268,20 @@ def test_the_schema_of_a_form_is_the_chats(tool_server: Server) -> None:
     response = tool_server.post(RESPONSES, body(text={"format": FORMAT}, **quiet)).json
     check(response["output"][0]["content"][0]["text"], "schema")
     assert response["text"]["format"]["schema"] == SCHEMA
+
+
+def test_thoughts_stand_before_the_call_that_follows_them() -> None:
+    """A call joins the turn before it, unless thoughts have begun another."""
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    said = {"role": "assistant", "content": "Let me see."}
+    turns = as_chat(ResponsesRequest(model="m", input=[said, thoughts, CALL, CALL, RESULT])).messages
+    assert [(one["role"], one.get("reasoning_content")) for one in turns] == [
+        ("assistant", None),
+        ("assistant", "Hm."),
+        ("tool", None),
+    ]
+    assert [len(one.get("tool_calls", ())) for one in turns] == [0, 2, 0]
+    joined = as_chat(ResponsesRequest(model="m", input=[thoughts, said, CALL])).messages
+    assert [(one["content"], one["reasoning_content"], len(one["tool_calls"])) for one in joined] == [
+        ("Let me see.", "Hm.", 1)
+    ]

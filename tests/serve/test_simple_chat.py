@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ingot.config.sampling import SamplingParams
+from ingot.serve.answering import Job
+from ingot.serve.chat import ChatCall
+from ingot.serve.simple_chat import SimpleChat
 from tests.serve.client import Server, wait_for
 from tests.serve.conftest import MAX_SEQ_LEN, chat
 
@@ -102,3 +107,21 @@ def test_what_is_refused(server: Server, values: dict[str, Any], field: str) -> 
         reply = server.post(path, BODY | values)
         assert (reply.status, reply.error["param"]) == (400, field), reply.data
     assert server.post("/chat/", BODY | {"model": "none"}).error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("max_length", "max_tokens", "limit"),
+    [(10, None, 4), (10, 2, 2), (10, 50, 4), (99, 50, 6), (99, None, 6), (None, 50, 50)],
+)
+def test_the_smaller_of_two_limits_holds(
+    max_length: int | None, max_tokens: int | None, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt of 6 tokens, where an engine takes 12."""
+    job = Job([1] * 6, SamplingParams(max_new_tokens=max_tokens))
+    monkeypatch.setattr(ChatCall, "jobs", lambda self: [job])
+    call = SimpleChat.__new__(SimpleChat)
+    call._max_length, call._asked = max_length, max_tokens
+    call.model = SimpleNamespace(max_seq_len=12)  # type: ignore[assignment]
+    (found,) = call.jobs()
+    assert found.params is not None
+    assert found.params.max_new_tokens == limit

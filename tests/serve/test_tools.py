@@ -14,6 +14,7 @@ import pytest
 
 from ingot import LLM, Chat, Grammar
 from ingot.serve.answer_parts import AnswerParts, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
+from ingot.serve.tools import read_tools
 from tests.serve.client import JSON, Server
 from tests.serve.conftest import TOOLS, chat
 from tests.serve.published import Schema
@@ -249,3 +250,17 @@ def test_what_nobody_asked_for_stays_content() -> None:
     parts = AnswerParts(thoughts="no", calls=False, most_calls=None)
     assert parts.feed(ANSWER, final=True) == [ContentDelta(ANSWER)]
     assert parts.finish_reason("stop") == "stop"
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+@pytest.mark.parametrize(("choice", "many"), [("required", True), ("auto", True), (NAMED, False)])
+def test_a_tool_that_is_named_is_called_once(choice: Any, many: bool, parallel: bool | None) -> None:
+    """Several calls are for who may choose among tools, and has not said that they may not be parallel."""
+    many = many and parallel is not False
+    use = read_tools(BOTH, choice, parallel, None)
+    assert use.most_calls == (None if many else 1)
+    if choice != "auto":
+        assert use.form is not None
+        value = use.form.grammar.value()
+        assert value["parallel"] is many
+        assert [*value["tools"]] == (["say"] if choice == NAMED else ["add", "say"])

@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from ingot.serve.schemas import AudioRequest
-from ingot.serve.transcriptions import TranscriptionCall
+from ingot.serve.transcriptions import TranscriptionCall, _options
+from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment
 from ingot.speech.transcriber import Transcriber
@@ -220,3 +221,23 @@ def test_the_example(hearing: Server, tmp_path: Path) -> None:
     head, *segments, streamed_text = done.stdout.splitlines()
     assert head.endswith(", 2.0 s")
     assert "".join("".join(line[16:] for line in segments).split()) == "".join(streamed_text.split())
+
+
+def test_every_field_of_an_upload_reaches_the_transcriber() -> None:
+    fields: Any = {
+        "language": "de",
+        "prompt": "Names: Ada.",
+        "carry_initial_prompt": True,
+        "temperature": 0.4,
+    }
+    body = AudioRequest(model=EARS, keywords=["Ada", "Grace"], **fields)
+    assert _options(body, "translate", True) == TranscribeOptions(
+        language="de",
+        task="translate",
+        initial_prompt="Names: Ada.",
+        carry_initial_prompt=True,
+        hotwords="Ada Grace",
+        word_timestamps=True,
+        temperatures=(0.4,),
+    )
+    assert _options(AudioRequest(model=EARS), "transcribe", False) == TranscribeOptions()

@@ -6,10 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
+from ingot.config.sampling import SamplingParams
+from ingot.llm.outputs import Answer, Output
+from ingot.llm.prompts import Input, Prompt
+from ingot.serve import ears
 from ingot.serve.windows import WindowReader, Windows
+from ingot.speech.recording import Transcript
+from ingot.speech.window import Asked
+from ingot.speech.words import AskedScores
 from tests.serve.client import ROOT
 
 SHAPE = (3, 40)
@@ -59,3 +69,27 @@ def test_nothing_stays_open() -> None:
 
 def test_a_model_of_text_has_none() -> None:
     assert WindowReader.of(None) is None
+
+
+def test_a_window_counts_once_however_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At another temperature, and for the times of its words: it is written and encoded once."""
+
+    def asking(*_: Any) -> Any:
+        for name in (b"first", b"second"):
+            prompt = Prompt([Input(torch.zeros(SHAPE), name), [1, 2, 3]])
+            for _ in range(2):
+                yield Asked(prompt, SamplingParams())
+            yield AskedScores(prompt, [(0, 0)], 9)
+        return Transcript(duration=1.0)
+
+    monkeypatch.setattr(ears, "transcribe_recording", asking)
+    written: list[int] = []
+    windows: Any = SimpleNamespace(shape=SHAPE, put=lambda slot, features: written.append(slot))
+    unused: Any = None
+    work = ears._Work(unused, unused, windows, 7, unused, [])
+    job, output = work.next(None), Output([], [Answer("", [4, 5], "stop", 6)])
+    while job is not None:
+        job = work.next((torch.zeros(2), torch.zeros(3, 1, 1)) if job.attend is not None else output)
+    whole = work.whole(1500)
+    assert written == [7, 7]
+    assert (whole.audio_tokens, whole.prompt_tokens, whole.new_tokens) == (2 * 1500, 4 * 3, 4 * 2)

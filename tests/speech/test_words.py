@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from ingot.speech.words import (
     split_words,
     typical_duration,
 )
+from tests.speech.scripted import at, plain_vocabulary, scripted
 
 NAMES = SpeechTokens.of_vocabulary(51865)
 
@@ -322,3 +325,17 @@ def test_windows_skip_silence_before_made_up_text(vocabulary: Vocabulary) -> Non
     assert found.text == " One two three four five"
     with pytest.raises(RequestError, match="word_timestamps=True"):
         TranscribeOptions(hallucination_silence_threshold=1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [("translate", [" Only", " you"]), ("transcribe", [" On", "ly", " you"])]
+)
+def test_a_translation_has_the_words_of_english(task: str, words: list[str]) -> None:
+    """Whatever is spoken: Chinese is written without spaces, and what it says in English is not."""
+    texts = {5: " On", 6: "ly", 7: " you"}
+    tokenizer: Any = SimpleNamespace(decode=lambda ids: "".join(texts[i] for i in ids))
+    vocabulary = replace(plain_vocabulary(), tokenizer=tokenizer)
+    said = [[at(0.0), 5, 6, 7, at(2.0)]]
+    options: Any = {"language": "zh", "task": task, "word_timestamps": True}
+    found, _ = scripted(said, 2.0, vocabulary, **options)
+    assert [word.text for segment in found.segments for word in segment.words or ()] == words

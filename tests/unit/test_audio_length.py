@@ -330,3 +330,16 @@ def test_nothing_of_another_recording_is_heard() -> None:
     assert 16_000 < len(found[0]) < 19 * 16_000
     assert np.abs(found[0]).max() < 0.3
     assert all(np.array_equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_chunks_before_the_samples_may_have_an_odd_length(size: int) -> None:
+    """A byte of padding follows then, which the length does not count."""
+    data = wav(PCM)
+    text = b"INFOabc"[:size]
+    chunk = b"LIST" + size.to_bytes(4, "little") + text + bytes(size % 2)
+    whole = data[:12] + chunk + data[12:]
+    assert audio_seconds(whole) == pytest.approx(10.0)
+    assert len(read_samples(whole)) == 160_000
+    with pytest.raises(RequestError, match=r"ends early.*5\.\d of 10\.0 s"):
+        read_samples(whole[: len(whole) // 2 + 8000])

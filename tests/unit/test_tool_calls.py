@@ -39,6 +39,10 @@ CASES: list[tuple[str, list[Delta]]] = [
     ('<tool_call>{"arguments":{"a":1} ,"name":"g"}</tool_call>', called(0, "g", '{"a":1}')),
     ('<tool_call>{"id":[{"name":"x"}],"name":"g","arguments":{}}</tool_call>', called(0, "g", "{}")),
     ('<tool_call>{"name":"g"}</tool_call>', called(0, "g", "{}")),
+    (
+        '<tool_call>{"name":"f","arguments":[]}</tool_call><tool_call>{"name":"g"}</tool_call>',
+        [*called(0, "f", "[]"), *called(1, "g", "{}")],
+    ),
     ('<tool_call>{"name":"g","arguments":-1.5e3}</tool_call>', called(0, "g", "-1.5e3")),
     ('<tool_call>{"name":"g","arguments":null }</tool_call>', called(0, "g", "null")),
     ('<tool_call>{"name":"g","arguments":"{\\"a\\":1}"}</tool_call>', called(0, "g", '"{\\"a\\":1}"')),
