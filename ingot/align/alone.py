@@ -47,6 +47,13 @@ _TERMS = 0.25  # of eps sqrt(K): another order of a sum of K terms
 _FP32 = torch.float32
 
 
+def least_of(dtype: torch.dtype) -> float:
+    """What counts as noise of a stage in a whole run where its floor is zero (relative L2): one unit of the
+    dtype's rounding, in fp32 as many as of a module.
+    """
+    return (_FP32_UNITS if dtype == _FP32 else 1.0) * torch.finfo(dtype).eps
+
+
 @dataclass(frozen=True)
 class Alone(Difference):
     """How far a module by itself is from what is expected, at the place of it that is farthest off.

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ingot.align.alone import AloneJudge
+from ingot.align.alone import AloneJudge, least_of
 from ingot.align.diagnosis import explain_first
 from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
@@ -251,7 +251,7 @@ def _compare(
 ) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
     rows: list[Row] = []
     greedy: list[GreedyRow] = []
-    eps = torch.finfo(llm.engine.dtype).eps
+    eps = least_of(llm.engine.dtype)
     first: FirstBad | None = None
     findings: list[Finding] = []
     for i, (case, run) in enumerate(zip(cases, runs, strict=True)):

@@ -3,7 +3,7 @@
 Owns the limit of every stage, the comparison stage by stage, and the choice of the first bad one. Knows no
 model class, no terminal.
 
-    rows = compare_case(0, run, engine_file, isolated, eps=torch.finfo(torch.float16).eps)
+    rows = compare_case(0, run, engine_file, isolated, eps=least_of(torch.float16))
     first = first_bad(rows)
 """
 
@@ -33,7 +33,7 @@ class Row:
         difference: of the engine, run as a whole, from the reference.
         alone: of the stage's module run on the reference's input; None where the input is not recorded.
         floor: relative L2 between two runs of the reference that differ by rounding.
-        eps: one unit of the engine's rounding.
+        eps: what counts as noise where the floor is zero (``least_of``).
     """
 
     case: int
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def limit(self) -> float:
-        """What counts as noise: ``MULTIPLE`` floors and one unit of rounding."""
+        """What counts as noise: ``MULTIPLE`` floors and ``eps``."""
         return MULTIPLE * self.floor + self.eps
 
     @property

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ingot.align.alone import Alone, AloneJudge, Draw
+from ingot.align.alone import Alone, AloneJudge, Draw, least_of
 from ingot.align.measure import measure
 from ingot.kernels.rows.int8_rows import dequantize_rows, quantize_rows
 from ingot.quant.plain_rows import rounded_rows
@@ -59,3 +59,9 @@ def test_the_share_is_of_the_farther_limit() -> None:
 def test_what_is_no_number_is_wrong(value: float) -> None:
     one = judged(0)
     assert replace(one, relative=value).share == float("inf")
+
+
+def test_a_run_has_room_for_a_unit_of_its_rounding() -> None:
+    """And in fp32 for an rsqrt that is two units from right, of a rounded value."""
+    assert [least_of(dtype) for dtype in (torch.float16, torch.bfloat16)] == [2**-10, 2**-7]
+    assert least_of(torch.float32) == 3 * 2**-23
