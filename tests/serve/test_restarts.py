@@ -255,8 +255,11 @@ def test_a_checkpoint_that_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["die serve", "die hang"])
-def test_the_server_stops_meanwhile(case: Callable[[str], Case], plan: str) -> None:
-    """While it waits for its next start, and while it loads."""
+def test_the_server_stops_meanwhile(
+    case: Callable[[str], Case], plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for its next start, and while it loads, which ends by a signal at once."""
+    monkeypatch.setattr(engine_run, "_END_SECONDS", 2 * SOON)
     made = case(plan)
     wait = 0.01 if "hang" in plan else 60.0
 
