@@ -16,6 +16,7 @@ from tests.tiny_models import random_ids
 
 ROUNDING = 2e-5  # relative to the largest logit; a quantum of 8 bits that flips shows as 1e-3 and more
 NARROW_CACHES = ("int8 cache", "fp8 cache")  # on dense weights
+WEIGHT_ONLY = ("w8a16", "w4a16")  # as dense but for their weights, which the other mode has
 ASKED = requests(16, seed=3)
 
 
@@ -32,7 +33,14 @@ def check_ways(steps: Steps) -> None:
     assert sum(start > 0 for start in steps.first_starts.values()) > 3, "cached beginnings"
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in NARROW_CACHES])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(scheme, marks=pytest.mark.slow if scheme in WEIGHT_ONLY else ())
+        for scheme in SCHEMES
+        if scheme not in NARROW_CACHES
+    ],
+)
 def test_default_mode_gives_the_same_tokens(make: Make, scheme: str) -> None:
     differ, off, _, steps = compare(make, scheme, ASKED, batch_invariant=False)
     check_ways(steps)

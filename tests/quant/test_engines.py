@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ingot.quant.int8_both import Int8Both
 from tests.quant.conftest import Made
 from tests.tiny_models import random_ids
 
+IDS = random_ids(30, seed=5)
 KINDS = ("llama", "mistral", "qwen", "qwen2", "qwen3", "gpt2", "relu", "tied")
 INNER = {"layers.1.mlp.*": "w8a16"}
 WEIGHT_ONLY = {
@@ -129,12 +131,11 @@ def test_it_is_built_told_of_proven_and_aligned(
     assert static == (quant.activations == "static")
     found = verify(folder, "cpu", note=False)
     assert found.verdict == "proven", found.failures
-    ids = random_ids(30, seed=5)
-    llm, exact = LLM(folder, "cpu"), LLM(checkpoint, "cpu").logits(ids)
+    llm, exact = LLM(folder, "cpu"), exact_logits(checkpoint)
     most = OFF.get(name, 0.5 if "w4" in quant.scheme else 0.2 if quant.calibrated else 0.1)
-    assert 1e-4 < float((llm.logits(ids) - exact).norm() / exact.norm()) < most
+    assert 1e-4 < float((llm.logits(IDS) - exact).norm() / exact.norm()) < most
     if dtype == "auto" and not quant.calibrated:
-        assert torch.equal(LLM(checkpoint, "cpu", quant=quant).logits(ids), llm.logits(ids))
+        assert torch.equal(LLM(checkpoint, "cpu", quant=quant).logits(IDS), llm.logits(IDS))
     if dtype == "bf16" and quant.scheme in ("w8a8", "w4a8"):
         check_floors(folder)
     original = "auto" if dtype == "auto" else "ingot"
@@ -146,6 +147,11 @@ def test_it_is_built_told_of_proven_and_aligned(
     rounds = {"w8a8", "w4a8"} & {quant.scheme, *quant.layers.values()}
     assert ("rounds activations as it does" in told) == bool(rounds)
     assert report_json(report)["quantized"] == told
+
+
+@functools.cache
+def exact_logits(checkpoint: Path) -> torch.Tensor:
+    return LLM(checkpoint, "cpu").logits(IDS)
 
 
 def check_floors(folder: Path) -> None:
