@@ -167,7 +167,8 @@ def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, judge: 
     expected, got = _pair(row, alone, run, engine, judge)
     where = row.alone if alone and row.alone is not None else row.difference
     a, b = (tensor.flatten(1)[where.token, where.channel] for tensor in (expected, got))
-    position = run.expected.start(row.step) + where.token
+    last = len(run.expected.ids(row.step)) - 1 if row.stage == SERVED else 0  # its only row
+    position = run.expected.start(row.step) + last + where.token
     return FirstBad(row, alone, statistics(expected), statistics(got), position, float(a), float(b))
 
 

@@ -41,7 +41,7 @@ class Stages:
 
 @pytest.mark.parametrize(
     ("stage", "step", "token", "position"),
-    [("norm", 0, 2, 2), ("norm", 1, 0, 4), ("norm", 2, 0, 5), (SERVED, 2, 0, 5)],
+    [("norm", 0, 2, 2), ("norm", 1, 0, 4), ("norm", 2, 0, 5), (SERVED, 0, 3, 3), (SERVED, 2, 0, 5)],
 )
 def test_the_largest_difference_has_its_place_in_the_whole_text(
     stage: str, step: int, token: int, position: int
