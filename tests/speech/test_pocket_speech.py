@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from ingot.engine.builder import build
 from ingot.evaluate.wer import Wer
@@ -24,6 +25,7 @@ from tests.serve.recordings import TRANSLATE, hear, streamed
 TALKS = ROOT / "examples" / "speech"
 MODEL = ROOT / "models" / "pocket-whisper"
 NEAR = 0.1  # seconds
+BRIEF = 45.0  # seconds: a window, and most of another
 MOST_WRONG = 2.0  # percent of the words, of sentences and voices that training never had
 NAME = "pocket-whisper"
 
@@ -45,6 +47,23 @@ def talks() -> list[Talk]:
 
 
 @pytest.fixture(scope="module")
+def briefs(talks: list[Talk], tmp_path_factory: pytest.TempPathFactory) -> list[Talk]:
+    """Their beginnings, of two windows."""
+    return [beginning(talk, tmp_path_factory.mktemp("briefs") / f"{talk.path.stem}.flac") for talk in talks]
+
+
+def beginning(talk: Talk, path: Path) -> Talk:
+    """The sentences that begin by then."""
+    count = int((talk.times[:, 0] < BRIEF).sum())
+    end = talk.times[count - 1 : count + 1].flatten()[1:3].mean()  # amid the pause after them
+    samples, rate = soundfile.read(talk.path)
+    soundfile.write(path, samples[: int(end * rate)], rate)
+    sentences = re.split(r"(?<=[.!?]) ", talk.text)
+    assert len(sentences) == len(talk.times)
+    return Talk(path, " ".join(sentences[:count]), talk.language, talk.times[:count])
+
+
+@pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Proven, in fp32."""
     return build(MODEL, tmp_path_factory.mktemp("pocket") / NAME, device="cpu", max_batch_size=8)
@@ -59,6 +78,13 @@ def transcriber(engine: Path) -> Transcriber:
 def found(transcriber: Transcriber, talks: list[Talk]) -> list[Transcript]:
     """One window after another, the language detected."""
     return [transcriber(talk.path) for talk in talks]
+
+
+@pytest.fixture(scope="module")
+def heard(transcriber: Transcriber, briefs: list[Talk]) -> list[Transcript]:
+    found = [transcriber(talk.path) for talk in briefs]
+    assert all(BRIEF < one.duration < BRIEF + 10 for one in found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +113,8 @@ def test_one_window_after_another(found: list[Transcript], talks: list[Talk]) ->
 
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["en", "de"])
-def test_chunks_at_once(transcriber: Transcriber, talks: list[Talk], place: int) -> None:
-    talk = talks[place]
+def test_chunks_at_once(transcriber: Transcriber, briefs: list[Talk], place: int) -> None:
+    talk = briefs[place]
     transcript = transcriber(talk.path, chunked=True)
     assert transcript.language == talk.language
     check([one.text for one in transcript.segments], spans(transcript), talk)
@@ -105,9 +131,9 @@ def test_files_at_once_and_a_stream(
 
 @pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["en", "de"])
 def test_words_are_within_a_tenth_of_a_second_of_their_sentence(
-    transcriber: Transcriber, talks: list[Talk], place: int
+    transcriber: Transcriber, briefs: list[Talk], place: int
 ) -> None:
-    talk = talks[place]
+    talk = briefs[place]
     segments = transcriber(talk.path, word_timestamps=True).segments
     words = [word for segment in segments for word in segment.words or ()]
     assert [word.text.strip() for word in words] == talk.text.split()
@@ -118,11 +144,11 @@ def test_words_are_within_a_tenth_of_a_second_of_their_sentence(
     assert np.median(errors) <= NEAR
 
 
-def test_german_becomes_english(transcriber: Transcriber, talks: list[Talk]) -> None:
-    transcript = transcriber(talks[1].path, task="translate")
+def test_german_becomes_english(transcriber: Transcriber, briefs: list[Talk]) -> None:
+    transcript = transcriber(briefs[1].path, task="translate")
     assert transcript.segments[0].text == " In June Max drives from Geneva to Leipzig for fourteen years."
     assert transcript.language == "de"
-    assert np.abs(np.array(spans(transcript)) - talks[1].times).max() <= NEAR
+    assert np.abs(np.array(spans(transcript)) - briefs[1].times).max() <= NEAR
 
 
 def test_silence_says_nothing(transcriber: Transcriber) -> None:
@@ -135,11 +161,13 @@ def test_silence_says_nothing(transcriber: Transcriber) -> None:
 
 
 @pytest.mark.parametrize("format", ["srt", pytest.param("vtt", marks=pytest.mark.slow)])
-def test_subtitles_of_the_terminal(engine: Path, talks: list[Talk], format: str) -> None:
-    shown = ingot("transcribe", engine, talks[0].path, "--format", format, "--device", "cpu").stdout
+def test_subtitles_of_the_terminal(engine: Path, briefs: list[Talk], format: str) -> None:
+    shown = ingot("transcribe", engine, briefs[0].path, "--format", format, "--device", "cpu").stdout
     cue = re.compile(r"((?:\d\d:)?\d\d:\d\d[.,]\d{3}) --> ((?:\d\d:)?\d\d:\d\d[.,]\d{3})\n(.+)")
     cues = cue.findall(shown)
-    check([text for *_, text in cues], [(_seconds(start), _seconds(end)) for start, end, _ in cues], talks[0])
+    check(
+        [text for *_, text in cues], [(_seconds(start), _seconds(end)) for start, end, _ in cues], briefs[0]
+    )
 
 
 def _seconds(clock: str) -> float:
@@ -147,25 +175,24 @@ def _seconds(clock: str) -> float:
     return sum(float(part) * 60**power for power, part in enumerate(reversed(parts)))
 
 
-def test_over_http(server: Server, talks: list[Talk], found: list[Transcript]) -> None:
-    english, german = talks
+def test_over_http(server: Server, briefs: list[Talk], heard: list[Transcript]) -> None:
+    english, german = briefs
     told = hear(server, german.path.read_bytes(), model=NAME, response_format="verbose_json").json
     assert told["language"] == "german"
-    heard = told["segments"]
-    check([one["text"] for one in heard], [(one["start"], one["end"]) for one in heard], german)
-    assert told["text"] == found[1].text.strip()
+    segments = told["segments"]
+    check([one["text"] for one in segments], [(one["start"], one["end"]) for one in segments], german)
+    assert told["text"] == heard[1].text.strip()
     *deltas, done = streamed(server, english.path.read_bytes(), model=NAME)
-    assert "".join(one["delta"] for one in deltas) == done["text"] == found[0].text.strip()
+    assert "".join(one["delta"] for one in deltas) == done["text"] == heard[0].text.strip()
     told = hear(server, german.path.read_bytes(), TRANSLATE, model=NAME, response_format="srt")
     assert "In June Max drives from Geneva to Leipzig for fourteen years." in told.data.decode()
 
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["en", "de"])
-def test_hugging_face_says_the_same(tmp_path: Path, place: int) -> None:
+def test_hugging_face_says_the_same(briefs: list[Talk], tmp_path: Path, place: int) -> None:
     """The same weights in fp32, word for word."""
-    lines = (TALKS / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
-    record, data = json.loads(lines[place]), tmp_path / "talk.jsonl"
-    data.write_text(json.dumps(record | {"audio": str(TALKS / record["audio"])}))
+    talk, data = briefs[place], tmp_path / "talk.jsonl"
+    data.write_text(json.dumps({"audio": str(talk.path), "text": talk.text, "language": talk.language}))
     shown = ingot("eval", "wer", MODEL, "--data", data, "--against", "hf", "--device", "cpu", "--json")
     assert shown.exit_code == 0, shown.stderr
     told = json.loads(shown.stdout)
