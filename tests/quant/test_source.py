@@ -92,6 +92,20 @@ def test_faults_are_named(scheme: str, step: int, source: Path, tmp_path: Path) 
     assert unseen == {pair for pair in UNSEEN if pair[0] == scheme and pair[1] in faults}
 
 
+def test_a_unit_of_two_levels_is_the_rows_to_the_precision_of_fp32(source: Path, tmp_path: Path) -> None:
+    """Values of 4 bits do not show so small a change."""
+    engine = built(source, tmp_path / "engine", "w4a8 gptq")
+
+    def wider(stored: Stored) -> bool:
+        stored.own(DOWN)["scales"][5] *= 1.0001
+        return True
+
+    with patch.dict(FAULTS, {"a unit x 1.0001": wider}):
+        planted(engine, tmp_path / "planted", "a unit x 1.0001")
+    (one,) = compared(tmp_path / "planted", source).differences
+    assert one.name.startswith(DOWN)
+
+
 @pytest.mark.parametrize("scheme", ["w8a16 awq", "w8a8 smoothquant"])
 def test_layer_norms_are_divided_with_their_biases(scheme: str, tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", "gpt2")
