@@ -65,3 +65,23 @@ def test_a_run_has_room_for_a_unit_of_its_rounding() -> None:
     """And in fp32 for an rsqrt that is two units from right, of a rounded value."""
     assert [least_of(dtype) for dtype in (torch.float16, torch.bfloat16)] == [2**-10, 2**-7]
     assert least_of(torch.float32) == 3 * 2**-23
+
+
+def test_the_rounding_of_an_input_is_expected() -> None:
+    """What is expected moves as the checking decoder's value does when its input is rounded."""
+    original, exact, rounded = (
+        torch.tensor([[1.0, 2.0]]),
+        torch.tensor([[1.5, 2.5]]),
+        torch.tensor([[1.75, 2.25]]),
+    )
+    judge = object.__new__(AloneJudge)
+    judge.dtype = torch.float16
+    judge.expected = SimpleNamespace(get=lambda step, place: original)  # type: ignore[assignment]
+    judge._plain = SimpleNamespace(  # type: ignore[assignment]
+        at=lambda place, step, how: rounded if how.dtype == torch.float16 else exact
+    )
+    wanted = judge._wanted(0, "layers.0.mlp", on_grid=False)
+    assert wanted is not None
+    assert wanted.tolist() == [[1.25, 1.75]]
+    judge.dtype = torch.float32
+    assert torch.equal(judge._wanted(0, "layers.0.mlp", on_grid=False), original.double())  # type: ignore[arg-type]
