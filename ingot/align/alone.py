@@ -202,9 +202,9 @@ class AloneJudge:
             yield from common_factors(wanted, got, floor)
             return
         heads = config.num_kv_heads if kind == "keys" else config.num_heads
-        floor *= _TOGETHER if kind == "attended" else 1.0
-        drawn = rms(one.off for one in common_factors(draw.exact, draw.low, floor, heads))
-        drawn *= _TOGETHER if kind == "attended" else 1.0
+        times = _TOGETHER if kind == "attended" else 1.0
+        floor *= times
+        drawn = times * rms(one.off for one in common_factors(draw.exact, draw.low, floor, heads))
         yield from at_least(common_factors(wanted, got, floor), drawn / math.sqrt(heads))
         yield from at_least(common_factors(wanted, got, floor, heads), drawn)
         if config.rope is not None and kind != "attended":
@@ -234,7 +234,7 @@ class AloneJudge:
         return Draw(max(floor, self._least) if low is FINER else floor, exact, other)
 
     def _ties(self, step: int, place: str) -> float:
-        """What the closest call of every row does, decided otherwise."""
+        """What the closest call of every row does, and every exact tie, decided otherwise."""
         exact = self._plain.at(place, step, self._exact(on_grid=False))
         flipped = self._plain.at(place, step, Pass(replace(EXACT, flips=True), self.dtype))
         assert exact is not None

@@ -99,11 +99,11 @@ def _scales(pieces: torch.Tensor) -> torch.Tensor:
 
 def _other_way(exact: torch.Tensor, near: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Values [..., K] with the closest call of each row, of those that are not cut, decided otherwise; and
-    with it every value that is no farther from a middle than fp32 tells: of rows in 16 bits whose largest
-    magnitude is a multiple of 127 many are.
+    with it every value that is as close to a middle as fp32 can compute: in 16 bits, many are where a row's
+    largest magnitude is a multiple of 127.
     """
     off = exact - near
     close = torch.where((exact < low) | (exact > high), torch.zeros_like(off), off.abs())
-    ties = close >= 0.5 - _TIE * exact.abs()
+    ties = close >= 0.5 - _TIE * exact.clamp(low, high).abs()
     ties.scatter_(-1, close.argmax(-1, keepdim=True), True)
     return near + torch.where(ties, off.sign(), 0)

@@ -99,6 +99,7 @@ def test_a_sound_engine_is_aligned(scheme: str, engines: Any, originals: dict[st
     report = compared(engines("llama", scheme), originals["llama"], None)
     assert report.aligned, report.first_stage
     assert max(row.alone.share for row in report.rows if row.alone is not None) < 0.8
+    assert {row.eps for row in report.rows} == {3 * 2**-23}  # a GPU's rsqrt and what it is given
 
 
 @pytest.mark.parametrize(("scheme", "fault"), GRID)

@@ -179,3 +179,11 @@ def test_ties_of_16_bits_may_go_either_way(dtype: torch.dtype) -> None:
     assert int(missed.sum(1).max()) > 1
     assert not (missed & ~may).any()
     assert float(may.double().sum(1).mean()) < 20
+
+
+def test_what_is_cut_never_goes_the_other_way() -> None:
+    """However far beyond the last value it is."""
+    x = torch.tensor([[0.3, 3e38, -torch.inf]], dtype=torch.float64)
+    plain, other = (rounded_rows(x, scale=torch.ones(1), flips=flips) for flips in (False, True))
+    assert plain.tolist() == [[0, 127, -128]]
+    assert other.tolist() == [[1, 127, -128]]
