@@ -355,17 +355,14 @@ def align_faults(file: str, where: str) -> str:
     if not (RESULTS / file).is_file():
         return ""
     rows = of(file)["rows"]
-    columns = list(dict.fromkeys((row["scheme"], row["dtype"]) for row in rows))
-    several = len({dtype for _, dtype in columns}) > 1
+    engines = dict.fromkeys((row["scheme"], row["dtype"]) for row in rows)
+    faults = dict.fromkeys(row["fault"] for row in rows)
     cells = {
         (row["fault"], row["scheme"], row["dtype"]): f"{row['verdict']}, {row['most']:.2g}" for row in rows
     }
     table = markdown(
-        ["fault", *(f"{scheme}, {dtype}" if several else scheme for scheme, dtype in columns)],
-        [
-            [fault or "none", *(cells.get((fault, *column), NONE) for column in columns)]
-            for fault in dict.fromkeys(row["fault"] for row in rows)
-        ],
+        ["engine", *(fault or "none" for fault in faults)],
+        [[" ".join(engine), *(cells.get((fault, *engine), NONE) for fault in faults)] for engine in engines],
     )
     return f"{where}:\n\n{table}\n\n{made_by(file)}."
 
