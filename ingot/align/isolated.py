@@ -88,7 +88,7 @@ class Isolated:
         if kind == "attention":
             return self.reference.so_far(step, f"layers.{layer}.input_norm")
         if stage == f"layers.{layer}":
-            if self.model.kind == "cross":  # what its input became is not among its inputs
+            if self.model.config.crosses:  # what its input became is not among its inputs
                 return None
             return self.reference.so_far(step, self._source(f"{stage}.input_norm"))
         if stage == "embedding":
@@ -105,7 +105,7 @@ class Isolated:
         names = {"input_norm": before, "residual": "attention", "post_norm": "residual"}
         names |= {"cross_norm": "residual", "cross_attention": "cross_norm", "mlp": "post_norm"}
         names |= {"cross_residual": "cross_attention", "output": "mlp"}
-        if self.model.kind == "cross":
+        if self.model.config.crosses:
             names["post_norm"] = "cross_residual"
         name = names[kind_of(stage)]
         return name if name == before else f"layers.{layer}.{name}"
@@ -169,7 +169,7 @@ class Isolated:
 
     def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
         """The stream after a branch joins it, which the norm behind the branch computes."""
-        before = "cross_residual" if self.model.kind == "cross" and kind == "output" else "residual"
+        before = "cross_residual" if self.model.config.crosses and kind == "output" else "residual"
         name = f"layers.{index}.{before}"
         name = self._source(f"layers.{index}.input_norm") if kind == "residual" else name
         stream = self._get(step, name)

@@ -73,7 +73,7 @@ class PlainStages:
         run = _Placed(self, how)
         read = self.recorded
         ids = [i for step in range(read.steps + 1) for i in read.ids(step)]
-        hears = self.model.kind == "cross"
+        hears = self.model.config.crosses
         span = self.stored.span(ids, 0, len(read.ids(0)), hears=hears)
         if group.startswith("encoder"):
             self._encoder(run, group, how)
@@ -97,7 +97,7 @@ class PlainStages:
         hidden = self.given(f"layers.{index - 1}.output" if index else "embedding", how)
         if hidden is None:
             return
-        if self.model.kind == "cross":
+        if self.model.config.crosses:
             pair = [self.given(f"layers.{index}.{part}", how) for part in CROSS_PARTS]
             if pair[0] is None or pair[1] is None:
                 return

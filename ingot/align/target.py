@@ -19,6 +19,7 @@ from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.compare.huggingface import class_log_mel
 from ingot.compare.spec import decoder_config, folder_of
 from ingot.config.build import BuildConfig
+from ingot.config.modality import SPEECH
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
@@ -112,13 +113,13 @@ def check_same_model(target: Target, source: Reference) -> None:
 
 
 def speech_for(target: Target, source: Reference) -> Speech | None:
-    """What both sides of a model with cross-attention hear: one window of golden speech, with the original's
+    """What both sides of a model of speech hear: one window of golden speech, with the original's
     features; None of another model.
 
     Raises:
         ConfigError: the original is a trace.
     """
-    if target.model.kind != "cross":
+    if target.model.modality is not SPEECH:
         return None
     if isinstance(source, Trace):
         raise ConfigError(
@@ -158,7 +159,7 @@ def make_cases(
     if isinstance(source, Trace):
         cases, steps = [_traced_case(target, source, prompts)], source.file.steps
     else:
-        if not prompts and target.model.kind == "cross":
+        if not prompts and not target.model.modality.takes_text:
             prompts = [_ids_that_hear(target)]
         if not prompts and target.text.tokenizer is None:
             raise RequestError(

@@ -28,7 +28,7 @@ from ingot.bench.throughput import Throughput, measure_throughput
 from ingot.bench.transcribing import METHOD as CLIPS_METHOD
 from ingot.bench.transcribing import Transcribing, measure_clips
 from ingot.compare.memory import gpu_memory
-from ingot.config.encoder import BENCH_TRANSCRIBE, expect_text
+from ingot.config.modality import BENCH_TRANSCRIBE, expect_text
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import DeviceError
 
@@ -65,7 +65,7 @@ def bench(
     if against is not None:
         spec, against = told_apart(spec, against)
     if not isinstance(wanted, Transcribing):
-        expect_text(read_shape(spec).config.kind, "this measurement", BENCH_TRANSCRIBE)
+        expect_text(read_shape(spec).config.modality, "this measurement", BENCH_TRANSCRIBE)
     check_classes([spec] if against is None else [spec, against])
     apart = against is not None and device.type == "cuda"
     measure = _measure_apart if apart else measure_side

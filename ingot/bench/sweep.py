@@ -39,7 +39,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
 from ingot.compare.spec import HUGGINGFACE, against_parts
 from ingot.config.build import NARROW_KV_DTYPES
-from ingot.config.encoder import expect_text
+from ingot.config.modality import expect_text
 from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
@@ -199,7 +199,7 @@ def run_sweep(
     if isinstance(wanted.shape, Transcribing):
         mel_bins(model)
     else:
-        expect_text(model.kind, "a sweep of prompts", "shape=Transcribing() instead of Latency")
+        expect_text(model.modality, "a sweep of prompts", "shape=Transcribing() instead of Latency")
         flag = "--prompt-tokens or --new-tokens"
         check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
     lines = wanted.lines()

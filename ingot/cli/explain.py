@@ -11,7 +11,7 @@ from ingot.cli.flags import AsJson, EnginePath
 from ingot.cli.inspect import local_folder
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
-from ingot.config.encoder import expect_text
+from ingot.config.modality import expect_text
 
 if TYPE_CHECKING:
     from ingot.llm.explanation import Explanation, StopRule, TokenPiece
@@ -39,7 +39,7 @@ def explain(
     from ingot.llm.explain import explain_request
 
     manifest, text = read_text_side(local_folder(engine))
-    expect_text(manifest.model.kind, "`ingot explain`")
+    expect_text(manifest.model.modality, "`ingot explain`")
     with_given(default_params(manifest.generation), sampling)  # a value out of range names its flag
     found = explain_request(manifest, text, request, sampling)
     if as_json:

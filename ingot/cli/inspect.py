@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ingot.cli.console import print_facts, print_json, size_text, stdout
 from ingot.cli.flags import AsJson, EnginePath, option
 from ingot.cli.metric_text import metric_line
+from ingot.config.modality import SPEECH
 from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def show(found: Description, params: SamplingParams) -> None:
 
 def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:
     model, build = found.manifest.model, found.manifest.build
-    kind = "" if model.kind == "text" else f" ({model.kind})"
+    kind = "" if model.encoder is None else f" ({model.modality.model}, {model.wiring})"
     yield "architecture", f"{model.architecture}{kind}, {model.num_layers} layers, hidden {model.hidden_size}"
     heads = f"{model.num_heads} heads of {model.head_dim}, {model.num_kv_heads} for keys and values"
     yield "attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")
@@ -134,7 +135,7 @@ def _encoder(found: Description) -> Iterator[tuple[str, str]]:
     size = " x ".join(str(n) if n else "any" for n in config.features)
     cache = f"{size_text(found.input_bytes)} of encoder cache"
     yield "features", f"{size}, at most {config.max_positions} positions: {cache}"
-    if found.manifest.model.kind == "cross":
+    if found.manifest.model.modality is SPEECH:
         yield "languages", _languages(found)
 
 

@@ -16,7 +16,7 @@ from ingot.cli.console import size_text, stderr
 from ingot.cli.flags import given, set_threads
 from ingot.cli.limits import Limits
 from ingot.cli.steps import status_shown
-from ingot.config.encoder import TRANSCRIBE, expect_text
+from ingot.config.modality import TRANSCRIBE, expect_text
 from ingot.errors import EngineError, to_install
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def open_llm(
         set_threads(threads)
         llm = LLM(path, **given(device=device), **limits.arguments())
     if instead is not None:
-        expect_text(llm.engine.model.kind, verb, instead)
+        expect_text(llm.engine.manifest.model.modality, verb, instead)
     _note_cache(llm)
     return llm
 

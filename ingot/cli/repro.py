@@ -140,13 +140,14 @@ def _spoken(llm: LLM, said: PromptLike | Messages | None, audio: str, language: 
     """A window of a recording with the ids that begin its transcript: those given, or start, language and
     task, and the text so far.
     """
+    from ingot.config.modality import SPEECH
     from ingot.llm.prompts import Input, Prompt
     from ingot.processors.audio import read_audio
     from ingot.speech.recording import first_window
     from ingot.speech.transcriber import Transcriber
 
     engine = llm.engine
-    if engine.model.kind != "cross":
+    if engine.manifest.model.modality is not SPEECH:
         raise typer.BadParameter("this engine does not take speech", param_hint="--audio")
     features = first_window(read_audio(audio), engine.manifest.model, engine.device)
     if isinstance(said, list):

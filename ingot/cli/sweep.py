@@ -188,7 +188,7 @@ def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
     from ingot.bench.kernels import read_shape
 
     spec = flags.spec()
-    hears = read_shape(spec).config.kind == "cross"
+    hears = not read_shape(spec).config.modality.takes_text
     quality, told = flags.quality(hears=hears)
     return flags.wanted(spec, flags.shape(hears=hears), told), quality
 

@@ -42,11 +42,11 @@ def triton(
         from ingot.triton.service import trusted_side
         from ingot.triton.settings import Settings
     from ingot.compare.spec import model_of
-    from ingot.config.encoder import expect_text
+    from ingot.config.modality import expect_text
 
     limits.arguments()  # which says now what is out of range
     instead = "`ingot serve ENGINE` serves a speech engine"
-    expect_text(model_of(str(engine)).kind, "Triton's backend", instead)
+    expect_text(model_of(str(engine)).modality, "Triton's backend", instead)
     found = name or engine.resolve().name
     settings = Settings(
         str(engine), unproven=unproven, max_queue=max_queue, threads=threads, **given_of(limits)

@@ -3,7 +3,7 @@
 Owns the numbers that admission, cache and memory ledger need of any encoder, and a stack that several share.
 Knows no architecture: what only one reads is its ``settings``.
 
-    EncoderConfig(hidden_size=384, max_positions=1500, features=(80, 3000), activation_values=2000)
+    EncoderConfig(384, max_positions=1500, features=(80, 0), activation_values=2000, modality="speech")
 """
 
 from __future__ import annotations
@@ -12,28 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.config.base import JsonConfig
+from ingot.config.modality import modality_named
 from ingot.errors import ConfigError
 
-Kind = Literal["text", "prefix", "cross"]
-TRANSCRIBE = "`ingot transcribe ENGINE FILE` makes text of speech"
-BENCH_TRANSCRIBE = "`ingot bench transcribe ENGINE` measures a speech engine"
-EVAL_WER = "`ingot eval wer ENGINE --data MANIFEST` evaluates a speech engine"
+Wiring = Literal["none", "prefix", "cross"]
 _MOST_POSITIONS = 1 << 20
 # As of decoders: a file that says more is damaged, and would be looped over.
 _MOST = {"hidden_size": 1 << 18, "intermediate_size": 1 << 20, "num_layers": 1 << 10}
-
-
-def expect_text(kind: Kind, what: str, instead: str = TRANSCRIBE) -> None:
-    """Refuse a model that hears where only text goes in.
-
-    Args:
-        what: what was asked for, as the subject of a sentence.
-
-    Raises:
-        ConfigError: the model's answers follow from speech.
-    """
-    if kind == "cross":
-        raise ConfigError(f"{what} needs a model of text", seen="a model of speech", flag=instead)
 
 
 @dataclass(frozen=True)
@@ -45,7 +30,8 @@ class EncoderConfig(JsonConfig):
         max_positions: most outputs of one input.
         features: shape of an input; 0 stands for any size from 1 on.
         activation_values: values that encoding holds at most at once, for each output.
-        placeholder_id: token id that stands in the prompt for an output (kind ``prefix``).
+        modality: what its inputs are, a name of modality.py.
+        placeholder_id: token id that stands in the prompt for an output (wiring ``prefix``).
         settings: what the architecture alone reads, as JSON.
     """
 
@@ -53,10 +39,12 @@ class EncoderConfig(JsonConfig):
     max_positions: int
     features: tuple[int, ...]
     activation_values: int
+    modality: str
     placeholder_id: int = 0
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        modality_named(self.modality)
         if not 0 < self.max_positions <= _MOST_POSITIONS:
             raise ConfigError(
                 "max_positions of the encoder is out of range",

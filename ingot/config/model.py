@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.config.base import JsonConfig
-from ingot.config.encoder import EncoderConfig, Kind
+from ingot.config.encoder import EncoderConfig, Wiring
+from ingot.config.modality import TEXT, Modality, modality_named
 from ingot.errors import ConfigError
 
 # No known model comes near; a file that says more is damaged, and would be looped over or allocated for.
@@ -71,7 +72,8 @@ class RopeConfig(JsonConfig):
 class DecoderConfig(JsonConfig):
     """A decoder, alone or behind an encoder.
 
-    ``kind`` says what becomes of the ``encoder``'s outputs; ``text`` has none.
+    ``wiring`` says how the ``encoder``'s outputs reach the decoder: ``prefix`` splices them into the
+    prompt's embeddings, with ``cross`` every layer attends to them, ``none`` has no encoder.
     ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
     ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
     ``sliding_window`` > 0 lets a token see only that many last tokens, itself included; ``full_layers`` are
@@ -111,7 +113,7 @@ class DecoderConfig(JsonConfig):
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
-    kind: Kind = "text"
+    wiring: Wiring = "none"
     encoder: EncoderConfig | None = None
 
     def __post_init__(self) -> None:
@@ -138,11 +140,11 @@ class DecoderConfig(JsonConfig):
 
     def _check_encoder(self) -> None:
         encoder = self.encoder
-        if self.kind not in ("text", "prefix", "cross"):
-            raise ConfigError("unknown kind of model", seen=self.kind, allowed="text, prefix, cross")
-        if (self.kind == "text") != (encoder is None):
-            raise ConfigError("a model has an encoder unless its kind is text", seen=self.kind)
-        if encoder is None or self.kind == "cross":
+        if self.wiring not in ("none", "prefix", "cross"):
+            raise ConfigError("unknown wiring of a model", seen=self.wiring, allowed="none, prefix, cross")
+        if (self.wiring == "none") != (encoder is None):
+            raise ConfigError("a model has an encoder unless its wiring is none", seen=self.wiring)
+        if encoder is None or self.crosses:
             return
         if encoder.hidden_size != self.hidden_size:
             raise ConfigError(
@@ -156,6 +158,21 @@ class DecoderConfig(JsonConfig):
                 seen=encoder.placeholder_id,
                 allowed=f"0 to {self.vocab_size - 1}",
             )
+
+    @property
+    def crosses(self) -> bool:
+        """Whether every layer attends to the encoder's outputs."""
+        return self.wiring == "cross"
+
+    @property
+    def splices(self) -> bool:
+        """Whether the encoder's outputs stand in the prompt."""
+        return self.wiring == "prefix"
+
+    @property
+    def modality(self) -> Modality:
+        """What goes in beside token ids."""
+        return TEXT if self.encoder is None else modality_named(self.encoder.modality)
 
     @property
     def q_size(self) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from ingot.config.modality import Modality
+
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
 # Of the graph of a step that computes prompts: tokens, so finely that padding costs less than launching one
 # kernel after another, and requests.
@@ -40,9 +42,9 @@ def most_logits(token_budget: int, max_batch_size: int) -> int:
     return min(most_tokens(token_budget, max_batch_size), max(max_batch_size, LOGITS_CHUNK))
 
 
-def draw_kinds(kind: str) -> tuple[str, ...]:
-    """Ways of sampling that requests to a model of this kind have."""
-    return (*SPEECH_KINDS, *DRAW_KINDS) if kind == "cross" else DRAW_KINDS
+def draw_kinds(modality: Modality) -> tuple[str, ...]:
+    """Ways of sampling that requests to a model of this modality have."""
+    return DRAW_KINDS if modality.takes_text else (*SPEECH_KINDS, *DRAW_KINDS)
 
 
 def request_buckets(max_batch_size: int) -> tuple[int, ...]:

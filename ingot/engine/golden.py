@@ -314,7 +314,7 @@ def _larger(one: Floor, other: Floor) -> Floor:
 
 def _terms(config: DecoderConfig) -> int:
     """Of the sums that set the floors: a row's channels, or the positions that cross-attention adds up."""
-    encoder = config.encoder if config.kind == "cross" else None
+    encoder = config.encoder if config.crosses else None
     return max(config.hidden_size, 0 if encoder is None else encoder.max_positions)
 
 

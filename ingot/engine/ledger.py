@@ -290,8 +290,8 @@ def _encoder_items(setting: Setting) -> Iterator[Item]:
         yield Item("encoders", "none", 0)
         return
     positions = setting.encoder_blocks * runtime.block_size
-    held = "embeddings" if model.kind == "prefix" else "keys and values"
-    narrow = runtime.kv_dtype in NARROW_KV_DTYPES and model.kind == "cross"
+    held = "embeddings" if model.splices else "keys and values"
+    narrow = runtime.kv_dtype in NARROW_KV_DTYPES and model.crosses
     size = positions * encoded_position_bytes(model, dtype, setting.kv_dtype)
     yield Item(
         "encoders",

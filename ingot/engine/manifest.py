@@ -22,7 +22,7 @@ from ingot.config.quant import QuantConfig
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.processors.chat import FORMATS
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 WEIGHTS_FILE = "weights.safetensors"
 PLAN_FILE = "plan.json"
 PROOF_FILE = "proof.json"

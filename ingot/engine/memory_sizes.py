@@ -228,7 +228,7 @@ def encoder_blocks(config: DecoderConfig, runtime: RuntimeConfig, max_batch_size
     one = -(-config.encoder.max_positions // runtime.block_size)
     if runtime.encoder_positions is not None:
         return -(-runtime.encoder_positions // runtime.block_size)
-    if config.kind == "cross":
+    if config.crosses:
         return one * max_batch_size
     return max(one, -(-2 * runtime.encoder_budget // runtime.block_size))
 
@@ -237,7 +237,7 @@ def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: 
     """Bytes of a position in the encoder cache: an embedding in ``dtype``, or keys and values in all layers,
     which a KV cache in 8 bits has in 8 bits, too.
     """
-    if config.kind == "prefix":
+    if config.splices:
         return config.hidden_size * dtype.itemsize
     return kv_bytes_per_token(config, kv_dtype)
 
@@ -255,15 +255,15 @@ def encoding_bytes(
     config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int, *, on_gpu: bool
 ) -> int:
     """Bytes that the longest inputs which are encoded together take meanwhile, and CUDA graphs of that; in
-    kind ``prefix`` also of the rows that a step splices.
+    wiring ``prefix`` also of the rows that a step splices.
     """
     if config.encoder is None:
         return 0
     inputs = encoded_at_once(config.encoder, runtime, on_gpu=on_gpu)
-    if on_gpu and runtime.cuda_graphs and config.kind == "cross":
+    if on_gpu and runtime.cuda_graphs and config.crosses:
         inputs *= 2
     values = inputs * config.encoder.max_positions * config.encoder.activation_values
-    if config.kind == "prefix":
+    if config.splices:
         values += most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
     return values * dtype.itemsize
 

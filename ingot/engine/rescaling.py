@@ -123,7 +123,7 @@ def rescaling_sites(config: DecoderConfig, layer: str) -> list[RescalingSite]:
         RescalingSite(f"{attention}.qkv_proj", f"{layer}.input_layernorm", None, norm_bias),
         value_rows_of(config, attention).site,
     ]
-    if shape is config and config.kind == "cross":
+    if shape is config and config.crosses:
         found.append(RescalingSite(f"{cross}.q_proj", f"{cross}_layernorm", None, norm_bias))
         found.append(value_rows_of(config, cross).site)
     found.append(RescalingSite(first, f"{layer}.post_attention_layernorm", None, norm_bias))

@@ -54,7 +54,7 @@ def check_rotation(config: DecoderConfig) -> None:
         norms = "post-norms" if config.post_norms else config.norm
         raise ConfigError(
             "this model's hidden states cannot be rotated",
-            seen=f"{config.architecture}: {norms}, kind {config.kind}",
+            seen=f"{config.architecture}: {norms}, {config.modality.model}",
             allowed="models of text with RMSNorm before attention and MLP alone",
             flag="--no-rotate, or rotation: false in the --quant file",
         )

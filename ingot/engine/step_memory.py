@@ -69,7 +69,7 @@ def all_step_buffers_bytes(
     width = -(-max_seq_len // runtime.block_size)
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     heads = config.num_kv_heads
-    encoder = config.encoder if config.kind == "cross" else None
+    encoder = config.encoder if config.crosses else None
     encoded = 0 if encoder is None else -(-encoder.max_positions // runtime.block_size)
     probes = 2 if encoded else 1  # rows of logits of a request, one of which may be a probe's
     logits = max(tokens, probes * max_batch_size)
@@ -96,7 +96,7 @@ def layered_share(config: DecoderConfig, runtime: RuntimeConfig) -> float | None
     """Share of a step's time for chunks that are computed a few layers per step; None: there are none, as in
     models of speech, whose prompts are short.
     """
-    return None if config.kind == "cross" else runtime.prompt_share
+    return runtime.prompt_share if config.modality.takes_text else None
 
 
 def layered_bytes(config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_seq_len: int) -> int:
@@ -127,7 +127,7 @@ def sampling_bytes(
     """
     logits = max_batch_size * config.vocab_size
     counts = logits * count_dtype(max_seq_len).itemsize + max_batch_size * MAX_BIASES * _BIAS_BYTES
-    counts += -(-logits // 8) * (3 if config.kind == "cross" else 1)  # masks; of transcripts two for each
+    counts += -(-logits // 8) * (1 if config.modality.takes_text else 3)  # masks; of transcripts two for each
     if kernels:
         return counts + max_batch_size * (_DRAW_ROW_BYTES + _LOGPROBS_ROW_BYTES)
     return counts + min(logits, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
@@ -142,11 +142,11 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     logits, and what the parts of attention's tiles leave in fp32.
     """
     buckets, requests = batch_buckets(max_batch_size), request_buckets(max_batch_size)
-    graphs = len(buckets) * len(draw_kinds(config.kind)) + len(TOKEN_BUCKETS) * len(requests)
+    graphs = len(buckets) * len(draw_kinds(config.modality)) + len(TOKEN_BUCKETS) * len(requests)
     wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     step = (2 * config.hidden_size + wide) * dtype.itemsize
     logits = (buckets[-1] + requests[-1]) * config.vocab_size * dtype.itemsize
-    changed = 2 if config.kind == "cross" else 1  # by transcripts, then by penalties
+    changed = 1 if config.modality.takes_text else 2  # by transcripts, then by penalties
     logits += changed * buckets[-1] * config.vocab_size * torch.float32.itemsize
     driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
     parts = TARGET_PROGRAMS * TILES_HALF["BLOCK_M"] * (config.head_dim + 1) * torch.float32.itemsize

@@ -17,7 +17,7 @@ from typing import Literal
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.spec import HUGGINGFACE, against_parts, model_of
-from ingot.config.encoder import EVAL_WER, expect_text
+from ingot.config.modality import EVAL_WER, expect_text
 from ingot.engine.manifest import is_engine
 from ingot.engine.proof import manifest_hash
 from ingot.engine.text import TextParts, read_text_parts
@@ -91,7 +91,7 @@ def plan_proving(
     chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
     _check_verbs(chosen, against)
     own = SideSpec(str(folder))
-    expect_text(model_of(own.path).kind, "--prove", EVAL_WER)
+    expect_text(model_of(own.path).modality, "--prove", EVAL_WER)
     reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
     if reference is not None:
         check_side(reference)

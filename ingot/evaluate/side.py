@@ -26,7 +26,7 @@ from ingot.compare.spec import (
     read_text,
     trained_length,
 )
-from ingot.config.encoder import EVAL_WER, expect_text
+from ingot.config.modality import EVAL_WER, expect_text
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.text import TextParts
 from ingot.evaluate.items import Item
@@ -116,7 +116,7 @@ def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
     """
     for spec in specs:
         check_side(spec)
-        expect_text(model_of(spec.path).kind, "an evaluation of text", EVAL_WER)
+        expect_text(model_of(spec.path).modality, "an evaluation of text", EVAL_WER)
     text = read_text(specs[0].path)
     for spec in specs[1:]:
         check_tokens_of(spec, text, items)

@@ -388,7 +388,7 @@ def plain_layer(
 ) -> PlainLayer:
     """A layer for tokens at ``positions`` [T]; ``name`` None: it is ``layers.{layer}``."""
     name = f"layers.{layer}" if name is None else name
-    attends = config.kind == "cross"
+    attends = config.crosses
     size, scale, to = config.head_dim, config.attention_scale, f"{name}.encoder_attn"
     return PlainLayer(
         name=name,

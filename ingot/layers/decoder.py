@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
 from ingot.kernels.activation.softcap import softcap
@@ -35,7 +34,7 @@ from ingot.layers.rotary import RotaryTable
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): the one way through a layer, in any step and any scheme.
-    Between them a layer of kind ``cross`` attends to what an encoder made of the request's input.
+    Between them a layer of wiring ``cross`` attends to what an encoder made of the request's input.
 
     It starts behind its first norm, and ends behind the next layer's: a norm ends what is before it. With
     post-norms ``self_attn_norm`` and ``mlp_norm`` norm what attention and MLP add.
@@ -47,7 +46,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, ctx.at("self_attn"), config.window(index))
         self.self_attn_norm = make_norm(config, ctx) if config.post_norms else None
         self.encoder_attn: CrossAttention | None = None
-        if config.kind == "cross":
+        if config.crosses:
             self.encoder_attn_layernorm = make_norm(config, ctx)
             self.encoder_attn = CrossAttention(config, ctx.at("encoder_attn"))
         self.post_attention_layernorm = make_norm(config, ctx)
@@ -161,11 +160,6 @@ class Decoder(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, ctx=head)
         self.tie()
         self.rotary = RotaryTable(config.rope, max_seq_len) if config.rope else None
-
-    @property
-    def kind(self) -> Kind:
-        """What becomes of the encoder's outputs."""
-        return self.config.kind
 
     @property
     def dtype(self) -> torch.dtype:

@@ -67,7 +67,7 @@ def folds(config: DecoderConfig) -> bool:
 
 def _folds_norms(config: DecoderConfig) -> bool:
     """Whether a product of one row can apply the norm before it, and add to the hidden states."""
-    skips = config.kind == "cross"  # then the next norm adds some requests' rows alone (SkippingProduct)
+    skips = config.crosses  # then the next norm adds some requests' rows alone (SkippingProduct)
     return config.norm == "rms_norm" and not (config.wide_norms or config.post_norms or skips)
 
 

@@ -27,8 +27,8 @@ def cross_attention(
     Raises:
         RequestError: the prompt has no input, or the model no such head.
     """
-    if config.kind != "cross" or not entry.inputs:
-        seen = f"{len(entry.inputs)} inputs, a model of kind {config.kind}"
+    if not config.crosses or not entry.inputs:
+        seen = f"{len(entry.inputs)} inputs, a model of wiring {config.wiring}"
         fix = "a prompt with an input, for a model whose layers attend to one"
         raise RequestError("there is no cross-attention", seen=seen, fix=fix)
     check_heads(heads, config)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 import torch
 
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.encoder import expect_text
+from ingot.config.modality import expect_text
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
@@ -268,7 +268,7 @@ class LLM:
 
     def chat_ids(self, messages: Messages | Chat) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
-        expect_text(self.engine.manifest.model.kind, "a conversation", "Transcriber(ENGINE)")
+        expect_text(self.engine.manifest.model.modality, "a conversation", "Transcriber(ENGINE)")
         return chat_ids(messages, self.engine.text)
 
     def stream(

@@ -132,7 +132,7 @@ def _features(llm: LLM, prompt: PromptLike | Messages) -> list[Input]:
     """
     parts = prompt.parts if isinstance(prompt, Prompt) else ()
     found = [part for part in parts if isinstance(part, Input)]
-    if llm.engine.model.kind == "cross" and not found:
+    if not llm.engine.manifest.model.modality.takes_text and not found:
         raise RequestError("this engine hears, and the prompt has no recording", flag="--audio FILE")
     return found
 
@@ -143,7 +143,7 @@ def _of_decoder(llm: LLM, given: Given, name: str, step: int) -> tuple[LayerInpu
     assert isinstance(module, DecoderLayer)
     (ids,) = (part for part in given if not isinstance(part, Input))
     tokens, params = list(ids), SamplingParams(max_new_tokens=step + 1, ignore_eos=True)
-    hears = llm.engine.model.kind == "cross"
+    hears = llm.engine.manifest.model.crosses
     encoding: AbstractContextManager[Heard] = _heard(llm) if hears else nullcontext({})
     with encoding as heard, llm.tap(name) as seen, record_calls(module) as calls:
         try:
@@ -251,9 +251,9 @@ def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def _check(llm: LLM, ids: list[int], half: str, layer: int, step: int) -> None:
     model = llm.engine.manifest.model
-    if half == ENCODER and (model.kind != "cross" or model.encoder is None):
+    if half == ENCODER and (not model.crosses or model.encoder is None):
         what = "this engine has no encoder whose layers can be extracted"
-        raise RequestError(what, seen=f"kind {model.kind}", flag="--layer N, of the decoder")
+        raise RequestError(what, seen=model.modality.model, flag="--layer N, of the decoder")
     of_encoder = half == ENCODER and model.encoder is not None
     last = (model.encoder.settings["num_layers"] if of_encoder and model.encoder else model.num_layers) - 1
     if not 0 <= layer <= last:
@@ -318,7 +318,7 @@ def _bundle(
         ingot_version=VERSION,
         command="",
         half=ENCODER if before.startswith(ENCODER) else DECODER,
-        private=PRIVATE_SPEECH if engine.model.kind == "cross" else PRIVATE,
+        private=PRIVATE if engine.manifest.model.modality.takes_text else PRIVATE_SPEECH,
     )
     weights = stored_weights(engine.model.get_submodule(name), engine.manifest.build.dtype)
     return Bundle(facts, weights, inputs, output, expected)

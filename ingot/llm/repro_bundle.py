@@ -25,6 +25,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
 from ingot.config.encoder import EncoderConfig
 from ingot.config.json_text import parse_json
+from ingot.config.modality import SPEECH
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
@@ -117,7 +118,7 @@ class BundleFacts(JsonConfig):
     @property
     def encoder(self) -> EncoderConfig | None:
         """Of a model that hears; None of every other."""
-        return self.model.encoder if self.model.kind == "cross" else None
+        return self.model.encoder if self.model.modality is SPEECH else None
 
     @property
     def name(self) -> str:

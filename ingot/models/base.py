@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ingot.checkpoint.weight_map import WeightMap
-from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.batch import Spliced
@@ -34,14 +33,8 @@ _AGAIN = "correct config.json, or download it again"
 class Model(Protocol):
     """What sets models apart where they run; ``Decoder`` is one. Their layers run in layers/forward.py.
 
-    ``kind`` says what becomes of the encoded: ``text`` encodes nothing, ``prefix`` splices it into the
-    embeddings, and in ``cross`` every layer attends to it.
+    What becomes of the encoded is ``DecoderConfig.wiring``.
     """
-
-    @property
-    def kind(self) -> Kind:
-        """As of the manifest."""
-        ...
 
     def encode(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
         """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
@@ -77,7 +70,7 @@ class Architecture:
         config_from_hf: config.json → DecoderConfig; raises CheckpointError for what is not supported.
         weight_map: (config of the whole checkpoint, layers to keep) → weight map.
         encoder: builds the module that encodes inputs (layers/encoder.py: ``Encoder``), whose weights are
-            named ``encoder.…``; None where the kind is text.
+            named ``encoder.…``; None where there is none.
         check_generation: refuses a generation_config.json (and the vocabulary's size) by which the model
             could not run; None where only end tokens matter.
         plain_encoder: the same in plain PyTorch for proofs, of an encoder of log-mel frames; None: proofs say

@@ -12,6 +12,7 @@ from torch import nn
 
 from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
 from ingot.config.encoder import EncoderConfig, StackConfig
+from ingot.config.modality import SPEECH
 from ingot.config.model import DecoderConfig
 from ingot.layers.checking_encoder import PlainSpeechEncoder
 from ingot.layers.context import BuildContext
@@ -84,6 +85,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         max_positions=positions,
         features=(integer(hf, "num_mel_bins"), 0),
         activation_values=4 * size + 2 * max(inner, 2 * size),
+        modality=SPEECH.name,
         settings=stack.to_json(),
     )
     heads = integer(hf, "decoder_attention_heads")
@@ -104,7 +106,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         output_bias=True,
         mlp_bias=True,
         tie_word_embeddings=flag(hf, "tie_word_embeddings", True),
-        kind="cross",
+        wiring="cross",
         encoder=encoder,
     )
 

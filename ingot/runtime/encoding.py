@@ -1,6 +1,6 @@
 """The memory of the encoder cache, and what steps do with it.
 
-Owns the tensors behind ``EncoderCache``: rows of embeddings (kind ``prefix``) or each layer's second cache
+Owns the tensors behind ``EncoderCache``: rows of embeddings (wiring ``prefix``) or each layer's second cache
 (``cross``); the encoding of inputs into them, and the rows that a step splices. Decides nothing.
 
     encoding = Encoding(model, caches, num_blocks=24, block_size=64, device=device)
@@ -29,11 +29,11 @@ from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 
 class Encoding:
-    """Encodes inputs of one model; ``caches`` of a model of kind ``cross`` get their second caches here.
+    """Encodes inputs of one model; ``caches`` of a model of wiring ``cross`` get their second caches here.
 
     Args:
         at_once: longest inputs that are encoded together.
-        cuda_graphs: capture the encoder of kind ``cross``.
+        cuda_graphs: capture the encoder of wiring ``cross``.
 
     Attributes:
         observer: sees what the encoder's layers have on their way (step_record.py); CUDA graphs are not used
@@ -62,7 +62,7 @@ class Encoding:
         self.device = device
         self._layers: list[tuple[DecoderLayer, LayerCache]] = []
         self._rows = torch.empty(0)
-        if config.kind == "prefix":
+        if config.splices:
             shape = (num_blocks * block_size, config.hidden_size)
             self._rows = torch.zeros(shape, dtype=self.dtype, device=device)
             return

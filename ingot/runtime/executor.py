@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import torch
 
+from ingot.config.modality import TEXT
 from ingot.config.sampling import SamplingParams
 from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
@@ -193,7 +194,7 @@ class Executor:
             RequestError: a size that is not 1 to ``max_batch_size``, or an unknown kind.
         """
         sizes, inputs = checked_sizes(batch_sizes, self.max_batch_size), self.admission.inputs
-        known = checked_kinds(kinds, draw_kinds("text" if inputs is None else inputs.kind))
+        known = checked_kinds(kinds, draw_kinds(TEXT if inputs is None else inputs.model.modality))
         if self.runner.device.type != "cuda":
             return
         with on_device(self.runner.device):

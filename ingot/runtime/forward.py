@@ -45,7 +45,7 @@ class Forward:
         self.by_module = False
         self.observer: Callable[[StepRecord], None] | None = None
         self.record: StepRecord | None = None
-        encoder = model.config.encoder if model.config.kind == "cross" else None
+        encoder = model.config.encoder if model.config.crosses else None
         self.encoded_positions = 0 if encoder is None else encoder.max_positions
         self._operations: dict[Step, Operations] = {}
 

@@ -2,7 +2,7 @@
 
 Owns an input as a request holds it, where it is encoded, and which inputs a model takes. Knows no scheduler.
 
-    given = InputRules(model, cache_positions=4096).read(features, place=12)
+    given = InputRules(model.config, model.encoder, cache_positions=4096).read(features, place=12)
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ingot.config.encoder import EncoderConfig, Kind
+from ingot.config.encoder import EncoderConfig
+from ingot.config.model import DecoderConfig
 from ingot.errors import RequestError
 from ingot.layers.encoder import Encoder
 
@@ -42,7 +43,7 @@ class RequestInput:
         content: copied and hashed beside its neighbours, unless it has a name; whoever asks first waits.
         positions: how many outputs it has.
         place: index in the prompt of its first placeholder token.
-        tokens: how many placeholders there are: one for each position (kind ``prefix``), or none.
+        tokens: how many placeholders there are: one for each position (wiring ``prefix``), or none.
     """
 
     content: Future[Content]
@@ -97,10 +98,15 @@ class EncoderJob:
 class InputRules:
     """Which inputs a model with an encoder takes."""
 
-    kind: Kind
-    config: EncoderConfig
+    model: DecoderConfig
     encoder: Encoder
     cache_positions: int
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Of the encoder."""
+        assert self.model.encoder is not None
+        return self.model.encoder
 
     def read(self, features: object, place: int, name: bytes | None = None) -> RequestInput:
         """An input from a tensor, or what torch makes one of, at a place in the prompt. Without a name, its
@@ -120,7 +126,7 @@ class InputRules:
                 fix="a shorter input, or a larger encoder_positions",
             )
         given = RequestInput(_future(tensor, name), positions, place)
-        return replace(given, tokens=positions) if self.kind == "prefix" else given
+        return replace(given, tokens=positions) if self.model.splices else given
 
     def blank(self, value: float) -> RequestInput | None:
         """The longest input, of one value, for requests of no one; None where the cache is too small."""
@@ -138,7 +144,7 @@ class InputRules:
         RequestError: more inputs than a request to this model may have, or one with values that are not
             finite.
         """
-        if self.kind == "cross" and len(inputs) > 1:
+        if self.model.crosses and len(inputs) > 1:
             raise RequestError(
                 "a request to this model takes one input", seen=f"{len(inputs)} inputs", allowed="at most 1"
             )

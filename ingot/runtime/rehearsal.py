@@ -105,7 +105,7 @@ def _encode(executor: _Executor) -> None:
 def _heard(executor: _Executor, value: float) -> list[RequestInput]:
     """What a request to a model of speech carries; nothing to others."""
     rules = executor.admission.inputs
-    blank = None if rules is None or rules.kind != "cross" else rules.blank(value)
+    blank = None if rules is None or rules.model.modality.takes_text else rules.blank(value)
     return [] if blank is None else [blank]
 
 

@@ -112,7 +112,7 @@ def _input_rules(model: Decoder, setting: Setting) -> InputRules | None:
     if config.encoder is None or model.encoder is None:
         return None
     positions = setting.encoder_blocks * setting.runtime.block_size
-    return InputRules(config.kind, config.encoder, cast(Encoder, model.encoder), positions)
+    return InputRules(config, cast(Encoder, model.encoder), positions)
 
 
 def _setting(

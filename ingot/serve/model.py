@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.config.grammar import Grammar, Thinking
+from ingot.config.modality import SPEECH
 from ingot.config.sampling import SamplingParams
 from ingot.config.serve import ServeConfig
 from ingot.engine.describe import read_text_side
@@ -69,7 +70,7 @@ class TextSide:
     def hears(self) -> tuple[int, int] | None:
         """The shape of a window's features; None: the model reads text."""
         config = self.manifest.model
-        mels = config.encoder.features[0] if config.kind == "cross" and config.encoder else None
+        mels = config.encoder.features[0] if config.modality is SPEECH and config.encoder else None
         return None if mels is None else (mels, WINDOW // HOP)
 
     @classmethod
@@ -86,7 +87,7 @@ class TextSide:
                 seen=folder,
                 fix="add the tokenizer's files to the checkpoint and build it again",
             )
-        if text.tokenizer is not None and manifest.model.kind == "cross":
+        if text.tokenizer is not None and manifest.model.modality is SPEECH:
             check_packages(name)
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
         files = TextFiles(folder, manifest, text.tokenizer.files)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ingot.config.modality import SPEECH
 from ingot.config.model import DecoderConfig
 from ingot.errors import RequestError
 from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
@@ -116,8 +117,8 @@ def mel_bins(config: DecoderConfig) -> int:
     Raises:
         RequestError: it takes no speech.
     """
-    if config.kind != "cross" or config.encoder is None:
-        seen = f"{config.architecture} ({config.kind})"
+    if config.modality is not SPEECH or config.encoder is None:
+        seen = f"{config.architecture} ({config.modality.model})"
         raise RequestError("this engine does not take speech", seen=seen, flag="an engine of Whisper")
     return config.encoder.features[0]
 

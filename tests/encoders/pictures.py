@@ -83,10 +83,11 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         (side // patch) ** 2,
         (3, side, side),
         8 * width,
+        "picture",
         placeholder_id=integer(hf, "picture_token"),
         settings={"stack": stack.to_json(), "patch_size": patch},
     )
-    return text.replace(kind="prefix", encoder=encoder)
+    return text.replace(wiring="prefix", encoder=encoder)
 
 
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:

@@ -55,7 +55,7 @@ def jobs_of(side: Side, shapes: list[tuple[int, ...]]) -> list[EncoderJob]:
     encoder, config = model.encoder, model.config.encoder
     assert encoder is not None
     assert config is not None
-    rules = InputRules(model.kind, config, encoder, 4096)  # type: ignore[arg-type]
+    rules = InputRules(model.config, encoder, 4096)  # type: ignore[arg-type]
     free, jobs = list(range(32))[::-1], []
     for shape in shapes:
         given = rules.read(torch.randn(shape, generator=generator), 0)

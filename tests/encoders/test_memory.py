@@ -47,7 +47,7 @@ def test_the_ledger_counts_the_encoder_to_the_byte(name: str, request: pytest.Fi
 
 
 def test_a_text_model_has_no_encoder_in_its_ledger(speech: Side) -> None:
-    model = read_setting(str(speech.folder)).model.replace(kind="text", encoder=None, architecture="gpt2")
+    model = read_setting(str(speech.folder)).model.replace(wiring="none", encoder=None, architecture="gpt2")
     found = ledger(Setting(model, "fp16", 8, 96))
     assert found.of("encoders") == 0
     assert all(item.name != "encoder" for item in found.items)
@@ -71,9 +71,9 @@ def test_a_step_buffer_has_room_for_encoded_positions() -> None:
 
 
 def test_an_older_manifest_is_one_of_text(speech: Side) -> None:
-    config = read_setting(str(speech.folder)).model.replace(kind="text", encoder=None, architecture="gpt2")
+    config = read_setting(str(speech.folder)).model.replace(wiring="none", encoder=None, architecture="gpt2")
     data = json.loads(json.dumps(config.to_json()))
-    assert (data.pop("kind"), data.pop("encoder")) == ("text", None)
+    assert (data.pop("wiring"), data.pop("encoder")) == ("none", None)
     assert DecoderConfig.from_json(data) == config
 
 
@@ -81,14 +81,15 @@ def test_a_config_says_what_does_not_fit(speech: Side, pictures: Side) -> None:
     heard, seen = (read_setting(str(side.folder)).model for side in (speech, pictures))
     assert seen.encoder is not None
     odd = {
-        "unknown kind": lambda: heard.replace(kind="audio"),
-        "unless its kind is text": lambda: heard.replace(kind="text"),
+        "unknown wiring": lambda: heard.replace(wiring="audio"),
+        "unknown modality": lambda: EncoderConfig(8, 4, (3,), 8, "text"),
+        "unless its wiring is none": lambda: heard.replace(wiring="none"),
         "has an encoder": lambda: seen.replace(encoder=None),
         "decoder's hidden_size": lambda: seen.replace(encoder=seen.encoder.replace(hidden_size=8)),
         "outside the vocabulary": lambda: seen.replace(encoder=seen.encoder.replace(placeholder_id=97)),
-        "max_positions": lambda: EncoderConfig(8, 0, (3,), 8),
-        "must be positive": lambda: EncoderConfig(8, 4, (3,), 0),
-        "shape of an input": lambda: EncoderConfig(8, 4, (), 8),
+        "max_positions": lambda: EncoderConfig(8, 0, (3,), 8, "speech"),
+        "must be positive": lambda: EncoderConfig(8, 4, (3,), 0, "speech"),
+        "shape of an input": lambda: EncoderConfig(8, 4, (), 8, "speech"),
     }
     for message, make in odd.items():
         with pytest.raises(ConfigError, match=message):

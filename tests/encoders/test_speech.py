@@ -166,13 +166,13 @@ def test_an_engine_folder_names_the_kind_and_gives_the_same(
     engine = tmp_path / "engine"
     build(speech.folder, engine, dtype="fp32")
     manifest = Manifest.read(engine)
-    assert manifest.model.kind == "cross"
+    assert manifest.model.wiring == "cross"
     assert Manifest.from_json(manifest.to_json()).model == manifest.model
     llm = LLM(engine, "cpu")
     outputs = llm.generate([prompt(spoken) for spoken in MIXED], GREEDY)
     assert [out.token_ids for out in outputs] == expected
     assert verify(engine, "cpu").verdict == "proven"
-    assert "whisper (cross)" in ingot("inspect", engine).output
+    assert "whisper (a model of speech, cross)" in ingot("inspect", engine).output
 
 
 def test_a_request_to_a_model_of_speech_takes_one_input(speech: Side) -> None:

@@ -15,8 +15,8 @@ from ingot.errors import EngineError
 from ingot.speech.alignment import alignment_heads, median_filtered, smoothed, token_times, warp
 
 CONFIG = DecoderConfig(
-    "whisper", 100, 48, 64, 4, 6, 6, 8, 448, norm="layer_norm", mlp="gelu", kind="cross",
-    encoder=EncoderConfig(48, 1500, (80, 0), 100),
+    "whisper", 100, 48, 64, 4, 6, 6, 8, 448, norm="layer_norm", mlp="gelu", wiring="cross",
+    encoder=EncoderConfig(48, 1500, (80, 0), 100, "speech"),
 )  # fmt: skip
 
 

@@ -51,4 +51,4 @@ def test_an_encoder_on_trial_is_short_and_takes_the_longest_input(tiny_engine: P
             assert encoded.shape == (windows * 40, 32)
             assert encoded.isfinite().all()
             assert len(encoded.unique(dim=0)) == len(encoded), "windows that are copies of each other"
-    assert encoder_steps(manifest.model.replace(kind="text", encoder=None), limits) == []
+    assert encoder_steps(manifest.model.replace(wiring="none", encoder=None), limits) == []

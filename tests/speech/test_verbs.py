@@ -44,7 +44,7 @@ def test_a_verb_of_text_says_what_to_run_instead(
 
 def test_inspect_shows_the_encoder(tiny_engine: Path) -> None:
     shown = ingot("inspect", tiny_engine).output
-    assert "whisper (cross)" in shown
+    assert "whisper (a model of speech, cross)" in shown
     assert "2 layers, hidden 32, 4 heads, 48 wide" in shown
     assert "8 x any, at most 40 positions: 20.5 kB of encoder cache" in shown
     told = json.loads(ingot("inspect", tiny_engine, "--json").output)

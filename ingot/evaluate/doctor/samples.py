@@ -44,7 +44,7 @@ def needs_of(checkpoint: str, data: Path) -> Callable[[Item], str | None]:
         IngotError: the checkpoint cannot be read.
     """
     config = model_of(checkpoint)
-    if config.kind != "cross":
+    if config.modality.takes_text:
         return lambda item: None
     return one_window(data if data.is_dir() else data.parent, config)
 
@@ -56,7 +56,7 @@ def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, readin
         ConfigError: an item does not serve, or the reading does not fit the model.
         RequestError: a recording cannot be read.
     """
-    return (_spoken if config.kind == "cross" else _written)(source, config, data, reading)
+    return (_written if config.modality.takes_text else _spoken)(source, config, data, reading)
 
 
 def check_ids(item: Item, ids: Sequence[int], vocab: int) -> None:
