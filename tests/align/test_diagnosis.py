@@ -162,14 +162,18 @@ def test_the_specs_compute_what_the_modules_compute(name: str, checkpoint: Made)
     assert_specs_equal(llm)
 
 
-def test_the_specs_compute_what_qwen_v1_computes(tmp_path: Path) -> None:
-    """Past its training length: log-n queries and a stretched rotary base."""
-    assert_specs_equal(load(write_tiny(tmp_path / "qwen", seq_length=16, max_position_embeddings=64)))
+@pytest.mark.parametrize("length", [15, 24, 31])
+def test_the_specs_compute_what_qwen_v1_computes(length: int, tmp_path: Path) -> None:
+    """Past its training length: log-n queries and a rotary base that the prompt's length stretches, whichever
+    length is reached by the tokens behind it.
+    """
+    folder = write_tiny(tmp_path / "qwen", seq_length=16, max_position_embeddings=64)
+    assert_specs_equal(load(folder), IDS[:length] + IDS[: max(length - len(IDS), 0)])
 
 
-def assert_specs_equal(llm: LLM) -> None:
+def assert_specs_equal(llm: LLM, ids: list[int] = IDS) -> None:
     model, config = llm.engine.model, llm.engine.manifest.model
-    every = list(divergences(llm, llm, IDS, 3, least=-1.0))
+    every = list(divergences(llm, llm, ids, 3, least=-1.0))
     assert len(every) == 3 * (3 + 7 * config.num_layers)
     compared = 0
     for divergence in every:

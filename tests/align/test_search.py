@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from ingot.align.diagnosis import read, search
-from ingot.align.diagnosis.attention_variants import _windows
+from ingot.align.diagnosis.attention_variants import _scales, _windows
 from ingot.align.diagnosis.fit import best_number
 from ingot.align.diagnosis.ids import explain_ids
-from ingot.align.diagnosis.module_variants import head_variants, norm_variants
+from ingot.align.diagnosis.layer_variants import _residuals
+from ingot.align.diagnosis.module_variants import embedding_variants, head_variants, norm_variants
 from ingot.align.diagnosis.read import all_positions
 from ingot.align.diagnosis.rope_variants import _positions, rope_variants
-from ingot.align.diagnosis.spec import HeadSpec, RopeSpec
+from ingot.align.diagnosis.spec import EmbeddingSpec, HeadSpec, RopeSpec
 from ingot.align.diagnosis.variant import Claim, Variant
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.model import RopeConfig
@@ -93,6 +94,73 @@ def test_windows_beside_the_config_s_are_tried_in_texts_of_any_length(window: in
     assert {1, 2, 3, 255, 256, 257, 511, 512, 513} <= {*found}
     spec.positions = torch.arange(20)
     assert {*range(1, 20)} <= {*_windows(spec)}
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What is scaled of an attention or of a layer's sums."""
+
+    name: str = "it"
+    head_dim: int = 16
+    scale: float = 0.25
+    qkv: torch.Tensor = field(default_factory=lambda: torch.zeros(1, 64))
+    logn_length: int = 0
+    attention_residual: float = 1.0
+    attention_branch: float = 1.0
+    mlp_residual: float = 1.0
+    mlp_branch: float = 1.0
+
+
+@pytest.mark.parametrize("layer", [0, 4])
+def test_the_usual_scales_of_attention_are_tried(layer: int) -> None:
+    """None; twice; of the hidden size; by the layer's number, which counts from 1; of one side alone."""
+    spec: Any = Scaled()
+    tried = [one for one in _scales(spec, layer) if one.of_engine.culprit == "attention_scale"]
+    usual = [1.0, 1 / 16, 1 / 8, 0.5, *([0.25 / 5] if layer else [])]
+    assert sorted(one.spec.scale for one in tried) == pytest.approx(sorted(usual))
+    lengths = [one.spec.logn_length for one in _scales(spec, layer) if one.of_engine.culprit == "logn"]
+    assert sorted(lengths) == [2048, 8192, 32768]
+
+
+def test_the_usual_factors_of_sums_are_tried() -> None:
+    """Of 6 layers the fourth: by the depth of all sums, and by the layer's number."""
+    spec, config = Scaled(), SimpleNamespace(num_layers=6)
+    given: Any = spec
+    tried = [one.spec for one in _residuals(given, config, 3)]  # type: ignore[arg-type]
+    usual = [0.5, 2.0, 0.5**0.5, 2**0.5, 12**-0.5, 12**0.25, 1 / 4]
+    for where in ("attention", "mlp"):
+        other = "mlp" if where == "attention" else "attention"
+        alone = [
+            one for one in tried if getattr(one, f"{other}_branch") == getattr(one, f"{other}_residual") == 1
+        ]
+        branches = [
+            getattr(one, f"{where}_branch") for one in alone if getattr(one, f"{where}_residual") == 1
+        ]
+        residuals = [
+            getattr(one, f"{where}_residual") for one in alone if getattr(one, f"{where}_branch") == 1
+        ]
+        assert sorted(branches) == pytest.approx(sorted([0.0, *usual]))
+        assert sorted(residuals) == pytest.approx(sorted([0.0, *usual]))
+    both = [one.attention_branch for one in tried if one.attention_branch == one.mlp_branch != 1]
+    assert sorted(both) == pytest.approx(sorted(usual))
+    assert len(tried) == 2 * 16 + 7
+
+
+def test_the_usual_scales_of_logits_and_of_embeddings_are_tried() -> None:
+    """Of 16 channels."""
+    config: Any = SimpleNamespace(hidden_size=16)
+    heads = head_variants(HeadSpec("lm_head", torch.ones(5, 16), None), torch.zeros(5, 16), config)
+    assert sorted(one.spec.scale for one in heads if one.of_engine.culprit == "logit_scale") == [
+        1 / 16,
+        1 / 4,
+        4,
+    ]
+    embedding = EmbeddingSpec("embed_tokens", torch.ones(5, 16), torch.ones(9, 16), torch.arange(3))
+    tried = list(embedding_variants(embedding))
+    assert sorted(one.spec.scale for one in tried if one.of_engine.culprit == "embedding_scale") == [1 / 4, 4]
+    shifts = [one.spec.shift for one in tried if one.of_engine.culprit == "positions_shifted"]
+    assert sorted(shifts) == [-2, -1, 1, 2]
+    assert [one.spec.places for one in tried if one.of_engine.culprit == "positions_missing"] == [None]
 
 
 @pytest.mark.parametrize(("cached", "changes"), [(True, 5), (False, 2)])

@@ -328,6 +328,35 @@ def test_an_end_token_has_its_log_probability(end: int) -> None:
     assert [(one.logprobs, one.stop_logprob) for one in silent] == [((), None)] * 2
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_every_hypothesis_is_told_with_its_own_values(penalty: float) -> None:
+    """Those that end and those that the length ends: the last token of these is no end token."""
+    params = SamplingParams(max_new_tokens=3, num_beams=3, n=3, logprobs=0, length_penalty=penalty)
+    beams = BeamSearch(params, 2, frozenset([9]), 100)
+    beams.advance([[*logs(t1=0.5, t2=0.3, t3=0.1), (9, math.log(0.05))]])
+    step = {1: [*logs(t4=0.6, t5=0.05), (9, math.log(0.3))], 2: logs(t4=0.5, t6=0.4), 3: logs(t4=0.2, t6=0.1)}
+    while not beams.done:
+        beams.advance([step.get(beam.output_ids[-1], logs(t7=0.3, t8=0.1)) for beam in beams.live])
+    results = beams.results(3)
+    assert {(one.finish_reason, one.end_token) for one in results} == {("stop", 9), ("length", None)}
+    told = updates_of_beams("r", results, (6, -1.5), logprobs=True)
+    chances = {(): {1: 0.5, 2: 0.3, 3: 0.1}, (1,): {4: 0.6, 9: 0.3}, (2,): {4: 0.5, 6: 0.4}, (3,): {4: 0.2}}
+    for place, (update, result) in enumerate(zip(told, results, strict=True)):
+        ids = result.output_ids
+        ended = result.end_token is not None
+        known = [*ids, 9] if ended else [*ids]
+        wanted = [
+            math.log(chances.get(tuple(known[:i]), {7: 0.3, 8: 0.1})[token]) for i, token in enumerate(known)
+        ]
+        assert (update.request_id, update.index, update.token_ids) == ("r", place, ids)
+        assert (update.finish_reason, update.stop_id) == (result.finish_reason, result.end_token)
+        assert update.score == pytest.approx(sum(wanted) / len(known) ** penalty)
+        assert [one.token_id for one in update.logprobs] == [*ids]
+        assert [one.logprob for one in update.logprobs] == pytest.approx(wanted[: len(ids)])
+        assert [one.top for one in update.logprobs] == [((6, -1.5),), *[()] * (len(ids) - 1)]
+        assert update.stop_logprob == (pytest.approx(wanted[-1]) if ended else None)
+
+
 def _last(beam: Beam) -> int:
     """The start token is 0."""
     return beam.output_ids[-1] if beam.output_ids else 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ import torch
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.errors import ConfigError
+from ingot.runtime import layered_chunk
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.layered_chunk import LayeredChunk
 from ingot.runtime.pace import Pace
 from ingot.runtime.request import Probe
-from ingot.runtime.scheduler import Chunking, ScheduledBatch, Scheduler
+from ingot.runtime.scheduler import Chunking, Layers, ScheduledBatch, ScheduledRequest, Scheduler
 from ingot.serve.engine_process import served_runtime
 from tests.unit.fake_executor import check_empty, fake_executor
 from tests.unit.test_scheduler import STOP, Traffic, alone, request, run, shares
@@ -343,6 +347,54 @@ class TestPace:
         pace = Pace(0.1, 32)
         assert [pace.chunk(left) for left in (200, 1)] == [200, 1]
         assert [pace.size_of(count) for count in (1, 64, 65, 512)] == [64, 64, 128, 512]
+
+
+class Clock:
+    """Seconds that pass as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 7.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("counts", "decodes"),
+    [((1,), True), ((1, 1, 1), True), ((1, 5), False), ((5,), False), ((1, 1, 2), False), ((), False)],
+)
+def test_the_pace_is_told_what_layers_and_a_step_of_decodes_took(
+    counts: tuple[int, ...], decodes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chunk's rows with their padding; a step that did more than decode, or nothing, tells nothing of
+    decodes. The next step tells it, so that nothing waits.
+    """
+    clock, told = Clock(), []
+    monkeypatch.setattr(layered_chunk, "time", clock)
+    pace: Any = SimpleNamespace(told=lambda *given: told.append(given))
+    nothing: Any = None
+    layered = LayeredChunk(nothing, pace, torch.device("cpu"), 64)
+    ran: list[Layers] = []
+
+    def run_layers(layers: Layers) -> int:
+        ran.append(layers)
+        clock.now += 0.3
+        return 8
+
+    monkeypatch.setattr(layered, "_run", run_layers)
+    items = [ScheduledRequest(request(f"r{i}", 9), 0, count, samples=True) for i, count in enumerate(counts)]
+    of_chunk = Layers(ScheduledRequest(request("long", 30), 4, 6, samples=False), 1, 3, ends=False)
+    for seconds in (0.5, 0.25):
+        with layered.behind(ScheduledBatch(items, layers=of_chunk)):
+            clock.now += seconds
+    assert ran == [of_chunk, of_chunk]
+    assert told == [(8, 2, pytest.approx(300.0), pytest.approx(500.0) if decodes else None)]
+    with layered.behind(ScheduledBatch(items)):
+        pass
+    assert len(told) == 1, "a step without layers tells nothing"
+    with layered.behind(ScheduledBatch(items, layers=of_chunk)):
+        pass
+    assert told[1][2:] == (pytest.approx(300.0), pytest.approx(250.0) if decodes else None)
 
 
 class TestConfig:
