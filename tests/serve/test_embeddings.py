@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +19,11 @@ import torch
 from torch.nn.functional import normalize
 
 from ingot import LLM
+from ingot.serve.answering import Job
+from ingot.serve.embeddings import EmbeddingCall
+from ingot.serve.json_parts import in_parts
+from ingot.serve.model import ServedModel
+from ingot.serve.schemas import EmbeddingRequest
 from tests.serve.client import PATIENCE, Server, wait_for
 from tests.serve.conftest import MAX_SEQ_LEN, NAME, chat
 from tests.serve.published import Schema
@@ -151,3 +162,54 @@ def test_its_own_width_is_let_through(server: Server, llm: LLM) -> None:
 
 def test_an_unknown_model(server: Server) -> None:
     assert server.post(EMBEDDINGS, {"model": "none", "input": "a"}).error["code"] == "model_not_found"
+
+
+class Batches:
+    """An engine with room for three at once, whose vector of a prompt is its first id."""
+
+    def __init__(self) -> None:
+        self.limits = SimpleNamespace(max_batch_size=3, max_seq_len=9, vocab_size=100)
+        self.places_taken: list[int] = []
+        self.groups: list[list[Job]] = []
+
+    @contextmanager
+    def places(self, count: int) -> Iterator[None]:
+        self.places_taken.append(count)
+        yield
+
+    @contextmanager
+    def answering(self, jobs: Sequence[Job], tokenizer: None, *, by_piece: bool) -> Iterator[Any]:
+        self.groups.append(list(jobs))
+        vectors = {i: np.array([job.ids[0]], "<f4").tobytes() for i, job in enumerate(jobs)}
+        yield SimpleNamespace(vectors=vectors, finish=partial(asyncio.sleep, 0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 7])
+async def test_inputs_of_several_batches_are_one_answer(count: int) -> None:
+    """Whatever an answer says is of all inputs, in their order."""
+    engine = Batches()
+    model = ServedModel.__new__(ServedModel)
+    model.name, model.max_seq_len, model._threads = "m", 9, ThreadPoolExecutor(1)
+    model.engine = engine  # type: ignore[assignment]
+    model.side = SimpleNamespace(  # type: ignore[assignment]
+        text=None, manifest=SimpleNamespace(model=SimpleNamespace(hidden_size=1))
+    )
+    model.prompt_ids = lambda prompt, **_: prompt  # type: ignore[method-assign]
+    inputs = [[10 + i] * (1 + i % 5) for i in range(count)]
+    request = EmbeddingRequest(model="m", input=inputs, cache_salt="s", pooling="last")
+    answer = json.loads(
+        b"".join([part async for part in in_parts(await EmbeddingCall(model, request).answer())])
+    )
+    tokens = sum(map(len, inputs))
+    assert answer == {
+        "object": "list",
+        "model": "m",
+        "data": [{"object": "embedding", "index": i, "embedding": [10.0 + i]} for i in range(count)],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    assert [job.ids for group in engine.groups for job in group] == inputs
+    assert {(job.pooling, job.salt, job.params) for group in engine.groups for job in group} == {
+        ("last", "s", None)
+    }
+    assert [len(group) for group in engine.groups] == [3] * (count // 3) + [count % 3] * (count % 3 > 0)
+    assert engine.places_taken == [min(count, 3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from ingot.config.hosts import HostRule
 from ingot.serve.app import bare_app
 from ingot.serve.forms import read_form
-from ingot.serve.http import read_body
+from ingot.serve.http import EventStream, read_body
 
 LOCAL = {"host": "localhost:8000"}
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -138,3 +139,40 @@ def test_a_full_disk_is_told(
     assert (status, error["code"], error["param"]) == (507, "no_room", "file")
     assert "the reason" in error["message"]
     assert [one.exc_info for one in caplog.records] == [None]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "name", "value"),
+    [
+        (("/body", "GET"), 405, b"allow", b"POST"),
+        (("/health", "POST", {"content-type": "application/json"}), 405, b"allow", b"GET"),
+        (("/body", "POST", {"content-encoding": "br"}), 415, b"accept-encoding", b"identity"),
+        (("/form", "POST", FORM | {"content-encoding": "br"}), 415, b"accept-encoding", b"identity"),
+        (("/v1/models", "GET", {}, b"", "K"), 401, b"www-authenticate", b"Bearer"),
+    ],
+)
+def test_a_refusal_says_what_would_be_taken(asked: Any, status: int, name: bytes, value: bytes) -> None:
+    found = ask(*asked)
+    assert (found[0], found[1].get(name)) == (status, value)
+    assert found[1][b"content-type"] == b"application/json"
+    assert found[2]["message"]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["its length is named", "in chunks"])
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 413)])
+def test_a_body_may_have_just_the_most_bytes(named: bool, more: int, status: int) -> None:
+    body = b" " * ((1 << 20) + more)
+    length = {"content-length": str(len(body))} if named else {}
+    found = ask("/body", "POST", {"content-type": "application/json"} | length, body)
+    assert found[0] == status
+    assert status == 200 or found[2]["code"] == "request_too_large"
+
+
+def test_events_are_kept_by_no_proxy() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: 2\n\n"
+
+    found = dict(EventStream(b"data: 1\n\n", events()).raw_headers)
+    assert found[b"content-type"].split(b";")[0] == b"text/event-stream"
+    assert (found[b"cache-control"], found[b"x-accel-buffering"]) == (b"no-cache", b"no")
+    assert b"content-length" not in found

@@ -165,6 +165,24 @@ def test_retry_after_is_honest(case: Callable[[str], Case]) -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("left", "given_up", "expected"),
+    [(41.5, False, "42"), (0.2, False, "1"), (-30.0, False, "1"), (None, False, "1"), (None, True, None)],
+)
+async def test_retry_after_is_a_time_to_come_or_is_left_out(
+    left: float | None, given_up: bool, expected: str | None
+) -> None:
+    """A process may take longer to load than the last one did; an engine without one is not expected back."""
+    engine = EngineClient("fake", Load("/e"), ServeConfig(), Metrics().of("fake"))
+    engine.lost, engine.given_up = "gone", given_up
+    engine._back_at = None if left is None else time.monotonic() + left
+    with pytest.raises(ApiError) as at_answering, engine.answering([], None, by_piece=False):
+        pass
+    for error in (await refusal(engine), at_answering.value):
+        assert (error.status, error.code, error.message) == (503, "engine_dead", "fake: gone")
+        assert error.headers.get("Retry-After") == expected
+
+
 def test_counters_of_a_new_process_begin_at_zero(case: Callable[[str], Case]) -> None:
     made = case("serve")
 

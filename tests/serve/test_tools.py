@@ -14,6 +14,8 @@ import pytest
 
 from ingot import LLM, Chat, Grammar
 from ingot.serve.answer_parts import AnswerParts, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
+from ingot.serve.errors import ApiError
+from ingot.serve.formats import MAX_SCHEMA_BYTES, Form
 from ingot.serve.tools import read_tools
 from tests.serve.client import JSON, Server
 from tests.serve.conftest import TOOLS, chat
@@ -264,3 +266,35 @@ def test_a_tool_that_is_named_is_called_once(choice: Any, many: bool, parallel: 
         value = use.form.grammar.value()
         assert value["parallel"] is many
         assert [*value["tools"]] == (["say"] if choice == NAMED else ["add", "say"])
+
+
+def described(name: str, size: int) -> dict[str, Any]:
+    """A tool whose JSON has about so many bytes."""
+    return tool(name, a={"type": "integer", "description": "a" * size})
+
+
+@pytest.mark.parametrize(
+    ("choice", "form", "sizes", "fits"),
+    [
+        (None, False, {"f": MAX_SCHEMA_BYTES, "g": MAX_SCHEMA_BYTES}, True),  # nothing is compiled of them
+        ("none", True, {"f": MAX_SCHEMA_BYTES, "g": MAX_SCHEMA_BYTES}, True),
+        ("auto", True, {"f": MAX_SCHEMA_BYTES, "g": 0}, False),
+        ("auto", True, {"f": MAX_SCHEMA_BYTES // 3, "g": MAX_SCHEMA_BYTES // 3}, True),
+        ("required", False, {"f": MAX_SCHEMA_BYTES // 3, "g": MAX_SCHEMA_BYTES // 3}, True),
+        ("required", False, {"f": MAX_SCHEMA_BYTES // 2, "g": MAX_SCHEMA_BYTES // 2}, False),
+        ("f", False, {"f": MAX_SCHEMA_BYTES // 2, "g": MAX_SCHEMA_BYTES}, True),  # only its own schema is
+        ("f", False, {"f": MAX_SCHEMA_BYTES, "g": 0}, False),
+    ],
+)
+def test_tools_are_as_large_as_what_is_compiled_of_them(
+    choice: str | None, form: bool, sizes: dict[str, int], fits: bool
+) -> None:
+    named = {"type": "function", "function": {"name": choice}} if choice == "f" else choice
+    tools = [described(name, size) for name, size in sizes.items()]
+    held = Form(Grammar.json_object(), "response_format") if form else None
+    if fits:
+        assert (read_tools(tools, named, None, held).form is None) == (choice is None)
+        return
+    with pytest.raises(ApiError, match=f"at most {MAX_SCHEMA_BYTES}") as caught:
+        read_tools(tools, named, None, held)
+    assert caught.value.param == "tools"

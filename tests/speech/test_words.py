@@ -14,7 +14,7 @@ from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.token_logprobs import TokenLogprobs
-from ingot.speech.hallucination import Heard, is_made_up, without_hallucinations
+from ingot.speech.hallucination import Heard, is_made_up, seek_behind_words, without_hallucinations
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment, Word
@@ -293,6 +293,54 @@ def test_a_window_ends_behind_the_recording() -> None:
     assert window.window_end == 60.0
     found = without_hallucinations([fluent(31), made_up(34.5)], window, 1.0, last_end=29.0, seek=35.0)
     assert len(found[0] or ()) == 2
+
+
+MIDDLE, FIRST, LAST = Heard(30.0, 60.0, 200.0), Heard(0.0, 30.0, 200.0), Heard(30.0, 60.0, 60.5)
+KEPT: tuple[int, float] = (-1, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("window", "threshold", "segments", "last_end", "expected"),
+    [
+        # Silence behind it lasts to the window's end, to the next word, or not long enough.
+        (MIDDLE, 5.0, [fluent(31), made_up(54.5)], 29.0, (1, 54.5)),
+        (MIDDLE, 5.0, [fluent(31), made_up(55.5)], 29.0, KEPT),
+        (MIDDLE, 5.0, [fluent(31), made_up(40), fluent(46)], 29.0, (1, 40.0)),
+        (MIDDLE, 5.0, [fluent(31), made_up(40), fluent(44)], 29.0, KEPT),
+        (MIDDLE, 5.0, [fluent(31), made_up(40), segment(42, 43), fluent(46)], 29.0, (1, 40.0)),
+        (MIDDLE, 5.0, [fluent(31), made_up(40), spoken(44, 47, (46, 47, 0.9))], 29.0, (1, 40.0)),
+        # It is at the window's end.
+        (MIDDLE, 5.0, [fluent(31), made_up(57.5)], 29.0, KEPT),
+        (MIDDLE, 5.0, [fluent(31), made_up(58.5)], 29.0, (1, 58.5)),
+        (LAST, 5.0, [fluent(31), made_up(58.5)], 29.0, (1, 60.5)),
+        # Silence before it: from the words of the window before, or of the segment before.
+        (MIDDLE, 5.0, [made_up(33)], 27.5, (0, 33.0)),
+        (MIDDLE, 5.0, [made_up(33)], 28.5, KEPT),
+        (MIDDLE, 5.0, [fluent(31), fluent(36), made_up(42)], 29.0, KEPT),
+        # It is at the beginning of the window, or of the recording.
+        (MIDDLE, 5.0, [made_up(31.5)], 30.0, (0, 31.5)),
+        (MIDDLE, 5.0, [made_up(30.5)], 30.0, (0, 31.0)),
+        (MIDDLE, 3.0, [made_up(32.5)], 30.0, KEPT),
+        (FIRST, 3.0, [made_up(2.5)], 0.0, (0, 2.5)),
+    ],
+)
+def test_each_reason_to_drop_made_up_text(
+    window: Heard, threshold: float, segments: list[Segment], last_end: float, expected: tuple[int, float]
+) -> None:
+    """One reason before it and one behind it; beside most of them what is just not enough."""
+    count, seek = expected
+    kept, onwards = without_hallucinations(segments, window, threshold, last_end, seek=60.0)
+    assert kept == (segments if expected is KEPT else segments[:count])
+    assert onwards == seek
+
+
+@pytest.mark.parametrize(("last_end", "seek"), [(57.0, 57.0), (58.5, 60.0)])
+def test_silence_behind_the_last_word_is_heard_again(last_end: float, seek: float) -> None:
+    assert seek_behind_words(MIDDLE, last_end, 2.0) == seek
+
+
+def test_the_silence_behind_a_recording_counts() -> None:
+    assert seek_behind_words(Heard(30.0, 35.0, 35.0), 34.5, 2.0) == 34.5
 
 
 def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary) -> None:
