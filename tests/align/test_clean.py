@@ -70,6 +70,16 @@ def test_engine_in_16_bits_on_a_cpu(originals: dict[str, Path], tmp_path: Path) 
     assert max(row.limit for row in report.rows) < 1e-4, "weights that are stored rounded are no noise"
 
 
+def test_an_engine_with_a_narrow_cache_is_compared_without_it(
+    originals: dict[str, Path], tmp_path: Path
+) -> None:
+    """Rounded keys and values would be differences of every stage behind them."""
+    engine = build(originals["llama"], tmp_path / "engine", device="cpu", kv_dtype="int8", proof=False)
+    report = align(engine, originals["llama"], [random_ids(12)], steps=1, device="cpu")
+    check(report, steps=1)
+    assert max(row.difference.relative for row in report.rows) < 1e-4
+
+
 def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
     save_model(tiny_config("llama", max_position_embeddings=512), tmp_path / "long", seed=1)
     report = align(tmp_path / "long", tmp_path / "long", [random_ids(300)], steps=1, device="cpu")

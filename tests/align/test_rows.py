@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from ingot.align.alone import Alone
 from ingot.align.measure import Difference, Statistics
-from ingot.align.report import cells, report_json, share_of_limit
+from ingot.align.report import cells, report_html, report_json, share_of_limit
 from ingot.align.session import Report, _other_choices, _other_ids
 from ingot.align.stops import StopCheck
 from ingot.align.texts import Case, TextCheck
@@ -182,6 +184,25 @@ def test_the_cells_of_a_row_and_its_share() -> None:
     assert cells(row) == ["2.10e+01", "2.20e-01", "5.00e-01", "2.50e-01", "1.00e+00", "0.230000"]
     assert share_of_limit(row) == pytest.approx(0.5 / 0.4)
     assert share_of_limit(row_of("x", 0, alone_of(9.0, 0.5, "x"))) == pytest.approx(0.22 / 1.001)
+
+
+def test_the_page_shows_each_step_s_figures_and_opens_those_that_are_bad() -> None:
+    fine = row_of("layers.0.mlp", 0, None)
+    beyond = Row(0, 0, "norm", replace(fine.difference, relative=2.002), None, floor=0.25, eps=EPS)
+    wrong = row_of("layers.0.mlp", 0, alone_of(0.4, 0.5, "layers.0.mlp"))
+    steps = [fine, fine, beyond, wrong]
+    rows = [replace(row, case=0, step=step) for step, row in enumerate(steps)]
+    cases, stops = [Case("a", [1])], StopCheck(None, (), (), "t")
+    page = report_html(Report("e", "r", "n", "fp32", "cpu", 3, cases, rows, [], stops, None))
+    _, *found = page.split("<details")
+    assert [part.startswith(" open>") for part in found] == [True, False, True, True]
+    for step, (row, part) in enumerate(zip(rows, found, strict=True)):
+        assert f"<summary>{f'decode step {step}' if step else 'the prompt'}</summary>" in part
+        assert part.count('<tr class="bad">') == (step > 1)
+        told = re.findall("<td>([^<]*)</td>", part)
+        assert told == [row.stage, *cells(row)]
+        share = row.difference.relative / row.limit
+        assert f'style="width:{int(share * 40)}px"></span> {share:.2g}</td>' in part
 
 
 class Modules:

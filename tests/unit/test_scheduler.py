@@ -570,6 +570,32 @@ def test_a_rehearsal_leaves_nothing(longest: int) -> None:
     check_empty(executor)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rehearsal_leaves_the_cache_and_its_counts_as_they_were(
+    reuse: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a step fails."""
+    executor, runner = fake_executor(200, run_ahead=True, token_budget=16, max_seq_len=40)
+    executor.blocks.prefix_reuse, executor.num_preemptions = reuse, 7
+    if fails:
+        step = executor.step
+
+        def stepped() -> Any:
+            assert not executor.blocks.prefix_reuse, "its tokens are nobody's"
+            executor.num_preemptions += 1
+            if len(runner.steps) > 3:
+                raise ZeroDivisionError
+            return step()
+
+        monkeypatch.setattr(executor, "step", stepped)
+        with pytest.raises(ZeroDivisionError):
+            rehearse(executor)
+    else:
+        rehearse(executor)
+    assert (executor.blocks.prefix_reuse, executor.num_preemptions) == (reuse, 7)
+
+
 def test_prompt_tokens_found_in_the_prefix_cache_are_counted() -> None:
     s = scheduler(budget=64)
     for name in "abc":

@@ -1,0 +1,76 @@
+"""A graph's way of sampling does all that the rows of a step need, and no more than it has to."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS
+from ingot.runtime.graphs import KINDS, sampling_kind
+from ingot.runtime.sampler import RowSampling, SamplingTensors
+
+ROWS = {
+    "greedy": RowSampling(),
+    "greedy, whose filters say nothing": RowSampling(top_k=5, top_p=0.5),
+    "drawn": RowSampling(temperature=0.7),
+    "min-p": RowSampling(temperature=0.7, min_p=0.1),
+    "top-k": RowSampling(temperature=0.7, top_k=5),
+    "top-p": RowSampling(temperature=0.7, top_p=0.9),
+    "penalized": RowSampling(slot=0),
+    "masked": RowSampling(mask=0),
+    "log-probability": RowSampling(logprobs=True),
+    "log-probabilities": RowSampling(logprobs=True, likeliest=True),
+    "transcript": RowSampling(transcript=0),
+    "transcript with log-probability": RowSampling(transcript=0, logprobs=True),
+}
+LEAST = {
+    "greedy": ("greedy", "greedy, whose filters say nothing"),
+    "unfiltered": ("drawn", "min-p"),
+    "filtered": ("top-k", "top-p"),
+    "penalized": ("penalized",),
+    "masked": ("masked",),
+    "logprobs": ("log-probability", "log-probabilities"),
+    "transcript": ("transcript", "transcript with log-probability"),
+}
+PLACES = {"greedy": 0, "unfiltered": 1, "filtered": 2, "penalized": 3, "masked": 4, "logprobs": 5}
+
+
+def does(rows: tuple[RowSampling, ...]) -> set[str]:
+    """What a sampler does that looks at these rows."""
+    seen = SamplingTensors.over(dict.fromkeys(_FIELDS), rows)  # type: ignore[arg-type]
+    done = {
+        "draws": not seen.all_greedy,
+        "filters": bool(seen.max_top_k) or seen.any_top_p,
+        "penalizes": seen.any_rules,
+        "masks": seen.any_masks,
+        "holds transcripts": seen.any_transcripts,
+        "gives log-probabilities": seen.any_logprobs,
+        "gives the likeliest": seen.any_likeliest,
+    }
+    return {name for name, value in done.items() if value}
+
+
+_FIELDS = (
+    *("temperature", "top_k", "top_p", "min_p", "seed", "step", "repetition", "presence", "frequency"),
+    *("min_new", "slot", "biased", "mask", "transcript", "last_time", "paired", "probed"),
+)
+
+
+def test_all_that_rows_need_is_done_whatever_is_beside_them() -> None:
+    for names in itertools.product(ROWS, repeat=3):
+        rows = tuple(ROWS[name] for name in names)
+        assert does(rows) <= does(sampling_kind(rows)), names
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_a_row_alone_has_the_least_general_way(name: str) -> None:
+    kinds = dict(zip(PLACES, DRAW_KINDS, strict=True)) | {"transcript": SPEECH_KINDS[0]}
+    for row in LEAST[name]:
+        assert sampling_kind([ROWS[row]]) == KINDS[kinds[name]], row
+
+
+def test_every_way_is_that_of_some_rows() -> None:
+    """A graph that no step asks for would be captured for nothing."""
+    found = {sampling_kind([ROWS[one], ROWS[other]]) for one in ROWS for other in ROWS}
+    assert found == set(KINDS.values())
