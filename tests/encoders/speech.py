@@ -2,10 +2,13 @@
 
 model = write_speech(tmp_path)      # Hugging Face's class, with the same weights
 write_multilingual(tmp_path)        # with the ids and windows of the published models of many languages
+write_words(tmp_path)               # a vocabulary for it
 """
 
 from __future__ import annotations
 
+import base64
+from itertools import chain, count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +58,17 @@ def write_multilingual(folder: Path, seed: int = 0, **changes: int) -> Path:
     ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
     write_speech(folder, seed, **sizes | ends | changes, decoder_start_token_id=names.start)
     return folder
+
+
+def write_words(folder: Path) -> None:
+    """A vocabulary as large as the published one of many languages: single bytes, and runs of letters, with a
+    space before them and without. Each run is a shorter one and a letter.
+    """
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    runs = ("".join(run) for length in count(1) for run in product(letters, repeat=length))
+    words = chain.from_iterable((f" {run}", *([run] if len(run) > 1 else [])) for run in runs)
+    singles = [bytes([one]) for one in range(256)]
+    most = SpeechTokens.of_vocabulary(51865).end
+    tokens = islice(chain(singles, (word.encode() for word in words)), most)
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
+    (folder / "multilingual.tiktoken").write_text("".join(lines))

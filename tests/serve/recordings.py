@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import soundfile
 
-from tests.conftest import DATA
 from tests.serve.client import Reply, Server, Stream
 
 EARS = "ears"
@@ -39,14 +36,11 @@ def encoded(samples: np.ndarray, kind: str = "WAV", rate: int = 16000) -> bytes:
 
 
 def write_whisper(folder: Path) -> Path:
-    """A checkpoint that hears: Whisper's architecture and words, tiny and random."""
-    from tests.encoders.speech import write_multilingual
+    """A checkpoint that hears: Whisper's architecture and ids, tiny and random, with words of its own."""
+    from tests.encoders.speech import write_multilingual, write_words
 
-    words = DATA / "tokenizers" / "whisper" / "multilingual.tiktoken"
-    if not words.exists():
-        pytest.skip("no published vocabulary of Whisper")
     write_multilingual(folder)
-    shutil.copy(words, folder)
+    write_words(folder)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Piece
+from ingot.processors.limited_process import ProcessEndedError
 from ingot.runtime.selection import TokenLogprobs
 from ingot.serve.answer_parts import AnswerParts
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
+from ingot.serve.ears import Ears
 from ingot.serve.errors import ApiError
 from ingot.serve.formats import MAX_SCHEMA_BYTES, check_size
 from ingot.serve.model import ServedModel
@@ -125,3 +128,28 @@ def test_a_prompt_leaves_room_for_the_tokens_that_are_asked_for(asked: int | Non
     with pytest.raises(ApiError) as error:
         call.jobs()
     assert error.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [ProcessEndedError("took too long"), RequestError("no audio"), OSError("the upload is gone")],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_file_that_cannot_be_decoded_gives_its_process_back(error: Exception, closed: bool) -> None:
+    """Whether its bytes cannot be read, or what they hold; else the third such file would wait for ever."""
+
+    def fail(*_: object) -> bytes:
+        raise error
+
+    ears = Ears.__new__(Ears)
+    ears._closed, ears._most_seconds, ears._processes = closed, 1.0, SimpleQueue()
+    ears._processes.put(SimpleNamespace(ask_bytes=fail))  # type: ignore[arg-type]
+    for data in (lambda: b"RIFF", fail):
+        with pytest.raises(OSError if isinstance(error, OSError) else ApiError) as caught:
+            ears._samples(data)
+        assert ears._processes.qsize() == 1
+        if isinstance(caught.value, ApiError):
+            stops = closed and isinstance(error, ProcessEndedError)
+            expected = (503, None) if stops else (400, "file")
+            assert (caught.value.status, caught.value.param) == expected

@@ -168,6 +168,25 @@ def test_a_body_may_have_just_the_most_bytes(named: bool, more: int, status: int
     assert status == 200 or found[2]["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://localhost:8000", 200),
+        ("https://localhost:8000", 200),  # behind a proxy
+        ("http://localhost", 403),
+        ("http://localhost:8001", 403),
+        ("http://elsewhere.example:8000", 403),
+        ("null", 403),
+    ],
+)
+def test_a_form_comes_from_this_servers_own_pages(origin: str | None, status: int) -> None:
+    headers = FORM if origin is None else FORM | {"origin": origin}
+    found = ask("/form", "POST", headers, FILE)
+    assert found[0] == status
+    assert status == 200 or found[2]["code"] == "other_origin"
+
+
 def test_events_are_kept_by_no_proxy() -> None:
     async def events() -> AsyncGenerator[bytes, None]:
         yield b"data: 2\n\n"

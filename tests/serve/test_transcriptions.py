@@ -241,3 +241,22 @@ def test_every_field_of_an_upload_reaches_the_transcriber() -> None:
         temperatures=(0.4,),
     )
     assert _options(AudioRequest(model=EARS), "transcribe", False) == TranscribeOptions()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"temperature": None}, {}),
+        ({"temperature": 0.0}, {}),  # where a text repeats itself others are tried, as without one
+        ({"temperature": 1.0}, {"temperatures": (1.0,)}),
+        ({"keywords": []}, {}),
+        ({"keywords": ["Ada"]}, {"hotwords": "Ada"}),
+        ({"prompt": ""}, {"initial_prompt": ""}),
+        ({"carry_initial_prompt": False}, {}),
+        ({"language": "German"}, {"language": "de"}),
+    ],
+)
+def test_a_field_that_asks_for_nothing_leaves_the_default(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert _options(AudioRequest(model=EARS, **given), "transcribe", False) == TranscribeOptions(**expected)

@@ -29,8 +29,9 @@ def at(seconds: float) -> int:
 
 
 def plain_vocabulary(**changes: Any) -> Vocabulary:
-    """Without a tokenizer: text is ids."""
-    return Vocabulary(TOKENS, None, **{"longest": 448, "begin_suppressed": (TOKENS.end,)} | changes)
+    """Without a tokenizer, if none is given: text is ids."""
+    plain = {"tokenizer": None, "longest": 448, "begin_suppressed": (TOKENS.end,)}
+    return Vocabulary(TOKENS, **plain | changes)
 
 
 def scripted(

@@ -155,6 +155,33 @@ def test_values_that_say_nothing(options: dict[str, Any], words: str) -> None:
     assert caught.value.flag in options
 
 
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("temperatures", (0.0, 2.0), (-0.01, 2.01, math.inf)),
+        ("beam_size", (1, 64), (0, 65)),
+        ("best_of", (1, 64), (0, 65)),
+        ("max_new_tokens", (1, 448), (0, -1)),
+        ("seed", (-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63)),
+        ("length_penalty", (-10.0, 10.0), (-10.01, 10.01)),
+        ("patience", (0.01, 64.0), (0.0, -1.0)),
+        ("compression_ratio", (0.01, 100.0), (0.0, math.inf)),
+        ("hallucination_silence_threshold", (0.01, 60.0), (0.0, math.inf)),
+        ("max_initial_timestamp", (0.0, 30.0), (-0.01, math.inf)),
+        ("clip_timestamps", ((0.0,), (5.0, 5.0)), ((-0.1,), (5.0, 4.9), (math.inf,))),
+        ("suppress", ((-1,), (0,)), ((-2,),)),
+    ],
+)
+def test_each_bound(name: str, inside: tuple[Any, ...], outside: tuple[Any, ...]) -> None:
+    beside = {"patience": {"beam_size": 2}, "hallucination_silence_threshold": {"word_timestamps": True}}
+    for value in inside:
+        TranscribeOptions(**{name: value} | beside.get(name, {}))
+    for value in outside:
+        with pytest.raises(RequestError) as caught:
+            TranscribeOptions(**{name: value} | beside.get(name, {}))
+        assert caught.value.flag == name
+
+
 def test_patience_without_effect_is_no_error() -> None:
     assert TranscribeOptions(patience=1.0).patience == 1.0
 

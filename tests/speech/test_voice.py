@@ -46,6 +46,41 @@ def test_silence_has_no_speech(seconds: float) -> None:
     assert VoiceDetector()(silence(seconds)) == []
 
 
+@pytest.mark.parametrize(
+    ("voiced", "values", "expected"),
+    [
+        ([(0, 10)], {}, [(0.0, 0.36)]),  # padded no further than the recording
+        ([(90, 100)], {}, [(2.64, 2.999)]),
+        ([(0, 100)], {}, [(0.0, 2.999)]),
+        ([(10, 14)], {}, [(0.24, 0.48)]),
+        ([(10, 13)], {}, []),  # too short
+        ([(10, 12), (14, 16)], {}, [(0.24, 0.54)]),  # and long enough together
+        ([(10, 20), (24, 34)], {}, [(0.24, 1.08)]),  # a short pause
+        ([(10, 20), (26, 36)], {}, [(0.24, 0.66), (0.72, 1.14)]),
+        ([(10, 20), (26, 36)], {"pad": 0.1}, [(0.2, 1.18)]),  # what touches is one
+        ([(10, 20), (26, 36)], {"min_silence": 0.2}, [(0.24, 1.14)]),
+        ([(10, 20)], {"pad": 0.0}, [(0.3, 0.6)]),
+        ([(10, 14)], {"min_speech": 0.2}, []),
+    ],
+)
+def test_stretches_of_voiced_frames(
+    monkeypatch: pytest.MonkeyPatch,
+    voiced: list[tuple[int, int]],
+    values: dict[str, float],
+    expected: list[tuple[float, float]],
+) -> None:
+    """Frames of 30 ms; the last one is not whole."""
+    frames = [any(start <= i < end for start, end in voiced) for i in range(100)]
+    monkeypatch.setattr(VoiceDetector, "_voiced", lambda self, samples: frames)
+    detector = VoiceDetector(**{"min_speech": 0.1, "min_silence": 0.15, "pad": 0.06} | values)  # type: ignore[arg-type]
+    samples = silence(2.999)
+    found = detector(samples)
+    assert [one for span in found for one in span] == pytest.approx(
+        [one for span in expected for one in span]
+    )
+    assert bool(speech_chunks(samples, detector)) == bool(expected)
+
+
 @pytest.mark.parametrize("wrong", [{"mode": 4}, {"mode": -1}, {"pad": -0.1}, {"min_silence": float("nan")}])
 def test_settings_of_the_detector_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(wrong))):

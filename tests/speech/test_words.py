@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,28 @@ from tests.speech.scripted import at, plain_vocabulary, scripted
 NAMES = SpeechTokens.of_vocabulary(51865)
 
 
+class Spelled:
+    """A tokenizer whose tokens are words and marks, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    def encode_parts(self, parts: list[str]) -> list[int]:
+        found = re.findall(r" ?\w+|\W", "".join(parts))
+        self.tokens += [one for one in dict.fromkeys(found) if one not in self.tokens]
+        return [self.tokens.index(one) for one in found]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.tokens[one] for one in ids)
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return plain_vocabulary(tokenizer=Spelled())
+
+
 @pytest.fixture(scope="module")
-def vocabulary(tokenizers: dict[str, Tokenizer]) -> Vocabulary:
+def published(tokenizers: dict[str, Tokenizer]) -> Vocabulary:
     return Vocabulary.of(NAMES, tokenizers["multilingual"], 448)
 
 
@@ -57,16 +78,16 @@ def cut(vocabulary: Vocabulary, text: str, language: str) -> list[str]:
         ("", "en", []),
     ],
 )
-def test_text_is_cut_into_words(vocabulary: Vocabulary, text: str, language: str, words: list[str]) -> None:
-    found = cut(vocabulary, text, language)
+def test_text_is_cut_into_words(published: Vocabulary, text: str, language: str, words: list[str]) -> None:
+    found = cut(published, text, language)
     assert "".join(found) == text
     assert found == words
 
 
-def test_half_a_character_at_the_end_is_kept(vocabulary: Vocabulary) -> None:
-    assert vocabulary.tokenizer is not None
-    tokens = vocabulary.tokenizer.encode_parts([" so 🎉"])[:-1]
-    assert [token for word in split_words(vocabulary, tokens, "en") for token in word] == tokens
+def test_half_a_character_at_the_end_is_kept(published: Vocabulary) -> None:
+    assert published.tokenizer is not None
+    tokens = published.tokenizer.encode_parts([" so 🎉"])[:-1]
+    assert [token for word in split_words(published, tokens, "en") for token in word] == tokens
 
 
 def test_without_a_tokenizer_each_token_is_a_word() -> None:
@@ -215,6 +236,35 @@ def test_an_engine_without_a_tokenizer_has_words_too() -> None:
     words = [word for segment in found.segments for word in segment.words or []]
     assert [word.text for word in words] == ["5", "6", "8"]
     assert [word.start for word in words] == [0.0, 0.5, 1.0], "the next window begins behind the last word"
+
+
+class Paced(Model):
+    """Tokens of text last so many seconds, one after another."""
+
+    def __init__(self, texts: list[list[str | float | list[int]]], lasts: list[list[float]]) -> None:
+        super().__init__(Vocabulary.of(NAMES, None, 448), texts)
+        self.lasts = lasts
+
+    def scores(self, asked: AskedScores) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, scores = super().scores(asked)
+        begin, scores = 0, torch.zeros_like(scores)
+        for row, seconds in enumerate(self.lasts.pop(0), start=3):
+            end = begin + round(seconds / 0.02)
+            scores[row, :, begin:end], begin = 9.0, end
+        return logprobs, scores
+
+
+@pytest.mark.parametrize(("lasts", "start"), [(0.4, 3.2), (1.2, 3.2), (2.4, 4.8)])
+def test_a_pause_is_counted_from_the_segment_before(lasts: float, start: float) -> None:
+    """In a window, and from one window to the next: the first word behind it is not long unless it is."""
+    paces = [*[0.4] * 8, lasts, 0.4, 0.4]
+    numbers = list(range(1, 9))
+    one = Paced([[0.0, numbers, 3.2, 3.2, [9, 10, 11], 7.0]], [paces])
+    segment = heard(one, 8.0).segments[-1]
+    assert [word.start for word in segment.words or []][:1] == [start]
+    assert segment.start == start
+    two = Paced([[0.0, numbers, 3.2, 3.2], [0.0, [9, 10, 11], 4.0]], [paces[:8], paces[8:]])
+    assert heard(two, 8.0).segments[-1].start == start
 
 
 def test_a_closed_window_is_done_with(vocabulary: Vocabulary) -> None:
