@@ -115,6 +115,17 @@ def test_several_prompts(originals: dict[str, Path]) -> None:
     assert {row.case for row in report.rows} == {0, 1}
 
 
+@pytest.mark.parametrize(("given", "steps"), [(0, 0), (1, 1), (None, session.DEFAULT_STEPS)])
+def test_as_many_steps_as_asked(given: int | None, steps: int, originals: dict[str, Path]) -> None:
+    """None is asked for, too."""
+    report = align(
+        originals["llama"], originals["llama"], [[5, 6]], steps=given, device="cpu", original="ingot"
+    )
+    assert report.steps == steps
+    assert {row.step for row in report.rows} == {*range(steps + 1)}
+    assert [row.step for row in report.greedy] == [*range(steps + 1)]
+
+
 def test_fewer_layers(originals: dict[str, Path], tmp_path: Path) -> None:
     for layers in ("0:1", "1:2"):
         engine = tmp_path / layers.replace(":", "-")

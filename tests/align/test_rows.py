@@ -13,7 +13,7 @@ import torch
 
 from ingot.align.alone import Alone
 from ingot.align.measure import Difference, Statistics
-from ingot.align.report import cells, report_html, report_json, share_of_limit
+from ingot.align.report import all_lines, cells, report_html, report_json, share_of_limit, short_lines
 from ingot.align.session import Report, _other_choices, _other_ids
 from ingot.align.stops import StopCheck
 from ingot.align.texts import Case, TextCheck
@@ -203,6 +203,69 @@ def test_the_page_shows_each_step_s_figures_and_opens_those_that_are_bad() -> No
         assert told == [row.stage, *cells(row)]
         share = row.difference.relative / row.limit
         assert f'style="width:{int(share * 40)}px"></span> {share:.2g}</td>' in part
+
+
+def table(rows: list[Row], first: FirstBad | None) -> list[tuple[str, str]]:
+    return [("…" if line.row is None else line.row.stage, line.note) for line in short_lines(rows, first)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ((), "2 earlier stages within the limits"),
+        ((0,), "2 earlier stages, 1 of them beyond the limits"),
+        ((0, 1), "2 earlier stages beyond the limits too"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_stages_that_are_left_out_are_counted(wrong: tuple[int, ...], says: str, alone: bool) -> None:
+    """Beyond a limit of the whole or of the module alone."""
+
+    def row(at: int, stage: str) -> Row:
+        found = row_of(stage, 0, alone_of(0.4, 0.5, stage) if alone and at in wrong else None)
+        return (
+            found
+            if alone or at not in wrong
+            else replace(found, difference=replace(found.difference, relative=9))
+        )
+
+    rows = [row(at, f"layers.0.{letter}") for at, letter in enumerate("abcdefgh")] + [row(9, "logits")]
+    assert table(rows, first_of(rows[5], False)) == [
+        ("…", says),
+        *((f"layers.0.{letter}", "") for letter in "cdef"),
+        ("…", "2 later stages within the limits"),
+        ("logits", ""),
+    ]
+    assert table(rows[:1] + rows[8:], first_of(rows[8], False))[-1] == ("logits", "")
+
+
+def test_the_first_step_is_shown_beside_the_worst() -> None:
+    fine, first = row_of("layers.0.a", 0, None), row_of("layers.0.b", 1, alone_of(0.4, 0.5, "b"))
+    worst = replace(first, step=2, alone=alone_of(0.4, 0.8, "b"))
+    rows = [fine, first, worst]
+    assert table(rows, first_of(first, True)) == [
+        ("layers.0.a", ""),
+        ("layers.0.b", ""),
+        ("layers.0.b", "its worst step"),
+    ]
+    near = replace(first, step=2, alone=alone_of(0.4, 0.502, "b"))
+    assert table([fine, first, near], first_of(first, True)) == [("layers.0.a", ""), ("layers.0.b", "")]
+    shown = [line.row.step for line in all_lines(rows) if line.row is not None]
+    assert shown == [0, 2]
+
+
+def test_without_a_bad_stage_the_worst_of_each_kind_is_shown() -> None:
+    rows = [
+        *(row_of(f"layers.{layer}.mlp", step, None) for step in (0, 1) for layer in (0, 1, 2)),
+        row_of("encoder.layers.0.mlp", 0, None),
+        row_of("norm", 0, None),
+    ]
+    rows[4] = replace(rows[4], difference=replace(rows[4].difference, relative=0.3))
+    assert table(rows, None) == [
+        ("layers.1.mlp", "worst of 3 layers"),
+        ("encoder.layers.0.mlp", ""),
+        ("norm", ""),
+    ]
 
 
 class Modules:

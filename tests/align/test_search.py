@@ -18,7 +18,7 @@ from ingot.align.diagnosis.layer_variants import _residuals
 from ingot.align.diagnosis.module_variants import embedding_variants, head_variants, norm_variants
 from ingot.align.diagnosis.read import all_positions
 from ingot.align.diagnosis.rope_variants import _positions, rope_variants
-from ingot.align.diagnosis.spec import EmbeddingSpec, HeadSpec, RopeSpec
+from ingot.align.diagnosis.spec import EmbeddingSpec, HeadSpec, Products, RopeSpec
 from ingot.align.diagnosis.variant import Claim, Variant
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.model import RopeConfig
@@ -234,6 +234,28 @@ def test_a_lost_bias_explains_no_fault_of_the_engine_s_code(
     nothing: Any = None
     found = search.explain(divergence("layers.0.attention", 0, 0), nothing, nothing)
     assert [one.culprit for one in found] == ([] if code else ["qkv_bias"])
+
+
+def test_a_solved_bias_is_judged_by_tokens_that_it_was_not_solved_from() -> None:
+    """Both the difference before and the one after."""
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
+    spec = HeadSpec("lm_head", torch.eye(2), None)
+    target, bias = x.clone(), torch.tensor([3.0, -1.0])
+    target[3::4] += torch.tensor([[0.5, 0.0], [0.0, 0.25]])
+    target[:3] += bias
+    target[4:7] += bias
+    nothing: Any = None
+    given = dict.fromkeys(("divergence", "embedding", "config"), nothing)
+    products = Products([])
+    bench = search._Bench(
+        **given, spec=spec, inputs=x, target=target, before=9.0, reach=1e-5, code=False, products=products
+    )
+    held = bench.held_out()
+    size = float(target[[3, 7]].norm())
+    assert held.before == pytest.approx(float((target - x)[[3, 7]].norm()) / size)
+    right = HeadSpec("lm_head", torch.eye(2), bias)
+    assert held.error(right) == pytest.approx(float((target - x - bias)[[3, 7]].norm()) / size)
+    assert bench.error(right) == pytest.approx(float((target - x - bias).norm() / target.norm()))
 
 
 @pytest.mark.parametrize("theta", [None, 1e4], ids=["without", "with"])

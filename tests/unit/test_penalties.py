@@ -65,6 +65,20 @@ def test_only_rules_take_slots() -> None:
     assert selector.draws(requests, counted=False)[2].slot == -1, "long enough to end"
 
 
+@pytest.mark.parametrize("odd", [VOCAB, VOCAB + 1, 2 * VOCAB, -1])
+def test_an_id_outside_of_the_vocabulary_counts_nowhere(odd: int) -> None:
+    """A picture's placeholder may be one: its neighbours in the table are other requests' tokens."""
+    counts = TokenCounts(3, VOCAB, 99, CPU)
+    prompts = [[1, 2], [odd, 3, odd], [4]]
+    params = SamplingParams(repetition_penalty=1.1)
+    requests = [Request(str(i), ids, params, 99) for i, ids in enumerate(prompts)]
+    requests[1].output_ids += [odd, 5]
+    slots = counts.slots(requests, [()] * 3, counted=False)
+    assert sorted(slots) == [0, 1, 2]
+    seen = [counts.table[slot].nonzero().flatten().tolist() for slot in slots]
+    assert seen == [[1, 2], [3, 5], [4]]
+
+
 @pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
 @pytest.mark.parametrize("length", [0, 1, 40])
 def test_repetition_penalty_equals_hugging_face(penalty: float, length: int) -> None:
