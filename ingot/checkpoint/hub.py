@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ingot.checkpoint.layout import CONFIG, TEMPLATES, find_layout, list_files
+from ingot.checkpoint.minigpt4 import is_minigpt4
 from ingot.checkpoint.openai import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -111,12 +112,13 @@ def resolve_config(
 
 
 def _is_local(name: str | Path, path: Path) -> bool:
-    """Whether it is on this machine: a folder whose files can be listed, or a file of OpenAI's.
+    """Whether it is on this machine: a folder whose files can be listed, a file of OpenAI's, or the YAML file
+    of a MiniGPT-4.
 
     Raises:
-        CheckpointError: it is another file, its links lead outside, or there is no such ``.pt`` file.
+        CheckpointError: it is another file, its links lead outside, or there is no such ``.pt`` or YAML file.
     """
-    if is_openai(path):
+    if is_openai(path) or is_minigpt4(path):
         if path.is_file():
             return True
         raise NoSuchPathError("no such file", seen=path, fix="correct the path")

@@ -13,12 +13,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_files, read_json, shorten
+from ingot.checkpoint.minigpt4 import MiniGPT4Files, is_minigpt4
+from ingot.checkpoint.minigpt4 import config_of as minigpt4_config
 from ingot.checkpoint.openai import STATE, config_of, generation_of, is_openai, names_of
 from ingot.checkpoint.packed import PackedLayers
 from ingot.checkpoint.packed_config import packed_files, packed_format
@@ -47,17 +50,19 @@ class Checkpoint:
         config: dict[str, Any],
         generation_config: dict[str, Any],
         tensors: dict[str, TensorInfo],
-        inner: str | None = None,
+        inner: Mapping[str, str] | None = None,
         names: Mapping[str, str] | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self.folder = folder
-        self.alone = names is not None
+        self.alone = alone
         self.config = config
         self.generation_config = generation_config
         self.tensors = tensors
         self.packed: PackedLayers | None = None
         self._stored = tensors
-        self._inner = inner
+        self._inner = inner or {}
         self._names = names or {}
         self._shard: Shard | None = None
         self._file = ""
@@ -100,7 +105,7 @@ class Checkpoint:
     def _open(self, file: str) -> Shard:
         if self._shard is None or self._file != file:
             self._let_go()
-            self._shard, self._file = open_shard(self.folder / file, self._inner), file
+            self._shard, self._file = open_shard(self.folder / file, self._inner.get(file)), file
         return self._shard
 
     def _let_go(self) -> None:
@@ -121,8 +126,8 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a Hugging Face checkpoint folder, or a ``.pt`` file of OpenAI's Whisper; reads what the files
-    hold, not the tensors.
+    """Open a Hugging Face checkpoint folder, a ``.pt`` file of OpenAI's Whisper, or the YAML file that names
+    the files of a MiniGPT-4; reads what the files hold, not the tensors.
 
     Layouts of a folder, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with
     shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
@@ -136,6 +141,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     folder = Path(folder)
     if is_openai(folder):
         return _open_openai(folder)
+    if is_minigpt4(folder):
+        return _open_minigpt4(MiniGPT4Files.read(folder))
     names = list_files(folder)
     if CONFIG not in names:
         what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
@@ -162,25 +169,13 @@ def read_config(place: Path) -> dict[str, Any]:
     """
     if is_openai(place):
         return config_of(place, read_values(place))
+    if is_minigpt4(place):
+        with open_checkpoint(place) as found:
+            return found.config
     file = place / CONFIG if place.is_dir() else place
     if not file.is_file():
         raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
     return read_json(file)
-
-
-def open_weights(file: Path, inner: str | None = None) -> Checkpoint:
-    """Open a weight file that stands alone, without config.json: ``eva_vit_g.pth``, ``large-v3.pt``.
-
-    Args:
-        file: a ``.safetensors`` file, or any other name for one written by ``torch.save``.
-        inner: for a torch file that nests its tensors, the key they lie under (``model``,
-            ``model_state_dict``).
-
-    Raises:
-        CheckpointError: as ``open_checkpoint``.
-    """
-    file = Path(file)
-    return Checkpoint(file.parent, {}, {}, scan_shard(file, inner), inner)
 
 
 def _open_openai(file: Path) -> Checkpoint:
@@ -189,7 +184,26 @@ def _open_openai(file: Path) -> Checkpoint:
     stored = scan_shard(file, STATE)
     names = names_of(stored)
     tensors = {name: stored[own] for name, own in names.items()}
-    return Checkpoint(file.parent, config, generation_of(file, config), tensors, STATE, names)
+    generation = generation_of(file, config)
+    return Checkpoint(file.parent, config, generation, tensors, {file.name: STATE}, names, alone=True)
+
+
+def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
+    """The LLM's tensors under their own names, those of the other files behind the names of their parts."""
+    llm = open_checkpoint(files.llm)
+    if llm.packed is not None:
+        seen, fix = files.llm, "the LLM in 16 bits; --quant quantizes it"
+        raise CheckpointError("MiniGPT-4's LLM is quantized already", seen=seen, fix=fix)
+    tensors, inner, names = dict(llm.tensors), {}, {}
+    for part, (file, key) in files.parts.items():
+        place = str(file.resolve())
+        for name, info in scan_shard(file, key).items():
+            tensors[f"{part}.{name}"] = replace(info, file=place)
+            names[f"{part}.{name}"] = name
+        if key is not None:
+            inner[place] = key
+    config = minigpt4_config(files, llm.config, tensors)
+    return Checkpoint(files.llm, config, llm.generation_config, tensors, inner, names)
 
 
 def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:

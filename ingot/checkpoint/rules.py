@@ -8,10 +8,12 @@ may hold ``{layer}``, which ``weight_map`` expands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 Shape = tuple[int, ...]
 LAYER = "{layer}"
@@ -65,6 +67,75 @@ class PlusOne(Rename):
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Add one."""
         return sources[0].float() + 1
+
+
+class Squeezed(Rename):
+    """``target`` is the stored ``source`` without its leading dimensions of 1."""
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        shape = sources[0]
+        while len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        return shape
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        return sources[0].reshape(self.shape(target, [tuple(sources[0].shape)]))
+
+
+@dataclass(frozen=True)
+class SquarePositions(Rename):
+    """``target`` [1 + grid², size] is the table [1, 1 + n², size] of a class token and a square of patches,
+    the square brought to ``grid`` patches a side by bicubic interpolation in fp32.
+    """
+
+    grid: int
+
+    def bind(self, stored: int, built: int) -> SquarePositions:
+        return self
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        if len(sources[0]) != 3 or sources[0][0] != 1:
+            raise ValueError(f"{self.source} {list(sources[0])} is no table of positions")
+        return (1 + self.grid**2, sources[0][2])
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The stored table where it fits, else fp32."""
+        table = sources[0][0]
+        side = math.isqrt(len(table) - 1)
+        if side == self.grid:
+            return table
+        square = table[1:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]
+        size = (self.grid, self.grid)
+        found = F.interpolate(square, size, mode="bicubic", align_corners=False)[0].flatten(1).T
+        return torch.cat([table[:1].float(), found])
+
+
+@dataclass(frozen=True)
+class Filled:
+    """``target`` is of one value, because the checkpoint leaves it out."""
+
+    target: str
+    size: int
+    value: float
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ()
+
+    def bind(self, stored: int, built: int) -> Filled:
+        return self
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        """[size]."""
+        return (self.size,)
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Fp32."""
+        return torch.full((self.size,), self.value)
 
 
 @dataclass(frozen=True)
@@ -164,7 +235,7 @@ class Ignore:
     pattern: str
 
 
-Transform = Rename | Concat | Split
+Transform = Rename | Concat | Split | Filled
 Rule = Transform | Tie | Ignore
 
 

@@ -58,7 +58,7 @@ class Choice:
 
 ROUNDED = Choice()
 Choose = Callable[[str], Choice]  # of a linear layer by its name
-_LAYER = re.compile(r"(encoder\.)?layers\.\d+")
+_LAYER = re.compile(r"(encoder\.(\w+\.)?)?layers\.\d+")
 
 
 @dataclass

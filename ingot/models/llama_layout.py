@@ -31,6 +31,16 @@ WINDOW_KEYS = frozenset(
     | {"sliding_window_pattern", "_sliding_window_pattern"}
 )
 
+OWN_LLAMA_KEYS = LLAMA_KEYS | WINDOW_KEYS | {"attention_bias", "mlp_bias"}
+
+
+def own_llama_config(hf: HfConfig, architecture: str) -> DecoderConfig:
+    """config.json of ``LlamaForCausalLM`` → DecoderConfig."""
+    bias, mlp_bias = flag(hf, "attention_bias", False), flag(hf, "mlp_bias", False)
+    config = llama_config(hf, architecture, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    no_window(hf, "LlamaForCausalLM", config.max_positions)
+    return config
+
 
 def llama_config(
     hf: HfConfig,

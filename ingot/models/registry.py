@@ -16,13 +16,14 @@ from ingot.models.base import Architecture
 from ingot.models.gemma2 import GEMMA2
 from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
+from ingot.models.minigpt4 import MINIGPT4
 from ingot.models.mistral import MISTRAL
 from ingot.models.qwen import QWEN
 from ingot.models.qwen2 import QWEN2
 from ingot.models.qwen3 import QWEN3
 from ingot.models.whisper import WHISPER
 
-ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3, WHISPER]
+ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MINIGPT4, MISTRAL, QWEN, QWEN2, QWEN3, WHISPER]
 
 
 def register(architecture: Architecture) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ingot.checkpoint.reader import open_checkpoint, open_weights
+from ingot.checkpoint.reader import open_checkpoint
 from ingot.errors import CheckpointError
 
 GOLDEN = {
@@ -127,16 +127,6 @@ def test_values_are_those_of_the_files(golden: Path) -> None:
                     load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
                 )
                 assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in read.items())
-
-
-def test_weights_that_stand_alone(golden: Path) -> None:
-    weight = golden / "minigpt4/weight"
-    with open_weights(weight / "pretrained_minigpt4.pth", inner="model") as checkpoint:
-        assert set(checkpoint.tensors) == {"llama_proj.weight", "llama_proj.bias"}
-        assert checkpoint.read("llama_proj.bias").shape == checkpoint.tensors["llama_proj.bias"].shape
-    assert "cls_token" in open_weights(weight / "eva_vit_g.pth").tensors
-    with pytest.raises(CheckpointError, match=r"no tensors at its top level.*seen: model"):
-        open_weights(weight / "pretrained_minigpt4.pth")
 
 
 @pytest.mark.parametrize(("save", "stem", "suffix"), [*LAYOUTS, (save_safetensors, "weights", "safetensors")])
