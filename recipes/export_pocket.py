@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from recipes.fp16 import half
 from recipes.pocket_model import PocketShape
 from recipes.tokenizer import Tokenizer
 
@@ -73,19 +74,6 @@ def generation_config(shape: PocketShape, tokenizer: Tokenizer) -> dict[str, Any
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n")
-
-
-def half(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights in fp16.
-
-    Raises:
-        OverflowError: a value does not fit fp16.
-    """
-    found = {name: tensor.to(torch.float16).contiguous() for name, tensor in sorted(weights.items())}
-    broken = [name for name, tensor in found.items() if not bool(tensor.isfinite().all())]
-    if broken:
-        raise OverflowError(f"does not fit fp16: {', '.join(broken)}")
-    return found
 
 
 def export(weights: dict[str, torch.Tensor], shape: PocketShape, vocabulary: Path, out: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
 from ingot.processors.tokenizer import load_tokenizer
-from recipes.export_pocket import half
+from recipes.fp16 import half
 from recipes.whisper.model import Shape
 from recipes.whisper.vocabulary import SpeechVocabulary
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from recipes.bpe import train_bpe
 from recipes.evaluate_pocket import load_model, score
-from recipes.export_pocket import export, half
+from recipes.export_pocket import export
+from recipes.fp16 import half
 from recipes.make_corpus import CHUNK, HELDOUT_SEED, make_corpus
 from recipes.pocket_model import PocketModel, PocketShape
 from recipes.scoring import exact, rouge_l

@@ -1,0 +1,1 @@
+"""The pocket picture model: drawn scenes, talk about them, a small MiniGPT-4, its training and export."""
