@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import LlamaForCausalLM
 
 from ingot.processors.tokenizer import load_tokenizer
 from recipes.vision import talk
@@ -235,6 +236,7 @@ def test_the_vocabulary_that_ships_is_the_learned_one_and_ingot_reads_it(vocabul
     assert example.before[0] == vocabulary.begin
     assert tokenizer.encode(after)[1:] == example.after
     assert example.answer[-1] == vocabulary.end
+    assert vocabulary.processor.decode(example.answer) == f"{rounds[-1].answer}###"
     assert vocabulary.text(example.answer) == rounds[-1].answer
     assert vocabulary.processor.decode(vocabulary.processor.encode("Ünheard, of?")) == "Ünheard, of?"
 
@@ -343,6 +345,16 @@ def test_an_export_has_the_official_layout_and_loads_again(tiny: MiniGPT4, tmp_p
     assert read_shape(first) == TINY
     loaded = load_exported(first).state_dict()
     assert all(torch.equal(loaded[name], value.half().float()) for name, value in tiny.state_dict().items())
+
+
+def test_the_exported_llama_is_hugging_faces(tiny: MiniGPT4, tmp_path: Path) -> None:
+    export(tiny.state_dict(), TINY, TOKENIZER, tmp_path)
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
+    ids = torch.tensor([[1, *range(300, 340)]])
+    ours = load_exported(tmp_path)
+    with torch.no_grad():
+        found = ours.head(ours.hidden(ours.embed(ids)))
+        assert float((found - theirs(ids).logits).abs().max()) < 1e-4
 
 
 def test_a_folder_that_is_too_large_is_refused(
