@@ -15,6 +15,7 @@ from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Piece
 from ingot.processors.limited_process import ProcessEndedError
 from ingot.runtime.selection import TokenLogprobs
+from ingot.serve import completions
 from ingot.serve.answer_parts import AnswerParts
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
@@ -153,3 +154,35 @@ def test_a_file_that_cannot_be_decoded_gives_its_process_back(error: Exception, 
             stops = closed and isinstance(error, ProcessEndedError)
             expected = (503, None) if stops else (400, "file")
             assert (caught.value.status, caught.value.param) == expected
+
+
+@pytest.mark.parametrize(
+    ("score", "n", "stream", "fits"),
+    [
+        (0, 1, False, [True, True]),  # each prompt token has its own, whatever else is asked for
+        (0, 3, False, [True, False]),
+        (2, 1, False, [True, False]),
+        (2, 2, False, [False, False]),
+        (2, 2, True, [True, True]),
+        (None, 9, False, [True, True]),
+    ],
+)
+def test_log_probabilities_of_an_echo_are_counted_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, score: int | None, n: int, stream: bool, fits: list[bool]
+) -> None:
+    """Of prompts of 4 and 5 tokens, where 12 are held: those of each token and of the likeliest beside it."""
+    monkeypatch.setattr(completions, "MOST_LOGPROBS", 12)
+    for count, is_held in zip((4, 5), fits, strict=True):
+        call = CompletionCall.__new__(CompletionCall)
+        call._prompts, call._n, call._echo, call._logprobs = [[1] * (count - 1), [1]], n, True, score
+        call._params, call._asked = None, 0
+        call.body = SimpleNamespace(stream=stream)  # type: ignore[assignment]
+        call.model = SimpleNamespace(  # type: ignore[assignment]
+            prompt_ids=lambda prompt: prompt, check_ids=lambda *_: None
+        )
+        if is_held:
+            assert len(call.jobs()) == 2
+            continue
+        with pytest.raises(ApiError) as caught:
+            call.jobs()
+        assert (caught.value.status, caught.value.code) == (400, "answer_too_large")

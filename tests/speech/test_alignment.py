@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,13 @@ def test_heads_are_those_of_the_checkpoint_or_the_upper_layers() -> None:
     named = {"alignment_heads": [[2, 2], [3, 0]]}
     assert alignment_heads(named, CONFIG) == [(2, 2), (3, 0)]
     assert alignment_heads({}, CONFIG) == [(layer, head) for layer in (2, 3) for head in range(6)]
+
+
+@pytest.mark.parametrize(("layers", "first"), [(1, 0), (2, 1), (3, 1), (5, 2), (6, 3)])
+def test_the_middle_layer_of_an_odd_number_is_an_upper_one(layers: int, first: int) -> None:
+    """As in the original: ``n_text_layer // 2`` and those behind it."""
+    found = alignment_heads({}, replace(CONFIG, num_layers=layers))
+    assert found == [(layer, head) for layer in range(first, layers) for head in range(6)]
 
 
 @pytest.mark.parametrize("named", [[], [[4, 0]], [[0, 6]], [[-1, 0]], [[1]], [[True, 1]], "0 1", [[0.0, 1]]])

@@ -16,6 +16,7 @@ from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import transcribe_recording
 from ingot.speech.segments import Segment
 from ingot.speech.window import Asked, Vocabulary
+from tests.speech.scripted import FIRST, at, scripted
 
 LONGEST, WINDOWS = 40, 4
 MOST = LONGEST // 2 - 1
@@ -84,3 +85,16 @@ def test_hotwords_stand_before_it() -> None:
     read, said = prompts(initial_prompt="5000 5001", carry_initial_prompt=True, hotwords="6000")
     assert read[1] == [6000, 5000, 5001, *said[0]]
     assert read[3] == [6000, 5000, 5001, *[token for one in said[:3] for token in one][-(MOST - 3) :]]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "condition", "reads"),
+    [(0.0, True, True), (0.5, True, True), (0.6, True, False), (1.0, True, False), (0.0, False, False)],
+)
+def test_a_text_of_a_high_temperature_is_not_read(temperature: float, condition: bool, reads: bool) -> None:
+    """As in the original, above 0.5; the prompt of the window behind it has nothing before its start."""
+    first, second = [FIRST, 5, 6, at(30.0)], [FIRST, 7, at(2.0)]
+    options = {"temperatures": temperature, "condition_on_previous_text": condition}
+    _, asked = scripted([first, second], seconds=32.0, **options)
+    ids = list(asked[1].prompt.parts[1])  # type: ignore[arg-type]
+    assert ids[: ids.index(TOKENS.start)] == ([TOKENS.previous, *first] if reads else [])

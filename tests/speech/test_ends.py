@@ -10,7 +10,7 @@ import pytest
 from ingot.speech.recording import Transcript
 from ingot.speech.segments import Segment, Word, end_at
 from ingot.speech.transcriber import Transcriber
-from tests.speech.scripted import FIRST, at, scripted
+from tests.speech.scripted import FIRST, TOKENS, at, scripted
 from tests.speech.test_huggingface import noise
 
 
@@ -100,3 +100,24 @@ def test_clips_that_touch_are_chunks_too(whisper: Path) -> None:
     found = transcriber(noise(2.0), clip_timestamps=clips, chunked=True, **options)
     assert found.segments
     assert max(times(found)) <= 2.0
+
+
+@pytest.mark.parametrize("word_timestamps", [False, True])
+@pytest.mark.parametrize(
+    "nothing", [[at(1.0), 5, at(1.0)], [at(0.0), at(1.0)]], ids=["it takes no time", "it has no text"]
+)
+def test_a_segment_that_says_nothing_is_empty_and_not_read(nothing: list[int], word_timestamps: bool) -> None:
+    """Text and tokens of it go; its place stays. With words its time is that of its words."""
+    said = [at(1.0), 6, at(30.0)]
+    windows = [[*nothing, *said], [at(0.0), 7, at(2.0)]]
+    found, asked = scripted(windows, seconds=32.0, word_timestamps=word_timestamps)
+    is_empty = not word_timestamps or 5 not in nothing
+    *before, second, _ = found.segments
+    for first in before:
+        assert (first.text, first.tokens) == (("", []) if is_empty else ("5", nothing))
+        assert (first.words is None) == (not word_timestamps)
+        assert bool(first.words) == (not is_empty)
+    assert (second.text, second.tokens) == ("6", said)
+    ids = list(asked[-1 - word_timestamps].prompt.parts[1])  # type: ignore[arg-type]
+    read = [token for one in (*before, second) for token in one.tokens]
+    assert ids[: ids.index(TOKENS.start)] == [TOKENS.previous, *read]
