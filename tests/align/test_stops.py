@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from ingot import build
-from ingot.align.session import align
+from ingot.align.report import report_json, stops_text
+from ingot.align.session import Report, align
 from ingot.align.stop_sources import stop_ids_of_files
-from ingot.align.stops import StopCheck
+from ingot.align.stops import StopCheck, explain_stops
 from ingot.align.trace import run_steps, trace
+from ingot.align.verdict import GreedyRow
 from ingot.errors import CheckpointError
 from ingot.llm import LLM
 from tests.align.planted import plant
@@ -193,3 +195,78 @@ def test_names_of_ids() -> None:
     check = StopCheck((2,), (2, 46, 13), (13,), "x", {2: "</s>", 46: ".", 13: "\n"})
     assert check.named((2, 46, 13, 99)) == "2 </s>, 46 '.', 13 '\\n', 99"
     assert check.extra == (46,)
+
+
+NAMED = {2: "</s>", 5: "<|end|>", 7: "x", 9: ""}
+
+
+def check_of(
+    expected: tuple[int, ...] | None, got: tuple[int, ...], designed: tuple[int, ...] = ()
+) -> StopCheck:
+    return StopCheck(expected, got, designed, "its files", NAMED)
+
+
+def row(case: int, step: int, expected: int, got: int) -> GreedyRow:
+    return GreedyRow(case, step, expected, got, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "designed", "missing", "extra", "equal", "text"),
+    [
+        (*((2, 5), (2, 5), (), (), ()), True, "stop ids: equal, 2 </s>, 5 <|end|> (its files)"),
+        (
+            *((2,), (2, 7), (7,), (), ()),
+            True,
+            "stop ids: equal, 2 </s> (its files); "
+            "the engine also stops at 7 'x', as the checkpoint's other files say",
+        ),
+        (
+            *((2, 5), (2, 7), (), (5,), (7,)),
+            False,
+            "stop ids: differ (its files)\n  expected 2 </s>, 5 <|end|>\n  got      2 </s>, 7 'x'",
+        ),
+        (
+            *(None, (2, 9), (), (), ()),
+            None,
+            "stop ids: not compared, its files records none; the engine's: 2 </s>, 9",
+        ),
+        (*((), (), (), (), ()), True, "stop ids: equal, none (its files)"),
+    ],
+)
+def test_what_is_said_of_both_sets(
+    expected: tuple[int, ...] | None,
+    got: tuple[int, ...],
+    designed: tuple[int, ...],
+    missing: tuple[int, ...],
+    extra: tuple[int, ...],
+    equal: bool | None,
+    text: str,
+) -> None:
+    check = check_of(expected, got, designed)
+    assert stops_text(check) == text
+    report = Report("e", "r", "n", "fp32", "cpu", 0, [], [], [], check, None)
+    told = report_json(report)["stop_ids"]
+    assert (told["missing"], told["extra"], told["equal"]) == (missing, extra, equal)
+    assert (told["expected"], told["got"], told["designed"]) == (expected, got, designed)
+    assert check.is_bad is (equal is False)
+    assert report.aligned is (equal is not False)
+    assert explain_stops(check, []) == [] or check.is_bad
+
+
+def test_the_first_answer_that_shows_a_stop_is_named() -> None:
+    """By its prompt and step, whichever side ends there first; the share is of all ids of both."""
+    greedy = [row(0, 0, 4, 4), row(0, 1, 3, 8), row(1, 0, 5, 2), row(1, 1, 2, 7), row(2, 0, 2, 7)]
+    (found,) = explain_stops(check_of((2, 4, 5), (4, 7)), greedy)
+    assert (found.culprit, found.before, found.after) == ("stop_ids", 3 / 4, 0.0)
+    assert "does not stop at 2 </s>, 5 <|end|>, where" in found.text
+    assert "(so here: the original's answer ends at step 0 of prompt 2)" in found.text
+    assert "stops at 7 'x', where the original goes on" in found.text
+    assert "(so here: the engine's answer ends at step 1 of prompt 2)" in found.text
+    assert "original {2 </s>, 4, 5 <|end|>}, engine {4, 7 'x'}" in found.text
+    (silent,) = explain_stops(check_of((2,), ()), [row(0, 0, 4, 2)])
+    assert (silent.before, "so here" in silent.text) == (1.0, False)
+
+
+def test_at_most_eight_are_named() -> None:
+    (found,) = explain_stops(check_of(tuple(range(10, 20)), ()), [])
+    assert "10, 11, 12, 13, 14, 15, 16, 17, where" in found.text

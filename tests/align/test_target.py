@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ingot.align import target as module
+from ingot.align.reference import Trace
 from ingot.align.target import Target, check_same_model, make_cases
+from ingot.align.texts import Case, TextCheck
 from ingot.checkpoint.layout import CONFIG
 from ingot.config.build import BuildConfig
 from ingot.config.quant import QuantConfig
@@ -97,9 +100,84 @@ def test_another_model_is_refused_by_what_differs(
     assert read == [Path("original") / CONFIG]
 
 
-def test_weights_are_of_the_build_s_dtype() -> None:
-    import torch
+class File:
+    """A trace of three layers with 32 channels, whose prompt has five tokens."""
 
+    num_layers, steps = 3, 4
+
+    def __init__(self, **metadata: str) -> None:
+        self.metadata, self.dtype, self.path = metadata, torch.float32, Path("x")
+
+    def get(self, step: int, stage: str) -> torch.Tensor:
+        assert (step, stage) == (0, "layers.0.attention")
+        return torch.zeros(5, 32)
+
+    def ids(self, step: int) -> list[int]:
+        return [[1, 2, 3, 4, 5], [6]][step]
+
+
+def traced(**metadata: str) -> Trace:
+    source = Trace.__new__(Trace)
+    source.file = File(**metadata)  # type: ignore[assignment]
+    return source
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "says"),
+    [
+        (Shape(num_layers=3), None, None),
+        (Shape(num_layers=3), (0, 3), None),
+        (Shape(num_layers=2), None, "layers 3"),
+        (Shape(num_layers=3, hidden_size=5), None, "hidden size 32"),
+        (Shape(num_layers=3), (1, 4), "leaves out the first ones"),
+    ],
+)
+def test_a_trace_of_another_model_is_refused(
+    shape: Shape, layers: tuple[int, int] | None, says: str | None
+) -> None:
+    engine: Any = Engine(model=shape, build=BuildConfig("fp32", max_seq_len=LIMIT, layers=layers))
+    if says is None:
+        check_same_model(engine, traced())
+    else:
+        with pytest.raises(CheckpointError, match=says):
+            check_same_model(engine, traced())
+
+
+def encoding(*ids: int) -> Any:
+    return SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [*ids]), chat=None)
+
+
+def test_a_trace_has_its_own_prompt_and_steps() -> None:
+    """A prompt beside it, or noted in it, is checked; its own ids are run."""
+    plain: Any = Engine()
+    cases, steps = make_cases(plain, traced(), [], 1)
+    assert (cases, steps) == ([Case("the trace's prompt", [1, 2, 3, 4, 5])], 4)
+    (case,), _ = make_cases(plain, traced(), [[7, 8]], 1)
+    assert case == Case(
+        "7 8", [1, 2, 3, 4, 5], (TextCheck("token ids", [1, 2, 3, 4, 5], [7, 8], "the trace"),)
+    )
+    noted = traced(prompt="Hi")
+    assert make_cases(plain, noted, [], 1)[0][0].checks == (), "nothing reads it"
+    speaking: Any = Engine(text=encoding(1, 2, 3, 4, 5))
+    (case,), _ = make_cases(speaking, noted, [], 1)
+    assert (case.title, [check.is_bad for check in case.checks]) == ("Hi", [False])
+    (case,), _ = make_cases(speaking, noted, [[9]], 1)
+    assert (case.title, case.ids, case.checks[0].got) == ("9", [1, 2, 3, 4, 5], [9])
+    with pytest.raises(RequestError, match="one prompt"):
+        make_cases(plain, traced(), [[1], [2]], 1)
+
+
+def test_a_trace_s_steps_have_to_fit() -> None:
+    for limit, fits in ((9, True), (8, False)):
+        engine: Any = Engine(build=BuildConfig("fp32", max_seq_len=limit))
+        if fits:
+            make_cases(engine, traced(), [], 0)
+        else:
+            with pytest.raises(RequestError, match="5 tokens and 4 steps"):
+                make_cases(engine, traced(), [], 0)
+
+
+def test_weights_are_of_the_build_s_dtype() -> None:
     nothing: Any = None
     shape: Any = Shape()
     one = Target("e", nothing, shape, BuildConfig(dtype="bf16"), torch.float32)
