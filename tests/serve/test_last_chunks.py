@@ -1,14 +1,15 @@
-"""The last chunk of every kind of stream, where the token that ends the answer has no text."""
+"""The last chunk of every kind of stream, where the token that ends the answer has no text; metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
-from ingot.serve.protocol import Add, News
+from ingot.serve.protocol import Add, Gauges, News, Step
 from tests.serve.test_every_stream import (
     MESSAGES,
     POCKET,
@@ -123,3 +124,57 @@ def test_the_last_event_of_a_simple_chat_has_the_history(side: TextSide, reason:
     assert (last["finished"], last["delta"], last["response"]) == (True, "", text)
     assert (last["history"], last["status"]) == ([[MESSAGES[0]["content"], text]], 200)
     assert last["time"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_metrics_count_what_a_request_took(side: TextSide, kind: str, reason: str, n: int) -> None:
+    """Each name once, under the model's label; a step's gauges are totals, of which the growth is counted."""
+    counted: dict[str, float | None] = {}
+
+    async def main() -> None:
+        async with served(side) as (engine, model):
+            task = asyncio.create_task(read(KINDS[kind](n)(model), stream=True, into=[]))
+            await until(lambda: engine.asked(Add))
+            engine.token()
+            engine.token()
+            for one in engine.asked(Add):
+                news = [News(one.id, index, (), reason) for index in range(n)]  # type: ignore[arg-type]
+                engine.client._receive(Step(news, [], Gauges(3, 4, 0.25, 20, 8)))
+            engine.client._receive(Step([], [], Gauges(1, 2, 0.5, 25, 9)))
+            await task
+            engine.client.count_recording(2.5)
+            metrics, lengths = engine.metrics, [len(one.prompt_ids) for one in engine.asked(Add)]
+            metrics.of("m").state(engine.client.gauges, proven=True, alive=True)
+            read_of = partial(metrics.registry.get_sample_value, labels={"model_name": "m"})
+            counted.update({name: read_of(f"ingot_{name}") for name in expected(lengths)})
+            labels = {"model_name": "m", "finished_reason": reason}
+            ended = metrics.registry.get_sample_value("ingot_request_success_total", labels)
+            assert ended == n * len(lengths)
+            assert counted == expected(lengths)
+            metrics.of("m").state(engine.client.gauges, proven=False, alive=False)
+            gone = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "engine_alive")
+            assert [read_of(f"ingot_{name}") for name in (*gone, "engine_proven")] == [0] * 5
+
+    def expected(lengths: list[int]) -> dict[str, float]:
+        answers = n * len(lengths)
+        return {
+            "prompt_tokens_total": sum(lengths),
+            "generation_tokens_total": 2 * answers,
+            "e2e_request_latency_seconds_count": len(lengths),
+            "time_to_first_token_seconds_count": 1,
+            "inter_token_latency_seconds_count": answers,
+            "prefix_cache_queries_total": 25,
+            "prefix_cache_hits_total": 9,
+            "audio_requests_total": 1,
+            "audio_seconds_total": 2.5,
+            "engine_restarts_total": 0,
+            "num_requests_running": 1,
+            "num_requests_waiting": 2,
+            "kv_cache_usage_perc": 0.5,
+            "engine_proven": 1,
+            "engine_alive": 1,
+        }
+
+    run(main)

@@ -12,10 +12,13 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
+from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.models.whisper_generation import SpeechGeneration
+from ingot.processors.prompt import Input
+from ingot.runtime.token_logprobs import TokenLogprobs
 from ingot.speech.options import TranscribeOptions
-from ingot.speech.window import Asked, Vocabulary
+from ingot.speech.window import Asked, Vocabulary, detect_language
 from tests.speech.scripted import FIRST, TOKENS, at, plain_vocabulary, scripted
 
 # openai-whisper 20250625, by the original's names: parameters of ``transcribe`` in transcribe.py, and those
@@ -243,3 +246,29 @@ def test_models_of_english_alone_say_what_they_cannot() -> None:
     with pytest.raises(RequestError, match=r"knows English alone; seen: de; allowed: en") as caught:
         english.prompt("de", "transcribe", timestamps=True)
     assert caught.value.flag == "language"
+
+
+def test_a_language_is_the_likeliest_of_the_first_window() -> None:
+    """One token is asked for, with what is likely beside it; other tokens among these are no languages."""
+    german, english, french = (TOKENS.languages[code] for code in ("de", "en", "fr"))
+    window = Input(torch.zeros(80, 3000))
+    asking = detect_language(plain_vocabulary(), window)
+    asked = next(asking)
+    assert list(asked.prompt.parts[1]) == [TOKENS.start]  # type: ignore[arg-type]
+    assert (asked.params.max_new_tokens, asked.params.logprobs) == (1, 20)
+    rules = asked.params.transcript
+    assert rules is not None
+    assert rules.detect == tuple(TOKENS.languages.values())
+    likely = (
+        (TOKENS.no_speech, -0.1),
+        (german, math.log(0.7)),
+        (7, -1.5),
+        (english, math.log(0.2)),
+        (french, -9.0),
+    )
+    told = [TokenLogprobs(german, math.log(0.7), likely)]
+    with pytest.raises(StopIteration) as ended:
+        asking.send(Output([], [Answer("", [german], "length", logprobs=told)]))
+    found = ended.value.value
+    assert list(found) == ["de", "en", "fr"]
+    assert list(found.values()) == pytest.approx([0.7, 0.2, math.exp(-9.0)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,6 +93,33 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"pip install -c constraints.txt '.\[speech\]'"):
         VoiceDetector()(silence(1.0))
+
+
+@pytest.mark.parametrize("count", [1, 480, 481, 2000 * 480 + 1])
+def test_frames_are_16_bits_of_30_ms(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """What is beyond full scale is at it, and what is missing of the last frame is silence."""
+    asked: list[bytes] = []
+
+    class Vad:
+        def __init__(self, mode: int) -> None:
+            assert mode == 3
+
+        def is_speech(self, frame: bytes, rate: int) -> bool:
+            asked.append(frame)
+            assert rate == RATE
+            return False
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "webrtcvad", SimpleNamespace(Vad=Vad))
+    samples = torch.full((count,), 0.5)
+    samples[0], samples[-1] = 1.5, -1.5
+    assert VoiceDetector(mode=3)(samples) == []
+    assert {len(frame) for frame in asked} == {960}
+    found = torch.frombuffer(bytearray(b"".join(asked)), dtype=torch.int16)
+    assert len(found) == -(-count // 480) * 480
+    assert set(found[1 : count - 1].tolist()) <= {16383}
+    assert [found[0], found[count - 1]] == [-32767 if count == 1 else 32767, -32767]
+    assert not found[count:].any()
 
 
 def chunks(samples: torch.Tensor, *spans: tuple[float, float]) -> list[tuple[float, float]]:

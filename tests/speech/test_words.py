@@ -90,6 +90,21 @@ def test_half_a_character_at_the_end_is_kept(published: Vocabulary) -> None:
     assert [token for word in split_words(published, tokens, "en") for token in word] == tokens
 
 
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("data", ["é🎉 é".encode(), "🎉".encode(), b"\xffa" + "🎉".encode(), b"a\xff"])
+def test_bytes_of_a_character_stay_together(data: bytes) -> None:
+    """Also behind a byte that is no character in the whole text either."""
+    vocabulary = plain_vocabulary(tokenizer=Bytes())
+    words = split_words(vocabulary, list(data), "zh")
+    assert [vocabulary.text(word) for word in words] == list(data.decode("utf-8", "replace"))
+
+
 def test_without_a_tokenizer_each_token_is_a_word() -> None:
     assert split_words(Vocabulary.of(NAMES, None, 448), [5, 6], "en") == [[5], [6]]
 
