@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from ingot.align.diagnosis.attention_variants import _biases, _masks, _scales, qkv_parts
-from ingot.align.diagnosis.layer_variants import sum_variants
+from ingot.align.diagnosis.layer_variants import layer_variants, sum_variants
 from ingot.align.diagnosis.module_variants import head_variants, mlp_variants, norm_variants
 from ingot.align.diagnosis.rope_variants import _scalings, _times, base_variant
-from ingot.align.diagnosis.spec import AttentionSpec, HeadSpec, MlpSpec, RopeSpec, SumSpec, run
+from ingot.align.diagnosis.spec import AttentionSpec, HeadSpec, LayerSpec, MlpSpec, RopeSpec, SumSpec, run
 from ingot.align.diagnosis.variant import Variant
 from ingot.config.model import RopeConfig
 from ingot.layers.checking import NormSpec
@@ -243,6 +243,31 @@ def test_activations_and_branches() -> None:
         "both",
         "product",
     }
+
+
+def test_a_layer_has_its_parts_variants_each_in_its_part() -> None:
+    config: Any = type("Config", (), {"num_layers": 2, "rope": None})
+    names = {"input_norm": "first", "post_norm": "second"}
+    norms = {field: norm(name=name) for field, name in names.items()}
+    layer = LayerSpec(name="layers.0", attention=attention(), mlp=mlp(), **norms)
+    by_part: dict[str, list[Found]] = {}
+    for one in layer_variants(layer, config, 9, 0):
+        changed = [f for f in ("attention", "mlp", *names) if getattr(one.spec, f) is not getattr(layer, f)]
+        by_part.setdefault(" ".join(changed), []).append(one)
+    assert set(by_part) == {"", "attention", "mlp", *names, "input_norm post_norm"}
+    for part in names:
+        wanted = list(norm_variants(norms[part]))
+        assert [one.change for one in by_part[part]] == [one.change for one in wanted]
+        assert [said(one) for one in by_part[part]] == [said(one) for one in wanted]
+        assert [getattr(one.spec, part).name for one in by_part[part]] == [names[part]] * len(wanted)
+    assert [one.change for one in by_part["mlp"]] == [one.change for one in mlp_variants(mlp())]
+    both = by_part["input_norm post_norm"]
+    assert [(one.spec.input_norm.eps, one.spec.input_norm.kind) for one in both] == [
+        (one.spec.post_norm.eps, one.spec.post_norm.kind) for one in both
+    ]
+    assert [(one.spec.input_norm.name, one.spec.post_norm.name) for one in both] == [
+        ("first", "second")
+    ] * len(both)
 
 
 def test_the_head() -> None:

@@ -13,7 +13,15 @@ import torch
 
 from ingot.align.alone import Alone
 from ingot.align.measure import Difference, Statistics
-from ingot.align.report import all_lines, cells, report_html, report_json, share_of_limit, short_lines
+from ingot.align.report import (
+    all_lines,
+    alone_text,
+    cells,
+    report_html,
+    report_json,
+    share_of_limit,
+    short_lines,
+)
 from ingot.align.session import Report, _other_choices, _other_ids
 from ingot.align.stops import StopCheck
 from ingot.align.texts import Case, TextCheck
@@ -266,6 +274,23 @@ def test_without_a_bad_stage_the_worst_of_each_kind_is_shown() -> None:
         ("encoder.layers.0.mlp", ""),
         ("norm", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "says"),
+    [
+        ("layers.0.mlp", {}, "it is off by 5.00e-01 (limit 4.00e-01)."),
+        ("layers.0.inner", {}, "it is, before its down product, off by 5.00e-01 (limit 4.00e-01)."),
+        ("layers.0.query", {}, "it is, in its queries, off by"),
+        (
+            *("layers.0.keys", {"relative": 0.3, "common": 0.95}),
+            "it is, in its keys, off in what many values have in common, by 9.50e-01 (limit 9.00e-01).",
+        ),
+        ("layers.0.mlp", {"of_config": True}, "in fp32, they are off by 5.00e-01 (limit 4.00e-01)."),
+    ],
+)
+def test_in_what_a_module_is_wrong(place: str, changes: dict[str, Any], says: str) -> None:
+    assert says in alone_text(replace(alone_of(0.4, 0.5, place), **changes))
 
 
 class Modules:

@@ -53,6 +53,12 @@ def test_what_comes_near_is_not_listed_beside_what_reaches() -> None:
     assert found_by({"near": 0.05, "far": 0.2}, before=1.0) == ["near"]
 
 
+def test_of_findings_that_are_alike_the_likelier_is_first() -> None:
+    """It came first in the list; one that is farther than three times the best follows by its distance."""
+    near = {"likely": 2.9e-3, "odd": 1e-3, "far": 3.5e-3, "farther": 3.2e-3}
+    assert found_by(near, before=1.0) == ["likely", "odd", "farther", "far"]
+
+
 @pytest.mark.parametrize("later", [("layers.1.mlp", 1, 0), ("layers.0.mlp", 0, 1)], ids=["layer", "step"])
 def test_what_comes_later_does_not_explain_the_first(
     later: tuple[str, int, int], monkeypatch: pytest.MonkeyPatch

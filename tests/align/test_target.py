@@ -26,7 +26,6 @@ LIMIT, VOCABULARY = 10, 50
 class Shape:
     """What is compared of a model."""
 
-    kind: str = "text"
     architecture: str = "LlamaForCausalLM"
     vocab_size: int = VOCABULARY
     hidden_size: int = 32

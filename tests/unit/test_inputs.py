@@ -1,0 +1,93 @@
+"""Which inputs a model with an encoder takes, at each limit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.errors import RequestError
+from ingot.runtime.inputs import InputRules
+
+SIZE, MOST = 3, 6  # a feature's channels; the encoder gives a position for each two of its rows
+
+
+def rules(kind: str = "cross", cache: int = MOST, most: int = MOST) -> InputRules:
+    encoder: Any = SimpleNamespace(positions=lambda shape: shape[0] // 2, longest=(2 * MOST, SIZE))
+    config: Any = SimpleNamespace(
+        max_positions=most,
+        placeholder_id=17,
+        features=(None, SIZE),
+        takes=lambda shape: len(shape) == 2 and shape[1] == SIZE,
+    )
+    model: Any = SimpleNamespace(encoder=config, splices=kind == "prefix", crosses=kind == "cross")
+    return InputRules(model, encoder, cache)
+
+
+@pytest.mark.parametrize(("cache", "most"), [(4, MOST), (MOST, 4), (4, 4)])
+def test_an_input_has_as_many_positions_as_the_model_and_the_cache_have(cache: int, most: int) -> None:
+    taken = rules(cache=cache, most=most)
+    assert taken.read(torch.ones(8, SIZE), 0).positions == 4
+    assert taken.read(torch.ones(2, SIZE), 0).positions == 1
+    for rows, seen in ((10, 5), (1, 0), (0, 0)):
+        with pytest.raises(RequestError, match=rf"{seen} positions of features \[{rows}, 3\].*1 to 4"):
+            taken.read(torch.ones(rows, SIZE), 0)
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("cross", 0), ("prefix", 4)])
+def test_placeholders_are_as_many_as_positions_where_they_are_spliced(kind: str, tokens: int) -> None:
+    taken = rules(kind)
+    one = taken.read(torch.ones(8, SIZE), 5)
+    assert (one.place, one.tokens, one.end, one.positions) == (5, tokens, 5 + tokens, 4)
+    assert taken.placeholders(one) == [17] * tokens
+    read = [one.is_read_by(*span) for span in ((0, 5), (0, 6), (4, 9), (8, 9), (9, 12))]
+    assert read == ([False, True, True, True, False] if tokens else [True] * 5)
+
+
+def test_equal_inputs_have_one_digest_and_others_another() -> None:
+    """Of shape and values, whatever their dtype; a name stands for both."""
+    taken, rows = rules(), torch.arange(12.0)
+    digest = taken.read(rows.view(4, SIZE), 0).digest
+    assert taken.read(rows.view(4, SIZE).double(), 3).digest == digest
+    assert taken.read(rows.view(4, SIZE).long(), 0).digest == digest
+    assert taken.read(rows.view(4, SIZE).roll(1, 0), 0).digest != digest
+    config: Any = taken.config
+    config.takes = lambda shape: True
+    assert taken.read(rows.view(2, 6), 0).digest != digest
+    named = taken.read(rows.view(4, SIZE), 0, name=b"it")
+    assert (named.digest, named.features.dtype) == (b"it", torch.float32)
+    assert torch.equal(named.features, rows.view(4, SIZE))
+
+
+@pytest.mark.parametrize("cache", [MOST - 1, MOST, MOST + 1])
+def test_the_longest_input_stands_for_others_where_the_cache_holds_it(cache: int) -> None:
+    found = rules(cache=cache).blank(2.5)
+    assert (found is None) is (cache < MOST)
+    if found is not None:
+        assert torch.equal(found.features, torch.full((2 * MOST, SIZE), 2.5))
+        assert (found.positions, found.place) == (MOST, 0)
+
+
+@pytest.mark.parametrize("kind", ["cross", "prefix"])
+def test_a_model_that_attends_to_its_input_takes_one(kind: str) -> None:
+    taken = rules(kind)
+    inputs = [taken.read(torch.ones(4, SIZE), 0) for _ in range(2)]
+    taken.check([])
+    taken.check(inputs[:1])
+    if kind == "prefix":
+        taken.check(inputs)
+    else:
+        with pytest.raises(RequestError, match=r"takes one input.*2 inputs"):
+            taken.check(inputs)
+    broken = torch.ones(4, SIZE)
+    broken[1, 2] = float("nan")
+    with pytest.raises(RequestError, match="1 of 12 are NaN or infinite"):
+        taken.check([taken.read(broken, 0)])
+
+
+@pytest.mark.parametrize("features", ["text", [[1, "a"]], torch.ones(4, SIZE + 1), torch.ones(4), None])
+def test_features_are_tensors_of_the_model_s_shape(features: object) -> None:
+    with pytest.raises(RequestError):
+        rules().read(features, 0)
