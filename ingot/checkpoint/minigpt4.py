@@ -93,6 +93,11 @@ class MiniGPT4Files:
         return cls(**placed)
 
     @property
+    def chat_format(self) -> str:
+        """Of prompts: that of the official configuration which the variant has."""
+        return MODEL if self.qformer is not None else f"{MODEL}-llama2"
+
+    @property
     def parts(self) -> dict[str, tuple[Path, str | None]]:
         """Files beside the LLM's by the names of their parts, and the key that their tensors lie under."""
         found = {"vit": (self.vit, None), "projector": (self.projector, INNER)}

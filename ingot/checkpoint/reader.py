@@ -203,7 +203,8 @@ def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
         if key is not None:
             inner[place] = key
     config = minigpt4_config(files, llm.config, tensors)
-    return Checkpoint(files.llm, config, llm.generation_config, tensors, inner, names)
+    generation = llm.generation_config | {"chat_format": files.chat_format}
+    return Checkpoint(files.llm, config, generation, tensors, inner, names)
 
 
 def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:

@@ -54,18 +54,22 @@ class PromptGiven:
             return self.messages
         return self.prompt if self.prompt is not None else list(self.prompt_token_ids or [])
 
-    def as_message(self) -> PromptGiven:
-        """A text as the message of a user; ids and messages as they are."""
+    def as_message(self, images: Sequence[str] = ()) -> PromptGiven:
+        """A text as the message of a user, behind pictures; ids and messages as they are."""
         if self.prompt is None:
             return self
-        return PromptGiven(messages=[{"role": "user", "content": self.prompt}])
+        text: Any = self.prompt
+        if images:
+            shown = [{"type": "image", "image": image} for image in images]
+            text = [*shown, {"type": "text", "text": self.prompt}]
+        return PromptGiven(messages=[{"role": "user", "content": text}])
 
     @property
     def title(self) -> str:
         """One short line that tells it from others."""
         text = self.prompt
         if self.messages:
-            text = str(self.messages[-1].get("content")) if isinstance(self.messages[-1], dict) else ""
+            text = _text_of(self.messages[-1])
         if self.prompt_token_ids is not None:
             text = " ".join(map(str, self.prompt_token_ids))
         line = " ".join((text or "").split())
@@ -190,3 +194,11 @@ def _check_others(where: str, others: list[str], unread: dict[str, None]) -> Non
             flag=f"{flags}, and remove them from the file",
         )
     unread.update(dict.fromkeys(others))
+
+
+def _text_of(message: Any) -> str:
+    """A message's text, of a list of parts those of text."""
+    content = message.get("content") if isinstance(message, dict) else ""
+    if not isinstance(content, list):
+        return str(content)
+    return " ".join(str(part.get("text")) for part in content if isinstance(part, dict) and "text" in part)

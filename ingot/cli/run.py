@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ingot.processors.tokenizer import Tokenizer
 
 
+_IMAGE = "A picture that stands before each prompt, of an engine that takes pictures; may be repeated."
 _RAW = "Continue texts as they are, instead of sending them as user messages to a model that chats."
 
 
@@ -34,6 +35,7 @@ class RunFlags:
         list[str] | None,
         typer.Argument(help="Prompts; without any, stdin is one prompt.", show_default=False),
     ] = None
+    image: Annotated[list[str] | None, option(_IMAGE, "--image", metavar="FILE")] = None
     file: PromptFile = None
     as_json: AsJson = False
     raw: Annotated[bool, option(_RAW, "--raw")] = False
@@ -61,8 +63,11 @@ def run(
     start = time.perf_counter()
     llm = open_llm(engine, flags.device, flags.threads, limits, verb="`ingot run`")
     params = with_given(llm.default_params, sampling).replace(grammar=grammar)
+    if flags.image and (flags.raw or llm.chat_format is None or not llm.chat_format.takes_inputs):
+        what = "--raw sends no pictures" if flags.raw else "this engine takes no pictures"
+        raise typer.BadParameter(what, param_hint="--image")
     if not flags.raw and llm.chat_format is not None:
-        given = _as_messages(given)
+        given = _as_messages(given, flags.image or [])
     inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)
@@ -84,11 +89,13 @@ def run(
     stderr().print(speed_text(num_tokens, seconds), style="dim")
 
 
-def _as_messages(given: list[PromptGiven]) -> list[PromptGiven]:
+def _as_messages(given: list[PromptGiven], images: list[str]) -> list[PromptGiven]:
     """The texts as messages of a user, which is said on stderr."""
     if any(one.prompt is not None for one in given):
         stderr().print("note: sent in the model's chat format; --raw sends the text as it is", style="dim")
-    return [one.as_message() for one in given]
+    if images and any(one.prompt is None for one in given):
+        raise typer.BadParameter("goes with prompts of text", param_hint="--image")
+    return [one.as_message(images) for one in given]
 
 
 def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:

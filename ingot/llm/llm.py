@@ -35,12 +35,16 @@ from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.opening import executor_of, open_engine
 from ingot.llm.outputs import Output, Piece
-from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, chat_ids, prompt_entry, split_prompts
+from ingot.llm.pictures import Pictures, encoded
+from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.tap import Seen, tap
+
+if TYPE_CHECKING:
+    from ingot.image.reader import Source
 
 
 class LLM:
@@ -145,6 +149,7 @@ class LLM:
         self.runtime = runtime = runtime.of_engine(engine.manifest.build.kv_dtype)
         self.executor = executor_of(engine, runtime)
         self._calls = Calls(self.executor, engine.text)
+        self._pictures = Pictures.of(engine.manifest.model)
 
     def __repr__(self) -> str:
         if "engine" not in vars(self):
@@ -169,6 +174,8 @@ class LLM:
         """
         if "_calls" in vars(self):
             self._calls.loop.close()
+            if self._pictures is not None:
+                self._pictures.close()
             del self._calls, self.executor, self.engine, self.runtime
 
     def __enter__(self) -> Self:
@@ -258,7 +265,8 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
         chosen = self._params(params, values, len(conversations))
-        entries = [Entry(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
+        self._expect_chat()
+        entries = [self._entry(m) for m in conversations]  # type: ignore[arg-type]
         outputs = self._calls.generate(self._calls.requests(entries, chosen))
         return outputs[0] if single else outputs
 
@@ -267,9 +275,25 @@ class LLM:
         return self._entry(prompt).ids
 
     def chat_ids(self, messages: Messages | Chat) -> list[int]:
-        """Token ids of the prompt that a conversation becomes."""
-        expect_text(self.engine.manifest.model.modality, "a conversation", "Transcriber(ENGINE)")
-        return chat_ids(messages, self.engine.text)
+        """Token ids of the prompt that a conversation becomes; placeholders where pictures stand."""
+        self._expect_chat()
+        return self._entry(messages if isinstance(messages, Chat) else Chat(messages)).ids
+
+    def encode_image(self, image: Source) -> torch.Tensor:
+        """What a picture becomes in a prompt: float32 [positions, hidden_size], on the CPU.
+
+        Args:
+            image: a path, a data URL, a file's bytes, an open file, a PIL image, or RGB values [3, height,
+                width].
+
+        Raises:
+            RequestError: it cannot be read, or the engine takes no pictures.
+        """
+        if self._pictures is None:
+            seen = self.engine.manifest.model.modality.model
+            raise RequestError("this engine takes no pictures", seen=seen, fix="an engine of MiniGPT-4")
+        encode = partial(encoded, self.engine, self._pictures.read(image))
+        return self._calls.loop.between_steps(encode)
 
     def stream(
         self,
@@ -411,7 +435,10 @@ class LLM:
         return self._calls.loop.within(tap(self.engine.model, self.executor, *patterns))
 
     def _entry(self, prompt: PromptLike | Messages) -> Entry:
-        return prompt_entry(prompt, self.engine.text, self.executor.admission.inputs)
+        return prompt_entry(prompt, self.engine.text, self.executor.admission.inputs, self._pictures)
+
+    def _expect_chat(self) -> None:
+        expect_text(self.engine.manifest.model.modality, "a conversation", "Transcriber(ENGINE)")
 
     def _read_entry(self, prompt: PromptLike) -> Entry:
         """Of a prompt that is no conversation."""

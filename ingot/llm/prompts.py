@@ -17,6 +17,7 @@ from ingot.config.grammar import tool_schemas
 from ingot.config.sampling import SamplingParams
 from ingot.engine.text import TextParts
 from ingot.errors import RequestError
+from ingot.llm.pictures import Pictures
 from ingot.processors.prompt import Input, Prompt
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 
@@ -71,18 +72,27 @@ class Entry(NamedTuple):
     inputs: tuple[RequestInput, ...] = ()
 
 
-def prompt_entry(prompt: PromptLike | Messages, text: TextParts, rules: InputRules | None = None) -> Entry:
-    """What a prompt becomes; ``rules`` of a model that takes inputs.
+def prompt_entry(
+    prompt: PromptLike | Messages,
+    text: TextParts,
+    rules: InputRules | None = None,
+    pictures: Pictures | None = None,
+) -> Entry:
+    """What a prompt becomes; ``rules`` of a model that takes inputs, ``pictures`` of one that takes these.
 
     Raises:
         RequestError: it is no prompt, needs a tokenizer or chat format that the engine lacks, or has an input
             that the model does not take.
     """
     if is_conversation(prompt):
-        return Entry(chat_ids(prompt, text), True)  # type: ignore[arg-type]
+        return _entry(_chat_pieces(prompt, text, pictures), rules, is_chat=True)  # type: ignore[arg-type]
+    return _entry(Prompt.of(prompt).pieces(text.tokenizer), rules)
+
+
+def _entry(pieces: Sequence[list[int] | Input], rules: InputRules | None, *, is_chat: bool = False) -> Entry:
     ids: list[int] = []
     inputs = []
-    for piece in Prompt.of(prompt).pieces(text.tokenizer):
+    for piece in pieces:
         if not isinstance(piece, Input):
             ids += piece
         elif rules is None:
@@ -90,7 +100,7 @@ def prompt_entry(prompt: PromptLike | Messages, text: TextParts, rules: InputRul
         else:
             inputs.append(rules.read(piece.features, len(ids), piece.name))
             ids += rules.placeholders(inputs[-1])
-    return Entry(ids, False, tuple(inputs))
+    return Entry(ids, is_chat, tuple(inputs))
 
 
 def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
@@ -99,6 +109,12 @@ def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
     Raises:
         RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
     """
+    return _entry(_chat_pieces(messages, text, None), None).ids
+
+
+def _chat_pieces(
+    messages: Messages | Chat, text: TextParts, pictures: Pictures | None
+) -> list[list[int] | Input]:
     chat = Chat.of(messages)
     if text.tokenizer is None:
         raise RequestError(
@@ -110,7 +126,8 @@ def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
         raise RequestError(
             "the engine has no chat template", fix="build with --chat-template chatml, vicuna or a file"
         )
-    return text.chat.prompt_ids(chat.messages, text.tokenizer, variables=chat.variables)
+    given = chat.messages if pictures is None else pictures.in_messages(chat.messages)
+    return text.chat.prompt_pieces(given, text.tokenizer, variables=chat.variables)
 
 
 def with_chat_stops(params: SamplingParams, text: TextParts) -> SamplingParams:

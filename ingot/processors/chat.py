@@ -1,6 +1,6 @@
 """Which chat format a checkpoint speaks, and which tokens end its answers.
 
-Owns the choice among a chat template, ChatML and Vicuna. Knows none of them.
+Owns the choice among a chat template, ChatML, Vicuna and MiniGPT-4. Knows none of them.
 
     chat = load_chat_format(folder, generation_config)
     ids = chat.prompt_ids([{"role": "user", "content": "Hi"}], tokenizer)
@@ -15,6 +15,7 @@ from typing import Any
 from ingot.errors import ConfigError, TokenizerError
 from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
 from ingot.processors.chat_jinja import JinjaFormat, ToolTemplates
+from ingot.processors.chat_pictures import picture_formats
 from ingot.processors.tokenizer import default_tokens
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_folder import (
@@ -27,7 +28,8 @@ from ingot.processors.tokenizer_folder import (
 
 __all__ = ["FORMATS", "ChatFormat", "load_chat_format", "stop_ids_for"]
 
-FORMATS = ("chatml", "vicuna", "vicuna-v0")
+PICTURE_FORMATS = picture_formats()
+FORMATS = ("chatml", "vicuna", "vicuna-v0", *PICTURE_FORMATS)
 QWEN_WINDOW = 6144
 
 
@@ -36,21 +38,24 @@ def load_chat_format(
 ) -> ChatFormat | None:
     """The chat format of a checkpoint or engine folder; None when nothing names one.
 
-    Looked for in this order: ``override`` (one of ``FORMATS`` or the path of a .jinja file),
-    chat_template.jinja, ``chat_template`` of tokenizer_config.json, chat_template.json, ``chat_format`` of
-    generation_config. A template named ``tool_use`` beside it, in a list or in additional_chat_templates/, is
-    for requests with tools.
+    Looked for in this order: ``override`` (one of ``FORMATS`` or the path of a .jinja file), a format of
+    pictures that ``chat_format`` of generation_config names, chat_template.jinja, ``chat_template`` of
+    tokenizer_config.json, chat_template.json, ``chat_format`` again. A template named ``tool_use`` beside it,
+    in a list or in additional_chat_templates/, is for requests with tools.
 
     Raises:
         TokenizerError: ``override`` is unknown, or a template cannot be read or parsed.
         ConfigError: ``max_window_size`` of generation_config is no positive integer.
     """
+    own = generation_config.get("chat_format")
+    if override is None and own in PICTURE_FORMATS:
+        override = own  # the template beside it is the language model's, and shows no picture
     if override is not None:
         return _named(override, folder, generation_config)
     plain, tools = _templates(folder)
     if plain is not None or tools is not None:
         return _template_format(folder, plain, tools)
-    if generation_config.get("chat_format") == "chatml":
+    if own == "chatml":
         return ChatML(_window(generation_config, QWEN_WINDOW))
     return None
 
@@ -84,6 +89,8 @@ def _named(name: str, folder: Path, generation_config: Mapping[str, Any]) -> Cha
         return Vicuna()
     if name == "vicuna-v0":
         return VicunaV0()
+    if name in PICTURE_FORMATS:
+        return PICTURE_FORMATS[name]
     path = Path(name)
     if not path.is_file():
         raise TokenizerError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ingot.errors import RequestError
 from ingot.processors.chat_messages import Message, check_messages, check_turns, without_developer
+from ingot.processors.prompt import Input
 from ingot.processors.tokenizer_base import Tokenizer
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -54,12 +55,14 @@ class ChatFormat(ABC):
         variables: names that a request may set beside messages; a format with ``tools`` tells the model of
             them.
         thinks: answers may begin with a block of thoughts (``<think>``).
+        takes_inputs: messages may have pictures.
     """
 
     name: str
     stop_strings: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
     thinks: bool = False
+    takes_inputs: bool = False
 
     def prompt_text(
         self,
@@ -95,6 +98,22 @@ class ChatFormat(ABC):
             RequestError: the messages or variables do not fit this format.
         """
         return self._ids(Asked(messages, add_generation_prompt, variables or {}), tokenizer)
+
+    def prompt_pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenizer: Tokenizer,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[list[int] | Input]:
+        """The same with the messages' inputs where they stand, of a format that takes them.
+
+        Raises:
+            RequestError: as ``prompt_ids``.
+        """
+        asked = Asked(messages, add_generation_prompt, variables or {})
+        return [self._ids(asked, tokenizer)]
 
     @abstractmethod
     def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:

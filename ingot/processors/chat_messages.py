@@ -12,6 +12,7 @@ from typing import Any
 
 from ingot.config.json_text import parse_json
 from ingot.errors import RequestError
+from ingot.processors.prompt import Input
 
 Message = dict[str, Any]
 PLAIN_ROLES = ("system", "developer", "user", "assistant")
@@ -19,9 +20,10 @@ TEMPLATE_ROLES = (*PLAIN_ROLES, "tool")
 
 
 def check_messages(
-    messages: Sequence[Mapping[str, Any]], roles: Sequence[str] = PLAIN_ROLES
+    messages: Sequence[Mapping[str, Any]], roles: Sequence[str] = PLAIN_ROLES, *, inputs: bool = False
 ) -> list[Message]:
-    """Copies of the messages with their content as one string.
+    """Copies of the messages with their content as one string; with ``inputs`` that of a message which has
+    parts ``{"type": "input", "input": Input(…)}`` is a list of strings and inputs.
 
     A message that carries ``tool_calls`` may have no content; that of one with a ``refusal`` is the refusal.
     Other keys are kept for templates.
@@ -31,7 +33,7 @@ def check_messages(
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("messages must be a non-empty list of objects", seen=messages, flag="messages")
-    return [_checked(message, f"messages[{i}]", roles) for i, message in enumerate(messages)]
+    return [_checked(message, f"messages[{i}]", roles, inputs) for i, message in enumerate(messages)]
 
 
 def without_developer(messages: list[Message]) -> list[Message]:
@@ -94,7 +96,7 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": value}} if isinstance(value, dict) else call
 
 
-def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
+def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str], inputs: bool) -> Message:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object", seen=message, flag="messages")
     role = message.get("role")
@@ -108,7 +110,17 @@ def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Me
     if content is None and message.get("tool_calls"):
         return dict(message)
     kinds = ("text", "refusal") if role == "assistant" else ("text",)
-    return {**message, "content": _text(content, f"{where}.content", kinds)}
+    where = f"{where}.content"
+    if inputs and isinstance(content, (list, tuple)) and any(map(_input, content)):
+        parts = [_input(part) or _part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content)]
+        return {**message, "content": parts}
+    return {**message, "content": _text(content, where, kinds)}
+
+
+def _input(part: Any) -> Input | None:
+    """That of a part which has one."""
+    found = part.get("input") if isinstance(part, Mapping) and part.get("type") == "input" else None
+    return found if isinstance(found, Input) else None
 
 
 def _text(content: Any, where: str, kinds: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
-"""Exact answers of a pocket picture model about held-out scenes, greedy, by the plain PyTorch model.
+"""Exact answers of a pocket picture model about held-out scenes, greedy, by the plain PyTorch model or by an
+engine of Ingot.
 
     python -m recipes.vision.evaluate --model models/pocket-vision --count 500
+    python -m recipes.vision.evaluate --engine engine --count 300
     python -m recipes.vision.evaluate --write-heldout recipes/vision/heldout.jsonl
 
 A record of ``heldout.jsonl`` has a scene's number and the checksum of its pixels, the same on every machine.
@@ -107,6 +109,25 @@ def answer(model: MiniGPT4, vocabulary: Vocabulary, items: Sequence[Item], syste
     return [vocabulary.text(ids) for ids in found]
 
 
+def score_engine(path: str, items: Sequence[Item]) -> list[Result]:
+    """The same by an engine, through its chat format and its way from pixels to features."""
+    from ingot import LLM, Output
+
+    pictures = draw([held_out_scene(item.scene) for item in items])
+    talks = [messages_of(item, picture) for item, picture in zip(items, pictures, strict=True)]
+    with LLM(path) as llm:
+        outputs: list[Output] = llm.chat(talks, max_new_tokens=MOST, temperature=0.0)
+    return [Result(item, (output.text or "").strip()) for item, output in zip(items, outputs, strict=True)]
+
+
+def messages_of(item: Item, picture: Tensor) -> list[dict[str, Any]]:
+    """An item as messages, the picture [3, side, side] before the first question."""
+    messages: list[dict[str, Any]] = list(record(item, picture)["messages"])
+    text = {"type": "text", "text": messages[0]["content"]}
+    messages[0] = {"role": "user", "content": [{"type": "image", "image": picture}, text]}
+    return messages
+
+
 def summary(results: Sequence[Result]) -> dict[str, float]:
     """Percent of exact answers: all, those in a second round, and by task."""
     groups = {"all": list(results), "second round": [r for r in results if len(r.item.rounds) > 1]}
@@ -161,6 +182,7 @@ def main() -> None:
     """Score a model folder, or write the held-out file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, default=Path("models/pocket-vision"))
+    parser.add_argument("--engine", help="an engine in place of the model")
     parser.add_argument("--count", type=int, default=500, help="held-out scenes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write the scores here, too")
@@ -169,22 +191,21 @@ def main() -> None:
     if args.write_heldout:
         write_held_out(args.write_heldout, args.count)
         return
-    device = torch.device(args.device)
-    model, vocabulary = load_exported(args.model).to(device), Vocabulary(args.model / "llama")
-    items = held_out_items(range(args.count))
-    results = score(model, vocabulary, items)
-    plain = summary(score(model, vocabulary, items, system=False))
-    found = {
-        "items": len(items),
-        "exact": summary(results),
-        "exact without the system text": plain["all"],
-        "pictures agree": pictures_agree(device),
-        "wrong": [
-            {"scene": r.item.scene, "question": r.item.rounds[-1].question, "answer": r.text}
-            for r in results
-            if not r.exact
-        ],
-    }
+    items, more = held_out_items(range(args.count)), {}
+    if args.engine:
+        results = score_engine(args.engine, items)
+    else:
+        device = torch.device(args.device)
+        model, vocabulary = load_exported(args.model).to(device), Vocabulary(args.model / "llama")
+        results = score(model, vocabulary, items)
+        plain = summary(score(model, vocabulary, items, system=False))
+        more = {"exact without the system text": plain["all"], "pictures agree": pictures_agree(device)}
+    wrong = [
+        {"scene": r.item.scene, "question": r.item.rounds[-1].question, "answer": r.text}
+        for r in results
+        if not r.exact
+    ]
+    found = {"items": len(items), "exact": summary(results), **more, "wrong": wrong}
     print(json.dumps(found, indent=1))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
