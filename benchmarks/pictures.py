@@ -1,0 +1,144 @@
+"""How fast a MiniGPT-4 of random weights sees: pictures a second of its encoder, a picture to the first
+token, and 40 captions at once.
+
+Features are normalized pixels of random values; decoding of files is not counted. A prompt has 105 tokens
+before the picture and 36 behind it, about as the original's. "stages" are parts of the encoder by themselves.
+
+    python benchmarks/pictures.py --json docs/results/pictures_7b.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ingot import LLM
+from ingot.bench.machine import machine
+from ingot.config.encoder import EncoderConfig
+from ingot.layers.encoder_pass import EncoderPass
+from ingot.llm.prompts import Input, Prompt
+
+SHAPE = Path(__file__).parent / "shapes/minigpt4-7b.json"
+BEFORE, AFTER, CAPTIONS, WORDS = 105, 36, 40, 80
+Row = dict[str, Any]
+
+
+def figures(seconds: list[float]) -> Row:
+    """Median, p90, least and most, in ms."""
+    ms = sorted(1e3 * s for s in seconds)
+    at = lambda share: round(ms[min(int(share * len(ms)), len(ms) - 1)], 3)  # noqa: E731
+    return {
+        "ms": at(0.5),
+        "p90": at(0.9),
+        "least": round(ms[0], 3),
+        "most": round(ms[-1], 3),
+        "runs": len(ms),
+    }
+
+
+def timed(call: Callable[[], object], repeats: int) -> Row:
+    """Of calls that end when the device is done."""
+    seconds = []
+    for _ in range(repeats + 2):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    return figures(seconds[2:])
+
+
+def pictures(encoder: EncoderConfig, count: int, seed: int) -> torch.Tensor:
+    """[count, 3, side, side] of normal values, on the CPU."""
+    return torch.randn(count, *encoder.features, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def of_encoder(llm: LLM, counts: list[int], repeats: int) -> list[Row]:
+    """Features on the device to rows, and the parts."""
+    model, rows = llm.engine.model, []
+    encoder, config = model.encoder, model.config.encoder
+    assert encoder is not None
+    assert config is not None
+    fused = EncoderPass(fused=True)
+    for count in counts:
+        pixels = pictures(config, count, 1).to(llm.engine.device, llm.engine.dtype)
+        row = {"pictures": count} | timed(lambda pixels=pixels: model.encode(pixels, fused), repeats)
+        row["per_second"] = round(1e3 * count / row["ms"], 1)
+        seen = encoder.ln_vision(encoder.vit(pixels, fused))[0]
+        asked = encoder.qformer(seen, count)
+        row["stages"] = {
+            "vit": timed(lambda pixels=pixels: encoder.vit(pixels, fused), repeats),
+            "qformer": timed(lambda seen=seen, count=count: encoder.qformer(seen, count), repeats),
+            "projector": timed(lambda asked=asked: encoder.projector(asked), repeats),
+        }
+        rows.append(row)
+    return rows
+
+
+def prompts(llm: LLM, count: int, seed: int) -> list[Prompt]:
+    """Each about a picture of its own."""
+    config = llm.engine.manifest.model
+    assert config.encoder is not None
+    ids = torch.randint(
+        3, config.vocab_size, (BEFORE + AFTER,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    shown = pictures(config.encoder, count, seed)
+    return [Prompt([ids[:BEFORE], Input(one), ids[BEFORE:]]) for one in shown]
+
+
+def of_requests(llm: LLM, repeats: int) -> Row:
+    """Requests through the engine: one to its first token, and captions together."""
+    values: Any = {"temperature": 0.0, "ignore_eos": True}
+    first, whole = [], []
+    for number in range(repeats + 3):
+        (prompt,) = prompts(llm, 1, 1000 + number)
+        begun = time.perf_counter()
+        llm.generate([prompt], max_new_tokens=1, **values)
+        first.append(time.perf_counter() - begun)
+    for number in range(4):
+        together = prompts(llm, CAPTIONS, 2000 + number)
+        begun = time.perf_counter()
+        llm.generate(together, max_new_tokens=WORDS, **values)
+        whole.append(time.perf_counter() - begun)
+    return {"first_token": figures(first[3:]), f"captions_{CAPTIONS}x{WORDS}": figures(whole[1:])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", type=Path, default=SHAPE)
+    parser.add_argument("--quant", nargs="+", default=["none"])
+    parser.add_argument("--dtype", default="fp16")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found: Row = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(torch.device("cuda")),
+        "rows": [],
+    }
+    for quant in given.quant:
+        with LLM.from_config(given.shape, "cuda", dtype=given.dtype, quant=quant, max_seq_len=2048) as llm:
+            llm.warm_up([1, CAPTIONS], ["greedy"])
+            row = {"quant": quant, "encoder": of_encoder(llm, given.counts, given.repeats)}
+            row |= of_requests(llm, given.repeats)
+        found["rows"].append(row)
+        print(json.dumps(row))
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
