@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ingot import LLM
@@ -12,7 +14,9 @@ from ingot.runtime.step_buffer import StepBuffer
 def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
     """Logits of a step with padding of tokens and requests."""
     runner = llm.executor.runner
-    decodes = all(item.count == 1 for item in step.requests)
+    encoding = runner.encoding
+    splices = encoding is not None and encoding.splices
+    decodes = all(item.count == 1 for item in step.requests) and not splices
     requests = len(step.requests) + 2
     tokens = requests if decodes else step.num_tokens + 3
     buffer = StepBuffer(
@@ -27,4 +31,6 @@ def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
     if decodes:
         buffer.host["query_start"][:] = range(requests + 1)
     batch = buffer.padded_batch(1 if decodes else tokens, runner.max_seq_len)
+    if encoding is not None and not decodes:
+        batch = replace(batch, spliced=encoding.captured(tokens))
     return runner.forward(batch)[: sum(item.samples for item in step.requests)]

@@ -260,11 +260,11 @@ def encoding_bytes(
     if config.encoder is None:
         return 0
     inputs = encoded_at_once(config.encoder, runtime, on_gpu=on_gpu)
-    if on_gpu and runtime.cuda_graphs and config.crosses:
+    if on_gpu and runtime.cuda_graphs:
         inputs *= 2
     values = inputs * config.encoder.max_positions * config.encoder.activation_values
     if config.splices:
-        values += most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
+        values += 2 * most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
     return values * dtype.itemsize
 
 

@@ -43,12 +43,20 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Spliced:
-    """Embeddings that an input gives (kind ``prefix``): ``values`` [N, hidden_size] of the step's tokens
-    ``rows`` [N] int64.
+    """Embeddings that inputs give (wiring ``prefix``).
+
+    Attributes:
+        slots: [T] int64, the row of ``table`` that takes the place of each token's embedding; -1: none does.
+        table: [N, hidden_size], of the model's dtype.
     """
 
-    rows: torch.Tensor
-    values: torch.Tensor
+    slots: torch.Tensor
+    table: torch.Tensor
+
+    def over(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Embedded tokens [T, hidden_size] with these in their places."""
+        taken = (self.slots >= 0)[:, None]
+        return torch.where(taken, self.table[self.slots.clamp(min=0)], hidden)
 
 
 @dataclass(frozen=True)

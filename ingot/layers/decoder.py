@@ -196,7 +196,7 @@ class Decoder(nn.Module):
         """[T] ids and [T] positions → hidden states [T, hidden_size], some of them ``spliced``."""
         hidden = self.embed_tokens(input_ids)
         if spliced is not None:
-            hidden[spliced.rows] = spliced.values
+            hidden = spliced.over(hidden)
         return hidden if self.embed_positions is None else hidden + self.embed_positions(positions)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ingot.config.step_sizes import ENCODED_AT_ONCE
+from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
@@ -33,7 +33,7 @@ class Encoding:
 
     Args:
         at_once: longest inputs that are encoded together.
-        cuda_graphs: capture the encoder of wiring ``cross``.
+        cuda_graphs: capture the encoder.
 
     Attributes:
         observer: sees what the encoder's layers have on their way (step_record.py); CUDA graphs are not used
@@ -62,11 +62,13 @@ class Encoding:
         self.device = device
         self._layers: list[tuple[DecoderLayer, LayerCache]] = []
         self._rows = torch.empty(0)
+        self._placed = torch.empty(0, dtype=torch.int64)  # of the step that a captured graph computes
+        self.splices = False  # the step, which is not one of decodes then
         if config.splices:
             shape = (num_blocks * block_size, config.hidden_size)
             self._rows = torch.zeros(shape, dtype=self.dtype, device=device)
-            return
-        for layer, cache in zip(model.layers, caches, strict=True):
+            self._placed = torch.full((TOKEN_BUCKETS[-1],), -1, dtype=torch.int64, device=device)
+        for layer, cache in zip(model.layers if config.crosses else (), caches, strict=False):
             assert isinstance(layer, DecoderLayer)
             sizes = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
             by_head = device.type == "cpu"  # every decode step reads a whole window
@@ -95,7 +97,7 @@ class Encoding:
     def _encode(self, jobs: Sequence[EncoderJob], *, graphs: bool) -> None:
         features = self._stacked([job.given.features for job in jobs])
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
-        slots = torch.from_numpy(rows).pin_memory() if self.device.type == "cuda" else torch.from_numpy(rows)
+        slots = self._pinned(rows)
         if self._graphs is not None and graphs and self._graphs.fits(features.shape):
             self._graphs.run(features, slots)
         else:
@@ -121,27 +123,38 @@ class Encoding:
             assert layer.encoder_attn is not None
             layer.encoder_attn.write(encoded, cache, slots)
 
-    def has_graph(self, step: ScheduledBatch) -> bool:
-        """Whether a captured step can compute this one: it splices nothing, and with second caches every
-        request has its input.
+    def place(self, step: ScheduledBatch) -> bool:
+        """Put a step's rows where captured steps read them; returns whether one can compute this step: with
+        second caches every request must have its input.
         """
         if self._layers:
             return all(item.request.inputs for item in step.requests)
-        return not any(_spans(item) for item in step.requests)
+        before, self.splices = self.splices, any(_spans(item) for item in step.requests)
+        room = len(self._placed)
+        if step.num_tokens <= room and (self.splices or before):
+            self._placed.copy_(self._pinned(self._placed_in(step, room)), non_blocking=True)
+        return True
+
+    def captured(self, tokens: int) -> Spliced | None:
+        """What a captured step of so many tokens reads; None of a model that splices nothing."""
+        return Spliced(self._placed[:tokens], self._rows) if len(self._rows) else None
 
     def spliced(self, step: ScheduledBatch) -> Spliced | None:
         """The rows of a step's placeholders; None where it has none."""
-        rows, slots, token = [], [], 0
+        if not any(_spans(item) for item in step.requests):
+            return None
+        return Spliced(self._on_device(self._placed_in(step, step.num_tokens)), self._rows)
+
+    def _placed_in(self, step: ScheduledBatch, room: int) -> np.ndarray:
+        """For each of so many tokens the slot of its embedding; -1: it has none."""
+        slots, token = np.full(room, -1, dtype=np.int64), 0
         for item in step.requests:
             for index, start, end in _spans(item):
-                given = item.request.inputs[index]
-                rows.append(np.arange(start, end) - item.start + token)
-                slots.append(self._slots(item.request.encoded[index], np.arange(start, end) - given.place))
+                given, first = item.request.inputs[index], token + start - item.start
+                places = np.arange(start, end) - given.place
+                slots[first : first + end - start] = self._slots(item.request.encoded[index], places)
             token += item.count
-        if not rows:
-            return None
-        values = self._rows[self._on_device(np.concatenate(slots))]
-        return Spliced(self._on_device(np.concatenate(rows)), values)
+        return slots
 
     def _slots(self, entry: EncoderEntry, positions: np.ndarray) -> np.ndarray:
         """Where positions of an entry are."""
@@ -149,8 +162,12 @@ class Encoding:
         return blocks[positions // self.block_size] * self.block_size + positions % self.block_size
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:
+        return self._pinned(values).to(self.device, non_blocking=True)
+
+    def _pinned(self, values: np.ndarray) -> torch.Tensor:
+        """In memory that is copied to the device without a wait."""
         host = torch.from_numpy(values)
-        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+        return host.pin_memory() if self.device.type == "cuda" else host
 
 
 def _spans(item: ScheduledRequest) -> list[tuple[int, int, int]]:

@@ -22,6 +22,7 @@ from ingot.kernels.sampling.token_feed import take_tokens
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_record import StepRecord
+from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
 from ingot.runtime.sampler import Newest, RowSampling
@@ -67,9 +68,16 @@ class PromptGraphs:
     """
 
     def __init__(
-        self, forward: Forward, feed: TokenFeed, device: torch.device, max_batch_size: int, max_seq_len: int
+        self,
+        forward: Forward,
+        feed: TokenFeed,
+        device: torch.device,
+        max_batch_size: int,
+        max_seq_len: int,
+        encoding: Encoding | None = None,
     ) -> None:
         self.forward = forward
+        self._encoding = encoding
         self.feed = feed
         self.device = device
         self.max_seq_len = max_seq_len
@@ -120,6 +128,8 @@ class PromptGraphs:
             return self._captured[tokens, requests]
         buffer = prompt_buffer(self.forward, self.device, self.max_seq_len, tokens, requests)
         batch = buffer.padded_batch(tokens, self.max_seq_len)
+        if self._encoding is not None:
+            batch = replace(batch, spliced=self._encoding.captured(tokens))
         model = self.forward.model
         if not len(self._logits):  # of all graphs: each would keep its own
             shape = (self.forward.most_logits(self.buckets[-1]), model.config.vocab_size)

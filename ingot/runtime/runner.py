@@ -85,7 +85,9 @@ class Runner:
             DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
         )
         self.prompts = (
-            PromptGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
+            PromptGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len, encoding)
+            if use_graphs
+            else None
         )
 
     @property
@@ -182,10 +184,11 @@ class Runner:
         if self.encoding is None:
             return not self.eager
         self.encoding.encode(step.jobs, fused=self.forward.fused, by_module=self.eager)
-        return not self.eager and self.encoding.has_graph(step)
+        return self.encoding.place(step) and not self.eager
 
-    @staticmethod
-    def _decodes(step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
+    def _decodes(self, step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
+        if self.encoding is not None and self.encoding.splices:  # a last token of a prompt may be an input's
+            return False
         single = all(item.count == 1 and item.samples and not item.probes for item in step.requests)
         return single and graphs.fits(len(step.requests))
 

@@ -17,33 +17,40 @@ from tests.encoders.conftest import Side
 from tests.padded_step import padded_logits
 
 
-def test_static_buffers_give_the_logits_of_eager_steps(speech: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = speech.open(token_budget=24)
+@pytest.mark.parametrize("kind", ["speech", "pictures"])
+def test_static_buffers_give_the_logits_of_eager_steps(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side: Side = request.getfixturevalue(kind)
+    llm = side.open(token_budget=24)
     runner, kinds = llm.executor.runner, []
     run, encoding = runner.run, runner.encoding
     assert encoding is not None
 
     def both(step: ScheduledBatch) -> torch.Tensor:
         logits = run(step)
-        if encoding.has_graph(step):
+        if encoding.place(step):
             kinds.append(max(item.count for item in step.requests) > 1)
             torch.testing.assert_close(padded_logits(llm, step), logits, rtol=1e-5, atol=1e-5)
         return logits
 
     monkeypatch.setattr(runner, "run", torch.inference_mode()(both))
-    spoken = [one for one in test_speech.MIXED if one[0] is not None]
-    llm.generate([test_speech.prompt(one) for one in spoken], test_speech.GREEDY)
+    spoken = [test_speech.prompt(one) for one in test_speech.MIXED if one[0] is not None]
+    shown = [test_pictures.prompt(one) for one in test_pictures.MIXED]
+    llm.generate(spoken if kind == "speech" else shown, test_speech.GREEDY)
     assert set(kinds) == {True, False}
 
 
-def test_steps_that_splice_and_steps_that_skip_have_no_graph(speech: Side, pictures: Side) -> None:
-    def graphs(side: Side, prompts: list[Prompt]) -> list[bool]:
+def test_which_steps_a_graph_computes(speech: Side, pictures: Side) -> None:
+    """Whether it has one at all, and whether it splices: then it is not one of decodes."""
+
+    def graphs(side: Side, prompts: list[Prompt]) -> list[tuple[bool, bool]]:
         llm = side.open(token_budget=64)
         run, encoding, found = llm.executor.runner.run, llm.executor.runner.encoding, []
         assert encoding is not None
 
         def seen(step: ScheduledBatch) -> torch.Tensor:
-            found.append(encoding.has_graph(step))
+            found.append((encoding.place(step), encoding.splices))
             return run(step)
 
         llm.executor.runner.run = seen  # type: ignore[method-assign]
@@ -51,15 +58,13 @@ def test_steps_that_splice_and_steps_that_skip_have_no_graph(speech: Side, pictu
         return found
 
     heard, silent = test_speech.prompt(test_speech.MIXED[0]), test_speech.prompt(test_speech.MIXED[1])
-    assert graphs(speech, [heard]) == [True] * 3
-    assert graphs(speech, [heard, silent]) == [False] * 3
-    assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[0])]) == [False, True, True]
-    assert graphs(pictures, [test_pictures.prompt([100])]) == [
-        False,
-        True,
-        True,
-    ]  # its last token is one of it
-    assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[1])]) == [True] * 3
+    plain, splices = (True, False), (True, True)
+    assert graphs(speech, [heard]) == [plain] * 3
+    assert graphs(speech, [heard, silent]) == [(False, False)] * 3
+    assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[0])]) == [splices, plain, plain]
+    ends_with_one = [test_pictures.prompt([100])]
+    assert graphs(pictures, ends_with_one) == [splices, plain, plain]
+    assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[1])]) == [plain] * 3
 
 
 def test_a_tap_sees_the_encoder_and_cross_attention(speech: Side) -> None:
