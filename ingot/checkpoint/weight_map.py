@@ -68,8 +68,6 @@ class WeightMap:
         num_layers: layers in the checkpoint; ``{layer}`` stands for 0 to ``num_layers - 1``.
         layers: (start, end) builds only those layers, numbered from 0 in the model. Tensors of the others are
             neither read nor needed, nor unexpected.
-        parts: of a checkpoint of several files, the names that sources of the others begin with, which have
-            no prefix.
         prefixes: the first under which the checkpoint holds any source is taken. A source that is not there
             under it (``lm_head.weight`` beside ``transformer.*``) is looked for without.
 
@@ -81,7 +79,6 @@ class WeightMap:
     num_layers: int = 0
     layers: tuple[int, int] | None = None
     prefixes: tuple[str, ...] = ("",)
-    parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         start, end = self.range
@@ -209,7 +206,6 @@ class _Resolver:
     def stored(self, source: str) -> str:
         """Name in the checkpoint of a rule's source; the prefixed one where there is none."""
         bare = source in self.available and self.prefix + source not in self.available
-        bare = bare or source.partition(".")[0] in self.map.parts
         return source if bare else self.prefix + source
 
     def _note(self, kind: str, items: list[str]) -> None:

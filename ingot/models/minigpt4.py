@@ -41,7 +41,6 @@ from ingot.models.llama_layout import OWN_LLAMA_KEYS, llama_weight_map, own_llam
 _VIT_EPS, _LN_VISION_EPS, _QFORMER_EPS = 1e-6, 1e-5, 1e-12
 _JOINED = 4  # patches that are one output without a Q-Former
 _PLACEHOLDER = 0  # LLaMA's <unk>, which no text becomes
-_PARTS = ("vit", "qformer", "projector")
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     ]
     if settings.qformer is not None:
         rules += _queries(settings.qformer)
-    return replace(text, rules=(*text.rules, *rules), parts=_PARTS)
+    return replace(text, rules=(*text.rules, *rules))
 
 
 def _vit(settings: VisionSettings) -> list[Rule]:
