@@ -72,7 +72,7 @@ def resolve_checkpoint(
     repo = _repo_id(name_or_path)
     cached = _cached(repo, revision, cache_dir)
     complete = cached if cached is not None and _incomplete(cached) is None else None
-    if complete is not None and _has_tokenizer(list_files(complete)):
+    if complete is not None and has_tokenizer(list_files(complete)):
         return complete
     if offline or constants.HF_HUB_OFFLINE:
         return complete or _refuse_offline(repo, revision, cached)
@@ -184,7 +184,7 @@ def _incomplete(folder: Path) -> CheckpointError | None:
     return None
 
 
-def _has_tokenizer(names: Iterable[str]) -> bool:
+def has_tokenizer(names: Iterable[str]) -> bool:
     return any(name in _TOKENIZERS or name.endswith(".tiktoken") for name in names)
 
 

@@ -19,7 +19,7 @@ from ingot.checkpoint.layout import CONFIG
 from ingot.checkpoint.reader import Checkpoint
 
 _SHARD_BYTES = 1 << 30
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def write_checkpoint(source: Checkpoint, folder: Path) -> Path:
@@ -50,4 +50,4 @@ def write_tensors(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> 
             flush()
     flush()
     index = json.dumps({"metadata": {}, "weight_map": places})
-    (folder / _INDEX).write_text(index, encoding="utf-8")
+    (folder / INDEX).write_text(index, encoding="utf-8")

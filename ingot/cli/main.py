@@ -30,6 +30,7 @@ from ingot.cli.doctor import doctor
 from ingot.cli.eval import evaluate
 from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
+from ingot.cli.merge_delta import merge_delta
 from ingot.cli.plan import plan
 from ingot.cli.repro import repro
 from ingot.cli.run import run
@@ -168,7 +169,7 @@ def _main(
 
 
 _VERBS: dict[str, tuple[Any, ...]] = {
-    "Build": (plan, build, tune, doctor),
+    "Build": (plan, merge_delta, build, tune, doctor),
     "Run": (run, chat, transcribe, serve, web, triton, explain),
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep),
@@ -176,7 +177,7 @@ _VERBS: dict[str, tuple[Any, ...]] = {
 
 
 def _name(verb: Any) -> str:
-    return str(verb.info.name if isinstance(verb, typer.Typer) else verb.__name__)
+    return str(verb.info.name if isinstance(verb, typer.Typer) else verb.__name__.replace("_", "-"))
 
 
 for _panel, _verbs in _VERBS.items():

@@ -1,7 +1,7 @@
 """A folder that appears whole or not at all.
 
 Owns the temporary folder beside a build's target, the lock that keeps two builds apart, the space check and
-the final rename. Knows nothing of engines but how to recognise one.
+the final rename. Knows nothing of what is built but how to recognise it.
 
     with staged_folder(target, force=False, size=bytes_needed) as folder: ...
 """
@@ -13,8 +13,9 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.engine.manifest import is_engine
@@ -25,13 +26,31 @@ _LOCK = ".ingot-lock-"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of a file system; the last check then tells
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is built.
+
+    Attributes:
+        name: its word in errors, and ``one`` with its article.
+        recognised: whether a folder is one, which ``force`` may replace.
+    """
+
+    name: str
+    one: str
+    recognised: Callable[[Path], bool]
+
+
+ENGINE = Kind("engine", "an engine", is_engine)
+
+
 @contextmanager
-def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
+def staged_folder(target: Path, *, force: bool, size: int, kind: Kind = ENGINE) -> Iterator[Path]:
     """Yield an empty folder; on success it becomes ``target``, on any error or interrupt it is removed.
 
     Args:
-        force: replace an engine at ``target``; anything that is no engine is never replaced.
+        force: replace what is at ``target`` where it is of this kind; anything else is never replaced.
         size: bytes that will be written, checked against the free space first.
+        kind: what is built.
 
     Raises:
         BuildError: the target is taken, by another build that is under way included, cannot be written, or
@@ -43,27 +62,29 @@ def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _not_writable(error) from None
-    with _alone(target):
-        _prepare(target, force, size)
+    with _alone(target, kind):
+        _prepare(target, force, size, kind)
         folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
         try:
             _make(folder)
             yield folder
-            _check_target(target, force)  # what came meanwhile, from a machine whose locks are not seen here
+            _check_target(
+                target, force, kind
+            )  # what came meanwhile, from a machine whose locks are not seen here
             _swap_in(folder, target)
         finally:
             _clean_up(folder, target)
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def _alone(target: Path, kind: Kind) -> Iterator[None]:
     """Hold the lock of a target; a process that is killed lets go of it."""
     path = target.with_name(_LOCK + target.name)
     try:
         file = _locked(path)
     except BlockingIOError:
         raise BuildError(
-            "another build of this engine is under way",
+            f"another build of this {kind.name} is under way",
             seen=target,
             fix="wait until it ends, or choose another -o",
         ) from None
@@ -93,17 +114,17 @@ def _locked(path: Path) -> int:
         os.close(file)
 
 
-def _prepare(target: Path, force: bool, size: int) -> None:
+def _prepare(target: Path, force: bool, size: int, kind: Kind) -> None:
     """Clean up after killed builds, and refuse what cannot end well."""
     try:
         _remove_orphans(target.parent, target.name)
-        _check_target(target, force)
+        _check_target(target, force, kind)
         free = shutil.disk_usage(target.parent).free
     except OSError as error:
         raise _not_writable(error) from None
     if free < size:
         raise BuildError(
-            "not enough disk space for the engine",
+            f"not enough disk space for the {kind.name}",
             seen=f"{free / 1e9:.2f} GB free in {target.parent}",
             allowed=f"at least {size / 1e9:.2f} GB",
             fix="free space or choose another -o",
@@ -118,24 +139,24 @@ def _make(folder: Path) -> None:
 
 
 def _not_writable(error: OSError) -> BuildError:
-    return BuildError("cannot write to the engine's folder", seen=error, fix="-o")
+    return BuildError("cannot write to the target's folder", seen=error, fix="-o")
 
 
-def _check_target(target: Path, force: bool) -> None:
+def _check_target(target: Path, force: bool, kind: Kind) -> None:
     if not target.exists() and not target.is_symlink():
         return
     empty = target.is_dir() and not any(target.iterdir())
     if empty:
         return
-    if not is_engine(target):
+    if not kind.recognised(target):
         raise BuildError(
-            "the target exists and is not an engine",
+            f"the target exists and is not {kind.one}",
             seen=target,
             fix="choose another folder; --force does not replace it",
         )
     if not force:
         raise BuildError(
-            "the engine exists",
+            f"the {kind.name} exists",
             seen=target,
             flag="--force (force=True) replaces it, or choose another folder",
         )

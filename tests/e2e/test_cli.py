@@ -43,7 +43,7 @@ def test_version_and_help() -> None:
     shown = ingot("--help")
     assert shown.exit_code == 0
     verbs = ("build", "tune", "run", "chat", "serve", "plan", "explain", "inspect", "diff", "verify", "align")
-    verbs += ("triton", "repro", "sweep", "eval", "bench", "doctor", "web")
+    verbs += ("triton", "repro", "sweep", "eval", "bench", "doctor", "web", "merge-delta")
     assert all(verb in shown.stdout for verb in verbs)
 
 

@@ -117,8 +117,8 @@ def test_help_groups_flags_and_ends_with_those_rarely_needed(verb: tuple[str, ..
 def test_help_groups_verbs() -> None:
     assert panels() == ["Options", "Build", "Run", "Prove", "Measure"]
     shown = re.split(r"╭─ \w+ ─+╮", ingot("--help").stdout)[2:]
-    assert [re.findall(r"^│ (\w+) ", panel, re.MULTILINE) for panel in shown] == [
-        ["plan", "build", "tune", "doctor"],
+    assert [re.findall(r"^│ ([\w-]+) ", panel, re.MULTILINE) for panel in shown] == [
+        ["plan", "merge-delta", "build", "tune", "doctor"],
         ["run", "chat", "transcribe", "serve", "web", "triton", "explain"],
         ["inspect", "verify", "align", "diff", "repro"],
         ["eval", "bench", "sweep"],
@@ -128,5 +128,5 @@ def test_help_groups_verbs() -> None:
 def test_the_readme_lists_verbs_as_the_help_does() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \w* ?\| (`.*?`) \|", readme, re.MULTILINE)
-    shown = re.findall(r"^│ ([a-z]+) ", ingot("--help").stdout, re.MULTILINE)
-    assert re.findall(r"\w+", " ".join(rows)) == shown
+    shown = re.findall(r"^│ ([a-z][a-z-]*) ", ingot("--help").stdout, re.MULTILINE)
+    assert re.findall(r"[\w-]+", " ".join(rows)) == shown
