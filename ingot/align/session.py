@@ -44,12 +44,13 @@ from ingot.align.verdict import (
 from ingot.checkpoint.openai import is_openai
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.checkpoint.writer import write_checkpoint
+from ingot.config.modality import PICTURE
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.dequantized import write_dequantized
 from ingot.engine.golden_encoder import Speech
 from ingot.engine.int8_inputs import read_int8_inputs
-from ingot.errors import RequestError
+from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
 
 DEFAULT_STEPS = 4
@@ -147,6 +148,12 @@ def align(
         raise RequestError("steps must be at least 0", seen=steps, flag="--steps")
     place = resolve_device(device)
     target = find_target(str(engine), place, dtype)
+    if target.model.modality is PICTURE:
+        raise ConfigError(
+            "align does not compare engines of pictures yet",
+            seen=target.model.architecture,
+            fix="`ingot verify ENGINE --source CHECKPOINT` compares the weights with their files",
+        )
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
         given = _unpacked(reference, folder / "unpacked", progress)

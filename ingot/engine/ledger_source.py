@@ -12,6 +12,7 @@ from typing import Literal
 
 from ingot.checkpoint.hub import resolve_config
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.minigpt4 import is_minigpt4
 from ingot.checkpoint.openai import is_openai
 from ingot.checkpoint.packed_config import PACKED_CONFIGS, packed_files, packed_format
 from ingot.checkpoint.reader import open_checkpoint
@@ -98,7 +99,7 @@ def _as_stored(path: Path, manifest: Manifest) -> Manifest:
     """With the quantization that the weights have already, and the head that they have: by their tensors
     where they are, else by the config.
     """
-    if is_openai(path):
+    if is_openai(path) or is_minigpt4(path):
         return manifest
     folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
     beside = packed_files(folder, [name for name in PACKED_CONFIGS if (folder / name).is_file()])
@@ -115,7 +116,7 @@ def _as_stored(path: Path, manifest: Manifest) -> Manifest:
 
 def _stored_dtype(folder: Path, dtype: str) -> str:
     """The dtype of a build: that of the weights where they are, else what config.json says."""
-    if dtype != "auto" or (folder.is_file() and not is_openai(folder)):
+    if dtype != "auto" or (folder.is_file() and not (is_openai(folder) or is_minigpt4(folder))):
         return dtype
     try:
         with open_checkpoint(folder) as source:

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 
 from ingot.config.base import JsonConfig
+from ingot.config.modality import PICTURE
 from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.device import dtype_name
 from ingot.engine.golden import row_checksum, row_digest
@@ -105,7 +106,9 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
             played.fail("module", LOG_MEL, f"{LOG_MEL} of {name} {_told(off, limit)}")
     _modules(llm, claims, prompts, features, floor, played)
     if llm.engine.manifest.model.encoder is not None and not claims.inputs:
-        played.notes.append("the proof says nothing of the encoder; build the engine again for one that does")
+        again = "; build the engine again for one that does"
+        pictures = llm.engine.manifest.model.modality is PICTURE  # no build proves their encoder yet
+        played.notes.append("the proof says nothing of the encoder" + ("" if pictures else again))
     if played.failures and played.first_bad_module is None and played.failures[0].kind != "tokenizer":
         played.notes.append(
             "run module by module, every layer is right: the fault is in what runs instead of "
