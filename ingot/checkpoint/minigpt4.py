@@ -120,6 +120,7 @@ def config_of(
     if llm.get("model_type") != "llama":
         seen = llm.get("model_type")
         raise CheckpointError("MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=seen, fix="--llm")
+    _check_version(stored)
     patch = stored_shape(stored, "vit.patch_embed.proj.weight", 4)
     _, places, width = stored_shape(stored, "vit.pos_embed", 3)
     _check_square(places - 1)
@@ -168,6 +169,18 @@ def stored_shape(stored: Mapping[str, TensorInfo], name: str, dims: int) -> tupl
 def _count(stored: Mapping[str, TensorInfo], pattern: re.Pattern[str]) -> int:
     """Layers of a part: one more than the highest number."""
     return 1 + max((int(found[1]) for found in map(pattern.match, stored) if found), default=-1)
+
+
+def _check_version(stored: Mapping[str, TensorInfo]) -> None:
+    """MiniGPT-v2's file has a projector of the same shape as the Llama-2 variant's, and LoRA of its LLM."""
+    lora = [name for name in stored if name.startswith("projector.") and ".lora_" in name]
+    if lora:
+        raise CheckpointError(
+            "the projector's file is a MiniGPT-v2, which is not supported",
+            seen=f"{len(lora)} LoRA tensors of its LLM, such as {lora[0].removeprefix('projector.')}",
+            allowed="MiniGPT-4 (pretrained_minigpt4_7b.pth, …) and its Llama-2 variant",
+            fix="give MiniGPT-4's projector",
+        )
 
 
 def _check_square(patches: int) -> None:
