@@ -28,6 +28,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.modality import PICTURE
 from ingot.config.model import DecoderConfig
+from ingot.errors import CheckpointError
 from ingot.layers.context import BuildContext
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.linear import Linear
@@ -35,7 +36,7 @@ from ingot.layers.norm import LayerNorm
 from ingot.layers.qformer import QFormer, QFormerConfig
 from ingot.layers.vit import VisionTransformer
 from ingot.models.base import Architecture, LayerRange
-from ingot.models.hf_values import HfConfig, integer
+from ingot.models.hf_values import HfConfig, flag, integer
 from ingot.models.llama_layout import OWN_LLAMA_KEYS, llama_weight_map, own_llama_config
 
 _VIT_EPS, _LN_VISION_EPS, _QFORMER_EPS = 1e-6, 1e-5, 1e-12
@@ -112,7 +113,13 @@ def settings_of(config: DecoderConfig) -> VisionSettings:
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of the joined files (checkpoint/minigpt4.py) → DecoderConfig."""
-    own = hf[SECTION]
+    own = hf.get(SECTION)
+    if not isinstance(own, dict):
+        raise CheckpointError(
+            f"config.json of a MiniGPT-4 has no section {SECTION}",
+            seen=type(own).__name__,
+            fix="a YAML file that names the official files, in place of a folder",
+        )
     text = own_llama_config(hf, MODEL)
     stack = StackConfig(
         integer(own, "vit_width"),
@@ -125,7 +132,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         stack=stack,
         image_size=integer(own, "image_size"),
         patch_size=integer(own, "patch_size"),
-        ln_vision=own["ln_vision"],
+        ln_vision=flag(own, "ln_vision", False),
         blocks=integer(own, "vit_blocks"),
         qformer=_qformer(own, stack.hidden_size) if "queries" in own else None,
     )

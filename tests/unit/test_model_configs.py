@@ -185,9 +185,14 @@ def _variants(name: str) -> Iterator[Mapping[str, Any]]:
     window = {"use_sliding_window": True, "sliding_window": 1 << 40, "max_window_layers": 0}
     for hf in REAL.values():
         architecture = find_architecture(hf["architectures"])
-        if architecture.name == name:
+        pictures = name == "minigpt4" and architecture.name == "llama"  # its keys, and a section of its own
+        if architecture.name == name or pictures:
+            hf = hf | ({"minigpt4": json.loads(PICTURES.read_text())["minigpt4"]} if pictures else {})
             full = hf | window if "sliding_window" in architecture.keys else hf
             yield from (hf, full, *({k: v for k, v in full.items() if k != left} for left in full))
+
+
+PICTURES = Path(__file__).parents[2] / "benchmarks/shapes/minigpt4-7b.json"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
@@ -451,6 +456,7 @@ def test_shapes_that_ship_are_read() -> None:
         "gpt2-medium": (24, 1024),
         "llama-7b": (32, 4096),
         "llama31-8b": (32, 4096),
+        "minigpt4-7b": (32, 4096),
         "qwen3-8b": (36, 4096),
         "whisper-tiny": (4, 384),
         "whisper-base": (6, 512),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,10 @@ def test_all_that_is_missing_is_listed_at_once(tmp_path: Path) -> None:
 def test_a_yaml_file_that_is_not_there() -> None:
     with pytest.raises(IngotError, match="no such file"):
         LLM("nowhere/minigpt4.yaml", "cpu")
+
+
+def test_a_config_without_its_section(tmp_path: Path) -> None:
+    named = {"architectures": ["MiniGPT4ForConditionalGeneration"], "model_type": "minigpt4", "vocab_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    with pytest.raises(IngotError, match="has no section minigpt4"):
+        LLM.from_config(tmp_path, "cpu")
