@@ -24,6 +24,7 @@ from ingot.errors import CheckpointError, NoSuchPathError
 MODEL = "minigpt4"
 ARCHITECTURE = "MiniGPT4ForConditionalGeneration"
 SECTION = "minigpt4"  # of config.json: what is not the LLM's
+JOINED = 4  # patches that are one position without a Q-Former
 INNER = "model"  # the key under which BLIP-2's and MiniGPT-4's files have their tensors
 _SUFFIXES = (".yaml", ".yml")
 _AGAIN = "give the official files, of one model"
@@ -119,7 +120,9 @@ def config_of(
     """
     if llm.get("model_type") != "llama":
         seen = llm.get("model_type")
-        raise CheckpointError("MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=seen, fix="--llm")
+        raise CheckpointError(
+            "MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=seen, fix="llm of the YAML file"
+        )
     _check_version(stored)
     patch = stored_shape(stored, "vit.patch_embed.proj.weight", 4)
     _, places, width = stored_shape(stored, "vit.pos_embed", 3)
@@ -131,6 +134,10 @@ def config_of(
     if files.image_size % patch[2]:
         what = "image_size must be a multiple of the patches' size"
         raise CheckpointError(what, seen=files.image_size, allowed=f"a multiple of {patch[2]}")
+    patches = (files.image_size // patch[2]) ** 2
+    if files.qformer is None and patches % JOINED:
+        what = f"without a Q-Former {JOINED} patches are one position"
+        raise CheckpointError(what, seen=f"{patches} patches", fix="another image_size, or qformer")
     section: dict[str, Any] = {
         "image_size": files.image_size,
         "patch_size": patch[2],

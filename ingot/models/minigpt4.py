@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ingot.checkpoint.minigpt4 import ARCHITECTURE, MODEL, SECTION
+from ingot.checkpoint.minigpt4 import ARCHITECTURE, JOINED, MODEL, SECTION
 from ingot.checkpoint.weight_map import (
     Concat,
     Filled,
@@ -40,7 +40,6 @@ from ingot.models.hf_values import HfConfig, flag, integer
 from ingot.models.llama_layout import OWN_LLAMA_KEYS, llama_weight_map, own_llama_config
 
 _VIT_EPS, _LN_VISION_EPS, _QFORMER_EPS = 1e-6, 1e-5, 1e-12
-_JOINED = 4  # patches that are one output without a Q-Former
 _PLACEHOLDER = 0  # LLaMA's <unk>, which no text becomes
 
 
@@ -63,12 +62,12 @@ class VisionSettings(JsonConfig):
     @property
     def outputs(self) -> int:
         """Positions in the prompt."""
-        return self.grid**2 // _JOINED if self.qformer is None else self.qformer.queries
+        return self.grid**2 // JOINED if self.qformer is None else self.qformer.queries
 
     @property
     def projected(self) -> int:
         """Channels that the projector takes."""
-        return _JOINED * self.stack.hidden_size if self.qformer is None else self.qformer.stack.hidden_size
+        return JOINED * self.stack.hidden_size if self.qformer is None else self.qformer.stack.hidden_size
 
 
 class MiniGPT4Encoder(nn.Module):

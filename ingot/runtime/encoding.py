@@ -63,6 +63,7 @@ class Encoding:
         self._layers: list[tuple[DecoderLayer, LayerCache]] = []
         self._rows = torch.empty(0)
         self._placed = torch.empty(0, dtype=torch.int64)  # of the step that a captured graph computes
+        self._filled = False  # whether any of these has a row
         self.splices = False  # the step, which is not one of decodes then
         if config.splices:
             shape = (num_blocks * block_size, config.hidden_size)
@@ -129,10 +130,11 @@ class Encoding:
         """
         if self._layers:
             return all(item.request.inputs for item in step.requests)
-        before, self.splices = self.splices, any(_spans(item) for item in step.requests)
+        self.splices = any(_spans(item) for item in step.requests)
         room = len(self._placed)
-        if step.num_tokens <= room and (self.splices or before):
+        if step.num_tokens <= room and (self.splices or self._filled):  # a larger one has no graph
             self._placed.copy_(self._pinned(self._placed_in(step, room)), non_blocking=True)
+            self._filled = self.splices
         return True
 
     def captured(self, tokens: int) -> Spliced | None:

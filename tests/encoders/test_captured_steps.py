@@ -4,6 +4,9 @@ one; hooks. No graph is captured here.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 
@@ -65,6 +68,28 @@ def test_which_steps_a_graph_computes(speech: Side, pictures: Side) -> None:
     ends_with_one = [test_pictures.prompt([100])]
     assert graphs(pictures, ends_with_one) == [splices, plain, plain]
     assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[1])]) == [plain] * 3
+
+
+def test_placed_rows_do_not_outlive_their_step(pictures: Side) -> None:
+    """A step that is too large for a graph leaves the rows of the one before; the next captured one none."""
+    llm = pictures.open(token_budget=64)
+    run, encoding, placed = llm.executor.runner.run, llm.executor.runner.encoding, []
+    assert encoding is not None
+    room = len(encoding._placed)
+    large, plain = (cast(ScheduledBatch, SimpleNamespace(requests=[], num_tokens=n)) for n in (room + 1, 4))
+
+    def seen(step: ScheduledBatch) -> torch.Tensor:
+        logits = run(step)
+        if encoding.splices:
+            placed.append(int((encoding._placed >= 0).sum()))
+            encoding.place(large)
+            encoding.place(plain)
+            placed.append(int((encoding._placed >= 0).sum()))
+        return logits
+
+    llm.executor.runner.run = seen  # type: ignore[method-assign]
+    llm.generate([test_pictures.prompt(test_pictures.MIXED[0])], max_new_tokens=2, ignore_eos=True)
+    assert placed == [25, 0]
 
 
 def test_a_tap_sees_the_encoder_and_cross_attention(speech: Side) -> None:

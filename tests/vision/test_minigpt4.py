@@ -124,6 +124,7 @@ def _with(part: str, name: str) -> Callable[[Tiny], None]:
         (_named(projector=None), "projector"),
         (_named(vit_heads=5), "num_heads must divide"),
         (_named(qformer=None), "mis-shaped"),
+        (_named(qformer=None, image_size=21), "4 patches are one position.*seen: 9 patches"),
     ],
 )
 def test_files_that_do_not_fit_are_named(
