@@ -14,7 +14,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.ledger import Setting, ledger
 from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_sizes import weight_bytes
+from ingot.engine.memory_sizes import encoding_bytes, weight_bytes
 from ingot.engine.step_memory import step_buffer_bytes
 from ingot.errors import ConfigError
 from ingot.models.registry import ARCHITECTURES, register
@@ -123,3 +123,12 @@ def test_plan_shows_schemes_that_do_not_rotate_a_model_with_layer_norm(tmp_path:
     shown = ingot("plan", tmp_path / "config.json", "--gpu", "24GiB")
     assert shown.exit_code == 0, shown.output
     assert "w4a8" in shown.output
+
+
+def test_bytes_of_encoding_and_of_spliced_rows(pictures: Side) -> None:
+    config, runtime = read_setting(str(pictures.folder)).model, RuntimeConfig(token_budget=160)
+    assert config.encoder is not None
+    encoded = 25 * config.encoder.activation_values
+    spliced = 2 * (160 + 10) * config.hidden_size  # rows of the table, and what is put together
+    found = encoding_bytes(config, torch.float32, runtime, 8, on_gpu=False)
+    assert found == 4 * (encoded + spliced)

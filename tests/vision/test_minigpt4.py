@@ -12,6 +12,8 @@ import torch
 import yaml
 
 from ingot import LLM, build
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.engine.assemble import layer_of
 from ingot.errors import CheckpointError, IngotError
 from ingot.llm.prompts import Input, Prompt
 from tests.vision.files import LLAMA2, SHAPES, TINY, Tiny, pixels, write_files
@@ -157,3 +159,20 @@ def test_a_config_without_its_section(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(named))
     with pytest.raises(IngotError, match="has no section minigpt4"):
         LLM.from_config(tmp_path, "cpu")
+
+
+def test_the_llm_s_own_chat_format_is_not_the_model_s(tmp_path: Path) -> None:
+    tiny = write_files(tmp_path)
+    (tmp_path / "llama/generation_config.json").write_text(json.dumps({"chat_format": "chatml", "top_k": 3}))
+    with open_checkpoint(tiny.file) as found:
+        assert found.generation_config == {"chat_format": "minigpt4", "top_k": 3}
+
+
+def test_layers_of_each_part_have_names() -> None:
+    names = ["encoder.vit.layers.3.mlp.up_proj", "encoder.layers.1.norm", "layers.0.mlp", "encoder.projector"]
+    assert [layer_of(name) for name in names] == [
+        "encoder.vit.layers.3",
+        "encoder.layers.1",
+        "layers.0",
+        None,
+    ]

@@ -173,3 +173,13 @@ def test_the_terminal(picture: torch.Tensor, tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, [*run, *more])
         assert refused.exit_code == 2
         assert message in refused.output
+
+
+def test_what_reads_pictures_ends_with_the_engine(picture: torch.Tensor) -> None:
+    llm = LLM(POCKET, "cpu", max_batch_size=2)
+    pictures = llm._pictures
+    assert pictures is not None
+    llm.encode_image(png(picture))
+    assert pictures._reader._process._running is not None
+    llm.close()
+    assert pictures._reader._process._running is None
