@@ -13,7 +13,7 @@ import difflib
 import glob
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, overload
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ingot.checkpoint.layout import CONFIG, TEMPLATES, find_layout, list_files
-from ingot.checkpoint.minigpt4 import is_minigpt4
+from ingot.checkpoint.minigpt4 import MiniGPT4Files, is_minigpt4
 from ingot.checkpoint.openai import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -39,14 +39,32 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.bpe")
 _NETWORK_ERRORS: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError)
 
 
+@overload
 def resolve_checkpoint(
     name_or_path: str | Path,
     revision: str | None = None,
     cache_dir: Path | None = None,
     offline: bool = False,
-) -> Path:
+) -> Path: ...
+
+
+@overload
+def resolve_checkpoint(
+    name_or_path: str | Path | MiniGPT4Files,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    offline: bool = False,
+) -> Path | MiniGPT4Files: ...
+
+
+def resolve_checkpoint(
+    name_or_path: str | Path | MiniGPT4Files,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    offline: bool = False,
+) -> Path | MiniGPT4Files:
     """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network;
-    a ``.pt`` file of OpenAI's Whisper as it is.
+    a ``.pt`` file of OpenAI's Whisper and the files of a MiniGPT-4 as they are.
 
     A complete snapshot in the cache is taken without asking the network whether it is the newest; give a
     commit as ``revision`` to have another. Only config, tokenizer and weight files are downloaded, no code,
@@ -63,6 +81,8 @@ def resolve_checkpoint(
         while offline; in the cache but
             incomplete while offline; no such model or revision; no access; the network failed.
     """
+    if isinstance(name_or_path, MiniGPT4Files):
+        return name_or_path
     path = Path(name_or_path).expanduser()
     if _is_local(name_or_path, path):
         return path

@@ -125,9 +125,9 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a Hugging Face checkpoint folder, a ``.pt`` file of OpenAI's Whisper, or the YAML file that names
-    the files of a MiniGPT-4; reads what the files hold, not the tensors.
+def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
+    """Open a Hugging Face checkpoint folder, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4
+    (or the YAML file that names them); reads what the files hold, not the tensors.
 
     Layouts of a folder, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with
     shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
@@ -138,6 +138,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             damaged, shards or tensors named by the index are not there, a pickle holds code, a dtype is not
             supported, or weights are quantized in a way that is not read.
     """
+    if isinstance(folder, MiniGPT4Files):
+        return _open_minigpt4(folder)
     folder = Path(folder)
     if is_openai(folder):
         return _open_openai(folder)
@@ -160,18 +162,19 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return found
 
 
-def read_config(place: Path) -> dict[str, Any]:
-    """A model's config.json: the file, that of its folder, or what a ``.pt`` file of OpenAI's says.
+def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
+    """A model's config.json: the file, that of its folder, or what a ``.pt`` file of OpenAI's or the files
+    of a MiniGPT-4 say.
 
     Raises:
         NoSuchPathError: there is none.
         CheckpointError: it cannot be read.
     """
-    if is_openai(place):
-        return config_of(place, read_values(place))
-    if is_minigpt4(place):
+    if isinstance(place, MiniGPT4Files) or is_minigpt4(place):
         with open_checkpoint(place) as found:
             return found.config
+    if is_openai(place):
+        return config_of(place, read_values(place))
     file = place / CONFIG if place.is_dir() else place
     if not file.is_file():
         raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import size_text, stderr, stdout
+from ingot.cli.files_flags import PartFlags
 from ingot.cli.flags import RARELY, Device, Revision, field_flags, given, given_of, option
 from ingot.cli.metric_text import metric_line
 from ingot.cli.prove_flags import ProveFlags
@@ -31,8 +32,13 @@ _LENGTH = f"the model's, at most {DEFAULT_MAX_SEQ_LEN}"
 class BuildFlags:
     """The checkpoint, the engine's limits, and what else a build does."""
 
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder or a Hugging Face id.")]
     output: Annotated[Path, option("The engine folder to create.", "--output", "-o")]
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
+        ),
+    ] = None
     dtype: Annotated[str | None, option("fp16, bf16, fp32, or auto: the checkpoint's own.", shown="auto")] = (
         None
     )
@@ -75,27 +81,33 @@ class BuildFlags:
 
 @field_flags("proving")
 @field_flags("quantized")
+@field_flags("parts")
 @field_flags("flags")
-def build(flags: BuildFlags, quantized: QuantFlags, proving: ProveFlags) -> None:
+def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: ProveFlags) -> None:
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
     start = time.perf_counter()
     proving.check(proof=flags.proof)
+    checkpoint = parts.checkpoint(flags.checkpoint)
+    if proving.prove is not None and not isinstance(checkpoint, str):
+        what = "it needs one path: name the files in a YAML file (docs/vision.md) and give that"
+        raise typer.BadParameter(what, param_hint="--prove")
     quant = quantized.config()
     with ends_once():
         from ingot.engine import builder
 
-        plan_of_metrics = proving.plan(flags.checkpoint, flags.revision, flags.chat_template)
+        plan_of_metrics = proving.plan(str(checkpoint), flags.revision, flags.chat_template)
         with ExitStack() as shown:
             part = shown.enter_context(parts_shown())
             steps = part(lambda done, total: f"{done}/{total}")
             path = builder.build(
+                checkpoint,
                 engine=flags.output,
                 quant=quant,
                 progress=part(lambda done, total: f"{size_text(done)} of {size_text(total)}"),
                 tune_progress=steps,
                 proof_progress=steps,
                 finish=_measuring(plan_of_metrics, flags.device, shown),
-                **given_of(flags, "output"),
+                **given_of(flags, "output", "checkpoint"),
                 **given(calib=quantized.calib, calib_samples=quantized.calib_samples),
             )
     _tell_of_ranges(path, quantized.calib)

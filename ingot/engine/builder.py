@@ -20,6 +20,7 @@ import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
+from ingot.checkpoint.minigpt4 import MiniGPT4Files
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.plan import KernelPlan
@@ -64,7 +65,7 @@ Finish = Callable[[Path], None]
 
 
 def build(
-    checkpoint: str | Path,
+    checkpoint: str | Path | MiniGPT4Files,
     engine: str | Path,
     *,
     dtype: str = "auto",
@@ -87,8 +88,8 @@ def build(
     proof_progress: Progress | None = None,
     finish: Finish | None = None,
 ) -> Path:
-    """Build an engine folder from a checkpoint folder, a Hugging Face id, or a ``.pt`` file of OpenAI's
-    Whisper; returns the folder.
+    """Build an engine folder from a checkpoint folder, a Hugging Face id, a ``.pt`` file of OpenAI's Whisper,
+    or the files of a MiniGPT-4; returns the folder.
 
     The same checkpoint, arguments and version give the same bytes on the same machine in every file but
     verify.json, which tells when, and a plan.json that a GPU measured. On another machine the proof's numbers
@@ -329,7 +330,11 @@ def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch
 
 
 def _compared(
-    folder: Path, checkpoint: Path, model: Decoder, device: torch.device, progress: Progress | None
+    folder: Path,
+    checkpoint: Path | MiniGPT4Files,
+    model: Decoder,
+    device: torch.device,
+    progress: Progress | None,
 ) -> SourceFigures:
     """How far the written tensors are from the checkpoint's.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from ingot.checkpoint.minigpt4 import MiniGPT4Files
 from ingot.checkpoint.reader import open_checkpoint, read_config
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import parse_dtype
@@ -57,7 +58,7 @@ class SourceCheck:
 
 def compare_with_source(
     folder: Path,
-    checkpoint: Path,
+    checkpoint: Path | MiniGPT4Files,
     device: torch.device,
     progress: Progress | None = None,
     model: Decoder | None = None,
@@ -66,7 +67,7 @@ def compare_with_source(
 
     Args:
         folder: an engine whose weights and manifest are written.
-        checkpoint: a folder, or a ``.pt`` file of OpenAI's Whisper.
+        checkpoint: a folder, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4.
         device: where rows are widened and compared.
         progress: called as (what, modules done, modules in all).
         model: the engine's empty modules; None: they are made.
@@ -85,7 +86,7 @@ def compare_with_source(
 @torch.inference_mode()
 def _compare(
     folder: Path,
-    checkpoint: Path,
+    checkpoint: Path | MiniGPT4Files,
     device: torch.device,
     progress: Progress | None,
     model: Decoder | None,
@@ -107,7 +108,7 @@ def _compare(
     return SourceCheck(found.figures(unknown=not known), tuple(found.differences))
 
 
-def check_same_shape(manifest: Manifest, checkpoint: Path) -> None:
+def check_same_shape(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> None:
     """Refuse a checkpoint of another model.
 
     Raises:
@@ -129,12 +130,12 @@ def check_same_shape(manifest: Manifest, checkpoint: Path) -> None:
 
 
 @contextmanager
-def _reading(manifest: Manifest, checkpoint: Path) -> Iterator[Source]:
+def _reading(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> Iterator[Source]:
     """The checkpoint's tensors by our names: by published names where these are known, else as its
     architecture's weight map reads them.
     """
     config, layers = manifest.model, manifest.build.layers
-    if SourceTensors.knows(config):
+    if SourceTensors.knows(config) and not isinstance(checkpoint, MiniGPT4Files):
         with SourceTensors.open(checkpoint, config, layers) as source:
             yield source
         return
