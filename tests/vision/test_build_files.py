@@ -98,7 +98,8 @@ def test_flags_that_do_not_go_together(
 
 def test_neither_a_checkpoint_nor_flags(tmp_path: Path) -> None:
     code, text = ingot("build", "-o", tmp_path / "out")
-    assert (code, "CHECKPOINT: missing: a folder, an id, or --model with its files" in text) == (2, True), text
+    missing = "CHECKPOINT: missing: a folder, an id, or --model with its files"
+    assert (code, missing in text) == (2, True), text
 
 
 def test_files_in_the_wrong_places_are_refused(folder: Path, tmp_path: Path) -> None:
