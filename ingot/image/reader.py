@@ -80,6 +80,10 @@ class PictureReader:
         """End the process; the next file starts another."""
         self._process.close()
 
+    def end(self) -> None:
+        """End the process for good, without waiting: a file that is being decoded is refused."""
+        self._process.end()
+
     def read(self, source: Source, side: int) -> Picture:
         """A picture resized straight to the square.
 

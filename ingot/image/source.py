@@ -13,7 +13,6 @@ import os
 import re
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import unquote
 
 from ingot.errors import RequestError
 from ingot.image.worker import MOST_BYTES
@@ -102,11 +101,22 @@ def _of_data_url(url: str) -> bytes:
     if not found[1].lower().rstrip().endswith(";base64"):
         raise RequestError("the data URL is not in base64", seen=found[0][:_SHOWN], fix=fix)
     _check_bytes((len(url) - found.end()) * 3 // 4)
-    text = re.sub(r"[ \t\r\n]", "", unquote(url[found.end() :]))
     try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        text = _unquoted(url[found.end() :].encode("ascii"))
+        return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise RequestError("the data URL is not in base64", seen=str(error), fix=fix) from None
+
+
+def _unquoted(data: bytes) -> bytes:
+    """Base64 without percent-encoding and spaces. ``urllib.parse.unquote`` makes a string of every escape,
+    which takes 100 times the memory of the text.
+    """
+    if b"%" in data:
+        for char in b"+/= \t\r\n":
+            for code in {f"%{char:02X}".encode(), f"%{char:02x}".encode()}:
+                data = data.replace(code, bytes([char]))
+    return data.translate(None, b" \t\r\n")
 
 
 def _check_bytes(count: int) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ingot.image.reader import Source
 
 _log = logging.getLogger(__name__)
+PARTS = ("image_url", "input_image", "image")  # types of parts that are pictures
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -53,6 +54,10 @@ class Pictures:
     def close(self) -> None:
         """End the process that reads files; the next file starts another."""
         self._reader.close()
+
+    def end(self) -> None:
+        """End it for good, without waiting: a file that is being decoded is refused."""
+        self._reader.end()
 
     def read(self, source: Source) -> Input:
         """A picture as a model takes it: a path, a data URL, bytes, an open file, a PIL image, or RGB values
@@ -86,10 +91,18 @@ class Pictures:
 
     def _part(self, part: Any, where: str) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("image_url", "input_image", "image"):
+        if kind not in PARTS:
             return part
+        return {"type": "input", "input": self.of_part(part, where)}
+
+    def of_part(self, part: Mapping[str, Any], where: str) -> Input:
+        """The picture of a part whose type is one of ``PARTS``; ``where``: its place, for errors.
+
+        Raises:
+            RequestError: it cannot be read.
+        """
         try:
-            return {"type": "input", "input": self.read(self._source(part, kind))}
+            return self.read(self._source(part, part["type"]))
         except RequestError as error:
             raise RequestError(
                 f"{where}: {error.what}", seen=error.seen, allowed=error.allowed, fix=error.fix, flag=where

@@ -85,7 +85,7 @@ def prompt_entry(
             that the model does not take.
     """
     if is_conversation(prompt):
-        return _entry(_chat_pieces(prompt, text, pictures), rules, is_chat=True)  # type: ignore[arg-type]
+        return _entry(chat_pieces(prompt, text, pictures), rules, is_chat=True)  # type: ignore[arg-type]
     return _entry(Prompt.of(prompt).pieces(text.tokenizer), rules)
 
 
@@ -109,12 +109,13 @@ def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
     Raises:
         RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
     """
-    return _entry(_chat_pieces(messages, text, None), None).ids
+    return _entry(chat_pieces(messages, text), None).ids
 
 
-def _chat_pieces(
-    messages: Messages | Chat, text: TextParts, pictures: Pictures | None
+def chat_pieces(
+    messages: Messages | Chat, text: TextParts, pictures: Pictures | None = None
 ) -> list[list[int] | Input]:
+    """As ``chat_ids``, with inputs in order; ``pictures`` reads parts that are no inputs yet."""
     chat = Chat.of(messages)
     if text.tokenizer is None:
         raise RequestError(

@@ -39,7 +39,8 @@ class Job:
     log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
     nothing else is. ``slot``: of the features that the prompt begins with. ``attend``: what it
     attends to there is wanted, of these heads, with log-probabilities among the ids ``below``.
-    ``grammar_bytes``: of its compiled grammar. ``salt``: of its part of the prefix cache."""
+    ``grammar_bytes``: of its compiled grammar. ``salt``: of its part of the prefix cache. ``pictures``: the
+    slot of each and its place in the prompt."""
 
     ids: list[int]
     params: SamplingParams | None
@@ -50,6 +51,7 @@ class Job:
     attend: tuple[list[tuple[int, int]], int] | None = None
     grammar_bytes: int = 0
     salt: str = ""
+    pictures: tuple[tuple[int, int], ...] = ()
 
 
 class Answering:

@@ -10,9 +10,10 @@ kinds say (``chat.py``, ``completions.py``). Knows no HTTP.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,9 @@ class ApiCall(ABC):
     Attributes:
         body: what the client sent.
         count: answers that it asks for.
+        messages: of its conversation; none of plain prompts.
+        slots: of the conversation's pictures.
+        cancelled: set when the client has left.
         form: what the answers must be; None for any text.
     """
 
@@ -59,6 +63,9 @@ class ApiCall(ABC):
         self.model = model
         self.body = body
         self.count = count
+        self.messages: Sequence[Mapping[str, Any]] = ()
+        self.slots: Sequence[int] = ()
+        self.cancelled = threading.Event()
         self.id = f"{self.id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         options = body.stream_options
@@ -131,8 +138,11 @@ class ApiCall(ABC):
 
     @asynccontextmanager
     async def _begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
-        with self.model.engine.places(self.count):
-            jobs = await self.model.in_thread(self.jobs)
+        with (
+            self.model.engine.places(self.count),
+            self.model.picture_slots(self.messages) as self.slots,
+        ):
+            jobs = await self.model.in_thread(self.jobs, cancelled=self.cancelled)
             jobs = [replace(job, salt=self.body.cache_salt or "") for job in jobs]
             field = None if self.form is None else self.form.field
             async with self.model.checked_grammars(jobs, field) as checked:

@@ -40,6 +40,7 @@ from ingot.serve.http import (
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel
 from ingot.serve.openapi import document
+from ingot.serve.pictures import BODY_BYTES
 from ingot.serve.responses import ResponseCall
 from ingot.serve.schemas import (
     AUDIO_LISTS,
@@ -75,6 +76,12 @@ class ServerState:
     metrics: Metrics
     stopping: bool = False
     uploads: Uploads = field(default_factory=Uploads)
+
+    @property
+    def most_with_pictures(self) -> int:
+        """Bytes of a body that may have pictures, where a model takes them."""
+        taken = any(model.pictures is not None for model in self.models.values())
+        return max(self.config.max_body, BODY_BYTES if taken else 0)
 
     def find(self, name: str | None) -> ServedModel:
         """The model of a request; None is the only one.
@@ -141,7 +148,7 @@ def bare_app(api_key: str | None, most_open: int, hosts: HostRule | None = None)
 def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = decode(ChatRequest, await read_body(request, state.config.max_body))
+        body = decode(ChatRequest, await read_body(request, state.most_with_pictures))
         return await _respond(request, body, ChatCall(state.reader(body.model), body))
 
     @app.post("/v1/completions")
@@ -199,7 +206,7 @@ def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
 def _add_tokens(app: FastAPI, state: ServerState) -> None:
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
-        body = decode(TokenizeRequest, await read_body(request, state.config.max_body))
+        body = decode(TokenizeRequest, await read_body(request, state.most_with_pictures))
         model = state.find(body.model)
         with model.engine.places(1):
             return json_answer(await until_left(request, model.in_thread(tokenize, model, body)))

@@ -21,6 +21,7 @@ from ingot.serve.errors import bad_request
 from ingot.serve.formats import read_format
 from ingot.serve.json_parts import Rows
 from ingot.serve.logprob_text import finite
+from ingot.serve.media import picture_places
 from ingot.serve.messages import delta, message
 from ingot.serve.model import ServedModel
 from ingot.serve.sampling import sampling_params
@@ -59,18 +60,24 @@ class ChatCall(ApiCall):
         self._thoughts: Thinking = "no"
         self._asked = asked
         self._body = body
+        self.messages = body.messages
 
     def asked(self) -> tuple[list[PromptLike], SamplingParams]:
         """The conversation."""
+        if picture_places(self.messages):
+            raise bad_request("X-Ingot-Explain explains prompts of text, without images", "messages")
         variables = self._body.chat_template_kwargs or {}
-        return [self.model.conversation(self._body.messages, variables, self.tools.told)], self._wanted
+        return [self.model.conversation(self.messages, variables, self.tools.told)], self._wanted
 
     def jobs(self) -> list[Job]:
         """One prompt."""
-        ids = self.model.chat_ids(self._body.messages, self._body.chat_template_kwargs or {}, self.tools.told)
+        variables = self._body.chat_template_kwargs or {}
+        ids, starts = self.model.chat_prompt(self.messages, variables, self.tools.told)
         self.model.check_ids(ids, self._asked or 1, "messages")
+        self.model.read_pictures(self.messages, self.slots, self.cancelled)
+        pictures = tuple(zip(self.slots, starts, strict=True))
         self._thoughts = self.model.thoughts(ids)
-        return [Job(ids, self.model.held(self.params, self.form, (), self._thoughts))]
+        return [Job(ids, self.model.held(self.params, self.form, (), self._thoughts), pictures=pictures)]
 
     def new_parts(self) -> AnswerParts:
         """What takes one answer apart."""

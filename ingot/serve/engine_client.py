@@ -54,7 +54,7 @@ class EngineClient:
         load: Load,
         config: ServeConfig,
         metrics: EngineMetrics,
-        features: tuple[int, int] | None = None,
+        features: tuple[int, ...] | None = None,
     ) -> None:
         self.name = name
         self.gauges = Gauges()
@@ -81,13 +81,13 @@ class EngineClient:
         load: Load,
         config: ServeConfig,
         metrics: EngineMetrics,
-        features: tuple[int, int] | None = None,
+        features: tuple[int, ...] | None = None,
         restarts: RestartPolicy | None = None,
     ) -> EngineClient:
         """Start the process and wait until the engine is loaded; a cancelled start ends the process.
 
         Args:
-            features: the shape of what a speech model is given.
+            features: the shape of what a model of speech or pictures is given.
             restarts: when a process that dies is started again; None: somebody else does it.
 
         Raises:
@@ -272,8 +272,9 @@ class EngineClient:
             if job.attend is not None and job.slot is not None:
                 yield position, Attend(next(self._ids), job.ids, *job.attend, job.slot)
             if job.params is not None:
-                params = job.params.to_json()
-                yield position, Add(next(self._ids), job.ids, params, job.slot, job.grammar_bytes, salt)
+                params, held = job.params.to_json(), [*job.pictures]
+                add = Add(next(self._ids), job.ids, params, job.slot, job.grammar_bytes, salt, held)
+                yield position, add
 
     def _drop(self, answering: Answering) -> None:
         """End what the engine still does for a request."""

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,8 @@ class EngineLoop:
             match message:
                 case Add(params=params) if params.get("grammar") is not None:
                     self._compiling.start(message)
-                case Add(name, prompt_ids, params, slot, _, salt):
-                    values, inputs = SamplingParams.from_json(params), self._inputs(slot)
+                case Add(name, prompt_ids, params, slot, _, salt, pictures):
+                    values, inputs = SamplingParams.from_json(params), self._inputs(slot, pictures)
                     self._executor.add(name, prompt_ids, values, inputs, salt=salt)
                 case Score(name, prompt_ids, top, salt):
                     self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top), salt=salt)
@@ -166,20 +166,23 @@ class EngineLoop:
             raise
         return []
 
-    def _inputs(self, slot: int | None) -> list[RequestInput]:
-        """Of a request whose features are in a slot."""
+    def _inputs(self, slot: int | None, pictures: Sequence[tuple[int, int]] = ()) -> list[RequestInput]:
+        """Of a request whose features are in a slot, or that has pictures in several."""
         rules = self._executor.admission.inputs
-        if slot is None or self._windows is None or rules is None:
+        windows = self._windows
+        if windows is None or rules is None:
             return []
-        return [rules.read(self._windows.get(slot), 0)]
+        given = [*pictures] if slot is None else [(slot, 0)]
+        return [rules.read(windows.get(one), place) for one, place in given]
 
     def _add_compiled(self, found: Compiled) -> list[News]:
         """Add a request whose grammar has been compiled; news of its error, if there is one."""
         if found.params is None:
             return [_refusal(found.add.id, found.error or RequestError("the grammar cannot be compiled"))]
         try:
-            add = found.add
-            self._executor.add(add.id, add.prompt_ids, found.params, matcher=found.matcher, salt=add.salt)
+            add, matcher = found.add, found.matcher
+            inputs = self._inputs(add.slot, add.pictures)
+            self._executor.add(add.id, add.prompt_ids, found.params, inputs, matcher=matcher, salt=add.salt)
         except IngotError as error:
             return [_refusal(found.add.id, error)]
         return []

@@ -5,12 +5,12 @@ would not do: it shares the interpreter with the event loop, which then waits fo
 (benchmarks/prompt_process.py has both). Short prompts are not worth the way. Knows no HTTP.
 
     long = LongPrompts(folder, manifest, most=131072)
-    if is_long(messages): ids = long.chat_ids(Chat(messages))
+    if is_long(messages): ids, _ = long.chat_ids(Chat(messages))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,14 @@ class LongPrompts:
         self._text = {"folder": str(folder), "generation": generation, "chat_template": chosen}
         self._process = LimitedProcess("ingot.processors.prompt_worker", LIMITS)
 
-    def chat_ids(self, chat: Chat) -> list[int]:
-        """Ids of a conversation.
+    def chat_ids(self, chat: Chat, inputs: Sequence[tuple[int, int]] = ()) -> tuple[list[int], list[int]]:
+        """Ids of a conversation, and how many are before each of the ``inputs``: message and part.
 
         Raises:
             RequestError: as ``llm.prompts.chat_ids``, or it takes more than the limits of the process.
         """
-        return self._ids({"messages": chat.messages, "variables": chat.variables})
+        messages = chat.messages
+        return self._ids({"messages": messages, "variables": chat.variables, "inputs": inputs})
 
     def prompt_ids(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text.
@@ -62,13 +63,18 @@ class LongPrompts:
         Raises:
             RequestError: it cannot be encoded, or takes more than the limits of the process.
         """
-        return self._ids({"prompt": prompt, "add_special_tokens": add_special_tokens})
+        return self._ids({"prompt": prompt, "add_special_tokens": add_special_tokens})[0]
+
+    def check(self, count: int) -> None:
+        """Whether a prompt of so many ids is given."""
+        if count > self._most:
+            raise TooLongError(count)
 
     def close(self) -> None:
         """End the process; who waits for it has an error."""
         self._process.end()
 
-    def _ids(self, question: dict[str, Any]) -> list[int]:
+    def _ids(self, question: dict[str, Any]) -> tuple[list[int], list[int]]:
         try:
             found = self._process.ask(
                 msgspec.json.encode({"text": self._text, "most": self._most, **question})
@@ -79,7 +85,7 @@ class LongPrompts:
             raise RequestError(found["error"].pop("what"), **found["error"])
         if "ids" not in found:
             raise TooLongError(found["count"])
-        return ids_of(found["ids"])
+        return ids_of(found["ids"]), found["places"]
 
 
 def is_long(value: Any) -> bool:

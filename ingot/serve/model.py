@@ -3,21 +3,22 @@
 Owns the way from a request's prompt to checked token ids, and what is told of the model. Reads no weights.
 Knows no HTTP.
 
-    model.chat_ids([{"role": "user", "content": "Hi"}], {})
+    model.chat_prompt([{"role": "user", "content": "Hi"}], {})
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.config.grammar import Grammar, Thinking
-from ingot.config.modality import SPEECH
+from ingot.config.modality import PICTURE, SPEECH
 from ingot.config.sampling import SamplingParams
 from ingot.config.serve import ServeConfig
 from ingot.engine.describe import read_text_side
@@ -28,8 +29,9 @@ from ingot.errors import DeviceError, EngineError, RequestError
 from ingot.llm.defaults import Defaults, read_defaults
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
-from ingot.llm.prompts import Chat, PromptLike, chat_ids, prompt_entry, with_chat_stops
+from ingot.llm.prompts import Chat, PromptLike, chat_pieces, prompt_entry, with_chat_stops
 from ingot.processors.log_mel import HOP, WINDOW
+from ingot.processors.prompt_worker import placed, with_inputs
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
 from ingot.serve.ears import Ears, check_packages
@@ -38,7 +40,8 @@ from ingot.serve.errors import ApiError, bad_request, refused, stopping, unsuppo
 from ingot.serve.formats import Form
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
-from ingot.serve.media import refuse_media
+from ingot.serve.media import picture_places, refuse_media, without_parts
+from ingot.serve.pictures import ServedPictures
 from ingot.serve.text_files import TextFiles
 from ingot.structured.closed import closed_grammar
 from ingot.structured.grammar_check import check_ends, grammar_tokenizer
@@ -73,6 +76,12 @@ class TextSide:
         mels = config.encoder.features[0] if config.modality is SPEECH and config.encoder else None
         return None if mels is None else (mels, WINDOW // HOP)
 
+    @property
+    def features(self) -> tuple[int, ...] | None:
+        """The shape of one input; None: it takes text alone."""
+        config = self.manifest.model
+        return config.encoder.features if config.modality is PICTURE and config.encoder else self.hears
+
     @classmethod
     def read(cls, name: str, folder: Path) -> TextSide:
         """Of an engine's or a checkpoint's folder.
@@ -106,7 +115,9 @@ class TextSide:
 
 
 class ServedModel:
-    """A text side and the engine that runs it; ``ears``: of a model that hears, and takes no text."""
+    """A text side and the engine that runs it; ``ears``: of a model that hears, and takes no text;
+    ``pictures``: of a model that takes these beside text.
+    """
 
     def __init__(
         self,
@@ -122,6 +133,7 @@ class ServedModel:
         self.tokenizer = side.tokenizer
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
+        self.pictures = ServedPictures.of(side.manifest.model, engine)
         self._long = LongPrompts(side.files.folder, side.manifest, self.max_seq_len + _MOST_IDS)
         self.ears = None if side.hears is None else Ears(side.manifest, self.tokenizer, engine, config)
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
@@ -136,6 +148,8 @@ class ServedModel:
         self._long.close()
         if self.ears is not None:
             self.ears.close()
+        if self.pictures:
+            self.pictures.close()
 
     def conversation(
         self,
@@ -149,7 +163,7 @@ class ServedModel:
             ApiError: a part is no text, a variable has the name of something else, or the chat format has no
                 place for tools.
         """
-        refuse_media(messages)
+        refuse_media(messages, images=self.pictures is not None)
         chat = self.side.text.chat
         if tools and chat is not None and "tools" not in chat.variables:
             raise unsupported(
@@ -160,26 +174,64 @@ class ServedModel:
         except RequestError as error:
             raise self._told(error, "messages") from None
 
-    def chat_ids(
+    def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[int]:
-        """Ids of a conversation; special tokens that a user typed stay text. May take seconds.
+    ) -> tuple[list[int], list[int]]:
+        """Ids of a conversation, and where the placeholders of each picture begin; special tokens that a user
+        typed stay text, and no picture is read. May take seconds.
 
         Raises:
             ApiError: the messages or tools do not fit the chat format.
         """
         try:
             chat = self.conversation(messages, variables, tools)
-            if self.side.text.chat is not None and is_long([messages, variables, tools]):
-                return self._long.chat_ids(chat)
-            return chat_ids(chat, self.side.text)
+            places = picture_places(messages) if self.pictures else []
+            texts = without_parts(messages, places)
+            if self.side.text.chat is not None and is_long([texts, variables, tools]):
+                ids, starts = self._long.chat_ids(replace(chat, messages=texts), places)
+            else:
+                given = replace(chat, messages=with_inputs(texts, places))
+                ids, starts = placed(chat_pieces(given, self.side.text))
+            if self.pictures is None:
+                return ids, []
+            self._long.check(len(ids) + self.pictures.num_tokens(len(starts)))
+            return self.pictures.with_placeholders(ids, starts)
         except RequestError as error:
             raise self._told(error, "messages") from None
         except TooLongError as error:
             raise self._too_long(error.count, 1, "messages") from None
+
+    def picture_slots(self, messages: Sequence[Mapping[str, Any]]) -> AbstractContextManager[Sequence[int]]:
+        """A slot for each picture, until the block ends.
+
+        Raises:
+            ApiError: there are too many pictures, or too many are held already.
+        """
+        count = len(picture_places(messages)) if self.pictures else 0
+        if self.pictures is None or not count:
+            return nullcontext(())
+        tokens = self.pictures.num_tokens(count)
+        if tokens >= self.max_seq_len:  # before anything is decoded
+            raise self._too_long(tokens, 1, "messages")
+        return self.pictures.slots(count)
+
+    def read_pictures(
+        self, messages: Sequence[Mapping[str, Any]], slots: Sequence[int], cancelled: threading.Event
+    ) -> None:
+        """Decode the pictures into their slots. May take seconds.
+
+        Raises:
+            ApiError: one cannot be read.
+        """
+        if self.pictures is None or not slots:
+            return
+        try:
+            self.pictures.read(messages, slots, cancelled)
+        except RequestError as error:
+            raise self._told(error, "messages") from None
 
     def prompt_ids(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, field: str = "prompt"
@@ -271,13 +323,19 @@ class ServedModel:
                 for job in jobs
             ]
 
-    async def in_thread(self, work: Callable[..., Value], *args: Any) -> Value:
+    async def in_thread(
+        self, work: Callable[..., Value], *args: Any, cancelled: threading.Event | None = None
+    ) -> Value:
         """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
-        place in the queue is taken as long as it runs.
+        place in the queue is taken as long as it runs. ``cancelled`` is set then.
         """
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if cancelled is not None:
+                cancelled.set()
+            raise
         finally:
             await asyncio.wait({running})
             if not running.cancelled():
@@ -305,7 +363,7 @@ class ServedModel:
             "created": int(self.engine.started),
             "owned_by": "ingot",
             "max_model_len": self.max_seq_len,
-            "input_modalities": ["text" if self.ears is None else "audio"],
+            "input_modalities": ["audio"] if self.ears else ["text", *(["image"] if self.pictures else [])],
             "unproven": self.side.doubt,
         }
 

@@ -38,14 +38,15 @@ class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
     max_batch_size: int | None = None
     max_seq_len: int | None = None
     runtime: dict[str, Any] = {}
-    features: tuple[int, tuple[int, int]] | None = None
+    features: tuple[int, tuple[int, ...]] | None = None
     manifest: str | None = None
 
 
 class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A request for answers; ``params``: ``SamplingParams`` as JSON. Its ``n`` answers share the id.
     ``slot``: where the features that the prompt begins with are. ``grammar_bytes``: of its compiled grammar,
-    as the server's trial found. ``salt``: of its part of the prefix cache.
+    as the server's trial found. ``salt``: of its part of the prefix cache. ``pictures``: the slot of each and
+    the place of its first placeholder in the prompt.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
     slot: int | None = None
     grammar_bytes: int = 0
     salt: str = ""
+    pictures: list[tuple[int, int]] = []
 
 
 class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):

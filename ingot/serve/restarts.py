@@ -38,12 +38,15 @@ class RestartPolicy:
 
 
 def folder_stamp(folder: Path) -> str:
-    """Changes when another engine or checkpoint is put in a folder.
+    """Changes when another engine or checkpoint is put in a folder, or a YAML that names one is written.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: it cannot be read.
     """
     if is_engine(folder):
         return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
-    files = sorted((one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in folder.iterdir())
+    files = sorted(
+        (one.name, one.stat().st_size, one.stat().st_mtime_ns)
+        for one in (folder.iterdir() if folder.is_dir() else [folder])
+    )
     return hashlib.sha256(repr(files).encode()).hexdigest()

@@ -65,7 +65,7 @@ async def serve(
         models: dict[str, ServedModel] = {}
         own = {s.name: msgspec.structs.replace(loads[s.name], manifest=s.files.manifest) for s in sides}
         starts = [
-            EngineClient.start(s.name, own[s.name], config, metrics.of(s.name), s.hears, RestartPolicy())
+            EngineClient.start(s.name, own[s.name], config, metrics.of(s.name), s.features, RestartPolicy())
             for s in sides
         ]
         try:

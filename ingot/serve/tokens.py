@@ -23,7 +23,7 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give prompt or messages, not both", "prompt")
     if body.messages is not None:
-        ids = model.chat_ids(body.messages, body.chat_template_kwargs or {})
+        ids, _ = model.chat_prompt(body.messages, body.chat_template_kwargs or {})
     else:
         ids = model.prompt_ids(body.prompt or "", add_special_tokens=body.add_special_tokens)
     found: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}

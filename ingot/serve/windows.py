@@ -1,7 +1,8 @@
 """Features on their way from the server to an engine.
 
-Owns memory that both processes see, and its slots: a window of speech is 1 MB, more than the socket between
-them takes while the engine makes a step. A slot's number goes over the socket. Knows no message.
+Owns memory that both processes see, and its slots: a window of speech, or a picture, is 1 MB, more than the
+socket between them takes while the engine makes a step. A slot's number goes over the socket. Knows no
+message.
 
     windows = Windows((80, 3000))
     with windows.slot() as slot:
@@ -31,7 +32,7 @@ class Windows:
         descriptor: of the memory: a file without a name, with as many slots as were ever taken at once.
     """
 
-    def __init__(self, shape: tuple[int, int]) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self.descriptor = _nameless()
         self._free: list[int] = []
@@ -39,9 +40,14 @@ class Windows:
         weakref.finalize(self, os.close, self.descriptor)
 
     @property
-    def told(self) -> tuple[int, tuple[int, int]]:
+    def told(self) -> tuple[int, tuple[int, ...]]:
         """What the engine's process needs to know, which inherits the descriptor."""
         return self.descriptor, self.shape
+
+    @property
+    def taken(self) -> int:
+        """How many slots are taken."""
+        return self._made - len(self._free)
 
     @contextmanager
     def slot(self) -> Iterator[int]:
@@ -68,12 +74,12 @@ class Windows:
 class WindowReader:
     """The engine's side."""
 
-    def __init__(self, descriptor: int, shape: tuple[int, int]) -> None:
+    def __init__(self, descriptor: int, shape: tuple[int, ...]) -> None:
         self._descriptor = descriptor
         self._shape = shape
 
     @classmethod
-    def of(cls, told: tuple[int, tuple[int, int]] | None) -> WindowReader | None:
+    def of(cls, told: tuple[int, tuple[int, ...]] | None) -> WindowReader | None:
         """Of what ``Windows`` tells."""
         return None if told is None else cls(*told)
 

@@ -34,7 +34,7 @@ def long(engine: Path) -> Iterator[LongPrompts]:
 
 def test_the_ids_are_those_of_this_process(long: LongPrompts, llm: LLM) -> None:
     text = "Grüße <|im_start|> 12 + 30\n"
-    assert long.chat_ids(Chat(TALK)) == llm.chat_ids(TALK)
+    assert long.chat_ids(Chat(TALK))[0] == llm.chat_ids(TALK)
     assert long.prompt_ids(text) == llm.prompt_ids(text)
     assert llm.tokenizer is not None
     assert long.prompt_ids(text, add_special_tokens=False) == llm.tokenizer.encode(

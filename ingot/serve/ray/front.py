@@ -18,7 +18,8 @@ from starlette.responses import Response
 from ingot.serve.app import bare_app
 from ingot.serve.errors import ApiError
 from ingot.serve.http import read_body
-from ingot.serve.ray.merged import FACTS, Whole, merged
+from ingot.serve.pictures import BODY_BYTES
+from ingot.serve.ray.merged import FACTS, Whole, merged, take_images
 from ingot.serve.ray.prefix import model_and_key
 from ingot.serve.ray.relay import relayed
 from ingot.serve.ray.settings import RayArgs
@@ -40,6 +41,7 @@ class Front:
         self._facts: dict[str, dict[str, tuple[float, dict[str, Whole]]]] = {
             name: {} for name in self._engines
         }
+        self._most_bytes = args.max_body  # of a body
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray."""
@@ -51,10 +53,12 @@ class Front:
     async def note(self, model: str, replica: str, facts: dict[str, Whole]) -> None:
         """Called by replicas: what they answer to ``FACTS``."""
         self._facts[model][replica] = time.monotonic(), facts
+        if take_images(facts["/v1/models"]):
+            self._most_bytes = max(self._most_bytes, BODY_BYTES)
 
     async def post(self, request: Request) -> Response:
         """An answer of one replica."""
-        body = await read_body(request, self._args.max_body)
+        body = await read_body(request, self._most_bytes)
         model, key = model_and_key(body, self._args.prefix_bytes)
         name = next(iter(self._engines)) if model is None else model  # its application says what is missing
         return await self._relayed(name, key, request, body)

@@ -53,6 +53,13 @@ def merged(path: str, found: Mapping[str, Mapping[str, Whole]]) -> Response:
     return Response(body, headers={"content-type": first.headers[b"content-type"].decode()})
 
 
+def take_images(models: Whole) -> bool:
+    """Whether one of a replica's models takes images, by its answer to ``/v1/models``."""
+    if models.status != 200:
+        return False
+    return any("image" in one["input_modalities"] for one in json.loads(models.body)["data"])
+
+
 class _Joined:
     """Metrics of several replicas as one registry."""
 

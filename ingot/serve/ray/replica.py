@@ -48,7 +48,7 @@ class EngineReplica:
         side = TextSide.read(name, Path(args.path))
         side.check_proof(unproven=args.unproven, allow="set unproven: true")
         metrics = Metrics()
-        self._engine = await EngineClient.start(name, args.load(), config, metrics.of(name))
+        self._engine = await EngineClient.start(name, args.load(), config, metrics.of(name), side.features)
         model = ServedModel(side, self._engine, GrammarChecks())
         self._app = make_app(ServerState({name: model}, config, metrics), None)
         leave_out_what_is_loaded()

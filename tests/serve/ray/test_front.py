@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from ingot.serve.errors import ApiError
 from ingot.serve.ray.front import Front
+from ingot.serve.ray.merged import Whole
 from ingot.serve.ray.settings import RayArgs
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -48,6 +49,37 @@ async def asked(path: str, query: bytes = b"") -> Any:
 
     await answer(scope, None, send)  # type: ignore[arg-type]
     return json.loads(b"".join(message.get("body", b"") for message in sent))
+
+
+async def posted(front: Front, size: int) -> int:
+    """The status of a POST of so many bytes."""
+    headers = [(b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": headers,
+    }
+    parts = iter([{"type": "http.request", "body": b" " * size, "more_body": False}])
+
+    async def receive() -> Any:
+        return next(parts)
+
+    try:
+        return (await front.post(Request(scope, receive))).status_code
+    except ApiError as error:
+        return error.status
+
+
+async def test_bodies_are_larger_where_a_replica_takes_images() -> None:
+    front = Front(RayArgs.from_json({"engines": [{"path": "a"}], "max_body": 4096}), None, Handle("a"))
+    assert [await posted(front, size) for size in (4096, 4097)] == [200, 413]
+    for takes, size, status in ((["text"], 4097, 413), (["text", "image"], 16 << 20, 200)):
+        listed = json.dumps({"data": [{"id": "a", "input_modalities": takes}]}).encode()
+        await front.note("a", "replica", {"/v1/models": Whole(200, {}, listed)})
+        assert await posted(front, size) == status
+    assert await posted(front, (16 << 20) + 1) == 413
 
 
 async def test_the_model_of_a_question() -> None:
