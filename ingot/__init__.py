@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot.llm import LLM, Answer, Output, Piece
     from ingot.llm.prompts import Chat
     from ingot.llm.verify import verify
-    from ingot.processors.prompt import Input, Prompt
+    from ingot.processors.prompt import Embeddings, Input, Prompt
     from ingot.speech.transcriber import Transcriber
 
 __version__ = VERSION
@@ -30,6 +30,7 @@ __all__ = [
     "LLM",
     "Answer",
     "Chat",
+    "Embeddings",
     "Grammar",
     "IngotError",
     "Input",
@@ -47,6 +48,7 @@ __all__ = [
 _HOMES = {
     "Answer": "ingot.llm",
     "Chat": "ingot.llm.prompts",
+    "Embeddings": "ingot.processors.prompt",
     "Input": "ingot.processors.prompt",
     "LLM": "ingot.llm",
     "Output": "ingot.llm",

@@ -43,18 +43,21 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Spliced:
-    """Embeddings that inputs give (wiring ``prefix``).
+    """Embeddings that inputs give (wiring ``prefix``), or that a request brings.
 
     Attributes:
         slots: [T] int64, the row of ``table`` that takes the place of each token's embedding; -1: none does.
         table: [N, hidden_size], of the model's dtype.
+        before: of another table, for other tokens.
     """
 
     slots: torch.Tensor
     table: torch.Tensor
+    before: Spliced | None = None
 
     def over(self, hidden: torch.Tensor) -> torch.Tensor:
         """Embedded tokens [T, hidden_size] with these in their places."""
+        hidden = hidden if self.before is None else self.before.over(hidden)
         taken = (self.slots >= 0)[:, None]
         return torch.where(taken, self.table[self.slots.clamp(min=0)], hidden)
 

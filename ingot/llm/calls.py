@@ -51,7 +51,7 @@ class Calls:
         requests = []
         for position, (entry, values) in enumerate(zip(entries, params, strict=True), start=1):
             values = with_chat_stops(values, self._text) if entry.is_chat else values
-            context = [] if entry.is_chat else entry.ids
+            context = entry.context
             values = with_text_start(values, self._text.tokenizer, context)
             with _named(_which(position, entries)):
                 self._executor.admission.check(entry.ids, values, entry.inputs)

@@ -353,10 +353,14 @@ class LLM:
 
     def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
         """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
-        CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does.
+        CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does. In the places of
+        embeddings it is NaN: they are no tokens.
         """
         entry = self._read_entry(prompt)
-        return self._calls.read(entry, keep_likelihood(entry.ids))
+        found = self._calls.read(entry, keep_likelihood(entry.ids))
+        for rows in (given for given in entry.inputs if not given.encodes):
+            found[max(rows.place - 1, 0) : rows.end - 1] = torch.nan
+        return found
 
     def cross_attention(
         self, prompt: PromptLike, heads: Sequence[tuple[int, int]], below: int | None = None
@@ -435,7 +439,8 @@ class LLM:
         return self._calls.loop.within(tap(self.engine.model, self.executor, *patterns))
 
     def _entry(self, prompt: PromptLike | Messages) -> Entry:
-        return prompt_entry(prompt, self.engine.text, self.executor.admission.inputs, self._pictures)
+        admission = self.executor.admission
+        return prompt_entry(prompt, self.engine.text, admission.inputs, self._pictures, admission.rows)
 
     def _expect_chat(self) -> None:
         expect_text(self.engine.manifest.model.modality, "a conversation", "Transcriber(ENGINE)")

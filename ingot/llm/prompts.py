@@ -18,8 +18,9 @@ from ingot.config.sampling import SamplingParams
 from ingot.engine.text import TextParts
 from ingot.errors import RequestError
 from ingot.llm.pictures import Pictures
-from ingot.processors.prompt import Input, Prompt
+from ingot.processors.prompt import Embeddings, Input, Piece, Prompt
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
+from ingot.runtime.prompt_rows import PLACEHOLDER, RowRules
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -71,14 +72,22 @@ class Entry(NamedTuple):
     is_chat: bool = False
     inputs: tuple[RequestInput, ...] = ()
 
+    @property
+    def context(self) -> list[int]:
+        """The ids whose text an answer continues: those behind the last placeholder."""
+        first = max((one.end for one in self.inputs if one.tokens), default=0)
+        return [] if self.is_chat else self.ids[first:]
+
 
 def prompt_entry(
     prompt: PromptLike | Messages,
     text: TextParts,
     rules: InputRules | None = None,
     pictures: Pictures | None = None,
+    rows: RowRules | None = None,
 ) -> Entry:
-    """What a prompt becomes; ``rules`` of a model that takes inputs, ``pictures`` of one that takes these.
+    """What a prompt becomes; ``rules`` of a model that takes inputs, ``pictures`` of one that takes these,
+    ``rows`` of embeddings.
 
     Raises:
         RequestError: it is no prompt, needs a tokenizer or chat format that the engine lacks, or has an input
@@ -86,14 +95,26 @@ def prompt_entry(
     """
     if is_conversation(prompt):
         return _entry(chat_pieces(prompt, text, pictures), rules, is_chat=True)  # type: ignore[arg-type]
-    return _entry(Prompt.of(prompt).pieces(text.tokenizer), rules)
+    return _entry(Prompt.of(prompt).pieces(text.tokenizer), rules, rows)
 
 
-def _entry(pieces: Sequence[list[int] | Input], rules: InputRules | None, *, is_chat: bool = False) -> Entry:
+def _entry(
+    pieces: Sequence[Piece],
+    rules: InputRules | None,
+    rows: RowRules | None = None,
+    *,
+    is_chat: bool = False,
+) -> Entry:
     ids: list[int] = []
     inputs = []
     for piece in pieces:
-        if not isinstance(piece, Input):
+        if isinstance(piece, Embeddings):
+            if rows is None:
+                what = "only text and token ids are taken here"
+                raise RequestError(what, seen="embeddings", fix="leave them out")
+            inputs.append(rows.read(piece.rows, len(ids)))
+            ids += [PLACEHOLDER] * inputs[-1].tokens
+        elif not isinstance(piece, Input):
             ids += piece
         elif rules is None:
             raise no_inputs()

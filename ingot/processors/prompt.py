@@ -34,12 +34,25 @@ class Input:
     name: bytes | None = None
 
 
-Part = str | Sequence[int] | Input
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Rows that stand in a prompt in the place of tokens, as Hugging Face takes ``inputs_embeds``: what
+    the embedding layer gives, scaled where a model scales it (Gemma-2), without positions (GPT-2).
+
+    Attributes:
+        rows: floats [tokens, hidden_size], a tensor or array; its values are copied.
+    """
+
+    rows: Any
+
+
+Part = str | Sequence[int] | Input | Embeddings
+Piece = list[int] | Input | Embeddings
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Text, token ids and inputs in order. A ``str`` or a list of ids is a prompt of one part.
+    """Text, token ids, inputs and embeddings in order. A ``str`` or a list of ids is a prompt of one part.
 
     Special tokens that the tokenizer puts at the start (BOS) come once, and only when the first part is text.
     """
@@ -74,22 +87,21 @@ class Prompt:
         """
         ids: list[int] = []
         for piece in self.pieces(tokenizer):
-            if isinstance(piece, Input):
-                raise RequestError(
-                    "only text and token ids are taken here", seen="an input", fix="the prompt"
-                )
+            if isinstance(piece, (Input, Embeddings)):
+                seen = "an input" if isinstance(piece, Input) else "embeddings"
+                raise RequestError("only text and token ids are taken here", seen=seen, fix="the prompt")
             ids += piece
         return ids
 
-    def pieces(self, tokenizer: Tokenizer | None) -> list[list[int] | Input]:
-        """Each part as token ids, inputs as they are.
+    def pieces(self, tokenizer: Tokenizer | None) -> list[Piece]:
+        """Each part as token ids, inputs and embeddings as they are.
 
         Raises:
             RequestError: a part is text and there is no tokenizer.
         """
-        pieces: list[list[int] | Input] = []
+        pieces: list[Piece] = []
         for index, part in enumerate(self.parts):
-            if isinstance(part, Input):
+            if isinstance(part, (Input, Embeddings)):
                 pieces.append(part)
             elif not isinstance(part, str):
                 pieces.append(list(part))
@@ -106,7 +118,7 @@ class Prompt:
 
 
 def _checked(part: object) -> Part:
-    if isinstance(part, (str, Input)):
+    if isinstance(part, (str, Input, Embeddings)):
         return part
     ids: list[int] = []
     whole = isinstance(part, Iterable) and not isinstance(part, (bytes, bytearray, Mapping))

@@ -17,14 +17,16 @@ from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.request import Probe, Request
 from ingot.structured.grammars import GrammarMatcher, Grammars
 
 
 @dataclass(frozen=True)
 class Admission:
-    """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length. Without
-    ``inputs`` the model takes text alone; ``grammars`` compile those of requests, which ``stop_ids`` end.
+    """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length, ``rows`` are
+    those that a prompt may bring. Without ``inputs`` the model encodes nothing; ``grammars`` compile those of
+    requests, which ``stop_ids`` end.
     """
 
     vocab_size: int
@@ -35,6 +37,7 @@ class Admission:
     inputs: InputRules | None = None
     grammars: Grammars | None = None
     stop_ids: frozenset[int] = frozenset()
+    rows: RowRules | None = None
 
     def check(
         self, prompt_ids: Sequence[int], params: SamplingParams, inputs: Sequence[RequestInput] = ()
@@ -67,10 +70,13 @@ class Admission:
         """Raises:
         RequestError: the model does not take these inputs.
         """
-        if inputs and self.inputs is None:
+        encoded = [given for given in inputs if given.encodes]
+        if encoded and self.inputs is None:
             raise no_inputs()
         if self.inputs is not None:
-            self.inputs.check(inputs)
+            self.inputs.check(encoded)
+        for given in inputs:
+            given.content.result()
 
     def request(
         self,

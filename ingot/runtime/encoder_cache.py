@@ -39,7 +39,7 @@ class EncoderCache:
         """
         start = request.num_computed
         for index, given in enumerate(request.inputs):
-            if index in request.encoded or not given.is_read_by(start, start + count):
+            if not given.encodes or index in request.encoded or not given.is_read_by(start, start + count):
                 continue
             entry = self._entries.get(given.digest)
             if entry is None:

@@ -25,7 +25,7 @@ from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.step_record import Recorded
 from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduler import ScheduledBatch
 
 
 class Encoding:
@@ -130,7 +130,7 @@ class Encoding:
         """
         if self._layers:
             return all(item.request.inputs for item in step.requests)
-        self.splices = any(_spans(item) for item in step.requests)
+        self.splices = any(any(item.spans(encodes=True)) for item in step.requests)
         room = len(self._placed)
         if step.num_tokens <= room and (self.splices or self._filled):  # a larger one has no graph
             self._placed.copy_(self._pinned(self._placed_in(step, room)), non_blocking=True)
@@ -143,7 +143,7 @@ class Encoding:
 
     def spliced(self, step: ScheduledBatch) -> Spliced | None:
         """The rows of a step's placeholders; None where it has none."""
-        if not any(_spans(item) for item in step.requests):
+        if not any(any(item.spans(encodes=True)) for item in step.requests):
             return None
         return Spliced(self._on_device(self._placed_in(step, step.num_tokens)), self._rows)
 
@@ -151,7 +151,7 @@ class Encoding:
         """For each of so many tokens the slot of its embedding; -1: it has none."""
         slots, token = np.full(room, -1, dtype=np.int64), 0
         for item in step.requests:
-            for index, start, end in _spans(item):
+            for index, start, end in item.spans(encodes=True):
                 given, first = item.request.inputs[index], token + start - item.start
                 places = np.arange(start, end) - given.place
                 slots[first : first + end - start] = self._slots(item.request.encoded[index], places)
@@ -170,13 +170,3 @@ class Encoding:
         """In memory that is copied to the device without a wait."""
         host = torch.from_numpy(values)
         return host.pin_memory() if self.device.type == "cuda" else host
-
-
-def _spans(item: ScheduledRequest) -> list[tuple[int, int, int]]:
-    """(index of an input, first and last prompt token) of the placeholders that a share computes."""
-    first, last = item.start, item.start + item.count
-    return [
-        (index, max(given.place, first), min(given.end, last))
-        for index, given in enumerate(item.request.inputs)
-        if given.tokens and given.is_read_by(first, last)
-    ]

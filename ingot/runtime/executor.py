@@ -37,6 +37,7 @@ from ingot.runtime.inputs import InputRules, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.likelihood import Keep, keep_logits
 from ingot.runtime.prompt_reading import PromptReading
+from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
@@ -70,6 +71,7 @@ class Executor:
         inputs: InputRules | None = None,
         grammars: Grammars | None = None,
         chunking: Chunking | None = None,
+        rows: RowRules | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -80,7 +82,15 @@ class Executor:
         vocab_size = model.config.vocab_size
         grammars = grammars or Grammars(None, vocab_size)
         self.admission = Admission(
-            vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
+            vocab_size,
+            max_batch_size,
+            max_seq_len,
+            blocks,
+            model.rope_offset,
+            inputs,
+            grammars,
+            stop_ids,
+            rows,
         )
         token_budget = max(token_budget, max_batch_size)
         self.scheduler = Scheduler(blocks, max_batch_size, token_budget, encoders, chunking)

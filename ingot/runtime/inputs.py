@@ -27,8 +27,8 @@ _MOST_THREADS = 8
 
 
 class Content(NamedTuple):
-    """``features``: what is encoded, float32. ``digest``: of shape and values, or their name; equal ones are
-    encoded once.
+    """``features``: what is encoded, float32, or rows in the model's dtype. ``digest``: of shape and values,
+    or their name; equal ones are encoded once.
     """
 
     features: torch.Tensor
@@ -44,12 +44,14 @@ class RequestInput:
         positions: how many outputs it has.
         place: index in the prompt of its first placeholder token.
         tokens: how many placeholders there are: one for each position (wiring ``prefix``), or none.
+        encodes: False: its features are themselves the rows of its placeholders (prompt_rows.py).
     """
 
     content: Future[Content]
     positions: int
     place: int = 0
     tokens: int = 0
+    encodes: bool = True
 
     @property
     def features(self) -> torch.Tensor:

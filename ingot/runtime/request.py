@@ -98,6 +98,14 @@ class Request:
     encoded: dict[int, EncoderEntry] = field(default_factory=dict)
 
     @property
+    def counted_ids(self) -> list[int]:
+        """The prompt's ids for penalties: rows that it brings have none."""
+        ids = self.prompt_ids
+        for given in reversed([one for one in self.inputs if not one.encodes]):
+            ids = ids[: given.place] + ids[given.end :]
+        return ids
+
+    @property
     def num_known(self) -> int:
         """Prompt and output tokens that the host knows."""
         return len(self.prompt_ids) + len(self.output_ids)

@@ -27,6 +27,7 @@ from ingot.runtime.graphs import DecodeGraphs, sampling_kind
 from ingot.runtime.layered_chunk import LayeredChunk
 from ingot.runtime.pace import Pace
 from ingot.runtime.prompt_graphs import PromptGraphs
+from ingot.runtime.prompt_rows import has_rows, rows_of
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
@@ -181,10 +182,11 @@ class Runner:
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""
         self._copy_blocks(step.copies)
+        graphable = not self.eager and not has_rows(step)
         if self.encoding is None:
-            return not self.eager
+            return graphable
         self.encoding.encode(step.jobs, fused=self.forward.fused, by_module=self.eager)
-        return self.encoding.place(step) and not self.eager
+        return self.encoding.place(step) and graphable
 
     def _decodes(self, step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
         if self.encoding is not None and self.encoding.splices:  # a last token of a prompt may be an input's
@@ -206,6 +208,7 @@ class Runner:
         buffer.upload()
         batch = buffer.batch_of(step, self.max_seq_len)
         spliced = None if self.encoding is None else self.encoding.spliced(step)
+        spliced = rows_of(step, spliced, self.device)
         return batch if spliced is None else replace(batch, spliced=spliced)
 
     def _eager_buffer(self) -> StepBuffer:

@@ -11,6 +11,7 @@ Touches no tensors and decides nothing about sampling.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
@@ -39,6 +40,15 @@ class ScheduledRequest:
         """Whether the step reaches the place of the request's probe."""
         probe = self.request.probe
         return probe is not None and self.start <= probe.place < self.start + self.count
+
+    def spans(self, *, encodes: bool) -> Iterator[tuple[int, int, int]]:
+        """(index of an input, first and last prompt token) of the placeholders that the share computes, of
+        inputs that are encoded or of those that are rows already.
+        """
+        first, last = self.start, self.start + self.count
+        for index, given in enumerate(self.request.inputs):
+            if given.encodes is encodes and given.tokens and given.is_read_by(first, last):
+                yield index, max(given.place, first), min(given.end, last)
 
 
 @dataclass(frozen=True)
@@ -309,8 +319,7 @@ class Scheduler:
 
     def _encoded(self, request: Request, count: int, step: ScheduledBatch) -> int:
         """How many of ``count`` tokens can be computed with the inputs that are encoded by then."""
-        assert self.encoders is not None
-        return self.encoders.share(request, count, step.jobs)
+        return count if self.encoders is None else self.encoders.share(request, count, step.jobs)
 
     def _release(self, request: Request) -> None:
         """Take back all that a request holds; it starts from nothing if it is scheduled again."""

@@ -30,6 +30,7 @@ from ingot.runtime.forward import Forward
 from ingot.runtime.inputs import InputRules
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.pace import Pace
+from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.runner import Runner, make_caches
 from ingot.runtime.scheduler import Chunking
 from ingot.structured.grammars import Grammars
@@ -93,6 +94,7 @@ def make_executor(
         inputs=_input_rules(model, setting),
         grammars=grammars,
         chunking=Chunking(config.prompt_chunk, config.long_prompt, pace),
+        rows=RowRules.of(model),
     )
 
 

@@ -83,7 +83,7 @@ class TokenCounts:
                 held = self._held[request.request_id] = _Held(self._free.pop())
                 self.table[held.slot].zero_()
                 self._set_bias(held.slot, request.params.logit_bias)
-                parts = list(self._parts(request.prompt_ids, own))
+                parts = list(self._parts(request.counted_ids, own))
             else:
                 parts = []
             known = len(request.output_ids)

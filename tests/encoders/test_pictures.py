@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import LLM, Input, Prompt, SamplingParams, build
+from ingot import LLM, Embeddings, Input, Prompt, SamplingParams, build
 from ingot.config.quant import QuantConfig
 from ingot.errors import ConfigError, RequestError
 from tests.encoders.conftest import Side
@@ -229,3 +229,19 @@ def idle(llm: LLM) -> bool:
     blocks, encoders = llm.executor.blocks, llm.executor.scheduler.encoders
     assert encoders is not None
     return blocks.num_free == blocks.num_blocks and not any(e.holders for e in encoders._entries.values())
+
+
+def test_rows_that_a_request_brings_beside_pictures(pictures: Side, expected: list[list[int]]) -> None:
+    """A picture's own rows answer as the picture does, in a step with pictures, in a prompt with another."""
+    llm = pictures.open(token_budget=64)
+    brought = []
+    for parts in MIXED:
+        rows = [llm.engine.model.encode(picture(p)).detach() if isinstance(p, int) else p for p in parts]
+        brought.append(Prompt([Embeddings(r) if isinstance(r, torch.Tensor) else r for r in rows]))
+    outputs = llm.generate([*brought, *map(prompt, MIXED)], GREEDY)
+    assert [out.token_ids for out in outputs] == expected * 2
+    first, text, second, third, last = MIXED[2]
+    both = Prompt([Input(picture(101)), text, brought[2].parts[2], Input(picture(100)), last])  # type: ignore
+    assert [first, second, third] == [101, 102, 100]
+    assert llm.generate(both, GREEDY)[0].token_ids == expected[2]
+    assert idle(llm)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from ingot import LLM, Input, Prompt, SamplingParams, build
+from ingot import LLM, Embeddings, Input, Prompt, SamplingParams, build
 from ingot.config.quant import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, RequestError
@@ -204,3 +204,10 @@ def test_quantized_layers_read_speech_alike_alone_and_together(speech: Side, sch
     assert [out.token_ids for out in together] == [out.token_ids for out in alone]
     logits, theirs = llm.logits(prompt(MIXED[0])), hf_logits(speech, MIXED[0], [])
     assert float((logits - theirs).norm() / theirs.norm()) < 0.1
+
+
+def test_a_speech_model_takes_no_embeddings(speech: Side) -> None:
+    llm = speech.open()
+    rows = torch.zeros(2, llm.engine.manifest.model.hidden_size)
+    with pytest.raises(RequestError, match=r"embeddings need a model of text.*a model of speech"):
+        llm.generate(Prompt([[5], Embeddings(rows)]), GREEDY)

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
+from ingot.llm.prompts import Entry
 from ingot.runtime.inputs import InputRules
+from ingot.runtime.prompt_rows import RowRules, has_rows, rows_of
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 SIZE, MOST = 3, 6  # a feature's channels; the encoder gives a position for each two of its rows
 
@@ -91,3 +96,44 @@ def test_a_model_that_attends_to_its_input_takes_one(kind: str) -> None:
 def test_features_are_tensors_of_the_model_s_shape(features: object) -> None:
     with pytest.raises(RequestError):
         rules().read(features, 0)
+
+
+def test_rows_and_features_of_the_same_values_have_other_digests() -> None:
+    """Else one would be found in the prefix cache in the place of the other."""
+    values = torch.arange(12.0).view(4, SIZE)
+    taken = RowRules(SIZE, torch.float32, rotated=False, taken=True)
+    rows = taken.read(values, 5)
+    assert rows.digest != rules("prefix").read(values, 5).digest
+    assert rows.digest == taken.read(values.double(), 9).digest
+    assert rows.digest != taken.read(values.roll(1, 0), 5).digest
+    assert (rows.place, rows.tokens, rows.positions, rows.encodes) == (5, 4, 4, False)
+
+
+def test_which_steps_have_rows_and_where() -> None:
+    """They run without a graph: a captured one would compute the ids that stand for rows."""
+    rows = RowRules(SIZE, torch.float32, rotated=False, taken=True).read(torch.arange(12.0).view(4, SIZE), 2)
+    features = rules("prefix").read(torch.ones(8, SIZE), 6)
+    request = Request(
+        "r", [5, 6, 0, 0, 0, 0, 17, 17, 17, 17, 9], SamplingParams(), 20, inputs=(rows, features)
+    )
+    other = ScheduledRequest(Request("o", [1, 2, 3], SamplingParams(), 9), 0, 3, samples=True)
+
+    def slots(start: int, count: int) -> list[int] | None:
+        step = ScheduledBatch([other, ScheduledRequest(request, start, count, samples=False)])
+        found = rows_of(step, None, torch.device("cpu"))
+        assert has_rows(step) is (found is not None)
+        if found is None:
+            return None
+        taken = found.slots >= 0
+        values = found.table[found.slots[taken], 0] / SIZE
+        return [int(place) for place in taken.nonzero()] + [int(value) for value in values]
+
+    assert slots(0, 11) == [5, 6, 7, 8, 0, 1, 2, 3]
+    assert slots(3, 2) == [3, 4, 1, 2]
+    assert slots(5, 1) == [3, 3]
+    assert slots(0, 2) is None
+    assert slots(6, 5) is None
+    assert Entry(request.prompt_ids, inputs=(rows, features)).context == [9]
+    assert Entry(request.prompt_ids, inputs=(rows,)).context == [17, 17, 17, 17, 9]
+    assert Entry([4, 5]).context == [4, 5]
+    assert Entry([4, 5], is_chat=True).context == []
