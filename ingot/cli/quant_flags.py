@@ -15,6 +15,7 @@ from typing import Annotated
 from ingot.cli.flags import option
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
+from ingot.config.rptq import AFTER_NORMS, PUBLISHED_CLUSTERS, RANGES, SITES
 from ingot.config.schemes import HEADS, NARROW, SCHEMES, choosing, listed, of_method
 
 RARE_QUANT = "Quantization, rarely needed"
@@ -33,6 +34,12 @@ _ACTIVATIONS = f"Activation scales in {_SCALED}: dynamic, one per token, or stat
 _ALPHA = "Strength of smoothquant: 0 to 1 (higher moves more of the outliers into the weights), or search."
 _SCALES = f"Weight scales in {listed(choosing('weight_scales'))}: one per channel, or one per tensor."
 _ROTATE = f"Whether {_ROTATING} rotates the hidden states to spread outliers over channels."
+_RPTQ = f"of RPTQ ({listed(SITES)}; docs/int8.md)"
+_CLUSTERS = f"Most clusters at the sites {_RPTQ}: one number, or SITE=NUMBER,…"
+_REORDER = f"Sites {_RPTQ} whose channels are reordered: R1,R3,… or none."
+_RANGES = f"How RPTQ measures ranges: {listed(RANGES, 'or')}."
+_EIGHT_BITS = "Sites of rptq-w4a4 whose activations have 8 bits: R1,R4,… or none."
+_PUBLISHED = ", ".join(f"{site}={count}" for site, count in PUBLISHED_CLUSTERS.items())
 _CALIB = (
     "Calibration samples (.jsonl, .json or .txt), similar to what the engine will run; for speech a manifest "
     "or folder of recordings."
@@ -60,6 +67,12 @@ class QuantFlags:
         bool | None,
         option(_ROTATE, "--rotate/--no-rotate", shown=f"rotate for {_ROTATING}", panel=RARE_QUANT),
     ] = None
+    clusters: Annotated[str | None, option(_CLUSTERS, shown=_PUBLISHED, panel=RARE_QUANT)] = None
+    reorder: Annotated[str | None, option(_REORDER, shown=",".join(SITES), panel=RARE_QUANT)] = None
+    ranges: Annotated[str | None, option(_RANGES, shown=RANGES[0], panel=RARE_QUANT)] = None
+    eight_bits: Annotated[str | None, option(_EIGHT_BITS, shown=",".join(AFTER_NORMS), panel=RARE_QUANT)] = (
+        None
+    )
     calib: Annotated[Path | None, option(_CALIB, panel=_PANEL)] = None
     calib_samples: Annotated[int | None, option(_SAMPLES, shown="128", panel=RARE_QUANT)] = None
 
@@ -79,7 +92,30 @@ class QuantFlags:
             alpha=None if self.alpha is None else _number(self.alpha),
             weight_scales=self.weight_scales,
             rotation=self.rotate,
+            rptq=self._rptq(),
         )
+
+    def _rptq(self) -> dict[str, object]:
+        """The options of RPTQ that were given."""
+        given: dict[str, object] = {} if self.ranges is None else {"ranges": self.ranges}
+        for name, text in (("reorder", self.reorder), ("eight_bits", self.eight_bits)):
+            if text is not None:
+                given[name] = () if text == "none" else tuple(part.strip() for part in text.split(","))
+        if self.clusters is not None:
+            given["clusters"] = _clusters(self.clusters)
+        return given
+
+
+def _clusters(text: str) -> dict[str, object]:
+    """``16``: of every site; ``R1=16,R5=8``: of these."""
+    if "=" not in text:
+        return dict.fromkeys(SITES, _whole(text))
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    return {site: _whole(count) for site, _, count in pairs}
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if text.strip().isdecimal() else text
 
 
 def _number(text: str) -> float | str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ingot.config.base import JsonConfig
 from ingot.config.quant_error import QuantFieldError
+from ingot.config.rptq import AFTER_NORMS, RptqConfig, site_of
 from ingot.config.schemes import (
     ACTIVATIONS,
     GROUPS,
@@ -24,8 +25,10 @@ from ingot.config.schemes import (
     METHODS,
     SCHEMES,
     WEIGHT_SCALES,
+    WITH_8_BITS,
     SchemeInfo,
     choosing,
+    listed,
     of_method,
 )
 from ingot.errors import ConfigError
@@ -64,6 +67,7 @@ class QuantConfig(JsonConfig):
         source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose values are kept;
             empty: the build chooses them. Weights alone in 8 bits may then have groups and zeros, too.
         act_order: of ``source``: groups are of columns that are not neighbours; layers keep their order.
+        rptq: of RPTQ's schemes: sites, clusters, ranges. None: the published ones.
 
     Raises:
         ConfigError: an unknown name, or a value that no scheme of the config has.
@@ -81,6 +85,7 @@ class QuantConfig(JsonConfig):
     rotation: bool | None = None
     source: str = ""
     act_order: bool = False
+    rptq: RptqConfig | None = None
 
     def __post_init__(self) -> None:
         _expect_one("scheme", "unknown quantization scheme", self.scheme, SCHEMES)
@@ -107,6 +112,7 @@ class QuantConfig(JsonConfig):
         self._check_method()
         self._check_activations()
         self._check_alpha()
+        self._check_rptq()
         self._take(
             "rotation", "unsupported rotation", (True, False) if rotating else (False,), bool(rotating)
         )
@@ -199,6 +205,26 @@ class QuantConfig(JsonConfig):
             raise QuantFieldError("alpha", "invalid alpha", seen=alpha, allowed=allowed, advice=advice)
         self._set("alpha", float(alpha) if isinstance(alpha, int) else alpha)
 
+    def _check_rptq(self) -> None:
+        if not self.in_blocks:
+            if self.rptq is not None:
+                fix = "leave it out, or use a {scheme} of " + ", ".join(IN_BLOCKS)
+                advice = f"{{rptq}}, which {self.layers_label} does not support: {fix}"
+                raise QuantFieldError(
+                    "rptq", "only RPTQ has clusters and sites", seen=self.rptq, advice=advice
+                )
+            return
+        self._set("rptq", self.rptq or RptqConfig())
+        assert self.rptq is not None
+        narrow = any(SCHEMES[scheme].in_blocks and SCHEMES[scheme].input_bits < 8 for scheme in self.schemes)
+        if not narrow and self.rptq.eight_bits != AFTER_NORMS:
+            raise QuantFieldError(
+                "eight_bits",
+                f"{self.layers_label} has no activations in 4 bits",
+                seen=self.rptq.eight_bits,
+                advice="{eight_bits}: leave it out, or use {scheme} rptq-w4a4",
+            )
+
     def at(self, module: str) -> QuantConfig:
         """The config of one linear layer, by its name in the decoder: ``layers`` and ``head`` are decided."""
         return _of_layer(self, tuple(self.layers.items()), module)
@@ -290,7 +316,10 @@ class QuantConfig(JsonConfig):
             parts.append(f"one scale per {self.group} columns" if self.group else "one scale per row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
         if self.in_blocks:
-            parts.append(f"activations in blocks of {self.group} reordered columns")
+            assert self.rptq is not None
+            parts.append(f"activations in blocks of {self.group} columns, {self.rptq.summary}")
+            wide = [site for site in self.rptq.eight_bits if "rptq-w4a4" in self.schemes]
+            parts += [f"{listed(wide)} in 8 bits"] if wide else []
         parts += ["columns grouped by act-order"] if self.act_order else []
         if self._chooses("rotation"):
             parts += [
@@ -321,6 +350,8 @@ def _of_layer(quant: QuantConfig, layers: tuple[tuple[str, str], ...], module: s
     if module != HEAD:
         matched = [s for pattern, s in layers if fnmatch.fnmatchcase(module, pattern)]
         scheme = matched[-1] if matched else scheme
+    if quant.rptq is not None and site_of(module) in quant.rptq.eight_bits:
+        scheme = WITH_8_BITS.get(scheme, scheme)
     info = SCHEMES[scheme]
     if quant.source and info.weight_only and module != HEAD:
         return QuantConfig(

@@ -21,8 +21,15 @@ _FLAGS = {
     "alpha": "--alpha",
     "weight_scales": "--weight-scales",
     "rotation": "--rotate",
+    "reorder": "--reorder",
+    "clusters": "--clusters",
+    "ranges": "--ranges",
+    "eight_bits": "--eight-bits",
 }
-_NAMES = _FLAGS | {"layers": "layers", "source": "the checkpoint", "act_order": "act_order"}
+_OPTIONS = "--clusters, --reorder, --ranges or --eight-bits"
+_NAMES = _FLAGS | {"layers": "layers", "rptq": _OPTIONS, "source": "the checkpoint", "act_order": "act_order"}
+_KEYS = {name: name for name in _NAMES}
+_KEYS |= {name: f"rptq: {name}" for name in ("reorder", "clusters", "ranges", "eight_bits")}
 
 
 class QuantFieldError(ConfigError):
@@ -49,8 +56,7 @@ class QuantFieldError(ConfigError):
 
     def in_file(self, path: Path) -> ConfigError:
         """The same error where the value is from a file: the fix names its keys."""
-        keys = {name: name for name in _NAMES}
-        flag = f"--quant, in {path}: {self.advice.format_map(keys)}"
+        flag = f"--quant, in {path}: {self.advice.format_map(_KEYS)}"
         return ConfigError(self.what, seen=self.seen, allowed=self.allowed, flag=flag)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_error import QuantFieldError
+from ingot.config.rptq import RptqConfig
 from ingot.config.schemes import SCHEMES, choosing
 from ingot.config.yaml_text import YamlError, load_yaml
 from ingot.errors import ConfigError
@@ -39,11 +40,13 @@ def read_quant(
     alpha: float | str | None = None,
     weight_scales: str | None = None,
     rotation: bool | None = None,
+    rptq: Mapping[str, object] | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
     Of ``encoder=SCHEME,decoder=SCHEME`` a half that is not named is not quantized.
 
-    The file holds ``QuantConfig``'s fields; what is given beside it counts before it.
+    The file holds ``QuantConfig``'s fields; what is given beside it counts before it, of ``rptq`` each option
+    by itself.
 
     Raises:
         ConfigError: no such scheme or file, or a value out of range.
@@ -56,10 +59,13 @@ def read_quant(
         "rotation": rotation,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    own = dict(rptq or {})
     if isinstance(named, QuantConfig):
-        return named.replace(**changes) if changes else named
+        kept = {} if named.rptq is None else named.rptq.to_json()
+        return named.replace(**changes, **_options(kept, own)) if changes or own else named
     if named is not None and named.endswith(_ENDS):
-        return _of_file(Path(named), changes)
+        return _of_file(Path(named), changes, own)
+    changes |= _options({}, own)
     if named is not None and "=" in named:
         return QuantConfig(**_halves(named) | changes)
     if named is not None and named not in SCHEMES:
@@ -83,6 +89,13 @@ def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
     return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
+def _options(kept: object, own: Mapping[str, object]) -> dict[str, Any]:
+    """RPTQ's options as a field of the config, ``own`` before what was there; nothing where none is given."""
+    if not own:
+        return {}
+    return {"rptq": RptqConfig.from_json({**kept, **own} if isinstance(kept, Mapping) else kept)}
+
+
 def _halves(named: str) -> dict[str, Any]:
     """The fields of ``encoder=w8a16,decoder=w4a16``."""
     pairs = [part.strip().partition("=") for part in named.split(",")]
@@ -97,13 +110,15 @@ def _halves(named: str) -> dict[str, Any]:
     return {"scheme": found.get("decoder", "none"), "layers": {_ENCODER: found.get("encoder", "none")}}
 
 
-def _of_file(path: Path, changes: dict[str, Any]) -> QuantConfig:
-    """The config of a file, under ``changes``; an error names the file where the value is from it."""
+def _of_file(path: Path, changes: dict[str, Any], own: Mapping[str, object]) -> QuantConfig:
+    """The config of a file, under ``changes`` and RPTQ's ``own`` options; an error names the file where the
+    value is from it.
+    """
     fields = _fields(path)
     try:
-        return QuantConfig.from_json(fields | changes)
+        return QuantConfig.from_json(fields | changes | _options(fields.get("rptq", {}), own))
     except QuantFieldError as error:
-        if error.field in changes:
+        if error.field in changes or error.field in own:
             raise
         raise error.in_file(path) from None
 

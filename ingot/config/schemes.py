@@ -85,6 +85,7 @@ MILDEST = "w8a16"  # the narrow scheme that costs least quality
 HEADS = ("none", MILDEST)
 WEIGHT_ONLY = tuple(name for name, info in SCHEMES.items() if info.weight_only)
 IN_BLOCKS = tuple(name for name, info in SCHEMES.items() if info.in_blocks)
+WITH_8_BITS = {"rptq-w4a4": "rptq-w4a8"}  # what RPTQ's sites in 8 bits have instead
 NARROW = tuple(name for name, info in SCHEMES.items() if info.weight_bits < DENSE_BITS)
 WITHOUT_SAMPLES = tuple(name for name in NARROW if name not in IN_BLOCKS)
 

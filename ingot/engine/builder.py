@@ -44,7 +44,7 @@ from ingot.engine.manifest import (
 from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof import Proof, write_when
-from ingot.engine.quantize import calibration_entry, read_samples, write_calibrated
+from ingot.engine.quantize import calibration_entry, read_samples, warn_of_few, write_calibrated
 from ingot.engine.source.check import compare_with_source
 from ingot.engine.source_figures import SourceFigures
 from ingot.engine.staging import new_parents, staged_folder
@@ -302,15 +302,7 @@ def _calibration(
     if calib is None:
         return None
     data = read_samples(calib, SAMPLES if samples is None else samples, assembly, source, text, device)
-    width = assembly.model_config.hidden_size
-    if data.num_tokens < width:
-        _log.warning(
-            "%s has only %s tokens, fewer than a layer's %s inputs, so the quantization may overfit them; "
-            "give more or longer samples (--calib, --calib-samples)",
-            calib,
-            data.num_tokens,
-            width,
-        )
+    warn_of_few(data, assembly)
     return data
 
 

@@ -32,6 +32,7 @@ from ingot.engine.walk_halves import DecoderHalf, EncoderHalf, Half, Progress, T
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
+from ingot.quant.calibration import InputStatistics
 
 BATCH_TOKENS = 4096  # computed at once, at least one sample
 
@@ -171,7 +172,7 @@ class Walk(Generic[S]):
         half, index = self._place(name)
         self._held.clear()
         layer = CalibratedLayer(name, _gather(self._model, name, self._statistic), self._held)
-        self._before = _recording(layer)
+        self._before = _recording(layer, half)
         half.through(index, self._told, keep=not self._propagate)
         return layer
 
@@ -253,9 +254,12 @@ def _gather(model: Decoder, layer: str, statistic: Callable[[str, int], S]) -> d
     return found
 
 
-def _recording(layer: CalibratedLayer[S]) -> Callable[[str, torch.Tensor], torch.Tensor]:
+def _recording(layer: CalibratedLayer[S], half: Half) -> Callable[[str, torch.Tensor], torch.Tensor]:
     def before(name: str, x: torch.Tensor) -> torch.Tensor:
-        layer.inputs[name].add(x)
+        seen = layer.inputs[name]
+        seen.add(x)
+        if isinstance(seen, InputStatistics):
+            seen.add_rows(x, half.rows)
         return x
 
     return before

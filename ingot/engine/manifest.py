@@ -19,6 +19,7 @@ from ingot.config.build import MANIFEST_FILE, BuildConfig
 from ingot.config.json_text import load_json
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
+from ingot.config.schemes import WITH_8_BITS
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.processors.chat import FORMATS
 
@@ -121,6 +122,7 @@ class Manifest(JsonConfig):
                     fix="build it again with this version of Ingot",
                 )
             entries = {k: TensorEntry.from_json(v) for k, v in data.pop("tensors").items()}
+            _add_bits(data["quant"])
             return cls.from_json(data).replace(tensors=entries)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if isinstance(error, EngineError):
@@ -130,6 +132,13 @@ class Manifest(JsonConfig):
     def dump(self) -> str:
         """The text of manifest.json; the same manifest gives the same text."""
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _add_bits(quant: dict[str, Any]) -> None:
+    """Engines from before RPTQ had options have rptq-w4a4's activations in 4 bits at every site."""
+    schemes = {quant["scheme"], *quant.get("layers", {}).values()}
+    if "rptq" not in quant and schemes & {*WITH_8_BITS}:
+        quant["rptq"] = {"eight_bits": []}
 
 
 def _is_plain(name: str) -> bool:

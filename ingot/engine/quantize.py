@@ -9,6 +9,7 @@ rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ import torch
 
 from ingot.checkpoint.reader import Checkpoint
 from ingot.config.build import BuildConfig
+from ingot.config.rptq import RANGES
 from ingot.engine.assemble import ROUNDED, Assembly, Choice, StoringModule, storing_modules
 from ingot.engine.awq_layers import AwqLayers
 from ingot.engine.calibrate import CalibratedLayer, Load, Walk, dense_model
@@ -34,7 +36,10 @@ from ingot.engine.smooth_layers import SmoothLayers
 from ingot.engine.speech_samples import read_speech
 from ingot.engine.text import TextParts
 from ingot.errors import OutOfMemoryError
-from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
+from ingot.processors.calibration_data import LENGTH, SAMPLES, CalibrationData, read_calibration_data
+from ingot.quant.rptq import KEPT
+
+_log = logging.getLogger(__name__)
 
 Write = Callable[[str, torch.Tensor], None]
 
@@ -58,6 +63,27 @@ def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationE
     """What an engine's manifest says of its samples."""
     length = min(LENGTH, build.max_seq_len)
     return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length)
+
+
+def warn_of_few(data: CalibrationData, assembly: Assembly) -> None:
+    """Warn of fewer tokens than a model is wide, and of few records in a moving average."""
+    width, rptq, records = assembly.model_config.hidden_size, assembly.quant.rptq, len(data.samples)
+    if data.num_tokens < width:
+        _log.warning(
+            "%s has only %s tokens, fewer than a layer's %s inputs, so the quantization may overfit them; "
+            "give more or longer samples (--calib, --calib-samples)",
+            data.path,
+            data.num_tokens,
+            width,
+        )
+    if rptq is not None and rptq.ranges == RANGES[0] and records < SAMPLES:
+        _log.warning(
+            "with %s records the moving average of RPTQ's ranges gives the first one %d %% of the weight; "
+            "give %s records (--calib, --calib-samples), or take the extremes of all (--ranges minmax)",
+            records,
+            round(100 * KEPT ** (records - 1)),
+            SAMPLES,
+        )
 
 
 def write_calibrated(

@@ -3,9 +3,10 @@
 Owns what is gathered of a layer, and where the order of its inputs is folded; values are chosen by the scheme
 (quant/int8_blocks.py). Knows no walk and no file.
 
-What a norm gives is put in order where it is quantized: the layer that reads it keeps the order (R1 of the
-paper). Rows of values within their heads (R4, R5), and those of gate and up, take the order of the products
-behind them, in any scheme, so that nothing is left of it at run time.
+What a norm gives is put in order where it is quantized: the layer that reads it keeps the order (R1 and R4 of
+the paper). Rows of values within their heads (R3), and those of gate and up (R5), take the order of the
+products behind them, in any scheme, so that nothing is left of it at run time. An input that is not reordered
+has one scale, as in the paper's code.
 """
 
 from __future__ import annotations
@@ -17,22 +18,28 @@ from typing import Any, cast
 import torch
 
 from ingot.config.model import DecoderConfig
+from ingot.config.rptq import RptqConfig, site_of
 from ingot.engine.assemble import Choice
 from ingot.engine.calibrate import CalibratedLayer, Statistic, naming
 from ingot.engine.gptq_layers import GptqLayers
 from ingot.engine.rescaling import layer_shape, value_rows_of
 from ingot.quant.calibration import ChannelRange, InputStatistics
+from ingot.quant.clusters import channel_order, order_by_heads
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.linear_scheme import LinearScheme
-from ingot.quant.rptq import channel_order, order_by_heads
 
-SAMPLE = 512  # tokens that ranges of 4 bits are narrowed by
+SAMPLE = 512  # tokens that ranges are cut by
 
 
 class RptqLayers(GptqLayers):
     """Orders, scales and values of layers in blocks: a layer sees what the layers before it give once
     quantized, inputs included. With the method ``round`` their weights are rounded, and others left alone.
     """
+
+    @property
+    def _rptq(self) -> RptqConfig:
+        assert self.quant.rptq is not None
+        return self.quant.rptq
 
     def takes(self, name: str, scheme: LinearScheme) -> bool:
         """Layers in blocks, by either method."""
@@ -47,8 +54,8 @@ class RptqLayers(GptqLayers):
         scheme = self._in_blocks(name)
         if scheme is None:
             return super().statistic(name, in_features)
-        sample = SAMPLE if scheme.input_bits == 4 else 0
-        return InputStatistics.of(in_features, self.device, hessian=True, sample=sample)
+        sample = SAMPLE if self._rptq.ranges == "mse" else 0
+        return InputStatistics.of(in_features, self.device, hessian=True, sample=sample, records=True)
 
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
         """Orders of the whole layer, then the values of each narrow linear layer."""
@@ -70,16 +77,22 @@ class RptqLayers(GptqLayers):
     ) -> torch.Tensor:
         """That of an input's channels; where rows make them the rows, and the weight's columns, take it."""
         ranges.absmax()
+        site = site_of(name)
+        if site not in self._rptq.reorder:
+            return torch.arange(len(ranges.lowest), device=self.device)
+        clusters = self._rptq.clusters[site]
         if scheme.ordered:
-            return channel_order(ranges.lowest, ranges.highest)
+            return channel_order(ranges.lowest, ranges.highest, scheme.block, clusters)
         path = name.rpartition(".")[0]
         if name.endswith(".o_proj"):
             made = value_rows_of(self.config, path)
             heads, shared = made.num_kv_heads, made.num_heads // made.num_kv_heads
-            rows, order = order_by_heads(ranges.lowest, ranges.highest, heads, shared)
+            rows, order = order_by_heads(
+                ranges.lowest, ranges.highest, heads, shared, block=scheme.block, clusters=clusters
+            )
             _move_rows(layer, made.maker, made.start, rows, made.has_bias)
         else:
-            order = channel_order(ranges.lowest, ranges.highest)
+            order = channel_order(ranges.lowest, ranges.highest, scheme.block, clusters)
             shape = layer_shape(self.config, name)
             gated = isinstance(shape, DecoderConfig) and shape.gated
             maker = f"{path}.gate_up_proj" if gated else f"{path}.up_proj"
@@ -93,8 +106,14 @@ class RptqLayers(GptqLayers):
         self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, order: torch.Tensor
     ) -> Choice:
         weight = layer.weight(f"{name}.weight")
-        rounds = self.quant.method == "round"
-        found = scheme.chosen(weight, layer.inputs[name], order, rounds=rounds)
+        found = scheme.chosen(
+            weight,
+            layer.inputs[name],
+            order,
+            ranges=self._rptq.ranges,
+            one_scale=site_of(name) not in self._rptq.reorder,
+            rounds=self.quant.method == "round",
+        )
         tensors = scheme.accept(found)
         layer.replace(f"{name}.weight", scheme.dequantize(tensors, weight.shape[1], torch.float32))
         layer.fake_input(name, partial(scheme.rounded, tensors=tensors))

@@ -18,6 +18,7 @@ import torch
 from ingot.engine.reference import ReferenceRun, Span
 from ingot.engine.reference_encoder import encoder_stages
 from ingot.errors import BuildError
+from ingot.quant.calibration import Rows
 
 Progress = Callable[[str, int, int], None]
 _SHARE = 0.25  # of a GPU's free memory that hidden states may take
@@ -39,9 +40,13 @@ class Told:
 
 
 class Half(ABC):
-    """Hidden states [T, hidden_size] of each part: what goes through a layer at once."""
+    """Hidden states [T, hidden_size] of each part: what goes through a layer at once.
+
+    ``rows``: whose rows a product's input has while a layer runs; None: they are one record of tokens.
+    """
 
     name: str  # of a layer in the model, before its number
+    rows: Rows | None = None
 
     def __init__(
         self, run: ReferenceRun, hidden: Iterable[torch.Tensor], rows: int, device: torch.device
@@ -123,7 +128,9 @@ class DecoderHalf(Half):
         for span in batch:
             if self._heard is not None and span.input is not None:
                 self._heard.keys_values(index, span.input)
+        self.rows = Rows(tuple(len(span.ids) for span in batch))
         hidden = self.run.layer(index, hidden, batch, unseen)
+        self.rows = None
         self.run.encoded.clear()
         return hidden
 

@@ -6,9 +6,9 @@ Owns the shapes of records and their encoding to token ids. Knows no model.
     data.samples                                     # token ids, at most 512 each
 
 ``.txt`` is one running text, cut into windows; ``.json`` a list of records; anything else a record a line:
-``{"text"}``, ``{"token_ids"}``, ``{"messages"}``, ``{"conversations"}`` (ShareGPT's), or ``{"prompt"}`` or
-``{"article"}`` with its answer. Conversations go through the chat template, answers included, as the model
-sees them when it runs.
+``{"text"}``, ``{"token_ids"}`` (padded ones with their ``"attention_mask"``), ``{"messages"}``,
+``{"conversations"}`` (ShareGPT's), or ``{"prompt"}`` or ``{"article"}`` with its answer. Conversations go
+through the chat template, answers included, as the model sees them when it runs.
 """
 
 from __future__ import annotations
@@ -120,11 +120,18 @@ def _ids(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatForma
 
 
 def token_ids(record: Mapping[str, Any]) -> list[int]:
-    """The ids that a record has."""
-    ids = record["token_ids"]
+    """The ids that a record has, without those that its attention_mask says are padding."""
+    ids, mask = record["token_ids"], record.get("attention_mask")
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
         raise BadSample("token_ids is not a list of token ids")
-    return ids
+    if mask is None:
+        return ids
+    if not isinstance(mask, list) or len(mask) != len(ids) or any(one not in (0, 1) for one in mask):
+        raise BadSample("attention_mask is not a list of 0 and 1, one for each of token_ids")
+    kept = [i for i, one in enumerate(mask) if one]
+    if kept and kept != list(range(kept[0], kept[-1] + 1)):
+        raise BadSample("attention_mask leaves out tokens between others: only the ends can be padding")
+    return [ids[i] for i in kept]
 
 
 def _of_text(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatFormat | None) -> list[int]:

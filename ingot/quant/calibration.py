@@ -6,6 +6,8 @@ x·xᵀ (gptq.py). Knows no model: the walk over one is the engine's.
     seen = InputStatistics.of(in_features, device, hessian=True)
     seen.add(x)                                   # [T, K], as often as there are batches
     gptq(weight, seen.hessian.mean(), bits=4)
+
+Ranges of single records and of kinds of positions need to know whose rows are whose: ``add_rows(x, rows)``.
 """
 
 from __future__ import annotations
@@ -109,12 +111,59 @@ class TokenSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Whose the rows of an input [T, K] are.
+
+    Attributes:
+        lengths: rows of each record, one after another, T in all.
+        spliced: bool [T], rows that stand for an input (a picture, embeddings) and not for a token; None:
+            there are none.
+    """
+
+    lengths: tuple[int, ...]
+    spliced: torch.Tensor | None = None
+
+
+class RecordRanges:
+    """Ranges [K] of each record by itself, on a device, and of spliced positions and tokens apart."""
+
+    def __init__(self, in_features: int, device: torch.device | str = "cpu") -> None:
+        self._lowest: list[torch.Tensor] = []
+        self._highest: list[torch.Tensor] = []
+        self.tokens, self.spliced = ChannelRange(in_features, device), ChannelRange(in_features, device)
+
+    def add(self, x: torch.Tensor, rows: Rows | None) -> None:
+        """Tokens [T, K] of whole records; without ``rows`` they are one record of tokens."""
+        lengths = (x.shape[0],) if rows is None else rows.lengths
+        for record in x.float().split(lengths):
+            self._lowest.append(record.amin(0))
+            self._highest.append(record.amax(0))
+        if rows is None or rows.spliced is None:
+            self.tokens.add(x)
+        else:
+            spliced = rows.spliced.to(x.device)
+            self.tokens.add(x[~spliced])
+            self.spliced.add(x[spliced])
+
+    @property
+    def lowest(self) -> torch.Tensor:
+        """[records, K]."""
+        return torch.stack(self._lowest)
+
+    @property
+    def highest(self) -> torch.Tensor:
+        """[records, K]."""
+        return torch.stack(self._highest)
+
+
+@dataclass(frozen=True, slots=True)
 class InputStatistics:
     """Those statistics of one input that a scheme needs; None: not gathered."""
 
     ranges: ChannelRange
     hessian: HessianSum | None = None
     sample: TokenSample | None = None
+    records: RecordRanges | None = None
 
     @classmethod
     def of(
@@ -124,12 +173,16 @@ class InputStatistics:
         *,
         hessian: bool = False,
         sample: int = 0,
+        records: bool = False,
     ) -> Self:
-        """Empty ones: ranges always, a Hessian for GPTQ, ``sample`` tokens for AWQ and SmoothQuant."""
+        """Empty ones: ranges always, a Hessian for GPTQ, ``sample`` tokens for AWQ and SmoothQuant, ranges of
+        records for RPTQ.
+        """
         return cls(
             ChannelRange(in_features, device),
             HessianSum(in_features, device) if hessian else None,
             TokenSample(in_features, device, sample) if sample else None,
+            RecordRanges(in_features, device) if records else None,
         )
 
     def add(self, x: torch.Tensor) -> None:
@@ -137,3 +190,8 @@ class InputStatistics:
         for one in (self.ranges, self.hessian, self.sample):
             if one is not None:
                 one.add(x)
+
+    def add_rows(self, x: torch.Tensor, rows: Rows | None) -> None:
+        """Tokens [T, K] of whole records, which ``add`` gets, too."""
+        if self.records is not None:
+            self.records.add(x, rows)

@@ -21,17 +21,19 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from ingot.config.rptq import RANGES
 from ingot.errors import BuildError
 from ingot.kernels.activation.silu_mul_blocks import in_blocks
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.quant.calibration import InputStatistics
+from ingot.quant.clusters import block_lengths, block_ranges
 from ingot.quant.gptq import gptq
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.linear_scheme import BlockProduct, InputForm, Tensors
 from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.rounding import quantize
-from ingot.quant.rptq import block_lengths, block_ranges, narrowed, scales_of, two_levels
+from ingot.quant.rptq import averaged_ranges, narrowed, scales_of, two_levels
 from ingot.quant.values import InBlocks, Values
 
 _INPUT_PEAK = 4.0  # of inputs that random scales are for
@@ -89,28 +91,52 @@ class Int8Blocks(Int8Products):
         raise BuildError("RPTQ needs calibration data", seen="none", fix="--calib FILE")
 
     def chosen(
-        self, weight: torch.Tensor, seen: InputStatistics, order: torch.Tensor, *, rounds: bool = False
+        self,
+        weight: torch.Tensor,
+        seen: InputStatistics,
+        order: torch.Tensor,
+        *,
+        ranges: str = RANGES[0],
+        one_scale: bool = False,
+        rounds: bool = False,
     ) -> InBlocks:
         """The values of a weight [N, K], and the scales of its input in blocks.
 
         Args:
             weight: its columns by the input's channels as they come: in the stored order unless ``ordered``.
-            seen: of the input in the model's order, with a Hessian, in 4 bits with a sample.
+            seen: of the input in the model's order, with a Hessian and records, by ``mse`` with a sample.
             order: int64 [K], the channel that comes to each place.
+            ranges: how they are measured, as in ``RptqConfig``.
+            one_scale: all blocks have that of the whole input.
             rounds: values of the weight are the nearest, instead of GPTQ's.
         """
         assert seen.hessian is not None
-        lengths = block_lengths(weight.shape[1], self.block)
-        low, high = block_ranges(seen.ranges.lowest[order], seen.ranges.highest[order], lengths)
         columns = weight[:, order] if self.ordered else weight
-        if seen.sample is not None:
-            importance = columns.float().square().sum(0)
-            sample = seen.sample.x[:, order]
-            low, high = narrowed(low, high, sample, self.block, self.input_bits, importance)
+        low, high = self._ranges(columns, seen, order, ranges, one_scale)
         input_scales, input_zeros = scales_of(low, high, self.input_bits)
         hessian = seen.hessian.mean()[order][:, order]
         values, scales = self._weight_values(columns.float(), hessian, rounds)
         return InBlocks(values, scales, input_scales, input_zeros, order if self.ordered else None)
+
+    def _ranges(
+        self, columns: torch.Tensor, seen: InputStatistics, order: torch.Tensor, ranges: str, one_scale: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(lowest, highest) [blocks] of the ordered input that a weight [N, K] reads."""
+        width, block = len(order), len(order) if one_scale else self.block
+        lengths = block_lengths(width, block)
+        if ranges == "ema-minmax":
+            assert seen.records is not None
+            low, high = averaged_ranges(
+                seen.records.lowest[:, order], seen.records.highest[:, order], lengths
+            )
+        else:
+            low, high = block_ranges(seen.ranges.lowest[order], seen.ranges.highest[order], lengths)
+        if ranges == "mse":
+            assert seen.sample is not None
+            importance = columns.float().square().sum(0)
+            low, high = narrowed(low, high, seen.sample.x[:, order], block, self.input_bits, importance)
+        blocks = -(-width // self.block)
+        return (low.expand(blocks), high.expand(blocks)) if one_scale else (low, high)
 
     def _weight_values(
         self, weight: torch.Tensor, hessian: torch.Tensor, rounds: bool

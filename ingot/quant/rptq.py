@@ -1,20 +1,18 @@
-"""RPTQ: channels of an input in an order in which neighbours have like ranges, and scales for blocks of them.
+"""RPTQ's ranges: scales and zeros for blocks of reordered channels, and weights in 4 bits within 8.
 
-Owns clusters, orders, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold. Knows no layer
-and no storage.
+Owns ranges, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold; orders are clusters.py's.
+Knows no layer and no storage.
 
-    order = channel_order(lowest, highest, CLUSTERS)                   # [K]
+    order = channel_order(lowest, highest, 128)                        # [K]
     low, high = block_ranges(lowest[order], highest[order], block_lengths(K, 128))
     scales, zeros = scales_of(low, high, bits=8)                        # [blocks]
 
 x ≈ (q - zero) · scale, with q in -2^(bits-1) … 2^(bits-1) - 1, whole zeros, and scale and zero of a block.
 
-Source: Yuan et al., "RPTQ" (arXiv 2304.01089): k-means of channels by (max, min), an order in which clusters
-are contiguous, a scale and a zero for each cluster. Its code computes in floating point; a scale along the
-sum cannot leave a product of whole numbers. So the order is cut into blocks, as wide as a step of the
-product's loop, and every block has a scale of its own: a cluster is a run of whole blocks, but for the block
-at its end, which takes the first channels of the next, quieter to louder. Within a cluster channels are
-sorted by range.
+Source: Yuan et al., "RPTQ" (arXiv 2304.01089) and its code: a scale and a zero for each cluster of channels.
+That code computes in floating point; a scale along the sum cannot leave a product of whole numbers. So the
+order is cut into blocks, as wide as a step of the product's loop. A cluster is a run of whole blocks, and
+each of them has the scale of its own channels, which is at most the cluster's.
 """
 
 from __future__ import annotations
@@ -24,12 +22,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.errors import BuildError, ConfigError
-from ingot.quant.kmeans import kmeans
 from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.rounding import Grid, in_groups, weighed
 
-CLUSTERS = 8
+KEPT = 0.99  # of an average that the next record moves
 _LEAST_SCALE = 1e-10
 _RATIOS = tuple(1 - step / 20 for step in range(19))  # 1, 0.95 … 0.1
 _LEAST_SHARE = 2.0**-16  # of a block's largest magnitude: its least scale, so that zeros stay below 2^16
@@ -37,61 +33,18 @@ MOST_FACTOR = 15  # of a group in 4 bits: -8 · 15 is a number of 8 bits
 _MIDDLE = 8
 
 
-def cluster_channels(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
-    """The cluster of each channel, int64 [K], by k-means of (highest, lowest); the same again every time.
-
-    Clusters are numbered by their mean range, the quietest first. There are never more than channels.
-
-    Raises:
-        ConfigError: fewer than one cluster, or shapes differ.
-        BuildError: a range is not finite.
-    """
-    if clusters < 1:
-        raise ConfigError("there must be at least one cluster", seen=clusters)
-    _check(lowest, highest)
-    return _clusters(lowest[None], highest[None], clusters)[0]
-
-
-def channel_order(lowest: torch.Tensor, highest: torch.Tensor, clusters: int = CLUSTERS) -> torch.Tensor:
-    """int64 [K]: channel ``order[j]`` comes to place j. Clusters are contiguous, louder ones and channels
-    later.
-    """
-    _check(lowest, highest)
-    return _orders(lowest[None], highest[None], clusters)[0]
-
-
-def order_by_heads(
-    lowest: torch.Tensor, highest: torch.Tensor, heads: int, shared: int = 1, clusters: int = CLUSTERS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orders within heads, for inputs [heads · shared · d] of an output product.
-
-    ``heads`` heads of values are read by ``shared`` neighbouring heads of queries each, whose channels have
-    to keep one order.
-
-    Returns:
-        int64 [heads · d], the order of the values' rows, and int64 [K], that of the input's channels.
-    """
-    low = lowest.unflatten(0, (heads, shared, -1)).amin(1)  # [heads, d]
-    high = highest.unflatten(0, (heads, shared, -1)).amax(1)
-    size = low.shape[1]
-    within = _orders(low, high, clusters)
-    firsts = torch.arange(heads, device=within.device)[:, None] * size
-    starts = torch.arange(heads * shared, device=within.device)[:, None] * size
-    return (within + firsts).flatten(), (within.repeat_interleave(shared, dim=0) + starts).flatten()
-
-
-def block_lengths(columns: int, block: int) -> list[int]:
-    """Columns of each block, the last one maybe shorter."""
-    return [min(block, columns - start) for start in range(0, columns, block)]
-
-
-def block_ranges(
+def averaged_ranges(
     lowest: torch.Tensor, highest: torch.Tensor, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(lowest, highest) [blocks] of channels [K] in blocks of these lengths."""
-    low = [part.amin() for part in lowest.split(list(lengths))]
-    high = [part.amax() for part in highest.split(list(lengths))]
-    return torch.stack(low), torch.stack(high)
+    """(lowest, highest) [blocks] of records [R, K] by a moving average, as the paper's code has it: the first
+    record's, then 0.99 of what was and 0.01 of each next one's.
+    """
+    low = torch.stack([part.amin(1) for part in lowest.split(list(lengths), dim=1)], 1)  # [R, blocks]
+    high = torch.stack([part.amax(1) for part in highest.split(list(lengths), dim=1)], 1)
+    averaged = torch.stack([low[0], high[0]])
+    for own in torch.stack([low, high], 1)[1:]:
+        averaged = averaged * KEPT + own * (1 - KEPT)
+    return averaged[0], averaged[1]
 
 
 def scales_of(low: torch.Tensor, high: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,31 +120,3 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> Tw
         best = torch.where(error < least, sign * factor, best)
         least = torch.minimum(error, least)
     return TwoLevels(Grid(best * rows, zeros, 0, 15), best.to(torch.int8), rows[:, 0])
-
-
-def _check(lowest: torch.Tensor, highest: torch.Tensor) -> None:
-    if lowest.shape != highest.shape or lowest.dim() != 1:
-        seen = [list(lowest.shape), list(highest.shape)]
-        raise ConfigError("every channel needs a lowest and a highest value", seen=seen)
-
-
-def _clusters(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
-    """``cluster_channels`` of each of many inputs [inputs, K]."""
-    if clusters < 1:
-        raise ConfigError("there must be at least one cluster", seen=clusters)
-    low, high = lowest.double().cpu(), highest.double().cpu()
-    if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
-        raise BuildError("activations are not finite during calibration, or there were none", fix="--calib")
-    clusters = min(clusters, low.shape[1])
-    found = kmeans(high, low, clusters)
-    sums = low.new_zeros(len(low), clusters).scatter_add_(1, found, high - low)
-    counts = torch.zeros_like(sums).scatter_add_(1, found, torch.ones_like(low))
-    means = sums / counts.clamp(min=1)
-    return means.argsort(dim=1, stable=True).argsort(dim=1).gather(1, found).to(lowest.device)
-
-
-def _orders(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
-    """``channel_order`` of each of many inputs [inputs, K]."""
-    found = _clusters(lowest, highest, clusters)
-    by_range = (highest - lowest).argsort(dim=1, stable=True)
-    return by_range.gather(1, found.gather(1, by_range).argsort(dim=1, stable=True))

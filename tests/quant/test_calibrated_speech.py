@@ -16,6 +16,7 @@ from ingot import LLM, Input, Prompt, build
 from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
+from ingot.config.rptq import RptqConfig
 from ingot.engine import input_statistics
 from ingot.engine.calibrate import CalibratedLayer, Walk
 from ingot.engine.manifest import Manifest
@@ -40,7 +41,7 @@ SCHEMES = {
     "static": QuantConfig("w8a8", activations="static"),
     "static, searched": QuantConfig("w8a8", method="smoothquant", activations="static", alpha="search"),
     "w4a8 by gptq": QuantConfig("w4a8", 64, rotation=False, method="gptq"),
-    "rptq-w8a8": QuantConfig("rptq-w8a8", 32),
+    "rptq-w8a8": QuantConfig("rptq-w8a8", 32, rptq=RptqConfig(ranges="minmax")),
     "rptq-w4a8": QuantConfig("rptq-w4a8", 32),
     "apart": read_quant("encoder=w8a8,decoder=w4a16", group=32, method="gptq"),
     "encoder alone": read_quant("encoder=w8a8", activations="static"),

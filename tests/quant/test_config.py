@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ingot.cli.quant_flags import QuantFlags
 from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
+from ingot.config.quant_file import quant_text, read_quant
+from ingot.config.rptq import RptqConfig, site_of
 from ingot.errors import ConfigError
 
 MIXED = {"layers.0.*": "w4a16", "*.down_proj": "w8a16", "layers.1.self_attn.o_proj": "none"}
@@ -27,6 +29,7 @@ CONFIGS = [
     QuantConfig("rptq-w8a8"),
     QuantConfig("rptq-w4a4", 64, method="round", head="w8a16", layers={"*.qkv_proj": "w8a8"}),
     QuantConfig("w4a16", 32, layers={"*.o_proj": "rptq-w4a8"}),
+    QuantConfig("rptq-w4a4", rptq=RptqConfig(("R5", "R1"), {"R3": 2}, "minmax", eight_bits=())),
 ]
 
 
@@ -48,6 +51,9 @@ def test_defaults() -> None:
     rptq = QuantConfig("rptq-w4a8")
     assert (rptq.group, rptq.symmetric, rptq.method, rptq.calibrated) == (128, True, "gptq", True)
     assert QuantConfig("rptq-w8a8", method="round").calibrated
+    assert rptq.rptq == RptqConfig(("R1", "R3", "R4", "R5"), {}, "ema-minmax", ("R1", "R4"))
+    assert rptq.rptq.clusters == {"R1": 32, "R3": 4, "R4": 32, "R5": 32}
+    assert QuantConfig("w8a16").rptq is None
     beside = QuantConfig("w4a16", 64, layers={"*.o_proj": "rptq-w8a8"})
     assert (beside.method, beside.symmetric, beside.at("layers.0.self_attn.o_proj").group) == (
         "gptq",
@@ -107,6 +113,26 @@ def test_defaults() -> None:
         ({"scheme": "rptq-w8a8", "group": 0}, r"seen: 0; allowed: .*32, 64, 128.*--group-size"),
         ({"scheme": "rptq-w8a8", "symmetric": False}, r"seen: False; allowed: .*True"),
         ({"scheme": "rptq-w8a8", "activations": "dynamic"}, r"seen: dynamic; allowed: .*none"),
+        (
+            {"scheme": "w8a8", "rptq": {"ranges": "minmax"}},
+            r"--ranges.*which w8a8 does not support.*a --quant of rptq-w8a8",
+        ),
+        (
+            {"scheme": "rptq-w8a8", "rptq": {"reorder": ["R1", "R2"]}},
+            r"seen: \('R1', 'R2'\); allowed: .*R3.*--reorder: leave R2 out, queries and keys",
+        ),
+        ({"scheme": "rptq-w8a8", "rptq": {"reorder": "R1"}}, r"seen: R1; allowed: .*--reorder$"),
+        ({"scheme": "rptq-w8a8", "rptq": {"clusters": {"R1": 0}}}, r"seen: 0; .*at least 1.*--clusters"),
+        ({"scheme": "rptq-w8a8", "rptq": {"clusters": {"R1": True}}}, r"seen: True; .*--clusters"),
+        ({"scheme": "rptq-w8a8", "rptq": {"clusters": {"R2": 4}}}, r"seen: .*R2.*--clusters: leave R2 out"),
+        ({"scheme": "rptq-w8a8", "rptq": {"clusters": 4}}, r"maps sites to numbers; seen: 4.*--clusters"),
+        ({"scheme": "rptq-w8a8", "rptq": {"ranges": "max"}}, r"seen: max; .*ema-minmax.*minmax.*--ranges"),
+        ({"scheme": "rptq-w8a8", "rptq": {"range": "minmax"}}, r"seen: .*range.*allowed: .*reorder.*ranges"),
+        ({"scheme": "rptq-w8a8", "rptq": 5}, r"rptq maps these options.*seen: 5"),
+        (
+            {"scheme": "rptq-w4a8", "rptq": {"eight_bits": []}},
+            r"rptq-w4a8 has no activations in 4 bits.*--eight-bits: leave it out, or use --quant rptq-w4a4",
+        ),
         (
             {"scheme": "none", "method": "gptq"},
             r"seen: gptq; allowed: .*round\b.*--quant, which is missing.*"
@@ -267,3 +293,73 @@ def test_what_needs_samples_is_not_for_memory(config: QuantConfig, words: str) -
     with pytest.raises(ConfigError, match=words):
         config.check_in_memory()
     QuantConfig("w8a8").check_in_memory()
+
+
+def test_sites_of_layers() -> None:
+    names = {
+        "layers.0.self_attn.qkv_proj": "R1",
+        "layers.0.self_attn.o_proj": "R3",
+        "layers.0.mlp.gate_up_proj": "R4",
+        "layers.0.mlp.down_proj": "R5",
+        "encoder.layers.3.mlp.up_proj": "R4",
+        "layers.0.encoder_attn.q_proj": "R1",
+        "layers.0.encoder_attn.kv_proj": "R1",
+        "layers.0.encoder_attn.o_proj": "R3",
+    }
+    assert {name: site_of(name) for name in names} == names
+
+
+def test_sites_in_8_bits_are_of_the_wider_scheme() -> None:
+    names = ("layers.0.self_attn.qkv_proj", "layers.0.mlp.down_proj", "lm_head")
+    for eight, schemes in (
+        (("R1", "R4"), ("rptq-w4a8", "rptq-w4a4", "none")),
+        (("R5",), ("rptq-w4a4", "rptq-w4a8", "none")),
+        ((), ("rptq-w4a4", "rptq-w4a4", "none")),
+    ):
+        quant = QuantConfig("rptq-w4a4", rptq=RptqConfig(eight_bits=eight))
+        assert tuple(quant.at(name).scheme for name in names) == schemes
+    beside = QuantConfig("w8a8", layers={"*.down_proj": "rptq-w8a8"})
+    assert beside.at("layers.0.mlp.down_proj").scheme == "rptq-w8a8"
+
+
+def test_options_of_rptq_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rptq.yaml"
+    path.write_text("scheme: rptq-w4a4\nrptq:\n  clusters: {R1: 8}\n  eight_bits: [R5]\n  ranges: minmax\n")
+    quant = read_quant(str(path))
+    assert quant.rptq == RptqConfig(clusters={"R1": 8}, eight_bits=("R5",), ranges="minmax")
+    over = read_quant(str(path), rptq={"ranges": "mse"}).rptq
+    assert over == RptqConfig(clusters={"R1": 8}, eight_bits=("R5",), ranges="mse")
+    again = tmp_path / "again.yaml"
+    again.write_text(quant_text(quant))
+    assert read_quant(str(again)) == quant
+    assert read_quant(quant, rptq={"clusters": {"R5": 2}}).rptq == RptqConfig(
+        clusters={"R5": 2}, eight_bits=("R5",), ranges="minmax"
+    )
+    assert "32 clusters" in QuantConfig("rptq-w4a4").summary
+    assert QuantConfig("rptq-w4a4").summary.count("R1 and R4 in 8 bits") == 1
+    for text, words in (
+        ("rptq: {ranges: max}", r"rptq\.yaml: rptq: ranges"),
+        ("rptq: {reorder: [R9]}", r"rptq\.yaml: rptq: reorder"),
+        ("rptq: 4", r"rptq\.yaml"),
+    ):
+        path.write_text(f"scheme: rptq-w4a4\n{text}\n")
+        with pytest.raises(ConfigError, match=words):
+            read_quant(str(path))
+    path.write_text("scheme: rptq-w4a4\n")
+    with pytest.raises(ConfigError, match=r"fix: --ranges|--ranges$"):
+        read_quant(str(path), rptq={"ranges": "max"})
+
+
+def test_flags_of_rptq() -> None:
+    def options(**flags: Any) -> RptqConfig | None:
+        return QuantFlags(quant="rptq-w4a4", **flags).config().rptq
+
+    assert options() == RptqConfig()
+    assert options(clusters="16") == RptqConfig(clusters={"R1": 16, "R3": 16, "R4": 16, "R5": 16})
+    assert options(clusters="R1=16, R5=8") == RptqConfig(clusters={"R1": 16, "R5": 8})
+    assert options(reorder="none", eight_bits="none") == RptqConfig(reorder=(), eight_bits=())
+    assert options(reorder="R1, R4", eight_bits="R5") == RptqConfig(reorder=("R1", "R4"), eight_bits=("R5",))
+    assert options(ranges="mse") == RptqConfig(ranges="mse")
+    for flag, text in (("clusters", "many"), ("clusters", "R1=-1"), ("reorder", "R2"), ("eight_bits", "1")):
+        with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}"):
+            options(**{flag: text})

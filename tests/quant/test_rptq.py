@@ -11,19 +11,18 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.quant.gptq import gptq
-from ingot.quant.plain_rows import rounded_blocks
-from ingot.quant.rounding import dequantize
-from ingot.quant.rptq import (
+from ingot.quant.clusters import (
     block_lengths,
     block_ranges,
     channel_order,
     cluster_channels,
-    narrowed,
     order_by_heads,
-    scales_of,
-    two_levels,
+    whole_clusters,
 )
+from ingot.quant.gptq import gptq
+from ingot.quant.plain_rows import rounded_blocks
+from ingot.quant.rounding import dequantize
+from ingot.quant.rptq import averaged_ranges, narrowed, scales_of, two_levels
 from ingot.quant.values import InBlocks
 from tests.quant.inputs import inputs, weights
 
@@ -94,30 +93,110 @@ class TestClusters:
             cluster_channels(low, high[:4], 2)
 
 
-class TestOrder:
-    def test_it_is_clusters_then_ranges(self, given: dict[str, torch.Tensor]) -> None:
-        low, high = given["sep_min"], given["sep_max"]
-        order = channel_order(low, high, 8)
-        assert order.sort().values.tolist() == list(range(160))
-        own = cluster_channels(low, high, 8)[order]
-        assert bool((own.diff() >= 0).all())
-        span = (high - low)[order]
-        assert bool((span.diff()[own.diff() == 0] >= 0).all())
-        paper = given["sep_n8_cluster_of_channel"][order]
-        assert int((paper.diff() != 0).sum()) == 7  # the paper's clusters are contiguous in it
+class TestWholeClusters:
+    def grouped(self, sizes: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ranges of channels in groups far apart, in any order."""
+        generator = torch.Generator().manual_seed(seed)
+        group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        group = group[torch.randperm(len(group), generator=generator)]
+        noise = torch.rand(2, len(group), generator=generator) * 0.1
+        return -(4.0**group) + noise[0], 3 * 4.0**group + noise[1]
 
-    def test_within_heads_that_share_values(self) -> None:
+    def test_clusters_of_whole_blocks_stay_as_they_are(self) -> None:
+        low, high = self.grouped([32, 64, 32, 32])
+        found = whole_clusters(low, high, block_lengths(160, 32), 4)
+        assert torch.equal(found, cluster_channels(low, high, 4))
+        assert torch.bincount(found).tolist() == [32, 64, 32, 32]
+
+    @pytest.mark.parametrize(
+        ("sizes", "clusters", "expected"),
+        [
+            ([40, 70, 20, 30], 4, [32, 64, 32, 32]),
+            ([3, 125, 29, 3], 4, [32, 64, 32, 32]),  # a few outliers have a block of their own
+            ([100, 50], 2, [96, 54]),  # the loudest has the short block
+            ([20, 40], 4, [32, 28]),  # no more than blocks
+            ([70, 20, 30, 40], 1, [160]),
+        ],
+    )
+    def test_each_has_whole_blocks(self, sizes: list[int], clusters: int, expected: list[int]) -> None:
+        low, high = self.grouped(sizes)
+        found = whole_clusters(low, high, block_lengths(sum(sizes), 32), clusters)
+        assert torch.bincount(found).tolist() == expected
+
+    def test_who_would_lose_most_stays(self) -> None:
+        """Of 34 channels about one centre, the two that are nearest to the other's go there."""
+        for ends, moved in (((1, 1.5), [32, 33]), ((1.5, 1), [0, 1])):
+            low = torch.cat([-torch.linspace(*ends, 34), torch.full((30,), -9.0)])
+            found = whole_clusters(low, -low, block_lengths(64, 32), 2)
+            assert found[:34].nonzero()[:, 0].tolist() == moved
+
+    def test_channels_alike(self) -> None:
+        """K-means leaves clusters empty where points are the same."""
+        found = whole_clusters(-torch.ones(96), torch.ones(96), block_lengths(96, 32), 3)
+        assert len(found) == 96
+        assert channel_order(-torch.ones(96), torch.ones(96), 32).sort().values.tolist() == list(range(96))
+
+
+class TestOrder:
+    @pytest.mark.parametrize("name", ["sep", "cont"])
+    @pytest.mark.parametrize("block", [16, 32, 64])
+    def test_blocks_are_of_one_cluster(self, given: dict[str, torch.Tensor], name: str, block: int) -> None:
+        """Or of the order by range, where clusters that fill blocks are no narrower."""
+        low, high = given[f"{name}_min"], given[f"{name}_max"]
+        order, lengths = channel_order(low, high, block, 8), block_lengths(160, block)
+        assert order.sort().values.tolist() == list(range(160))
+        found = whole_clusters(low, high, lengths, 8)
+        by_range = (high - low).argsort()
+        if not torch.equal(order, by_range):
+            assert all(len(own.unique()) == 1 for own in found[order].split(lengths))
+            span = (high - low)[order]
+            assert bool((span.diff()[found[order].diff() == 0] >= 0).all())
+        assert widths(low, high, order, lengths) <= widths(low, high, by_range, lengths)
+
+    def test_a_smooth_spread_is_in_order_of_range(self) -> None:
+        """Clusters of a few loud channels would fill their blocks with quiet ones."""
+        high = torch.randn(128, generator=torch.Generator().manual_seed(7)).exp()
+        order, found = channel_order(-high, high, 32), whole_clusters(-high, high, [32] * 4, 4)
+        assert torch.equal(order, high.argsort())
+        clustered = found.argsort(stable=True)
+        assert widths(-high, high, order, [32] * 4) < 0.8 * widths(-high, high, clustered, [32] * 4)
+
+    def test_channels_of_one_side_are_not_mixed(self) -> None:
+        """Ranges [0, 8] and [-8, 0]: as wide, and a block of both is twice as wide."""
+        sides = torch.randperm(128, generator=torch.Generator().manual_seed(1)) < 64
+        noise = torch.rand(128, generator=torch.Generator().manual_seed(2))
+        low, high = -8.0 * sides - noise, 8.0 * ~sides + noise
+        order = channel_order(low, high, 32)
+        assert all(len(own.unique()) == 1 for own in sides[order].split(32))
+        assert widths(low, high, order, [32] * 4) < 0.4 * widths(low, high, (high - low).argsort(), [32] * 4)
+
+    @pytest.mark.parametrize(("size", "block"), [(16, 8), (16, 16), (16, 32), (24, 16)])
+    def test_within_heads_that_share_values(self, size: int, block: int) -> None:
         """Two heads of values, each read by three of queries: one order for the three."""
         generator = torch.Generator().manual_seed(5)
-        high = torch.rand(2 * 3 * 16, generator=generator)
-        rows, channels = order_by_heads(-high, high, heads=2, shared=3)
-        loudest = high.view(2, 3, 16).amax(1)
+        high = torch.rand(2 * 3 * size, generator=generator)
+        rows, channels = order_by_heads(-high, high, heads=2, shared=3, block=block)
+        loudest = high.view(2, 3, size).amax(1)
         for head in range(2):
-            own = rows[head * 16 : (head + 1) * 16] - head * 16
-            assert torch.equal(own, channel_order(-loudest[head], loudest[head]))
+            own = rows[head * size : (head + 1) * size] - head * size
+            assert torch.equal(own, loudest[head].argsort())  # clusters of even ranges are in that order, too
             for copy in range(3):
-                start = (head * 3 + copy) * 16
-                assert torch.equal(channels[start : start + 16] - start, own)
+                start = (head * 3 + copy) * size
+                assert torch.equal(channels[start : start + size] - start, own)
+
+    def test_heads_have_clusters_of_their_own(self) -> None:
+        """One side's channels and the other's, in the first of two heads."""
+        low = torch.where(torch.arange(32) % 2 == 0, -8.0, 0.0)
+        low[16:] = -torch.arange(16.0)
+        rows, _ = order_by_heads(low, low + 8, heads=2, block=8, clusters=2)
+        assert all(len(own.unique()) == 1 for own in low[rows[:16]].split(8))
+        assert rows[16:].sort().values.tolist() == list(range(16, 32))
+
+
+def widths(low: torch.Tensor, high: torch.Tensor, order: torch.Tensor, lengths: list[int]) -> float:
+    """Squared widths of blocks, of each of their channels."""
+    parts = zip(low[order].split(lengths), high[order].split(lengths), strict=True)
+    return sum(len(own) * float(peaks.amax() - own.amin()) ** 2 for own, peaks in parts)
 
 
 class TestSteps:
@@ -136,6 +215,28 @@ class TestSteps:
         assert torch.equal(zeros, given[told + "zero"])
         near = rounded_blocks(given[f"{name}_x2"][0][:, order], steps, zeros, 1, bits)
         torch.testing.assert_close(near, given[told + "y"][0], rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("bits", [8, 4])
+    @pytest.mark.parametrize(("name", "clusters"), [("sep", 8), ("cont", 4)])
+    def test_averages_over_records_are_the_paper_s(
+        self, given: dict[str, torch.Tensor], name: str, clusters: int, bits: int
+    ) -> None:
+        order, counts = given[f"{name}_n{clusters}_index"], given[f"{name}_n{clusters}_counts"]
+        records = torch.cat([given[f"{name}_x0"], given[f"{name}_x1"]])[:, :, order]
+        low, high = averaged_ranges(records.amin(1), records.amax(1), counts.tolist())
+        steps, zeros = (part.repeat_interleave(counts) for part in scales_of(low, high, bits))
+        told = f"{name}_b{bits}_ema_minmax_"
+        torch.testing.assert_close(steps, given[told + "scale"], rtol=1e-6, atol=0)
+        assert torch.equal(zeros, given[told + "zero"])
+
+    def test_averages_begin_with_the_first_record(self) -> None:
+        """And each next one moves them by a hundredth."""
+        high = torch.tensor([[1.0, 2, 8, 4], [3, 1, 0, 20], [5, 5, 0, 0]])
+        low, found = averaged_ranges(-2 * high, high, [2, 2])
+        peaks = ((2, 3, 5), (8, 20, 0))  # of each block
+        expected = [0.99 * (0.99 * first + 0.01 * second) + 0.01 * third for first, second, third in peaks]
+        torch.testing.assert_close(found, torch.tensor(expected))
+        torch.testing.assert_close(low, -2 * torch.tensor(expected))
 
     def test_a_range_without_width(self) -> None:
         """A channel that never moves is one number and a step that keeps its zero within bounds."""
