@@ -79,7 +79,7 @@ class ApiCall(ABC):
         Raises:
             ApiError: it cannot be served.
         """
-        async with self._begun(by_piece=False) as found:
+        async with self.begun(by_piece=False) as found:
             await found.finish()
             return self.whole(found)
 
@@ -89,7 +89,7 @@ class ApiCall(ABC):
         Raises:
             ApiError: it cannot be served, or was ended.
         """
-        async with self._begun(by_piece=True) as found:
+        async with self.begun(by_piece=True) as found:
             async for data in self.chunks(found):
                 yield data
         if self.ends_with_done:
@@ -137,7 +137,12 @@ class ApiCall(ABC):
         """The one choice of each chunk."""
 
     @asynccontextmanager
-    async def _begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
+    async def begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
+        """What the engine answers, until the block ends.
+
+        Raises:
+            ApiError: it cannot be served, or was ended.
+        """
         with (
             self.model.engine.places(self.count),
             self.model.picture_slots(self.messages) as self.slots,

@@ -158,7 +158,7 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        body = decode(ResponsesRequest, await read_body(request, state.config.max_body))
+        body = decode(ResponsesRequest, await read_body(request, state.most_with_pictures))
         _refuse_explanation(request)
         return await _respond(request, body, ResponseCall(state.reader(body.model), body))
 

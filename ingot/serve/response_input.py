@@ -2,15 +2,17 @@
 
 Owns the kinds of items and where each goes in a conversation. Knows no engine.
 
-    as_chat(ResponsesRequest(model="m", input="Hi")).messages == [{"role": "user", "content": "Hi"}]
+    as_chat(ResponsesRequest(model="m", input="Hi")).body.messages == [{"role": "user", "content": "Hi"}]
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ingot.serve.errors import ApiError, bad_request, unsupported
+from ingot.serve.media import picture_places
 from ingot.serve.schemas import ChatRequest, ResponsesRequest, Sampling
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -18,7 +20,16 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 Message = dict[str, Any]
 
 
-def as_chat(body: ResponsesRequest) -> ChatRequest:
+class AsChat(NamedTuple):
+    """A request to ``/v1/chat/completions``, and where its pictures come from: ``messages[0].content[1]`` is
+    ``input[2].content[0]``.
+    """
+
+    body: ChatRequest
+    places: dict[str, str]
+
+
+def as_chat(body: ResponsesRequest) -> AsChat:
     """The same request to ``/v1/chat/completions``.
 
     Raises:
@@ -31,9 +42,11 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     values |= {"n": None, "max_tokens": None, "stream_options": None}
     if "message.output_text.logprobs" in (body.include or ()):
         raise unsupported("include", "a list of log-probabilities in a response")
-    return ChatRequest(
+    messages, pictures = _messages(body)
+    places = (f"messages[{i}].content[{j}]" for i, j in picture_places(messages))
+    request = ChatRequest(
         **values,
-        messages=_messages(body),
+        messages=messages,
         max_completion_tokens=body.max_output_tokens,
         tools=None
         if body.tools is None
@@ -42,13 +55,17 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
     )
+    return AsChat(request, dict(zip(places, pictures, strict=True)))
 
 
 class _Conversation:
-    """Messages so far; parts of one turn of the assistant come as items of their own."""
+    """Messages so far; parts of one turn of the assistant come as items of their own. ``pictures``: the place
+    of each, in order.
+    """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.pictures: list[str] = []
         self._names: dict[str, str] = {}  # of functions, by the id of the call
         self._thoughts = ""
 
@@ -73,11 +90,31 @@ class _Conversation:
             raise bad_request(
                 f"{where}.role: {role!r:.80} is not one of {', '.join(_ROLES)}", f"{where}.role"
             )
-        content = _text(item.get("content"), f"{where}.content", _TEXTS)
+        given, where = item.get("content"), f"{where}.content"
         if role == "assistant":
-            self._assistant()["content"] = content
+            self._assistant()["content"] = _text(given, where, _TEXTS)
+        elif role == "user" and isinstance(given, list) and any(map(_is_picture, given)):
+            self.messages.append({"role": role, "content": self._parts(given, where)})
         else:
-            self.messages.append({"role": role, "content": content})
+            self.messages.append({"role": role, "content": _text(given, where, _TEXTS)})
+
+    def _parts(self, given: list[Any], where: str) -> list[Message]:
+        """Of a message with pictures; texts beside each other are one."""
+        found: list[Message] = []
+        for place, part in enumerate(given):
+            if _is_picture(part):
+                name = f"{where}[{place}]"
+                if part.get("file_id") is not None:
+                    raise unsupported(name, "a stored file (send its bytes as a data URL in image_url)")
+                found.append({"type": "image_url", "image_url": part.get("image_url")})
+                self.pictures.append(name)
+                continue
+            text = _part_text(part, f"{where}[{place}]", _TEXTS)
+            if found and found[-1]["type"] == "text":
+                found[-1]["text"] += text
+            else:
+                found.append({"type": "text", "text": text})
+        return found
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
         values = {name: _string(item, name, where) for name in ("call_id", "name", "arguments")}
@@ -103,20 +140,25 @@ class _Conversation:
         return self.messages[-1]
 
 
-def _messages(body: ResponsesRequest) -> list[Message]:
+def _messages(body: ResponsesRequest) -> tuple[list[Message], list[str]]:
+    """The messages, and the places of their pictures."""
     conversation = _Conversation()
     if isinstance(body.input, str):
         conversation.messages.append({"role": "user", "content": body.input})
     else:
         for place, item in enumerate(body.input):
             conversation.add(item, f"input[{place}]")
-    messages = conversation.messages
+    messages, pictures = conversation.messages, conversation.pictures
     if body.instructions is None:
-        return messages
+        return messages, pictures
     if messages and messages[0]["role"] == "system":  # templates take one
         first = messages[0] | {"content": f"{body.instructions}\n\n{messages[0]['content']}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": body.instructions}, *messages]
+        return [first, *messages[1:]], pictures
+    return [{"role": "system", "content": body.instructions}, *messages], pictures
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "input_image"
 
 
 def _text(content: Any, where: str, kinds: Mapping[str, str]) -> str:
@@ -125,14 +167,15 @@ def _text(content: Any, where: str, kinds: Mapping[str, str]) -> str:
         return content
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of parts", where)
-    found = []
-    for place, part in enumerate(content):
-        kind = str(part.get("type")) if isinstance(part, Mapping) else ""
-        text = part.get(kinds[kind]) if kind in kinds else None
-        if not isinstance(text, str):
-            raise bad_request(f"{where}[{place}] is not a part of text", f"{where}[{place}]")
-        found.append(text)
-    return "".join(found)
+    return "".join(_part_text(part, f"{where}[{place}]", kinds) for place, part in enumerate(content))
+
+
+def _part_text(part: Any, where: str, kinds: Mapping[str, str]) -> str:
+    kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+    text = part.get(kinds[kind]) if kind in kinds else None
+    if not isinstance(text, str):
+        raise bad_request(f"{where} is not a part of text", where)
+    return text
 
 
 def _string(item: Mapping[str, Any], name: str, where: str) -> str:
@@ -161,10 +204,13 @@ def _format(format: Mapping[str, Any]) -> Message:
     return {"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}}
 
 
-def in_words_of_responses(error: ApiError) -> ApiError:
+def in_words_of_responses(error: ApiError, places: Mapping[str, str] = MappingProxyType({})) -> ApiError:
     """An error of the chat that the request became, with the names of the fields that it came from."""
-    names = {"messages": "input", "response_format": "text.format", "max_tokens": "max_output_tokens"}
     param = error.param or ""
+    if param in places:
+        error.message, error.param = error.message.replace(param, places[param]), places[param]
+        return error
+    names = {"messages": "input", "response_format": "text.format", "max_tokens": "max_output_tokens"}
     for theirs, ours in names.items():
         if param == theirs or param.startswith((f"{theirs}.", f"{theirs}[")):
             error.param = ours  # the places in a conversation are not those of the items

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
-from ingot.serve.answering import Answering, Job
+from ingot.serve.answering import Answering
 from ingot.serve.api_call import usage
 from ingot.serve.chat import ChatCall
 from ingot.serve.errors import ApiError
@@ -37,7 +38,8 @@ class ResponseCall(ChatCall):
 
     def __init__(self, model: ServedModel, body: ResponsesRequest) -> None:
         try:
-            super().__init__(model, as_chat(body))
+            chat, self._places = as_chat(body)
+            super().__init__(model, chat)
         except ApiError as error:
             raise in_words_of_responses(error) from None
         if self.form is not None and self.form.field == "response_format":
@@ -45,12 +47,14 @@ class ResponseCall(ChatCall):
         self._asked_for = body
         self._sequence = 0
 
-    def jobs(self) -> list[Job]:
-        """One prompt."""
+    @asynccontextmanager
+    async def begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
+        """As ``ApiCall.begun``, with the words of this API in errors."""
         try:
-            return super().jobs()
+            async with super().begun(by_piece=by_piece) as found:
+                yield found
         except ApiError as error:
-            raise in_words_of_responses(error) from None
+            raise in_words_of_responses(error, self._places) from None
 
     def whole(self, found: Answering) -> dict[str, Any]:
         """The response."""

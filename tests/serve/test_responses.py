@@ -274,14 +274,14 @@ def test_thoughts_stand_before_the_call_that_follows_them() -> None:
     """A call joins the turn before it, unless thoughts have begun another."""
     thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     said = {"role": "assistant", "content": "Let me see."}
-    turns = as_chat(ResponsesRequest(model="m", input=[said, thoughts, CALL, CALL, RESULT])).messages
+    turns = as_chat(ResponsesRequest(model="m", input=[said, thoughts, CALL, CALL, RESULT])).body.messages
     assert [(one["role"], one.get("reasoning_content")) for one in turns] == [
         ("assistant", None),
         ("assistant", "Hm."),
         ("tool", None),
     ]
     assert [len(one.get("tool_calls", ())) for one in turns] == [0, 2, 0]
-    joined = as_chat(ResponsesRequest(model="m", input=[thoughts, said, CALL])).messages
+    joined = as_chat(ResponsesRequest(model="m", input=[thoughts, said, CALL])).body.messages
     assert [(one["content"], one["reasoning_content"], len(one["tool_calls"])) for one in joined] == [
         ("Let me see.", "Hm.", 1)
     ]

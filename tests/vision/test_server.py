@@ -22,6 +22,7 @@ from tests.vision.conftest import COLOUR, POCKET, image, url_of
 
 CHAT = "/v1/chat/completions"
 NAME = "pocket-vision"
+RESPONSES = "/v1/responses"
 WORKER = b"ingot.image.worker"
 
 
@@ -191,6 +192,65 @@ def test_too_many_pictures_are_not_decoded(server: Server) -> None:
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
+def shown(url: Any) -> dict[str, Any]:
+    """A part of an item of ``/v1/responses``."""
+    return {"type": "input_image", "image_url": url, "detail": "auto"}
+
+
+def test_responses(server: Server, llm: LLM, urls: list[str]) -> None:
+    """Pictures between texts, in a stream, and in the next round: the answers of the same chat."""
+    say = {"type": "input_text", "text": "Look: "}
+    asks = [say, say, shown(urls[0]), {"type": "input_text", "text": COLOUR}]
+    talk = asked({"type": "text", "text": "Look: Look: "}, image(urls[0]))
+    wanted = alone(llm, talk)
+    address = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", timeout=PATIENCE) as client:
+        items: Any = [{"role": "user", "content": asks}]
+        values: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 48}
+        whole = client.responses.create(input=items, **values)
+        assert whole.output_text == wanted
+        assert whole.usage
+        assert whole.usage.input_tokens == len(llm.prompt_ids(talk))
+        with client.responses.stream(input=items, **values) as stream:
+            assert stream.get_final_response().output_text == wanted
+        items += [one.model_dump(exclude_none=True) for one in whole.output]
+        items += [{"role": "user", "content": [shown(urls[1]), {"type": "input_text", "text": "And here?"}]}]
+        again = [*talk, {"role": "assistant", "content": wanted}]
+        again += asked(image(urls[1]), text="And here?")
+        assert client.responses.create(input=items, **values).output_text == alone(llm, again)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (shown("https://example.com/cat.png"), "nothing is fetched"),
+        (shown(None), "data URL"),
+        ({"type": "input_image", "file_id": "file-1"}, "a stored file"),
+        (shown(url_of(b"no picture")), "no picture"),
+        ({"type": "input_file", "file_data": "data:,"}, "not a part of text"),
+    ],
+)
+def test_what_responses_refuse(server: Server, urls: list[str], part: Any, message: str) -> None:
+    """By the place in the input, not in the conversation that it becomes."""
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    items = [{"role": "user", "content": [shown(urls[0])]}, call]
+    items += [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 3 + [shown(urls[0]), part]}]
+    for more in ({}, {"stream": True}):
+        asks = {"model": NAME, "input": items, "instructions": "Be brief.", "max_output_tokens": 4}
+        reply = server.post(RESPONSES, asks | more)
+        assert (reply.status, reply.error["param"]) == (400, "input[2].content[4]"), reply.data
+        assert message in reply.error["message"]
+        assert "messages" not in reply.error["message"]
+        assert "input[2].content[4]" in reply.error["message"]
+
+
+def test_too_many_pictures_of_a_response(server: Server) -> None:
+    items = [{"role": "user", "content": [shown(url_of(b"no picture"))] * 1000}]
+    reply = server.post(RESPONSES, {"model": NAME, "input": items})
+    assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "input")
+    assert "messages" not in reply.error["message"]
+
+
 def test_a_detail_and_a_text_as_address_are_taken(server: Server, urls: list[str]) -> None:
     """Some clients send the address by itself, and others a ``detail`` of their own."""
     for value in (urls[0], {"url": urls[0], "detail": "huge", "more": [1]}):
@@ -203,7 +263,7 @@ def test_bodies_may_be_as_large_as_pictures(server: Server, urls: list[str]) -> 
     data = json.dumps(body(asked(image(urls[0]), {"type": "text", "text": "x", "unread": "@"}))).encode()
     full = data.replace(b"@", b"@" * ((16 << 20) - len(data) + 1))
     assert (len(full), server.post(CHAT, full).status) == (16 << 20, 200)
-    for path in (CHAT, "/tokenize"):
+    for path in (CHAT, RESPONSES, "/tokenize"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON['Content-Type']}\r\n"
             connection.sendall(f"{head}Content-Length: {len(full) + 1}\r\n\r\n".encode())
