@@ -123,11 +123,26 @@ def check_size(width: int, height: int) -> None:
         raise RequestError("the picture has too many pixels", seen=seen, allowed=allowed, fix="scale it down")
 
 
+def format_of(data: bytes) -> str:
+    """One of ``FORMATS``, by a file's first bytes.
+
+    Raises:
+        RequestError: it is another, or no picture.
+    """
+    return _format(data[:_HEAD])[0]
+
+
 def _reader(head: bytes) -> tuple[str, Callable[[io.BytesIO], ImageFile]]:
-    for begins, (kind, name) in _READERS.items():
+    kind, name = _format(head)
+    module, _, reader = name.partition(".")
+    return kind, getattr(importlib.import_module(f"PIL.{module}"), reader)
+
+
+def _format(head: bytes) -> tuple[str, str]:
+    """A format, and the class in PIL that reads it."""
+    for begins, found in _READERS.items():
         if re.match(begins, head, re.DOTALL):
-            module, _, reader = name.partition(".")
-            return kind, getattr(importlib.import_module(f"PIL.{module}"), reader)
+            return found
     kinds = (kind for begins, kind in _OTHERS.items() if re.match(begins, head, re.DOTALL))
     seen = next(kinds, None) or ("text" if _is_text(head) else f"unknown content ({head[:8].hex(' ')} …)")
     what, fix = "this is no picture that can be read", "convert it to PNG or JPEG"

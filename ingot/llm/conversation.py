@@ -14,7 +14,7 @@ from typing import Any
 from ingot.config.sampling import SamplingParams
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Piece
-from ingot.processors.turns import Turns
+from ingot.processors.turns import Question, Turn, Turns
 
 _ANSWER_SHARE = 4  # an answer is promised at most this part (1/4) of max_seq_len
 
@@ -35,11 +35,14 @@ class Conversation(Turns[Piece]):
     def set_values(self, values: Mapping[str, Any]) -> None:
         self._params = self._llm.default_params.replace(**values)
 
-    def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[Piece, None, None]]:
+    def _picture(self, path: str) -> dict[str, Any]:
+        return {"type": "input", "input": self._llm.read_image(path), "path": path}  # decoded once
+
+    def _begin(self, question: Question) -> tuple[list[Turn], Generator[Piece, None, None]]:
         kept = self._fitting(question)
         return kept, self._llm.stream(self._messages(kept, question), self._params)
 
-    def _fitting(self, question: str) -> list[tuple[str, str]]:
+    def _fitting(self, question: Question) -> list[Turn]:
         """The newest turns that fit beside the question and its answer."""
         longest = self._llm.executor.max_seq_len
         room = longest // _ANSWER_SHARE

@@ -38,7 +38,7 @@ from ingot.llm.outputs import Output, Piece
 from ingot.llm.pictures import Pictures, encoded
 from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
-from ingot.processors.prompt import Prompt
+from ingot.processors.prompt import Input, Prompt
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.tap import Seen, tap
@@ -289,11 +289,17 @@ class LLM:
         Raises:
             RequestError: it cannot be read, or the engine takes no pictures.
         """
+        encode = partial(encoded, self.engine, self.read_image(image))
+        return self._calls.loop.between_steps(encode)
+
+    def read_image(self, image: Source) -> Input:
+        """A picture as a ``Prompt`` takes it, and a message in a part ``{"type": "input", "input": …}``: what
+        is asked about again is decoded once. Takes and raises what ``encode_image`` does.
+        """
         if self._pictures is None:
             seen = self.engine.manifest.model.modality.model
             raise RequestError("this engine takes no pictures", seen=seen, fix="an engine of MiniGPT-4")
-        encode = partial(encoded, self.engine, self._pictures.read(image))
-        return self._calls.loop.between_steps(encode)
+        return self._pictures.read(image)
 
     def stream(
         self,

@@ -27,6 +27,8 @@ class Spoken(Protocol):
 
 
 Part = TypeVar("Part", bound=Spoken)
+Question = str | list[dict[str, Any]]  # a text, or pictures and a text: the parts of a message
+Turn = tuple[Question, str]
 
 
 class Turns(ABC, Generic[Part]):
@@ -35,20 +37,30 @@ class Turns(ABC, Generic[Part]):
     Attributes:
         system: the system message, None for the chat format's own; may be changed between turns.
         turns: (question, answer) pairs that the next question will see.
+        pictures: parts that go with the next question.
         num_dropped: turns that were forgotten because they no longer fit.
     """
 
     def __init__(self, system: str | None) -> None:
         self.system = system
-        self.turns: list[tuple[str, str]] = []
+        self.turns: list[Turn] = []
+        self.pictures: list[dict[str, Any]] = []
         self.num_dropped = 0
-        self._unanswered: str | None = None
+        self._unanswered: Question | None = None
 
     def clear(self) -> None:
-        """Forget all turns; the system message stays."""
-        self.turns, self._unanswered = [], None
+        """Forget all turns and pictures; the system message stays."""
+        self.turns, self.pictures, self._unanswered = [], [], None
 
-    def messages(self, question: str | None = None) -> list[dict[str, str]]:
+    def show(self, path: str) -> None:
+        """Let a picture's file go with the next question; it stays where the question is not answered.
+
+        Raises:
+            RequestError: it cannot be read, or who answers takes no pictures.
+        """
+        self.pictures.append(self._picture(path))
+
+    def messages(self, question: Question | None = None) -> list[dict[str, Any]]:
         """The conversation as chat messages, ending with ``question`` if one is given."""
         return self._messages(self.turns, question)
 
@@ -61,6 +73,10 @@ class Turns(ABC, Generic[Part]):
         Raises:
             IngotError: at the first part or later: the question cannot be answered.
         """
+        pictures = self.pictures
+        yield from self._ask([*pictures, {"type": "text", "text": question}] if pictures else question)
+
+    def _ask(self, question: Question) -> Generator[Part, None, None]:
         self._unanswered = question
         kept, pieces = self._begin(question)
         answer, ended = "", False
@@ -74,6 +90,7 @@ class Turns(ABC, Generic[Part]):
             if answer or ended:
                 self.num_dropped += len(self.turns) - len(kept)
                 self.turns, self._unanswered = [*kept, (question, answer)], None
+                self.pictures = []
 
     def retry(self) -> Generator[Part, None, None]:
         """``ask`` the last question again; its new answer takes the place of the old one, which stays where
@@ -89,7 +106,7 @@ class Turns(ABC, Generic[Part]):
                 raise RequestError("there is no message to answer again")
             question, self.turns = turns[-1][0], turns[:-1]
         try:
-            yield from self.ask(question)
+            yield from self._ask(question)
         finally:
             if self._unanswered is not None:
                 self.turns, self._unanswered = turns, unanswered
@@ -103,10 +120,14 @@ class Turns(ABC, Generic[Part]):
         """
 
     @abstractmethod
-    def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[Part, None, None]]:
+    def _begin(self, question: Question) -> tuple[list[Turn], Generator[Part, None, None]]:
         """The newest turns that fit beside the question, and its answer."""
 
-    def _messages(self, turns: list[tuple[str, str]], question: str | None) -> list[dict[str, str]]:
+    @abstractmethod
+    def _picture(self, path: str) -> dict[str, Any]:
+        """The part of a message that shows a picture's file; raises as ``show``."""
+
+    def _messages(self, turns: list[Turn], question: Question | None) -> list[dict[str, Any]]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         said = [
             {"role": role, "content": content}

@@ -9,14 +9,16 @@ installed or loaded. Knows no terminal.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ingot.errors import IngotError, RequestError
-from ingot.processors.turns import Turns
+from ingot.processors.turns import Question, Turn, Turns
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 600.0  # between two parts of an answer
@@ -58,16 +60,17 @@ class RemoteServer:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def models(self) -> list[str]:
-        """The names of its models.
+    def models(self) -> dict[str, list[str] | None]:
+        """Its models by name, and what they read (``text``, ``image``); None where it does not say.
 
         Raises:
             IngotError: it cannot be reached, or refuses.
         """
         connection, response = self._sent("GET", "/models", None)
         try:
-            return [str(one["id"]) for one in json.loads(response.read(_MOST_BYTES))["data"]]
-        except (ValueError, KeyError, TypeError, http.client.HTTPException, OSError):
+            listed = json.loads(response.read(_MOST_BYTES))["data"]
+            return {str(one["id"]): one.get("input_modalities") for one in listed}
+        except (ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException, OSError):
             what = "the server does not list its models"
             raise RequestError(what, seen=self.url, flag="--url, or name one: --model") from None
         finally:
@@ -145,7 +148,19 @@ class RemoteConversation(Turns[RemotePiece]):
     def set_values(self, values: Mapping[str, Any]) -> None:
         self._body = {"model": self._model, **{_API_NAMES.get(name, name): v for name, v in values.items()}}
 
-    def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[RemotePiece, None, None]]:
+    def _picture(self, path: str) -> dict[str, Any]:
+        from ingot.image.decode import format_of
+        from ingot.image.source import file_bytes
+
+        reads = self._server.models().get(self._model)
+        if reads is not None and "image" not in reads:
+            raise RequestError(f"{self._model} takes no pictures", seen=f"it reads {', '.join(reads)}")
+        _, data = file_bytes(Path(path))
+        media = f"image/{format_of(data).lower()}"
+        url = f"data:{media};base64,{base64.b64encode(data).decode()}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    def _begin(self, question: Question) -> tuple[list[Turn], Generator[RemotePiece, None, None]]:
         kept = self.turns
         while True:
             try:

@@ -19,6 +19,7 @@ from ingot.cli.chat import lines as chat_lines
 from ingot.cli.chat.lines import TerminalLines, history_file, next_message
 from ingot.cli.chat.verb import TerminalChat
 from ingot.cli.chat.wrap import WordWrap
+from ingot.errors import RequestError
 from ingot.llm.outputs import Piece
 from ingot.processors.turns import Turns
 
@@ -140,6 +141,9 @@ class Echo(Turns[Any]):
 
     def set_values(self, values: Mapping[str, Any]) -> None:
         pass
+
+    def _picture(self, path: str) -> dict[str, Any]:
+        raise RequestError("no pictures")
 
 
 def test_lines_that_begin_with_a_slash_are_a_command_only_alone(

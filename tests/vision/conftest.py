@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingot import LLM
 from recipes.vision.draw import draw, png
 from recipes.vision.scenes import held_out_scene
 
@@ -22,6 +24,12 @@ def url_of(data: bytes) -> str:
 def image(url: Any) -> dict[str, Any]:
     """A part of a message, as OpenAI's clients send it."""
     return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+
+
+@pytest.fixture(scope="session")
+def llm() -> Iterator[LLM]:
+    with LLM(POCKET, "cpu", max_batch_size=16) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ from tests.tiny_models import save_model, tiny_config
 
 POCKET = Path(__file__).parents[2] / "models/pocket-vision/minigpt4.yaml"
 GREEDY: Any = {"max_new_tokens": 48, "temperature": 0.0}
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(POCKET, "cpu", max_batch_size=16) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from ingot import LLM
 from ingot.serve.long_prompts import is_long
+from tests.e2e.terminal import ingot
 from tests.image.pictures import png as written_png
 from tests.serve.client import JSON, PATIENCE, Server, is_gone, started, wait_for
 from tests.vision.conftest import COLOUR, POCKET, image, url_of
@@ -34,12 +36,6 @@ def server() -> Iterator[Server]:
         pids = found.child_pids(WORKER)
         assert len(pids) == 1
     wait_for("the process that decodes to end", lambda: all(map(is_gone, pids)))
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(POCKET, "cpu", max_batch_size=8) as llm:
-        yield llm
 
 
 def asked(*parts: dict[str, Any], text: str = COLOUR) -> list[Any]:
@@ -249,6 +245,14 @@ def test_too_many_pictures_of_a_response(server: Server) -> None:
     reply = server.post(RESPONSES, {"model": NAME, "input": items})
     assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "input")
     assert "messages" not in reply.error["message"]
+
+
+def test_the_terminal_chat(server: Server, urls: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "scene.png"
+    file.write_bytes(base64.b64decode(urls[0].partition(",")[2]))
+    words = ("chat", "--url", f"http://127.0.0.1:{server.port}", "--temperature", 0, "--image", file)
+    found = ingot(*words, stdin=f"{COLOUR}\n")
+    assert (found.exit_code, found.stdout.strip()) == (0, "orange"), found.stderr
 
 
 def test_a_detail_and_a_text_as_address_are_taken(server: Server, urls: list[str]) -> None:

@@ -9,6 +9,7 @@ Owns the commands, their help, and the sampling values that a user sets. Indepen
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -54,6 +55,7 @@ class Commands:
         self._saved: Path | None = None
         self.table = {
             "/clear": Command("/clear", "forget the conversation", self._clear),
+            "/image": Command("/image FILE", "show a picture with the next message; any number", self._image),
             "/retry": Command("/retry", "answer the last message again", lambda _: retry()),
             "/set": Command(
                 "/set NAME VALUE", f"set a sampling value, or {_RESET}; /set shows them", self._set
@@ -67,7 +69,8 @@ class Commands:
     def completions(self) -> dict[str, list[str] | None]:
         """What may follow each command; None: a file."""
         return {
-            name: None if name == "/save" else self.names if name == "/set" else [] for name in self.table
+            name: None if name in ("/save", "/image") else self.names if name == "/set" else []
+            for name in self.table
         }
 
     def run(self, line: str) -> bool:
@@ -90,6 +93,13 @@ class Commands:
     def _clear(self, rest: str) -> None:
         self._talk.clear()
         _say("conversation cleared")
+
+    def _image(self, text: str) -> None:
+        if not text:
+            raise RequestError("/image needs a picture's file", fix="/image photo.jpg")
+        self._talk.show(str(_path(text)))
+        count = len(self._talk.pictures)
+        _say(f"{count} picture{'s' if count > 1 else ''} will be shown with the next message")
 
     def _system(self, text: str) -> None:
         self._talk.system = text or self._talk.system
@@ -122,7 +132,7 @@ class Commands:
         _say(f"{name}: {values.get(name, 'the default')}")
 
     def _save(self, text: str) -> None:
-        messages = self._talk.messages()
+        messages = [_saved(message) for message in self._talk.messages()]
         if not text or not self._talk.turns:
             what = "there is nothing to save yet" if text else "/save needs a file name"
             raise RequestError(what, fix="/save chat.json")
@@ -135,6 +145,26 @@ class Commands:
             raise RequestError("the conversation cannot be written", seen=error) from None
         self._saved = path
         _say(f"{path}: {len(messages)} messages")
+
+
+def _path(text: str) -> Path:
+    """A file's name; terminals write quotes or backslashes where a file with spaces is dropped."""
+    path = Path(text).expanduser()
+    if not path.exists():
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            return Path(text[1:-1]).expanduser()
+        if "\\" in text:
+            return Path(re.sub(r"\\(.)", r"\1", text)).expanduser()
+    return path
+
+
+def _saved(message: dict[str, Any]) -> dict[str, Any]:
+    """A message for a file: a picture that was decoded is named by its path."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = [{"type": "image", "image": one["path"]} if one["type"] == "input" else one for one in content]
+    return {**message, "content": parts}
 
 
 def show_refusal(error: IngotError) -> None:

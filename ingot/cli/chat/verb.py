@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _SERVER = "Server"
 _URL = "Chat with the server at this address in place of an engine; any with OpenAI's API."
 _MODEL = "The server's model; needed where it has several."
+_IMAGE = "A picture that goes with the first message, where pictures are taken; may be repeated."
 _WITHOUT = ("n", "num_beams", "length_penalty", "early_stopping", "logprobs")
 
 
@@ -69,6 +70,7 @@ def chat(
         ),
     ] = None,
     system: Annotated[str | None, option("The system message.", metavar="TEXT")] = None,
+    image: Annotated[list[str] | None, option(_IMAGE, "--image", metavar="FILE")] = None,
     device: Device = None,
     threads: Threads = None,
 ) -> None:
@@ -83,6 +85,8 @@ def chat(
         talk: Turns[Any] = _remote(remote, system, sampling)
     else:
         talk = _local(str(engine), system, sampling, (device, threads, limits))
+    for file in image or ():
+        _show(talk, file)
     takes = [flag for param in context.command.params for flag in param.opts]
     chat = TerminalChat(talk, sampling, takes)
     failed = chat.run(_lines(chat.commands))
@@ -173,6 +177,13 @@ def _local(
     return talk
 
 
+def _show(talk: Turns[Any], file: str) -> None:
+    try:
+        talk.show(file)
+    except RequestError as error:
+        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag="--image") from None
+
+
 def _remote(remote: Remote, system: str | None, sampling: dict[str, Any]) -> Turns[Any]:
     from ingot.serve.remote import RemoteConversation, RemoteServer
 
@@ -180,7 +191,7 @@ def _remote(remote: Remote, system: str | None, sampling: dict[str, Any]) -> Tur
     if key is not None and (not key.isascii() or not key.isprintable()):
         raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
     server = RemoteServer(str(remote.url), key)
-    names = [remote.model] if remote.model else server.models()
+    names = [remote.model] if remote.model else list(server.models())
     if len(names) != 1:
         raise RequestError("the server has several models", seen=len(names), allowed=names, flag="--model")
     return RemoteConversation(server, names[0], system, sampling)
