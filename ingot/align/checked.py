@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
+from ingot.align.given import Given
 from ingot.align.staged_run import StagedRun, Stored, run_encoder, run_tokens
-from ingot.align.stages import LOG_MEL, OWN_NAMES
+from ingot.align.stages import OWN_NAMES
 from ingot.align.trace import TraceWriter
-from ingot.engine.golden_encoder import Speech
-from ingot.engine.golden_speech import exact_log_mel
 from ingot.engine.int8_inputs import Int8Input
 from ingot.engine.reference import EXACT, Arithmetic, Feed
 from ingot.layers.linear import any_rounded
@@ -40,7 +39,7 @@ def record_checked(
     dtype: torch.dtype,
     *,
     inputs: Sequence[Int8Input] = (),
-    speech: Speech | None = None,
+    given: Given | None = None,
     forced: Sequence[list[int]] | None = None,
 ) -> list[list[int]]:
     """Write every case twice, as ``expected`` in fp32 and as ``noise`` in ``dtype`` (fp64 for fp32).
@@ -57,9 +56,9 @@ def record_checked(
     choices: list[list[int]] = []
     for i, ids in enumerate(cases):
         fed = None if forced is None else forced[i]
-        exact = _Recorder(stored, paths("expected", i), EXACT, inputs, speech)
+        exact = _Recorder(stored, paths("expected", i), EXACT, inputs, given)
         choices.append(exact.run(ids, steps, fed))
-        noisy = _Recorder(stored, paths("noise", i), noise_of(dtype, flips=flips), inputs, speech)
+        noisy = _Recorder(stored, paths("noise", i), noise_of(dtype, flips=flips), inputs, given)
         noisy.run(ids, steps, choices[-1] if fed is None else fed)
     return choices
 
@@ -73,11 +72,11 @@ class _Recorder(StagedRun):
         path: Path,
         arithmetic: Arithmetic,
         inputs: Sequence[Int8Input],
-        speech: Speech | None,
+        given: Given | None,
     ) -> None:
         feed = _feed(inputs, flips=arithmetic.flips)
         super().__init__(stored.model, stored.weights, arithmetic, feed=feed)
-        self._stored, self._speech = stored, speech
+        self._stored, self._given = stored, given
         self._writer = TraceWriter(path)
         self._step = 0
 
@@ -99,26 +98,24 @@ class _Recorder(StagedRun):
         return choices
 
     def _run(self, ids: Sequence[int], steps: int, forced: Sequence[int] | None) -> list[int]:
-        hears = self._speech is not None
-        if self._speech is not None:
-            self._hear(self._speech)
+        encodes = self._given is not None
+        if self._given is not None:
+            self._encode(self._given)
         choices: list[int] = []
         new, start = list(ids), 0
         for self._step in range(steps + 1):
             self._writer.add(f"{self._step}/input_ids", torch.tensor(new, dtype=torch.int64))
-            logits = run_tokens(self, self._stored.span(new, start, len(ids), hears=hears))
+            logits = run_tokens(self, self._stored.span(new, start, len(ids), encodes=encodes))
             choices.append(int(logits[-1].argmax()))
             start += len(new)
             new = [choices[-1] if forced is None else [*forced, 0][self._step]]
         return choices
 
-    def _hear(self, speech: Speech) -> None:
-        """The features, of which the noisy run tells those that fp32 sums give, and the encoder."""
-        own = speech.features
-        plain = self.arithmetic == EXACT
-        shown = own if plain else exact_log_mel(speech.samples, len(own), torch.float32)
-        self._writer.add(f"0/{LOG_MEL}", shown.T)
-        run_encoder(self, own)
+    def _encode(self, given: Given) -> None:
+        """The features, in the noisy run as a sound preparation may round them, and the encoder."""
+        shown = given.features if self.arithmetic == EXACT else given.nearly
+        self._writer.add(f"0/{given.stage}", given.shown(shown))
+        run_encoder(self, given.features)
 
 
 def _feed(inputs: Sequence[Int8Input], *, flips: bool) -> Feed | None:

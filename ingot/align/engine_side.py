@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from ingot.align.stages import CONVS, LOG_MEL, OWN_NAMES
+from ingot.align.given import Given
+from ingot.align.stages import CONVS, OWN_NAMES
 from ingot.align.trace import TraceWriter
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
-from ingot.engine.golden_encoder import Speech
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm import LLM
 from ingot.llm.encoder_record import KEYS_VALUES, by_module, encoder_observed
-from ingot.processors.log_mel import log_mel
+from ingot.llm.encoder_replay import prepared
 from ingot.runtime.inputs import RequestInput
 from ingot.runtime.request import Request
 
@@ -66,7 +66,7 @@ def record_engine(
     forced: Sequence[int] | None = None,
     *,
     as_served: bool = False,
-    speech: Speech | None = None,
+    given: Given | None = None,
 ) -> list[int]:
     """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
 
@@ -75,7 +75,7 @@ def record_engine(
         forced: tokens to feed after the prompt; None: the greedy choices.
         as_served: run as requests do, with fused kernels and CUDA graphs; only the logits of each step's last
             token are written.
-        speech: the input of a model that hears.
+        given: the input of a model with an encoder.
 
     Returns:
         The greedy choices after the prompt and after each step.
@@ -84,15 +84,14 @@ def record_engine(
         RequestError: the prompt has ids that the model does not know.
     """
     executor = llm.executor
-    given, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
-    inputs = () if speech is None else (_input(llm, speech),)
-    request = executor.admission.request(_NAME, given, params, 0, inputs)
+    checked, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
+    inputs = () if given is None else (_input(llm, given),)
+    request = executor.admission.request(_NAME, checked, params, 0, inputs)
     request.all_logits = not as_served
     writer = TraceWriter(path)
     try:
-        if speech is not None and not as_served:
-            made = log_mel(speech.samples.to(llm.engine.device), len(speech.features))
-            writer.add(f"0/{LOG_MEL}", made.T)
+        if given is not None and not as_served:
+            writer.add(f"0/{given.stage}", given.shown(prepared(llm, given.source)))
         executor.scheduler.add(request)
         choices = _steps(llm, request, writer, steps, forced, as_served=as_served)
     except BaseException:
@@ -128,10 +127,10 @@ def _steps(
     return choices
 
 
-def _input(llm: LLM, speech: Speech) -> RequestInput:
+def _input(llm: LLM, given: Given) -> RequestInput:
     rules = llm.executor.admission.inputs
     assert rules is not None
-    return rules.read(speech.features.float(), 0)
+    return rules.read(given.features.float(), 0)
 
 
 def _encoder(llm: LLM, pieces: _Pieces) -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 Owns what it hears. Knows no verdict.
 
-    run_steps(Hearing(model, speech), ids, steps=4)
+    run_steps(Hearing(model, given), ids, steps=4)
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from ingot.align.given import Given
 from ingot.align.stages import LOG_MEL
-from ingot.engine.golden_encoder import Speech
-from ingot.engine.golden_speech import exact_log_mel
 
 
 class Hearing(nn.Module):
     """Encodes the speech with the first tokens of a text, and reads its outputs from then on."""
 
-    def __init__(self, inner: Any, speech: Speech) -> None:
+    def __init__(self, inner: Any, given: Given) -> None:
         super().__init__()
         self.inner = inner
-        self.speech = speech
-        self._shown = speech.features
+        self.given = given
+        self._shown = given.features
         self._encoded: Any = None
         self.add_module(LOG_MEL, nn.Identity())  # so that a trace has the features, too
 
@@ -47,8 +46,8 @@ class Hearing(nn.Module):
 
     def as_noise(self, *, noise: bool) -> None:
         """What stands for the features in a trace: the original's, or our own sum in fp64."""
-        own = self.speech
-        self._shown = exact_log_mel(own.samples, len(own.features)) if noise else own.features
+        own = self.given
+        self._shown = own.nearly if noise else own.features
 
     def forward(self, input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bool = True) -> Any:
         """As of a causal language model."""
@@ -57,7 +56,7 @@ class Hearing(nn.Module):
             weight = encoder.conv1.weight
             self.get_submodule(LOG_MEL)(self._shown.T)
             with torch.backends.cudnn.flags(enabled=False):  # whose convolutions round fp32 to TF32
-                self._encoded = encoder(self.speech.features.to(weight.device, weight.dtype)[None])
+                self._encoded = encoder(self.given.features.to(weight.device, weight.dtype)[None])
         return self.inner(
             encoder_outputs=self._encoded,
             decoder_input_ids=input_ids,

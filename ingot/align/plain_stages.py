@@ -15,11 +15,15 @@ from torch import nn
 
 from ingot.align.isolated import as_read, reader_of
 from ingot.align.isolated_encoder import CROSS_PARTS
-from ingot.align.staged_run import StagedRun, Stored, encoder_groups, run_cross, run_encoder_group
+from ingot.align.staged_run import StagedRun, Stored, run_cross, run_encoder_stage
 from ingot.align.stages import LOG_MEL, StageFile, kind_of, layer_of
 from ingot.engine.reference import Arithmetic, Span
+from ingot.engine.reference_encoder import stage_names
 from ingot.layers.checking import PlainAttention
+from ingot.layers.checking_stages import Passage
 from ingot.layers.decoder import Decoder
+
+_FRONT, _LAST = "encoder.embed_positions", "encoder.norm"
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class PlainStages:
         run = _Placed(self, how)
         read = self.recorded
         ids = [i for step in range(read.steps + 1) for i in read.ids(step)]
-        hears = self.model.config.crosses
-        span = self.stored.span(ids, 0, len(read.ids(0)), hears=hears)
+        encodes = self.model.config.encoder is not None
+        span = self.stored.span(ids, 0, len(read.ids(0)), encodes=encodes)
         if group.startswith("encoder"):
             self._encoder(run, group, how)
         elif group.startswith("cross"):
@@ -106,17 +110,18 @@ class PlainStages:
         run.layer_of(index, hidden, span)
 
     def _encoder(self, run: _Placed, group: str, how: Pass) -> None:
-        names = encoder_groups(run)
-        for index, name in enumerate(names):
-            if name != group:
-                continue
-            if index == 0:
-                features = self.given(LOG_MEL, how)
-                before = None if features is None else features.T
-            else:
-                before = self.given(f"{names[index - 1]}.output" if index > 1 else "encoder.embedding", how)
-            if before is not None:
-                run_encoder_group(run, index, before)
+        before = self.given(self._before(group), how)
+        if before is not None:
+            features = before.T if group == _FRONT else before
+            run_encoder_stage(run, group, Passage.of(features))
+
+    def _before(self, group: str) -> str:
+        """The recorded stage that an encoder's stage takes."""
+        if group == _FRONT:
+            return LOG_MEL
+        names = [name for name in stage_names(self.model.config) if name != group]
+        index = int(group.rpartition(".")[2]) if group != _LAST else len(names)
+        return f"encoder.layers.{index - 1}.output" if index else "encoder.embedding"
 
 
 class _Placed(StagedRun):
@@ -177,5 +182,5 @@ def _group_of(stage: str) -> str:
     if stage.startswith("encoder.layers."):
         return stage.rpartition(".")[0]
     if stage.startswith("encoder."):
-        return "encoder"
+        return _LAST if stage == "encoder.final_norm" else _FRONT
     return "embedding" if stage == "embedding" else "ends"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ingot.align.checked import record_checked
+from ingot.align.given import Given
 from ingot.align.hearing import Hearing
 from ingot.align.staged_run import RoundedWeights, Stored
 from ingot.align.stages import StageFile, hf_patterns
@@ -33,7 +34,6 @@ from ingot.compare.spec import decoder_config
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.golden_encoder import Speech
 from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError, ConfigError
@@ -63,11 +63,11 @@ class Reference(ABC):
         noise_name: what its noise is measured between.
         inputs: those of its products that are rounded to 8 bits, as the engine's are. With noise the closest
             calls go the other way.
-        speech: the input of a model that hears.
+        given: the input of a model with an encoder.
     """
 
     inputs: tuple[Int8Input, ...] = ()
-    speech: Speech | None = None
+    given: Given | None = None
 
     def __init__(self, name: str, path: Path, device: torch.device) -> None:
         self.name, self.path, self.device = name, path, device
@@ -114,7 +114,7 @@ class Checking(Reference):
             steps,
             compute,
             inputs=self.inputs,
-            speech=self.speech,
+            given=self.given,
         )
         return _reference_runs(folder, choices)
 
@@ -174,8 +174,8 @@ class HuggingFace(Reference):
         )
         self.name = f"Hugging Face's {type(model).__name__}, fp32"
         round_weights(model, self.weights, wide_norms=self._wide_norms())
-        if self.speech is not None:
-            model = Hearing(model, self.speech)
+        if self.given is not None:
+            model = Hearing(model, self.given)
         choices = self._traced(model, folder, "expected", cases, steps, [None] * len(cases))
         _lower(model, noise)
         self._traced(model, folder, "noise", cases, steps, choices)

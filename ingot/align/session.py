@@ -22,11 +22,12 @@ from ingot.align.alone import AloneJudge, least_of
 from ingot.align.diagnosis import explain_first
 from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
+from ingot.align.given import Given
 from ingot.align.reference import OtherEngine, Reference, ReferenceRun, Trace, open_reference, room_for
 from ingot.align.staged_run import Stored
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
-from ingot.align.target import Target, check_same_model, find_target, make_cases, speech_for
+from ingot.align.target import Target, check_same_model, find_target, given_for, make_cases
 from ingot.align.tensors import TensorCheck, compare_tensors
 from ingot.align.texts import Case, PromptGiven, TextCheck
 from ingot.align.verdict import (
@@ -48,7 +49,6 @@ from ingot.config.modality import PICTURE
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.dequantized import write_dequantized
-from ingot.engine.golden_encoder import Speech
 from ingot.engine.int8_inputs import read_int8_inputs
 from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
@@ -159,7 +159,7 @@ def align(
         given = _unpacked(reference, folder / "unpacked", progress)
         source = open_reference(str(given), original, target.path, target.build, place)
         check_same_model(target, source)
-        source.speech = speech_for(target, source)
+        source.given = given_for(target, source)
         cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
         quant, tensors = _quant_text(target, source), _tensors(target, source, progress)
         source = _of_same_weights(target, source, original, folder, progress)
@@ -194,7 +194,7 @@ def _of_same_weights(
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
     build = replace(target.build, dtype="fp32")  # the files hold the values that the engine stores
     found = open_reference(str(own), original, target.path, build, source.device)
-    found.speech = source.speech
+    found.given = source.given
     found.inputs = read_int8_inputs(Path(target.path), source.checkpoint)
     return found
 
@@ -218,7 +218,7 @@ def _run(
     stored = Stored.of(Path(target.path), target.build, place)
     base = source.file.dtype if isinstance(source, Trace) else torch.float32
     judging = partial(AloneJudge, llm.engine, stored, base=base)
-    found = _compare(llm, judging, folder, cases, runs, steps, source.speech, progress)
+    found = _compare(llm, judging, folder, cases, runs, steps, source.given, progress)
     rows, greedy, first, causes = found
     stops = _stops(llm, target, source, runs)
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
@@ -253,7 +253,7 @@ def _compare(
     cases: list[Case],
     runs: list[ReferenceRun],
     steps: int,
-    speech: Speech | None,
+    given: Given | None,
     progress: Progress,
 ) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
     rows: list[Row] = []
@@ -263,8 +263,8 @@ def _compare(
     findings: list[Finding] = []
     for i, (case, run) in enumerate(zip(cases, runs, strict=True)):
         paths = [folder / f"{kind}-{i}.safetensors" for kind in ("engine", "served")]
-        record_engine(llm, paths[0], case.ids, steps, run.forced, speech=speech)
-        choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True, speech=speech)
+        record_engine(llm, paths[0], case.ids, steps, run.forced, given=given)
+        choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True, given=given)
         progress(f"comparing {i + 1}/{len(cases)}")
         got, served = StageFile(paths[0]), StageFile(paths[1])
         judge = judging(run.expected)

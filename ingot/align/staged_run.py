@@ -22,8 +22,9 @@ from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import Assembly, empty_model, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
 from ingot.engine.reference import ReferenceRun, Span, Weights, WeightSource
-from ingot.engine.reference_encoder import keep_keys_values, own_stages
+from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.layers.checking_rotary import plain_section
+from ingot.layers.checking_stages import Passage
 from ingot.layers.decoder import Decoder
 
 _WITHIN = {
@@ -34,7 +35,8 @@ _WITHIN = {
     "mlp_in": "post_norm",
     "inner": "inner",
 }
-_AROUND = {"conv1": CONVS[0], "conv2": CONVS[1], "norm": "encoder.final_norm", "logits": "logits"}
+_AROUND = {CONVS[0]: CONVS[0], CONVS[1]: CONVS[1], "encoder.norm": "encoder.final_norm", "logits": "logits"}
+_KEYS_VALUES = ".encoder_attn.kv_proj"
 _BRANCHES = {"self_attn": "attention", "encoder_attn": "cross_attention", "mlp": "mlp"}
 _SUMS = {"attention": "residual", "cross_attention": "cross_residual", "mlp": "output"}
 
@@ -42,7 +44,7 @@ _SUMS = {"attention": "residual", "cross_attention": "cross_residual", "mlp": "o
 class StagedRun(ReferenceRun):
     """A run that hands every stage to ``reached``."""
 
-    _within = ""  # the layer, or ``encoder`` around its layers
+    _within = ""  # the layer, or another stage of an encoder
     _branch = ""
 
     def reached(self, stage: str, computed: torch.Tensor) -> torch.Tensor:
@@ -59,16 +61,16 @@ class StagedRun(ReferenceRun):
             return self.reached(f"{self._within}.{_WITHIN[place]}", computed)
         if place in _AROUND:
             return self.reached(_AROUND[place], computed)
-        if place == "encoded":
+        if place.endswith(f"{_KEYS_VALUES}/in"):
             return self.encoder_output(computed)
-        if place == "kv":
+        if place.endswith(_KEYS_VALUES):
             halves = zip(("cross_keys", "cross_values"), computed.chunk(2, dim=-1), strict=True)
             return torch.cat([self.reached(f"{self._within}.{name}", half) for name, half in halves], dim=-1)
         if place != "stream":
             return computed
         if "layers." in self._within:
             return self.reached(f"{self._within}.{_SUMS[self._branch]}", computed)
-        return self.reached(f"{self._within}.embedding".removeprefix("."), computed)
+        return self.reached("encoder.embedding" if self._within else "embedding", computed)
 
     def encoder_output(self, computed: torch.Tensor) -> torch.Tensor:
         """The encoder's last stage as keys and values of the layer read it."""
@@ -112,31 +114,24 @@ def run_tokens(run: StagedRun, span: Span) -> torch.Tensor:
 
 def run_encoder(run: StagedRun, features: torch.Tensor) -> None:
     """Features [mels, frames] through the encoder, and each layer's keys and values of its outputs."""
-    hidden = run.features(features)
-    for index in range(len(encoder_groups(run))):
-        hidden = run_encoder_group(run, index, hidden)
+    at = Passage.of(run.features(features))
+    for stage in own_stages(run, _unseen):
+        at = at.through(stage)
+        run.weights.release()
     for index in range(run.config.num_layers):
-        run_cross(run, index, hidden)
+        run_cross(run, index, at.hidden)
 
 
-def encoder_groups(run: StagedRun) -> list[str]:
-    """``encoder`` for the front, each layer's name, ``encoder`` for the last norm."""
-    inner = len(own_stages(run, _unseen)) - 2
-    return ["encoder", *(f"encoder.layers.{index}" for index in range(inner)), "encoder"]
-
-
-def run_encoder_group(run: StagedRun, index: int, hidden: torch.Tensor) -> torch.Tensor:
-    """One of ``encoder_groups``."""
-    run.within(encoder_groups(run)[index])
-    found = own_stages(run, _unseen)[index](hidden)
+def run_encoder_stage(run: StagedRun, name: str, at: Passage) -> None:
+    """One of an encoder's stages, of an input that is before it."""
+    at.through(next(stage for stage in own_stages(run, _unseen) if stage.name == name))
     run.weights.release()
-    return found
 
 
 def run_cross(run: StagedRun, layer: int, encoded: torch.Tensor) -> None:
     """A layer's keys and values of the encoder's outputs."""
     run.within(f"layers.{layer}")
-    keep_keys_values(run, 0, layer, _unseen, encoded)
+    keep_for(run, 0, layer, _unseen, encoded)
 
 
 class Stored(NamedTuple):
@@ -156,12 +151,12 @@ class Stored(NamedTuple):
         shape = assembly.architecture, assembly.model_config, build
         return cls(empty_model(*shape, QuantConfig(), KernelPlan()), _Assembled(assembly, source, device))
 
-    def span(self, ids: Sequence[int], start: int, prompt_len: int, *, hears: bool) -> Span:
+    def span(self, ids: Sequence[int], start: int, prompt_len: int, *, encodes: bool) -> Span:
         """New tokens of a request with this many prompt tokens."""
         rotary = self.model.rotary
         rows = 0 if rotary is None else rotary.max_positions
         offset = plain_section(self.model.config.rope, prompt_len) * rows
-        return Span(0, tuple(ids), start, offset, 0 if hears else None)
+        return Span(0, tuple(ids), start, offset, 0 if encodes else None)
 
 
 class _Assembled:

@@ -9,22 +9,22 @@ Owns every check that can be made early. Knows no tensor but a trace's shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
+from ingot.align.given import Given
 from ingot.align.reference import HuggingFace, OtherEngine, Reference, Trace
 from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.compare.huggingface import class_log_mel
 from ingot.compare.spec import decoder_config, folder_of
 from ingot.config.build import BuildConfig
-from ingot.config.modality import SPEECH
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.describe import read_text_side
-from ingot.engine.golden_encoder import Speech, golden_speech
+from ingot.engine.golden_encoder import GoldenSpeech, golden_inputs
 from ingot.engine.loader import compute_dtype
 from ingot.engine.prompts import golden_prompts
 from ingot.engine.text import TextParts
@@ -112,26 +112,27 @@ def check_same_model(target: Target, source: Reference) -> None:
         )
 
 
-def speech_for(target: Target, source: Reference) -> Speech | None:
-    """What both sides of a model of speech hear: one window of golden speech, with the original's
-    features; None of another model.
+def given_for(target: Target, source: Reference) -> Given | None:
+    """What both sides of a model with an encoder are given: a golden input, with the original's features;
+    None of another model.
 
     Raises:
         ConfigError: the original is a trace.
     """
-    if target.model.modality is not SPEECH:
+    found = golden_inputs(target.model)
+    if not found:
         return None
     if isinstance(source, Trace):
         raise ConfigError(
-            "a speech engine is not compared with a trace: nothing tells what it heard",
+            "an engine with an encoder is not compared with a trace: nothing tells what it was given",
             seen=source.name,
             allowed="a checkpoint, OpenAI's .pt file, or another engine",
             flag="--reference",
         )
-    speech = golden_speech(target.model)[0]
-    if not isinstance(source, HuggingFace):
-        return speech
-    return replace(speech, features=class_log_mel(speech.samples, len(speech.features)))
+    given = found[0]
+    if not isinstance(source, HuggingFace) or not isinstance(given, GoldenSpeech):
+        return Given(given, given.features)
+    return Given(given, class_log_mel(given.samples, given.shape[0]))
 
 
 def _check_fit(target: Target, case: Case, steps: int) -> None:

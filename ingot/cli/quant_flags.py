@@ -24,7 +24,7 @@ _BY_ROW = listed(name for name in choosing("group") if 0 in SCHEMES[name].group)
 _COARSE = listed(name for name in choosing("group") if 32 not in SCHEMES[name].group)
 _SCALED = listed(choosing("activations"))
 _ROTATING = listed(choosing("rotation"))
-_QUANT = f"Quantize: {', '.join(NARROW)}, encoder=…,decoder=… or FILE.yaml."
+_QUANT = f"Quantize: {', '.join(NARROW)}, PART=…,PART=… (encoder, decoder, …) or FILE.yaml."
 _BLOCK = f"per block in RPTQ: 32 (not {_COARSE}), 64, 128."
 _GROUP = f"Columns per scale in {_BY_ROW} (0: one scale per row) and {_COARSE}, or {_BLOCK}"
 _SYMMETRIC = f"Whether {listed(choosing('symmetric'))} goes without zero points."
@@ -42,7 +42,7 @@ _EIGHT_BITS = "Sites of rptq-w4a4 whose activations have 8 bits: R1,R4,… or no
 _PUBLISHED = ", ".join(f"{site}={count}" for site, count in PUBLISHED_CLUSTERS.items())
 _CALIB = (
     "Calibration samples (.jsonl, .json or .txt), similar to what the engine will run; for speech a manifest "
-    "or folder of recordings."
+    "or folder of recordings, for pictures one of pictures."
 )
 _SAMPLES = "Maximum samples to use from --calib: up to 512 tokens, or a window of speech, each."
 

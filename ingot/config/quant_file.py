@@ -25,8 +25,14 @@ from ingot.config.yaml_text import YamlError, load_yaml
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
-_HALVES = ("encoder", "decoder")
-_ENCODER = "encoder.*"  # the names of its layers
+# Parts of a model and the names of their layers, wider ones first; all else is the decoder's.
+_PARTS = {
+    "encoder": "encoder.*",
+    "vit": "encoder.vit.*",
+    "qformer": "encoder.qformer.*",
+    "projector": "encoder.projector",
+}
+_DECODER = ("decoder", "llm")
 
 
 def read_quant(
@@ -43,7 +49,8 @@ def read_quant(
     rptq: Mapping[str, object] | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
-    Of ``encoder=SCHEME,decoder=SCHEME`` a half that is not named is not quantized.
+    Of ``encoder=SCHEME,decoder=SCHEME`` or ``vit=SCHEME,qformer=SCHEME,projector=SCHEME,llm=SCHEME`` a part
+    that is not named is not quantized.
 
     The file holds ``QuantConfig``'s fields; what is given beside it counts before it, of ``rptq`` each option
     by itself.
@@ -67,12 +74,12 @@ def read_quant(
         return _of_file(Path(named), changes, own)
     changes |= _options({}, own)
     if named is not None and "=" in named:
-        return QuantConfig(**_halves(named) | changes)
+        return QuantConfig(**_by_part(named) | changes)
     if named is not None and named not in SCHEMES:
         raise ConfigError(
             "unknown quantization scheme",
             seen=named,
-            allowed=[*SCHEMES, "encoder=SCHEME,decoder=SCHEME", "FILE.yaml"],
+            allowed=[*SCHEMES, "PART=SCHEME,PART=SCHEME", "FILE.yaml"],
             flag="--quant, or quant= in Python",
         )
     return QuantConfig(**({"scheme": named or "none"} | changes))
@@ -96,18 +103,23 @@ def _options(kept: object, own: Mapping[str, object]) -> dict[str, Any]:
     return {"rptq": RptqConfig.from_json({**kept, **own} if isinstance(kept, Mapping) else kept)}
 
 
-def _halves(named: str) -> dict[str, Any]:
-    """The fields of ``encoder=w8a16,decoder=w4a16``."""
+def _by_part(named: str) -> dict[str, Any]:
+    """The fields of ``encoder=w8a16,decoder=w4a16``, or of parts of an encoder by their own names."""
     pairs = [part.strip().partition("=") for part in named.split(",")]
-    found = {half: scheme for half, _, scheme in pairs}
-    if len(found) < len(pairs) or not {*found} <= {*_HALVES} or not {*found.values()} <= {*SCHEMES}:
+    found = {part: scheme for part, _, scheme in pairs}
+    known = {*_PARTS, *_DECODER}
+    once = len(found) == len(pairs) and not {*_DECODER} <= {*found}
+    if not once or not {*found} <= known or not {*found.values()} <= {*SCHEMES}:
         raise ConfigError(
-            "the halves of a model and their schemes are not named",
+            "the parts of a model and their schemes are not named",
             seen=named,
-            allowed=f"encoder=SCHEME,decoder=SCHEME or one of them, with {', '.join(SCHEMES)}",
+            allowed=f"PART=SCHEME, each part once: encoder and decoder; or of MiniGPT-4 {', '.join(_PARTS)} "
+            f"and llm, with {', '.join(SCHEMES)}",
             flag="--quant, or quant= in Python",
         )
-    return {"scheme": found.get("decoder", "none"), "layers": {_ENCODER: found.get("encoder", "none")}}
+    decoder = next((found[name] for name in _DECODER if name in found), "none")
+    layers = {pattern: found.get(part, "none") for part, pattern in _PARTS.items() if part in found}
+    return {"scheme": decoder, "layers": {_PARTS["encoder"]: "none"} | layers}
 
 
 def _of_file(path: Path, changes: dict[str, Any], own: Mapping[str, object]) -> QuantConfig:

@@ -58,7 +58,9 @@ class Choice:
 
 ROUNDED = Choice()
 Choose = Callable[[str], Choice]  # of a linear layer by its name
-_LAYER = re.compile(r"(encoder\.(\w+\.)?)?layers\.\d+")
+# What is calibrated together: a layer of a stack, or what joins an encoder to the decoder.
+_LAYER = re.compile(r"(encoder\.(\w+\.)?)?layers\.\d+|encoder\.projector")
+_ENCODER = "encoder."
 
 
 @dataclass
@@ -267,6 +269,11 @@ def layer_of(name: str) -> str | None:
     """The layer that a module or tensor is of, of the decoder or its encoder; None: of none."""
     found = _LAYER.match(name)
     return None if found is None else found[0]
+
+
+def in_encoder(name: str) -> bool:
+    """Whether a module or tensor is the encoder's."""
+    return name.startswith(_ENCODER)
 
 
 def storing_modules(model: Decoder) -> Iterator[StoringModule]:

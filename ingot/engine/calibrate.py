@@ -26,8 +26,9 @@ import torch
 
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly, empty_model
+from ingot.engine.assemble import Assembly, empty_model, in_encoder
 from ingot.engine.reference import EXACT, ReferenceRun, Span
+from ingot.engine.reference_encoder import stage_names
 from ingot.engine.walk_halves import DecoderHalf, EncoderHalf, Half, Progress, Told, num_tokens
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
@@ -120,8 +121,8 @@ class Walk(Generic[S]):
         load: gives their tensors: ``partial(assembly.load, checkpoint=source)``, ``WeightsReader(path).read``
             or ``model.get_parameter``.
         samples: token ids.
-        features: of a model that hears, what each sample reads: a window [mels, frames], with as many outputs
-            as the encoder has positions.
+        features: of a model with an encoder, what each sample reads, one input; None of a sample that reads
+            none. Where outputs are spliced, placeholders stand in the sample for them.
         statistic: (name, in_features) → what gathers the input of one linear layer.
         propagate: ``advance`` computes a layer's output again, with what the layer was given, so that the
             layers after make up for its errors: twice the arithmetic.
@@ -144,7 +145,7 @@ class Walk(Generic[S]):
         device: torch.device,
         statistic: Callable[[str, int], S],
         *,
-        features: Sequence[torch.Tensor] = (),
+        features: Sequence[torch.Tensor | None] = (),
         propagate: bool = False,
         batch_tokens: int = BATCH_TOKENS,
         progress: Progress | None = None,
@@ -154,13 +155,14 @@ class Walk(Generic[S]):
         self._device = device
         self._statistic = statistic
         self._propagate = propagate
-        self._features = features
-        self._batches = _batches(model, samples, batch_tokens, heard=bool(features))
+        self._features = [one for one in features if one is not None]
+        self._batches = _batches(model, samples, batch_tokens, _numbers(features))
         self.layers = calibrated_layers(model)
         self._told = Told(progress, self._work())
         self._held = Held(load, device)
         self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=self._feed)
-        self._halves: dict[str, Half] = {}
+        self._encoder: EncoderHalf | None = None
+        self._decoder: DecoderHalf | None = None
         self._before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x
 
     def observe(self, name: str) -> CalibratedLayer[S]:
@@ -169,43 +171,38 @@ class Walk(Generic[S]):
         Raises:
             BuildError: the layer's output is not finite.
         """
-        half, index = self._place(name)
+        half = self._half(name)
         self._held.clear()
         layer = CalibratedLayer(name, _gather(self._model, name, self._statistic), self._held)
         self._before = _recording(layer, half)
-        half.through(index, self._told, keep=not self._propagate)
+        half.through(name, self._told, keep=not self._propagate)
         return layer
 
     def advance(self, layer: CalibratedLayer[S]) -> None:
         """Give the next layer what the observed one makes of its inputs by now."""
         if self._propagate and layer.name != self.layers[-1]:
-            half, index = self._place(layer.name)
             self._before = _faking(layer)
-            half.through(index, self._told, keep=True)
+            self._half(layer.name).through(layer.name, self._told, keep=True)
 
-    def _place(self, name: str) -> tuple[Half, int]:
-        """The half that a layer is of, begun when its first layer is asked for, and its number there."""
-        kind, _, number = name.rpartition(".")
-        if kind not in self._halves:
-            self._halves[kind] = self._encoder() if kind == EncoderHalf.name else self._decoder()
-        return self._halves[kind], int(number)
-
-    def _encoder(self) -> EncoderHalf:
-        return EncoderHalf(self._run, self._features, self._device)
-
-    def _decoder(self) -> DecoderHalf:
-        heard = self._halves.get(EncoderHalf.name)
-        if isinstance(heard, EncoderHalf):
-            heard.norm()
-            return DecoderHalf(self._run, self._batches, self._device, heard)
-        return DecoderHalf(self._run, self._batches, self._device)
+    def _half(self, name: str) -> Half:
+        """The half that a layer is of, begun when its first layer is asked for."""
+        if in_encoder(name):
+            if self._encoder is None:
+                self._encoder = EncoderHalf(self._run, self._features, self._device)
+            return self._encoder
+        if self._decoder is None:
+            self._before = lambda name, x: x  # a bridge between the halves records nothing more
+            if self._encoder is not None:
+                self._encoder.finish()
+            self._decoder = DecoderHalf(self._run, self._batches, self._device, self._encoder)
+        return self._decoder
 
     def _work(self) -> int:
-        """Tokens and positions · layers and passes."""
+        """Tokens and positions (about) · layers and passes."""
         encoder = self._model.config.encoder
         encoded = 0 if encoder is None else len(self._features) * encoder.max_positions
         tokens, passes = sum(map(num_tokens, self._batches)), 1 + self._propagate
-        rows = [encoded if name.startswith(EncoderHalf.name) else tokens for name in self.layers]
+        rows = [encoded if in_encoder(name) else tokens for name in self.layers]
         return passes * sum(rows) - self._propagate * tokens  # nothing is behind the last layer
 
     def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -239,8 +236,7 @@ class Held:
 
 def calibrated_layers(model: Decoder) -> list[str]:
     """Names of a model's layers, in the order in which samples go through them: an encoder's first."""
-    halves = ((EncoderHalf.name, getattr(model.encoder, "layers", ())), (DecoderHalf.name, model.layers))
-    return [f"{name}.{index}" for name, layers in halves for index in range(len(layers))]
+    return [*stage_names(model.config), *(f"layers.{index}" for index in range(len(model.layers)))]
 
 
 def _gather(model: Decoder, layer: str, statistic: Callable[[str, int], S]) -> dict[str, S]:
@@ -248,7 +244,7 @@ def _gather(model: Decoder, layer: str, statistic: Callable[[str, int], S]) -> d
     found = {}
     for path, module in model.get_submodule(layer).named_modules():
         if isinstance(module, Linear):
-            name = f"{layer}.{path}"
+            name = f"{layer}.{path}".removesuffix(".")  # a bridge is a linear layer itself
             assert module.scheme.dense, f"{name} is quantized"
             found[name] = statistic(name, module.in_features)
     return found
@@ -272,25 +268,33 @@ def _faking(layer: CalibratedLayer[S]) -> Callable[[str, torch.Tensor], torch.Te
     return before
 
 
-def _batches(model: Decoder, samples: Sequence[Sequence[int]], most: int, *, heard: bool) -> list[list[Span]]:
+def _numbers(features: Sequence[torch.Tensor | None]) -> list[int | None]:
+    """Of each sample the number of its input among those that there are."""
+    numbers = iter(range(len(features)))
+    return [None if one is None else next(numbers) for one in features]
+
+
+def _batches(
+    model: Decoder, samples: Sequence[Sequence[int]], most: int, inputs: Sequence[int | None]
+) -> list[list[Span]]:
     batches: list[list[Span]] = []
     room = 0
     for number, ids in enumerate(samples):
         if not batches or len(ids) > room:
             batches.append([])
             room = most
-        span = Span(number, tuple(ids), 0, model.rope_offset(len(ids)), number if heard else None)
+        span = Span(number, tuple(ids), 0, model.rope_offset(len(ids)), inputs[number] if inputs else None)
         batches[-1].append(span)
         room -= len(ids)
     return batches
 
 
-def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[torch.Tensor]) -> None:
+def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[torch.Tensor | None]) -> None:
     if not samples:
         raise ConfigError("there is nothing to calibrate with", seen="no samples", flag="--calib")
     if len(features) != (0 if model.encoder is None else len(samples)):
         seen = f"{len(samples)} samples, features of {len(features)}"
-        raise ConfigError("only a speech model reads features", seen=seen)
+        raise ConfigError("only a model with an encoder reads features", seen=seen)
     longest = model.config.max_positions if model.rotary is None else model.rotary.max_positions
     vocab = model.config.vocab_size
     for number, ids in enumerate(samples, start=1):

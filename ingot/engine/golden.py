@@ -28,9 +28,15 @@ import torch
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.device import cpu_name, dtype_name, parse_dtype
-from ingot.engine.golden_encoder import Speech, encoder_distances, finer, golden_speech, heard
+from ingot.engine.golden_encoder import (
+    GoldenInput,
+    claimed,
+    encoder_distances,
+    finer,
+    golden_inputs,
+)
 from ingot.engine.manifest import WEIGHTS_FILE
-from ingot.engine.prompts import GoldenPrompt, golden_prompts
+from ingot.engine.prompts import GoldenPrompt, golden_prompts, spliced_ids
 from ingot.engine.proof import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
 from ingot.engine.reference import EXACT, FINER, FLIPPED, Arithmetic, ReferenceRun, Span, Weights
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
@@ -59,6 +65,7 @@ class _Under:
 
     number: int
     prompt: GoldenPrompt
+    ids: tuple[int, ...]  # of the prompt, with placeholders
     rope_offset: int
     input: int | None = None
     new_ids: list[int] = field(default_factory=list)
@@ -120,18 +127,15 @@ def _make(
     weights = Weights(folder / WEIGHTS_FILE, model, device)
     with steady_threads(weights.num_bytes, weights.device) as threads:
         count = _new_tokens(weights, build.max_seq_len)
-        room = build.max_seq_len - count if count else 0
-        prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
-        speech = golden_speech(model.config)
-        cases = [
-            _Under(i, p, model.rope_offset(len(p.ids)), i % len(speech) if speech else None)
-            for i, p in enumerate(prompts)
-        ]
+        given = golden_inputs(model.config)
+        room = build.max_seq_len - count - _placeholders(model.config) if count else 0
+        prompts = golden_prompts(tokenizer, model.config.vocab_size, max(room, 0))
+        cases = _cases(model, prompts, len(given))
         try:
             run = ReferenceRun(model, weights, EXACT, kv_dtype=build.kv_dtype)
-            inputs = tuple(heard(run, i, one) for i, one in enumerate(speech))
+            inputs = tuple(claimed(run, i, one) for i, one in enumerate(given))
             _continue(run, cases, count, progress or _silent)
-            floors = _floors(model, weights, cases, speech, dtype, build.kv_dtype, progress or _silent)
+            floors = _floors(model, weights, cases, given, dtype, build.kv_dtype, progress or _silent)
             _tell_overflow(floors)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite")
@@ -139,6 +143,28 @@ def _make(
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors, inputs=inputs)
     where = device_name(device)
     return Proof.of(claims, Made(where, threads, dtype_name(dtype), VERSION, torch.__version__))
+
+
+def _placeholders(config: DecoderConfig) -> int:
+    """Most prompt tokens that an input takes."""
+    return config.encoder.max_positions if config.splices and config.encoder is not None else 0
+
+
+def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_Under]:
+    """Prompts with the inputs in turns. Where inputs stand in the prompt one in three has none, since texts
+    are requests of their own there.
+    """
+    splices, found = model.config.splices, []
+    for number, prompt in enumerate(prompts):
+        turn = number % (inputs + splices) if inputs else 0
+        given = turn if turn < inputs else None
+        ids = prompt.ids
+        if given is not None and splices:
+            assert model.config.encoder is not None
+            ids = spliced_ids(ids, _placeholders(model.config), model.config.encoder.placeholder_id)
+            given = given if ids != prompt.ids else None
+        found.append(_Under(number, prompt, ids, model.rope_offset(len(ids)), given))
+    return found
 
 
 def _tell_overflow(floors: dict[str, Floor]) -> None:
@@ -205,7 +231,7 @@ def _continue(run: ReferenceRun, cases: list[_Under], count: int, progress: Prog
     """Prompts, then one token a pass for every case, greedily."""
     if not cases:
         return
-    prompts, starts = [c.prompt.ids for c in cases], [len(c.prompt.ids) for c in cases]
+    prompts, starts = [c.ids for c in cases], [len(c.ids) for c in cases]
     logits = _pass(run, cases, "prompt", prompts, [0] * len(cases), progress)
     for step in range(count):
         progress("golden cases, new tokens", step, count)
@@ -255,7 +281,7 @@ def _pass(
 
 def _kept_rows(case: _Under) -> list[int]:
     """Where whole logits are kept: at the first, a middle and the last token of a prompt that is not long."""
-    length = len(case.prompt.ids)
+    length = len(case.ids)
     return [] if length > _MOST_ROWS_OF else sorted({0, length // 2, length - 1})
 
 
@@ -275,7 +301,7 @@ def _floors(
     model: Decoder,
     weights: Weights,
     cases: list[_Under],
-    speech: Sequence[Speech],
+    inputs: Sequence[GoldenInput],
     dtype: torch.dtype,
     kv_dtype: str,
     progress: Progress,
@@ -295,11 +321,11 @@ def _floors(
         ways[dtype_name(dtype)] = Arithmetic(torch.float32, dtype)
     if kv_dtype != "model" or any_rounded(model):
         ways[_FLIPS] = FLIPPED
-    spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
+    spans = [c.span((*c.ids, *c.new_ids[:-1]), 0) for c in chosen]
     runs = {
         name: ReferenceRun(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()
     }
-    found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, speech), progress)
+    found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, inputs), progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
     floors |= {"fp32": _of_any_order(floors["fp32"], _terms(model.config))}
@@ -390,7 +416,7 @@ def _chosen_rows(cases: list[_Under], counts: list[int]) -> list[int]:
     rows: list[int] = []
     start = 0
     for case, count in zip(cases, counts, strict=True):
-        first = start + len(case.prompt.ids) - 1
+        first = start + len(case.ids) - 1
         rows += range(first, first + len(case.new_ids))
         start += count
     return rows

@@ -1,77 +1,163 @@
 """The encoder's part of a golden proof.
 
-Owns which speech a model is proven with, checksums of what its encoder makes of it, and its noise floors.
+Owns which inputs a model is proven with, checksums of what its encoder makes of them, and its noise floors.
 Knows no prompt.
 
-    speech = golden_speech(model.config)                 # empty: the model does not hear
-    inputs = [heard(run, number, one) for number, one in enumerate(speech)]
+    inputs = golden_inputs(model.config)                 # empty: the model takes none
+    claims = [claimed(run, number, one) for number, one in enumerate(inputs)]
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
+import numpy as np
 import torch
 
+from ingot.config.encoder import EncoderConfig
+from ingot.config.modality import PICTURE, SPEECH, Modality
 from ingot.config.model import DecoderConfig
+from ingot.engine.golden_pictures import exact_pixels, golden_values
 from ingot.engine.golden_speech import HOP, exact_log_mel, golden_samples
-from ingot.engine.proof import Heard
+from ingot.engine.proof import InputClaim
 from ingot.engine.reference import ReferenceRun
 from ingot.engine.reference_encoder import encode, encoder_stages, plain_encoder
 from ingot.engine.sketch import Checksum, Sketch, distance, rounded
+from ingot.layers.checking_stages import Passage
 
-LOG_MEL = "log-mel"
 _FRAMES_OF_A_POSITION = 2
+_NUDGE = 1000  # of so many values a resize may round one to the other level
 
 
 @dataclass(frozen=True)
-class Speech:
-    """An input by name: float32 samples [N], and its features [mels, frames] in float64."""
+class GoldenInput(ABC):
+    """An input that is the same everywhere, and its features in float64.
+
+    Attributes:
+        name: what its values follow from, with the size.
+        size: of the values.
+        shape: of the features, as the encoder takes them; 0: the size says.
+    """
 
     name: str
-    samples: torch.Tensor
-    features: torch.Tensor
+    size: tuple[int, ...]
+    shape: tuple[int, ...]
 
-    @classmethod
-    def of(cls, name: str, samples: int, mels: int) -> Speech:
-        """The speech of that name, the same everywhere."""
-        made = golden_samples(name, samples)
-        return cls(name, made, exact_log_mel(made, mels))
+    features_name: ClassVar[str]  # in reports
+
+    @property
+    @abstractmethod
+    def features(self) -> torch.Tensor:
+        """As the encoder takes them, float64."""
+
+    @property
+    @abstractmethod
+    def nearly(self) -> torch.Tensor:
+        """The same with what a sound preparation may round otherwise."""
+
+    @abstractmethod
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        """Features as rows whose checksum is kept."""
+
+    @property
+    def floor(self) -> float:
+        """What rounding does to the features, relative."""
+        off = distance(self.rows(self.nearly), self.rows(self.features))
+        return rounded(max(off, torch.finfo(torch.float32).eps))
+
+    def checksum(self, features: torch.Tensor) -> Checksum:
+        """Of features."""
+        return Sketch(self.features_name).add(self.rows(features), first=0).checksum()
 
 
-def golden_speech(config: DecoderConfig) -> list[Speech]:
-    """A whole window, and a third of one, so that requests beside each other read different inputs."""
-    if config.encoder is None or plain_encoder(config) is None:
+class GoldenSpeech(GoldenInput):
+    """``samples``: float32 [N]; features are log-mel [mels, frames]."""
+
+    features_name = "log-mel"
+
+    @cached_property
+    def samples(self) -> torch.Tensor:
+        """At 16 kHz, float32 [N]."""
+        return golden_samples(self.name, self.size[0])
+
+    @cached_property
+    def features(self) -> torch.Tensor:
+        return exact_log_mel(self.samples, self.shape[0])
+
+    @property
+    def nearly(self) -> torch.Tensor:
+        return exact_log_mel(self.samples, self.shape[0], torch.float32)
+
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        return features.T
+
+
+class GoldenPicture(GoldenInput):
+    """``values``: uint8 [height, width, 3]; features are pixels [3, side, side]."""
+
+    features_name = "pixels"
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """RGB, uint8 [height, width, 3]."""
+        return golden_values(self.name, (self.size[0], self.size[1]))
+
+    @cached_property
+    def features(self) -> torch.Tensor:
+        return exact_pixels(self.values, self.shape[-1])
+
+    @property
+    def nearly(self) -> torch.Tensor:
+        resized = self.size != self.shape[1:]
+        return exact_pixels(self.values, self.shape[-1], torch.float32, nudge=_NUDGE if resized else 0)
+
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        return features.flatten(0, 1)
+
+
+_KINDS: dict[Modality, type[GoldenInput]] = {SPEECH: GoldenSpeech, PICTURE: GoldenPicture}
+
+
+def golden_inputs(config: DecoderConfig) -> list[GoldenInput]:
+    """Several that differ, so that requests beside each other read different ones: of speech a whole window
+    and a third of one, of pictures one at the encoder's size and a wide one, which is resized.
+    """
+    encoder = config.encoder
+    if encoder is None or plain_encoder(config) is None:
         return []
-    frames = _FRAMES_OF_A_POSITION * config.encoder.max_positions
-    parts = {"whole": frames, "third": max(frames // 3, _FRAMES_OF_A_POSITION)}
-    return [Speech.of(name, HOP * count, config.encoder.features[0]) for name, count in parts.items()]
+    made = _KINDS[config.modality]
+    return [made(name, size, encoder.features) for name, size in _sizes(config.modality, encoder).items()]
 
 
-def speech_of(inputs: Sequence[Heard]) -> list[Speech]:
+def _sizes(modality: Modality, encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    if modality is PICTURE:
+        side = encoder.features[-1]
+        return {"square": (side, side), "wide": (side + side // 2, 2 * side)}
+    frames = _FRAMES_OF_A_POSITION * encoder.max_positions
+    return {"whole": (HOP * frames,), "third": (HOP * max(frames // 3, _FRAMES_OF_A_POSITION),)}
+
+
+def inputs_of(config: DecoderConfig, claims: Sequence[InputClaim]) -> list[GoldenInput]:
     """What a proof's inputs were made of."""
-    return [Speech.of(one.name, one.samples, one.features.size) for one in inputs]
+    if config.encoder is None:
+        return []
+    return [_KINDS[config.modality](one.name, one.size, config.encoder.features) for one in claims]
 
 
-def heard(run: ReferenceRun, number: int, speech: Speech) -> Heard:
+def claimed(run: ReferenceRun, number: int, given: GoldenInput) -> InputClaim:
     """Encode an input in ``run``, which keeps it, and tell what came of it."""
     modules: dict[str, Checksum] = {}
 
     def see(name: str, output: torch.Tensor) -> None:
         modules[name] = Sketch(name).add(output, first=0).checksum()
 
-    encode(run, number, speech.features, see)
-    exact = speech.features.T
-    fp32 = exact_log_mel(speech.samples, len(speech.features), torch.float32).T
-    floor = rounded(max(distance(fp32, exact), torch.finfo(torch.float32).eps))
-    return Heard(speech.name, len(speech.samples), mel_checksum(speech.features), floor, modules)
-
-
-def mel_checksum(features: torch.Tensor) -> Checksum:
-    """Of log-mel features [mels, frames]."""
-    return Sketch(LOG_MEL).add(features.T, first=0).checksum()
+    encode(run, number, given.features, see)
+    return InputClaim(given.name, given.size, given.checksum(given.features), given.floor, modules)
 
 
 def finer(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -80,17 +166,17 @@ def finer(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def encoder_distances(
-    runs: Mapping[str, ReferenceRun], speech: Sequence[Speech]
+    runs: Mapping[str, ReferenceRun], inputs: Sequence[GoldenInput]
 ) -> dict[str, dict[str, float]]:
     """By arithmetic and module, how far a run is from a finer one; the runs keep what they encode."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for number, one in enumerate(speech):
+    for number, one in enumerate(inputs):
         seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in runs}
         stages = {name: encoder_stages(run, number, seen[name].__setitem__) for name, run in runs.items()}
-        hidden = {name: run.features(one.features) for name, run in runs.items()}
+        at = {name: Passage.of(run.features(one.features)) for name, run in runs.items()}
         for place in range(len(stages["fp32"])):
             for name, own in stages.items():
-                hidden[name] = own[place](hidden[name])
+                at[name] = at[name].through(own[place])
             runs["fp32"].weights.release()
             for name, better in finer(runs):
                 for module, output in seen[name].items():

@@ -9,9 +9,13 @@ no model.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ingot.config.runtime import RuntimeConfig
+from ingot.processors.prompt import Input, Prompt
 from ingot.processors.tokenizer import Tokenizer
 
 _SHORT = "The sky is blue because"
@@ -65,6 +69,23 @@ def golden_prompts(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -
         if ids and max(ids) < vocab_size:
             found.append(GoldenPrompt(name, text, tuple(ids)))
     return found
+
+
+def spliced_ids(ids: tuple[int, ...], count: int, placeholder: int) -> tuple[int, ...]:
+    """A prompt with ``count`` placeholders of an input behind its first token; as it is where it has the
+    placeholder's id as a token of its own.
+    """
+    return ids if placeholder in ids else (*ids[:1], *([placeholder] * count), *ids[1:])
+
+
+def with_input(ids: Sequence[int], features: torch.Tensor | None, *, splices: bool) -> Prompt:
+    """The same as a request: with an input's features behind the first token where they are spliced."""
+    if features is None:
+        return Prompt([list(ids)])
+    if not splices:
+        return Prompt([Input(features), list(ids)])
+    rest = [list(ids[1:])] if ids[1:] else []
+    return Prompt([list(ids[:1]), Input(features), *rest])
 
 
 def _repeated(tokenizer: Tokenizer, text: str, tokens: int) -> str:

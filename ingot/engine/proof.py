@@ -56,18 +56,19 @@ class Row(JsonConfig):
 
 
 @dataclass(frozen=True)
-class Heard(JsonConfig):
-    """Speech (golden_speech.py) and what an encoder makes of it in fp32.
+class InputClaim(JsonConfig):
+    """An input (golden_encoder.py) and what an encoder makes of it in fp32.
 
     Attributes:
-        samples: of speech at 16 kHz, which follow from the name.
-        features: checksum of the log-mel features [frames, mels], computed in fp64.
-        floor: what fp32 does to them, relative.
+        size: of its values, which follow from the name: samples of speech at 16 kHz, or a picture's height
+            and width.
+        features: checksum of its features, computed in fp64.
+        floor: what rounding does to them, relative.
         modules: checksums by module of the encoder, and of each decoder layer's keys and values.
     """
 
     name: str
-    samples: int
+    size: tuple[int, ...]
     features: Checksum
     floor: float
     modules: dict[str, Checksum]
@@ -79,9 +80,9 @@ class Case(JsonConfig):
 
     Attributes:
         text: what the tokenizer made ``prompt_ids`` of (their beginning, where the text is cut); None: ids
-            alone.
+            alone. Placeholders of an input are not among them.
         new_ids: greedy continuation; ``steps`` are the logits that each was chosen from.
-        rows: whole logits at some positions of the prompt.
+        rows: whole logits at some positions of the prompt, with placeholders counted.
         prompt, new: checksums by module of the prompt's tokens and of the new ones that were computed (all
             but the last).
         input: which of ``Claims.inputs`` it goes with; None: there is none.
@@ -158,7 +159,7 @@ class Claims(JsonConfig):
         manifest_sha256: of the engine's manifest.json.
         floors: by dtype of arithmetic; the engine's own and fp32.
         metrics: what ``--prove`` measured.
-        inputs: what the cases of a model that hears go with.
+        inputs: what the cases of a model with an encoder go with.
         source: how far the stored tensors are from the checkpoint's; None: of an older Ingot.
     """
 
@@ -166,7 +167,7 @@ class Claims(JsonConfig):
     cases: tuple[Case, ...]
     floors: dict[str, Floor]
     metrics: tuple[Metric, ...] = ()
-    inputs: tuple[Heard, ...] = ()
+    inputs: tuple[InputClaim, ...] = ()
     source: SourceFigures | None = None
 
 

@@ -21,6 +21,7 @@ import torch
 
 from ingot.checkpoint.reader import Checkpoint
 from ingot.config.build import BuildConfig
+from ingot.config.modality import PICTURE, SPEECH
 from ingot.config.rptq import RANGES
 from ingot.engine.assemble import ROUNDED, Assembly, Choice, StoringModule, storing_modules
 from ingot.engine.awq_layers import AwqLayers
@@ -31,6 +32,7 @@ from ingot.engine.host_room import dense_bytes
 from ingot.engine.input_statistics import SeenInputs
 from ingot.engine.layer_method import LayerMethod, Tell, silent
 from ingot.engine.manifest import CalibrationEntry
+from ingot.engine.picture_samples import read_pictures
 from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.smooth_layers import SmoothLayers
 from ingot.engine.speech_samples import read_speech
@@ -48,15 +50,18 @@ def read_samples(
     path: Path, count: int, assembly: Assembly, source: Checkpoint, text: TextParts, device: torch.device
 ) -> CalibrationData:
     """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of a file of texts, or
-    for a model that hears of recordings.
+    for another modality of recordings or pictures.
 
     Raises:
-        ConfigError: as ``read_calibration_data`` and ``read_speech``.
+        ConfigError: as ``read_calibration_data``, ``read_speech`` and ``read_pictures``.
     """
     length = min(LENGTH, assembly.build.max_seq_len)
-    if assembly.model_config.encoder is None:
-        return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
-    return read_speech(path, count, length, assembly, source, text, device)
+    modality = assembly.model_config.modality
+    if modality is SPEECH:
+        return read_speech(path, count, length, assembly, source, text, device)
+    if modality is PICTURE:
+        return read_pictures(path, count, length, assembly.model_config, text)
+    return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
 
 
 def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationEntry:

@@ -72,7 +72,8 @@ FLIPPED = Arithmetic(torch.float32, flips=True)
 @dataclass(frozen=True)
 class Span:
     """New tokens of one sequence; ``start`` tokens of it were computed before. ``rope_offset`` is its row
-    of the rotary table; ``input`` is the number of the input that its cross-attention reads (``encoded``).
+    of the rotary table; ``input`` is the number of the input that its cross-attention reads (``encoded``), or
+    whose rows stand in the places of its placeholders (``rows``).
     """
 
     sequence: int
@@ -148,11 +149,19 @@ class Witness(Protocol):
         """For each span the encoded keys and values that its cross-attention reads."""
         ...
 
+    def within(self, stage: str) -> None:
+        """The places that follow are of this stage of an encoder."""
+        ...
+
 
 class ReferenceRun(Hooks):
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
     are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
     values are rounded as such a cache rounds them (``BuildConfig``).
+
+    Attributes:
+        encoded: by layer and number of an input, what cross-attention reads of it.
+        rows: by number of an input, what is spliced of it: [positions, hidden_size].
     """
 
     def __init__(
@@ -176,6 +185,7 @@ class ReferenceRun(Hooks):
         self.arithmetic = arithmetic
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.encoded: dict[tuple[int, int], KeysValues] = {}
+        self.rows: dict[int, torch.Tensor] = {}
         self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
         self._turned: tuple[Sequence[Span], Turns] | None = None  # once for all layers of a pass
 
@@ -188,7 +198,22 @@ class ReferenceRun(Hooks):
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
-        return self.had("stream", hidden)
+        return self.had("stream", self._spliced(hidden, spans))
+
+    def _spliced(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+        """With inputs' rows in the places of the placeholders that begin a sequence's prompt or stand in it;
+        a placeholder's id that comes later is a token.
+        """
+        encoder = self.config.encoder if self.config.splices else None
+        if encoder is None or not self.rows:
+            return hidden
+        parts = list(hidden.split([len(span.ids) for span in spans]))
+        for place, span in enumerate(spans):
+            if span.input is not None and span.start == 0:
+                taken = torch.tensor([i == encoder.placeholder_id for i in span.ids], device=hidden.device)
+                parts[place] = parts[place].clone()
+                parts[place][taken] = self.rows[span.input].to(hidden)  # as many, or this raises
+        return torch.cat(parts)
 
     def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
@@ -217,6 +242,11 @@ class ReferenceRun(Hooks):
     def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """What the witness had there; without one what was computed."""
         return computed if self._witness is None else self._witness.value(place, computed, change)
+
+    def within(self, name: str) -> None:
+        """The places that follow are of this stage."""
+        if self._witness is not None:
+            self._witness.within(name)
 
     def see(self, name: str, output: torch.Tensor) -> None:
         """Told to who asked for the layer."""

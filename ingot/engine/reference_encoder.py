@@ -1,7 +1,7 @@
 """What an encoder makes of an input, for a run of the checking decoder.
 
-Owns the order: the encoder, then each decoder layer's keys and values of its outputs, which the run keeps.
-Knows no proof.
+Owns the order: the encoder's stages, then what the decoder reads of its outputs, which the run keeps: each
+layer's keys and values (wiring ``cross``), or the outputs themselves (``prefix``). Knows no proof.
 
     encode(run, number=0, features=features, see=see)
     hidden = run.layer(0, hidden, [Span(0, ids, 0, 0, input=0)], see)
@@ -9,6 +9,8 @@ Knows no proof.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,53 +18,91 @@ import torch
 from ingot.config.model import DecoderConfig
 from ingot.engine.reference import ReferenceRun, See
 from ingot.layers.checking import Hooks, PlainAttention
-from ingot.layers.checking_encoder import PlainSpeechEncoder, Stage
+from ingot.layers.checking_stages import Passage, PlainEncoder, Stage
 from ingot.models.registry import architecture_named
 
 
-def plain_encoder(config: DecoderConfig) -> PlainSpeechEncoder | None:
-    """The encoder of a model that hears; None where there is none, or it is not of speech."""
+def plain_encoder(config: DecoderConfig) -> PlainEncoder | None:
+    """The encoder of a model; None where there is none, or its architecture declares no stages."""
     made = architecture_named(config.architecture).plain_encoder if config.encoder is not None else None
     return None if made is None else made(config)
 
 
 def can_calibrate(config: DecoderConfig) -> bool:
-    """Whether a model reads what calibration has: text, or speech."""
+    """Whether calibration can go through a model: it has text alone, or an encoder with stages."""
     return config.encoder is None or plain_encoder(config) is not None
 
 
 def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> None:
-    """Encode features [mels, frames] as the run's input ``number``; ``see`` gets each module's output."""
-    hidden = run.features(features)
+    """Encode features of one input as the run's input ``number``; ``see`` gets each module's output."""
+    at = Passage.of(run.features(features))
     for stage in encoder_stages(run, number, see):
-        hidden = stage(hidden)
+        at = at.through(stage)
         run.weights.release()
 
 
 def encoder_stages(run: ReferenceRun, number: int, see: See) -> list[Stage]:
-    """The same, stage by stage: the encoder's own, then keys and values for each layer of the decoder."""
-    layers = range(run.config.num_layers)
-    keeping: list[Stage] = [partial(keep_keys_values, run, number, index, see) for index in layers]
-    return [*own_stages(run, see), *keeping]
+    """The same, stage by stage: the encoder's own, then what the run keeps of its outputs."""
+    return [*own_stages(run, see), *keeping_stages(run, number, see)]
 
 
 def own_stages(run: ReferenceRun, see: See) -> list[Stage]:
-    """The encoder's own stages: convolutions with positions, each layer, the norm."""
+    """The encoder's own stages, in order."""
     plain = plain_encoder(run.config)
     assert plain is not None
-    return plain.stages(run.vector, _EncoderHooks(run, see))
+    stages = plain.stages(run.vector, _EncoderHooks(run, see))
+    return [replace(stage, run=partial(_within, run, stage.name, stage.run)) for stage in stages]
 
 
-def keep_keys_values(
-    run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor
-) -> torch.Tensor:
-    """Keep a layer's keys and values of an input; returns its outputs as they are."""
+def stage_names(config: DecoderConfig) -> list[str]:
+    """Names of an encoder's stages that have linear layers, in order; none where there is no encoder."""
+    plain = plain_encoder(config)
+    return [] if plain is None else [one.name for one in plain.stages(_unread, Hooks()) if one.calibrates]
+
+
+def keeping_stages(run: ReferenceRun, number: int, see: See) -> list[Stage]:
+    """What the decoder reads of an input's outputs."""
+    if run.config.splices:
+        keep = partial(_keep_rows, run, number)
+        return [Stage("encoder", "norm", lambda hidden, kept: keep(hidden))]
+    return [
+        Stage(f"layers.{index}", "norm", lambda hidden, kept, i=index: keep_for(run, number, i, see, hidden))  # type: ignore[misc]
+        for index in range(run.config.num_layers)
+    ]
+
+
+def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor) -> torch.Tensor:
+    """Keep what a decoder layer reads of an input: its keys and values, or (of the first) the rows that are
+    spliced; returns the outputs as they are.
+    """
+    if run.config.splices:
+        return _keep_rows(run, number, encoded) if layer == 0 else encoded
     name = f"layers.{layer}.encoder_attn.kv_proj"
-    output = run.had("kv", run.product(name, run.had("encoded", encoded)))
+    output = run.had(name, run.product(name, run.had(f"{name}/in", encoded)))
     see(name, output)
     keys, values = output.unflatten(1, (2, run.config.num_kv_heads, run.config.head_dim)).unbind(1)
     run.keep_encoded(layer, number, keys, values)
     return encoded
+
+
+def _keep_rows(run: ReferenceRun, number: int, encoded: torch.Tensor) -> torch.Tensor:
+    run.rows[number] = encoded
+    return encoded
+
+
+def _within(
+    run: ReferenceRun,
+    name: str,
+    inner: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    kept: torch.Tensor,
+) -> torch.Tensor:
+    run.within(name)
+    return inner(hidden, kept)
+
+
+def _unread(name: str) -> torch.Tensor:
+    raise AssertionError(name)
 
 
 class _EncoderHooks(Hooks):

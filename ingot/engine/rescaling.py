@@ -6,8 +6,9 @@ neither how factors are chosen nor why.
     for site in rescaling_sites(config, layer.name):      # "layers.0", "encoder.layers.0"
         fold(site, scales, layer)         # layer.weight(name), layer.replace(name, tensor)
 
-Three inputs have no site: that of a down product behind a GELU, which is not linear, and those of the head
-and of cross-attention's keys and values, whose norms are of no layer.
+Some inputs have no site: that of a down product behind a GELU, which is not linear; those of the head and of
+cross-attention's keys and values, whose norms are of no layer; those behind a norm whose output is also what
+branches are added to (post-norm).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
+from ingot.engine.assemble import in_encoder
 from ingot.engine.reference_encoder import plain_encoder
 from ingot.quant.folding import (
     fold_into_columns,
@@ -91,20 +93,22 @@ class ValueRows:
 
 def layer_shape(config: DecoderConfig, layer: str) -> DecoderConfig | StackConfig:
     """The config that a layer is of: the decoder's, or its encoder's."""
-    if not layer.startswith("encoder."):
+    if not in_encoder(layer):
         return config
     encoder = plain_encoder(config)
-    assert encoder is not None
-    return encoder.stack
+    found = None if encoder is None else encoder.shape_of(layer)
+    assert found is not None, layer
+    return found.stack
 
 
 def value_rows_of(config: DecoderConfig, attention: str) -> ValueRows:
     """Of an attention by its name, ``layers.0.self_attn``."""
     shape = layer_shape(config, attention)
+    cross = attention.endswith(".encoder_attn")
     if isinstance(shape, StackConfig):
         heads, size = shape.num_heads, shape.hidden_size
-        return ValueRows(f"{attention}.qkv_proj", 2 * size, heads, heads, size // heads, has_bias=True)
-    cross = attention.endswith(".encoder_attn")
+        maker, start = ("kv_proj", size) if cross else ("qkv_proj", 2 * size)
+        return ValueRows(f"{attention}.{maker}", start, heads, heads, size // heads, has_bias=True)
     start = shape.kv_size if cross else shape.q_size + shape.kv_size
     maker = f"{attention}.{'kv_proj' if cross else 'qkv_proj'}"
     return ValueRows(
@@ -114,24 +118,29 @@ def value_rows_of(config: DecoderConfig, attention: str) -> ValueRows:
 
 def rescaling_sites(config: DecoderConfig, layer: str) -> list[RescalingSite]:
     """Those of a layer by its name, ``layers.0`` or ``encoder.layers.0``, in the order of its products."""
+    encoder = plain_encoder(config) if in_encoder(layer) else None
+    own = None if encoder is None else encoder.shape_of(layer)
+    if encoder is not None and (own is None or own.post_norm):
+        found = [] if own is None else ["self_attn", *(["encoder_attn"] if own.crosses else [])]
+        return [value_rows_of(config, f"{layer}.{attention}").site for attention in found]
     shape = layer_shape(config, layer)
     norm_bias = shape.norm == "layer_norm" if isinstance(shape, DecoderConfig) else True
     gated = isinstance(shape, DecoderConfig) and shape.gated
     attention, cross, mlp = f"{layer}.self_attn", f"{layer}.encoder_attn", f"{layer}.mlp"
     first = f"{mlp}.gate_up_proj" if gated else f"{mlp}.up_proj"
-    found = [
+    sites = [
         RescalingSite(f"{attention}.qkv_proj", f"{layer}.input_layernorm", None, norm_bias),
         value_rows_of(config, attention).site,
     ]
     if shape is config and config.crosses:
-        found.append(RescalingSite(f"{cross}.q_proj", f"{cross}_layernorm", None, norm_bias))
-        found.append(value_rows_of(config, cross).site)
-    found.append(RescalingSite(first, f"{layer}.post_attention_layernorm", None, norm_bias))
+        sites.append(RescalingSite(f"{cross}.q_proj", f"{cross}_layernorm", None, norm_bias))
+        sites.append(value_rows_of(config, cross).site)
+    sites.append(RescalingSite(first, f"{layer}.post_attention_layernorm", None, norm_bias))
     if gated or shape.activation == "relu":
         inner = shape.intermediate_size
         made = (inner, 2 * inner) if gated else (0, inner)
-        found.append(RescalingSite(f"{mlp}.down_proj", first, made, shape.mlp_bias))
-    return found
+        sites.append(RescalingSite(f"{mlp}.down_proj", first, made, shape.mlp_bias))
+    return sites
 
 
 def fold(site: RescalingSite, scales: torch.Tensor, weights: Weights) -> None:

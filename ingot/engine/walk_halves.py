@@ -1,11 +1,12 @@
 """The hidden states of all samples on their way through one half of a model, a layer at a time.
 
 Owns where they lie (on the device where they fit, else in host memory) and what a layer of either half makes
-of them: of windows of speech, or of tokens that may read what such windows became. Knows no statistic.
+of them: of an encoder's inputs, or of tokens that may read what such inputs became. Knows no statistic.
 
-    heard = EncoderHalf(run, features, device)
-    heard.through(0, told, keep=True)
-    said = DecoderHalf(run, batches, device, heard)      # each layer reads keys and values of the outputs
+    encoder = EncoderHalf(run, features, device)
+    encoder.through("encoder.layers.0", told, keep=True)
+    encoder.finish()
+    decoder = DecoderHalf(run, batches, device, encoder)
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from ingot.engine.reference import ReferenceRun, Span
-from ingot.engine.reference_encoder import encoder_stages
+from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.errors import BuildError
+from ingot.layers.checking_stages import Passage
 from ingot.quant.calibration import Rows
 
 Progress = Callable[[str, int, int], None]
 _SHARE = 0.25  # of a GPU's free memory that hidden states may take
+_MOST_STATES = 16  # values of an encoder's hidden states for each of an input
 
 
 class Told:
@@ -40,99 +43,122 @@ class Told:
 
 
 class Half(ABC):
-    """Hidden states [T, hidden_size] of each part: what goes through a layer at once.
+    """Hidden states of each part, what goes through a layer at once, on their way.
 
     ``rows``: whose rows a product's input has while a layer runs; None: they are one record of tokens.
     """
 
-    name: str  # of a layer in the model, before its number
     rows: Rows | None = None
 
     def __init__(
-        self, run: ReferenceRun, hidden: Iterable[torch.Tensor], rows: int, device: torch.device
+        self, run: ReferenceRun, parts: Iterable[Passage], num_values: int, device: torch.device
     ) -> None:
         self.run = run
         self._device = device
-        num_bytes = rows * run.config.hidden_size * torch.float32.itemsize
+        num_bytes = num_values * torch.float32.itemsize
         fits = device.type == "cuda" and num_bytes < _SHARE * torch.cuda.mem_get_info(device)[0]
         self._place = device if fits else torch.device("cpu")
-        self._hidden = [part.to(self._place) for part in hidden]
+        self._parts = [part.to(self._place) for part in parts]
 
     @abstractmethod
-    def layer(self, index: int, part: int, hidden: torch.Tensor) -> torch.Tensor:
-        """What a layer makes of a part's hidden states."""
+    def layer(self, name: str, part: int, before: Passage) -> Passage:
+        """What a layer makes of a part."""
 
-    def through(self, index: int, told: Told, *, keep: bool) -> None:
+    def through(self, name: str, told: Told, *, keep: bool) -> None:
         """Compute a layer; ``keep``: its outputs become what the next one gets.
 
         Raises:
             BuildError: they are not finite.
         """
-        for part, before in enumerate(self._hidden):
-            hidden = self.layer(index, part, before.to(self._device))
-            if not bool(torch.isfinite(hidden).all()):
+        for part, before in enumerate(self._parts):
+            behind = self.layer(name, part, before.to(self._device))
+            if not bool(torch.isfinite(behind.hidden).all()):
                 raise BuildError(
                     "activations are not finite during calibration",
-                    seen=f"{self.name}.{index}",
+                    seen=name,
                     fix="check the checkpoint, or use --dtype bf16",
                 )
             if keep:
-                self._hidden[part] = hidden.to(self._place)
-            told.add(len(hidden))
+                self._parts[part] = behind.to(self._place)
+            told.add(len(behind.hidden))
 
 
 class EncoderHalf(Half):
-    """Windows of speech; a part is one of them, of features [mels, frames]."""
-
-    name = "encoder.layers"
+    """Inputs of an encoder; a part is one of them, by its features."""
 
     def __init__(self, run: ReferenceRun, features: Sequence[torch.Tensor], device: torch.device) -> None:
-        assert run.config.encoder is not None
-        self._stages = [encoder_stages(run, number, unseen) for number in range(len(features))]
-        self._num_layers = len(self._stages[0]) - 2 - run.config.num_layers  # without front, norm and keys
-        hidden = (own[0](run.features(one)) for own, one in zip(self._stages, features, strict=True))
-        super().__init__(run, hidden, len(features) * run.config.encoder.max_positions, device)
+        self._stages = own_stages(run, unseen)
+        self._next = 0  # the first stage that not all parts are through
+        parts = [Passage.of(run.features(one)) for one in features]
+        super().__init__(run, parts, _MOST_STATES * sum(part.hidden.numel() for part in parts), device)
 
-    def layer(self, index: int, part: int, hidden: torch.Tensor) -> torch.Tensor:
-        return self._stages[part][1 + index](hidden)
+    def layer(self, name: str, part: int, before: Passage) -> Passage:
+        found = next(stage for stage in self._stages if stage.name == name)
+        return before.through(found)
 
-    def norm(self) -> None:
-        """Behind the last layer: what cross-attention reads."""
-        for part, hidden in enumerate(self._hidden):
-            normed = self._stages[part][1 + self._num_layers](hidden.to(self._device))
-            self._hidden[part] = normed.to(self._place)
+    def through(self, name: str, told: Told, *, keep: bool) -> None:
+        """As of ``Half``; stages before the layer, which have no linear layers, first."""
+        place = next(i for i, stage in enumerate(self._stages) if stage.name == name)
+        self._go_on(place)
+        super().through(name, told, keep=keep)
+        self._next = place + keep
 
-    def keys_values(self, layer: int, number: int) -> None:
-        """Give the run a decoder layer's keys and values of a window."""
-        self._stages[number][2 + self._num_layers + layer](self._hidden[number].to(self._device))
+    def finish(self) -> None:
+        """Behind the last layer: what the decoder reads."""
+        self._go_on(len(self._stages))
+
+    def keep_for(self, layer: int, number: int) -> None:
+        """Give the run what a decoder layer reads of an input."""
+        keep_for(self.run, number, layer, unseen, self._parts[number].hidden.to(self._device))
+
+    @property
+    def count(self) -> int:
+        """Inputs."""
+        return len(self._parts)
+
+    def _go_on(self, end: int) -> None:
+        for stage in self._stages[self._next : end]:
+            self._parts = [part.to(self._device).through(stage).to(self._place) for part in self._parts]
+        self._next = max(self._next, end)
 
 
 class DecoderHalf(Half):
-    """Tokens; a part is a batch of samples. ``heard``: the windows that their ``Span.input`` names."""
-
-    name = "layers"
+    """Tokens; a part is a batch of samples. ``encoder``: the inputs that their ``Span.input`` names."""
 
     def __init__(
         self,
         run: ReferenceRun,
         batches: Sequence[Sequence[Span]],
         device: torch.device,
-        heard: EncoderHalf | None = None,
+        encoder: EncoderHalf | None = None,
     ) -> None:
         self._batches = batches
-        self._heard = heard
-        super().__init__(run, map(run.embed, batches), sum(map(num_tokens, batches)), device)
+        self._encoder = encoder
+        if encoder is not None and run.config.splices:
+            for number in range(encoder.count):
+                encoder.keep_for(0, number)
+        values = sum(map(num_tokens, batches)) * run.config.hidden_size
+        super().__init__(run, (Passage.of(run.embed(batch)) for batch in batches), values, device)
+        run.rows.clear()
 
-    def layer(self, index: int, part: int, hidden: torch.Tensor) -> torch.Tensor:
-        batch = self._batches[part]
+    def layer(self, name: str, part: int, before: Passage) -> Passage:
+        batch, index = self._batches[part], int(name.rpartition(".")[2])
         for span in batch:
-            if self._heard is not None and span.input is not None:
-                self._heard.keys_values(index, span.input)
-        self.rows = Rows(tuple(len(span.ids) for span in batch))
-        hidden = self.run.layer(index, hidden, batch, unseen)
+            if self._encoder is not None and self.run.config.crosses and span.input is not None:
+                self._encoder.keep_for(index, span.input)
+        self.rows = Rows(tuple(len(span.ids) for span in batch), self._spliced(batch))
+        hidden = self.run.layer(index, before.hidden, batch, unseen)
         self.rows = None
         self.run.encoded.clear()
-        return hidden
+        return Passage.of(hidden)
+
+    def _spliced(self, batch: Sequence[Span]) -> torch.Tensor | None:
+        """Which tokens of a batch are placeholders; None where none can be."""
+        encoder = self.run.config.encoder
+        if encoder is None or not self.run.config.splices:
+            return None
+        taken = [s.input is not None and i == encoder.placeholder_id for s in batch for i in s.ids]
+        return torch.tensor(taken)
 
 
 def num_tokens(batch: Sequence[Span]) -> int:

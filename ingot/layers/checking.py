@@ -231,7 +231,10 @@ class PlainMlp:
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        x = hooks.had("mlp_in", x)
+        return self.of(hooks.had("mlp_in", x), hooks)
+
+    def of(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """The same, of states that a caller has been given back by ``had``."""
         if self.on is None:
             inner = self._bent(hooks.product(f"{self.name}.up_proj", x), hooks)
         else:

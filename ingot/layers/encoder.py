@@ -60,8 +60,12 @@ class BidirectionalAttention(nn.Module):
             free_order=True,
         )
 
-    def attend(self, joined: torch.Tensor, inputs: int) -> torch.Tensor:
+    def attend(
+        self, joined: torch.Tensor, inputs: int, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
         """Queries, keys and values [inputs * P, 3 hidden_size] → what the output product takes."""
+        for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
+            forward_pass.seen(name, part)
         heads = joined.unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # [inputs, num_heads, P, head_dim] each
         attended = F.scaled_dot_product_attention(query, key, value)
@@ -87,7 +91,7 @@ class EncoderLayer(nn.Module):
         qkv, output, up, down = (self._product(linear, forward_pass) for linear in linears)
         x, hidden = qkv.form.norm(self.input_layernorm, hidden)
         forward_pass.seen("attn_in", x)
-        attended = output.taken(self._attended(qkv.whole(x), inputs, forward_pass))
+        attended = output.taken(attention.attend(qkv.whole(x), inputs, forward_pass))
         forward_pass.seen("attended", attended)
         x, hidden = output.join(attended, hidden, self.post_attention_layernorm, up.form)
         del attended  # memory of many windows
@@ -98,11 +102,6 @@ class EncoderLayer(nn.Module):
         hidden = down.added(inner, hidden)
         forward_pass.seen("stream", hidden)
         return hidden
-
-    def _attended(self, joined: torch.Tensor, inputs: int, forward_pass: EncoderPass) -> torch.Tensor:
-        for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
-            forward_pass.seen(name, part)
-        return self.self_attn.attend(joined, inputs)
 
     def _product(self, linear: Linear, forward_pass: EncoderPass) -> Product:
         return (

@@ -19,6 +19,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.encoder import StackConfig
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.encoder import BidirectionalAttention
+from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.layers.norm import LayerNorm
@@ -47,12 +48,22 @@ class CrossAttention(nn.Module):
         self.kv_proj = Linear(width, 2 * size, bias=True, ctx=ctx.at("kv_proj"))
         self.o_proj = Linear(size, size, bias=True, ctx=ctx.at("o_proj"))
 
-    def forward(self, hidden: torch.Tensor, seen: torch.Tensor, pictures: int) -> torch.Tensor:
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        seen: torch.Tensor,
+        pictures: int,
+        forward_pass: EncoderPass = MODULE_BY_MODULE,
+    ) -> torch.Tensor:
         """[pictures * queries, hidden_size] and [pictures * P, encoder_width] → the first's shape."""
-        query = self._heads(self.q_proj(hidden), pictures)
+        asked = self.q_proj(hidden)
+        forward_pass.seen("cross_query", asked)
+        query = self._heads(asked, pictures)
         key, value = (self._heads(part, pictures) for part in self.kv_proj(seen).chunk(2, dim=-1))
         attended = F.scaled_dot_product_attention(query, key, value)
-        return self.o_proj(attended.transpose(1, 2).flatten(2).flatten(0, 1))
+        attended = attended.transpose(1, 2).flatten(2).flatten(0, 1)
+        forward_pass.seen("cross_attended", attended)
+        return self.o_proj(attended)
 
     def _heads(self, x: torch.Tensor, pictures: int) -> torch.Tensor:
         """[pictures * N, hidden_size] → [pictures, num_heads, N, head_dim]."""
@@ -74,15 +85,36 @@ class QFormerLayer(nn.Module):
         self.mlp = MLP(stack, ctx.at("mlp"))
         self.mlp_norm = LayerNorm(stack.hidden_size, stack.norm_eps, ctx)
 
-    def forward(self, hidden: torch.Tensor, seen: torch.Tensor, pictures: int) -> torch.Tensor:
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        seen: torch.Tensor,
+        pictures: int,
+        forward_pass: EncoderPass = MODULE_BY_MODULE,
+    ) -> torch.Tensor:
         """Queries [pictures * queries, hidden_size] and a picture's outputs → the queries' shape."""
-        attention, mlp = self.self_attn, self.mlp
-        attended = attention.o_proj(attention.attend(attention.qkv_proj(hidden), pictures))
-        hidden = self.self_attn_norm(hidden + attended)[0]
+        forward_pass.seen("attn_in", hidden)
+        attended = self.self_attn.attend(self.self_attn.qkv_proj(hidden), pictures, forward_pass)
+        forward_pass.seen("attended", attended)
+        hidden = _joined(hidden, self.self_attn.o_proj(attended), self.self_attn_norm, forward_pass)
         if self.encoder_attn is not None:
-            hidden = self.encoder_attn_norm(hidden + self.encoder_attn(hidden, seen, pictures))[0]
-        found: torch.Tensor = self.mlp_norm(hidden + mlp.down_proj(mlp.activate(mlp.up_proj(hidden))))[0]
-        return found
+            forward_pass.seen("cross_in", hidden)
+            found = self.encoder_attn(hidden, seen, pictures, forward_pass)
+            hidden = _joined(hidden, found, self.encoder_attn_norm, forward_pass)
+        forward_pass.seen("mlp_in", hidden)
+        inner = self.mlp.activate(self.mlp.up_proj(hidden))
+        forward_pass.seen("inner", inner)
+        return _joined(hidden, self.mlp.down_proj(inner), self.mlp_norm, forward_pass)
+
+
+def _joined(
+    hidden: torch.Tensor, branch: torch.Tensor, norm: LayerNorm, forward_pass: EncoderPass
+) -> torch.Tensor:
+    """norm(hidden + branch)."""
+    total = hidden + branch
+    forward_pass.seen("stream", total)
+    found: torch.Tensor = norm(total)[0]
+    return found
 
 
 class QFormer(nn.Module):
@@ -97,9 +129,11 @@ class QFormer(nn.Module):
             QFormerLayer(config, ctx.at(f"layers.{index}"), index) for index in range(stack.num_layers)
         )
 
-    def forward(self, seen: torch.Tensor, pictures: int) -> torch.Tensor:
+    def forward(
+        self, seen: torch.Tensor, pictures: int, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
         """[pictures * P, encoder_width] → [pictures * queries, hidden_size]."""
         hidden: torch.Tensor = self.norm(self.queries)[0].repeat(pictures, 1)
         for layer in self.layers:
-            hidden = layer(hidden, seen, pictures)
+            hidden = layer(hidden, seen, pictures, forward_pass)
         return hidden

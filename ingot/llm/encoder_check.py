@@ -15,16 +15,21 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.engine.reference import Arithmetic, KeysValues, ReferenceRun, WeightSource
-from ingot.engine.reference_encoder import encode
+from ingot.engine.reference_encoder import encode, plain_encoder
 from ingot.layers.decoder import Decoder
 from ingot.layers.step_record import Recorded, copied
-from ingot.llm.encoder_record import AROUND, KEYS_VALUES, encoder_walked
+from ingot.llm.encoder_record import encoder_walked
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import ENCODED, Judge
 from ingot.llm.step_witness import MODULES, TAKEN, rounded_by
 from ingot.processors.prompt import Input, Prompt
 
 _HOST = torch.device("cpu")
+_BRANCHES = {
+    "attended": "self_attn.o_proj",
+    "cross_attended": "encoder_attn.o_proj",
+    "inner": "mlp.down_proj",
+}
 
 
 def check_encoder(
@@ -34,14 +39,11 @@ def check_encoder(
     features: torch.Tensor,
     arithmetic: Arithmetic,
     judge: Judge,
-) -> int:
-    """Encode features [mels, frames] in a request, and judge what every module had.
+) -> None:
+    """Encode an input's features in a request, and judge what every module had.
 
     Args:
         model: the empty modules, whose ``weights`` are read.
-
-    Returns:
-        The number of encoded positions.
     """
     had: dict[str, list[Recorded]] = defaultdict(list)
     with encoder_walked(llm, lambda name, value: had[name].append(copied(value, _HOST))):
@@ -50,7 +52,6 @@ def check_encoder(
     witness = _Witness(had, llm, judge)
     run = ReferenceRun(model, weights, arithmetic, witness=witness)
     encode(run, 0, features, lambda name, output: None)
-    return witness.positions
 
 
 class _Witness:
@@ -59,24 +60,27 @@ class _Witness:
     def __init__(self, had: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
         self._had, self._judge, self._model = had, judge, llm.engine.model
         self._device = llm.engine.device
-        (norm,) = had["encoder.norm"]
-        assert isinstance(norm, torch.Tensor)
-        self.positions = len(norm)
+        self._plain = plain_encoder(llm.engine.manifest.model)
         self._met: Counter[str] = Counter()
+        self._stage = ""
         self._taken: tuple[str, str, Recorded] | None = None
+
+    def within(self, stage: str) -> None:
+        """As of ``Witness``."""
+        self._stage = stage
+        self._taken = None
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """As of ``Witness``."""
-        number = self._met[place]
+        name, number = self._name(place), self._met[place]
         self._met[place] += 1
-        record, index, name = _record_of(place, number)
-        had = copied(self._had[record][index], self._device)
-        if place in TAKEN or place == "encoded":
+        had = copied(self._had[place][number], self._device)
+        if place in TAKEN or place.endswith("/in"):
             self._taken = place, name, had
         if not isinstance(had, torch.Tensor) or not self._as_many(had, computed, place, name):
             return computed
         wide = had.to(computed.dtype).view_as(computed)
-        self._judge.value(place, name, wide, computed, change, self._labels(len(had)))
+        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(had)))
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -87,7 +91,7 @@ class _Witness:
         if not self._as_many(taken if isinstance(taken, torch.Tensor) else taken.values, exact, place, name):
             return near
         had, step = rounded_by(self._model, product, taken, exact)
-        kind = f"{place}, rounded" if wide else place
+        kind = f"{_kind(place)}, rounded" if wide else _kind(place)
         self._judge.rounded(kind, name, had, step, exact, near, self._labels(len(had)))
         return had
 
@@ -103,24 +107,28 @@ class _Witness:
         """Whether a record has the positions that it must have; else that is told."""
         if had.numel() == wanted.numel():
             return True
-        self._judge.fail(place, name, f"has {len(had)} positions, not {len(wanted)}")
+        self._judge.fail(_kind(place), name, f"has {len(had)} positions, not {len(wanted)}")
         return False
 
     def _labels(self, count: int) -> torch.Tensor:
         return torch.full((count,), ENCODED, device=self._device)
 
+    def _name(self, place: str) -> str:
+        """What made a place's value: a module by its own name, or one of the stage's."""
+        if "." in place:
+            return place.removesuffix("/in")
+        if place != "stream":
+            return f"{self._stage}.{self._made(place)}"
+        return self._stage if self._taken is None else f"{self._stage}.{_BRANCHES[self._taken[0]]}"
 
-def _record_of(place: str, number: int) -> tuple[str, int, str]:
-    """What the ``number``th time that a place is met was recorded as: a name, the how many'th, and the name
-    of what made it.
-    """
-    if f"encoder.{place}" in AROUND:
-        return (name := f"encoder.{place}"), 0, name
-    if place in ("kv", "encoded"):
-        name = f"layers.{number}{KEYS_VALUES}"
-        return (name, 0, name) if place == "kv" else (f"{name}/in", 0, "encoder.norm")
-    if place != "stream":
-        return place, number, f"encoder.layers.{number}.{MODULES[place]}"
-    layer, part = divmod(number - 1, 2)
-    made = f"encoder.layers.{layer}.{('self_attn.o_proj', 'mlp.down_proj')[part]}"
-    return place, number, made if number else "encoder.embed_positions"
+    def _made(self, place: str) -> str:
+        """What makes a place of a layer."""
+        shape = None if self._plain is None else self._plain.shape_of(self._stage)
+        if shape is None or not shape.post_norm or place not in ("cross_in", "mlp_in"):
+            return MODULES[place]
+        return "encoder_attn_norm" if place == "mlp_in" and shape.crosses else "self_attn_norm"
+
+
+def _kind(place: str) -> str:
+    """Of places that are alike: a module's by its last name."""
+    return place.rpartition(".")[2]

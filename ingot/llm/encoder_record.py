@@ -11,7 +11,7 @@ by the names of step_record.py, and of the modules around them. Knows no verdict
 | a convolution, a product, a layer | its output |
 | NAME/in | what a product takes |
 | NORM, NORM/sum | the normed states, and the states before the norm |
-| encoder.embed_positions | hidden states with positions |
+| encoder.embed_positions, encoder.vit.embed_positions | hidden states with positions |
 | layers.N.encoder_attn.kv_proj | keys and values side by side |
 """
 
@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ingot.engine.reference_encoder import plain_encoder
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
 from ingot.layers.step_record import Recorded
@@ -32,7 +33,6 @@ from ingot.llm.llm import LLM
 
 See = Callable[[str, torch.Tensor], None]
 KEYS_VALUES = ".encoder_attn.kv_proj"
-AROUND = ("encoder.conv1", "encoder.conv2", "encoder.norm")  # the layers
 
 
 @contextmanager
@@ -46,10 +46,11 @@ def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
         for name, module in model.named_modules()
         if name.startswith("encoder.") or name.endswith(KEYS_VALUES)
     ]
-    first = model.get_submodule("encoder.layers.0")
-    handles.append(
-        first.register_forward_pre_hook(lambda _, given: see("encoder.embed_positions", _rows(given[0])))
-    )
+    plain = plain_encoder(model.config)
+    assert plain is not None
+    first, before = plain.first
+    inputs = model.get_submodule(first)
+    handles.append(inputs.register_forward_pre_hook(lambda _, given: see(before, _rows(given[0]))))
     with by_module(llm, handles):
         yield
 
@@ -63,10 +64,13 @@ def encoder_walked(llm: LLM, see: Callable[[str, Recorded], None]) -> Iterator[N
     assert encoders is not None
     assert encoding is not None
     encoders.clear()
+    model = llm.engine.model
+    plain = plain_encoder(model.config)
+    around = () if plain is None else plain.around
     handles = [
         _hooked(name, module, see)
-        for name, module in llm.engine.model.named_modules()
-        if name in AROUND or name.endswith(KEYS_VALUES)
+        for name, module in model.named_modules()
+        if name in around or name.endswith(KEYS_VALUES)
     ]
     encoding.observer = see
     try:

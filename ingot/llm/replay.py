@@ -21,18 +21,18 @@ from typing import Literal
 import torch
 
 from ingot.config.base import JsonConfig
-from ingot.config.modality import PICTURE
 from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.device import dtype_name
 from ingot.engine.golden import row_checksum, row_digest
-from ingot.engine.golden_encoder import LOG_MEL, speech_of
+from ingot.engine.golden_encoder import GoldenInput, inputs_of
+from ingot.engine.prompts import with_input
 from ingot.engine.proof import Case, Claims, Floor, Position
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
-from ingot.errors import EngineError
-from ingot.llm.encoder_replay import encoder_deviations, log_mel_deviations
+from ingot.errors import EngineError, RequestError
+from ingot.llm.encoder_replay import encoder_deviations, features_deviations
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
-from ingot.processors.prompt import Input, Prompt
+from ingot.processors.prompt import Prompt
 from ingot.runtime.token_logprobs import TokenLogprobs
 
 FACTOR = 5.0
@@ -89,26 +89,23 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
         played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
         return played
     floor = claims.floors[dtype_name(llm.engine.dtype)]
-    speech = speech_of(claims.inputs)
-    features = [one.features.float() for one in speech]
+    model = llm.engine.manifest.model
+    inputs = inputs_of(model, claims.inputs)
+    features = [one.features.float() for one in inputs]
     _limits(floor, played)
     _tokenizer(llm, claims, played)
     say("golden cases")
-    prompts = [_prompt(case, features) for case in claims.cases]
+    prompts = [_prompt(case, features, splices=model.splices) for case in claims.cases]
     try:
         _answers(llm, claims, prompts, floor, played)
     except EngineError as error:  # logits that are not numbers
         played.fail("engine", "logits", str(error))
     _rows(llm, claims, prompts, floor, played)
     say("modules")
-    for name, off, limit in log_mel_deviations(llm, claims.inputs, speech):
-        if not played.measure(LOG_MEL, off, limit):
-            played.fail("module", LOG_MEL, f"{LOG_MEL} of {name} {_told(off, limit)}")
+    _features(llm, claims, inputs, played)
     _modules(llm, claims, prompts, features, floor, played)
-    if llm.engine.manifest.model.encoder is not None and not claims.inputs:
-        again = "; build the engine again for one that does"
-        pictures = llm.engine.manifest.model.modality is PICTURE  # no build proves their encoder yet
-        played.notes.append("the proof says nothing of the encoder" + ("" if pictures else again))
+    if model.encoder is not None and not claims.inputs:
+        played.notes.append("the proof says nothing of the encoder; build the engine again for one that does")
     if played.failures and played.first_bad_module is None and played.failures[0].kind != "tokenizer":
         played.notes.append(
             "run module by module, every layer is right: the fault is in what runs instead of "
@@ -124,10 +121,22 @@ def percent(share: float) -> str:
     return f"{100 * share:.{'0f' if 0.1 <= share < 1e4 else '2g'}} %"
 
 
-def _prompt(case: Case, features: Sequence[torch.Tensor]) -> Prompt:
+def _features(llm: LLM, claims: Claims, inputs: Sequence[GoldenInput], played: Replay) -> None:
+    """What this machine makes of the inputs before the encoder."""
+    try:
+        for one, (name, off, limit) in zip(
+            inputs, features_deviations(llm, claims.inputs, inputs), strict=True
+        ):
+            what = one.features_name
+            if not played.measure(what, off, limit):
+                played.fail("module", what, f"{what} of {name} {_told(off, limit)}")
+    except RequestError as error:  # a package is missing
+        played.notes.append(f"the inputs' preparation was not compared: {error.what}")
+
+
+def _prompt(case: Case, features: Sequence[torch.Tensor], *, splices: bool) -> Prompt:
     """As the case was made: with its input, if it has one."""
-    own = [] if case.input is None else [Input(features[case.input])]
-    return Prompt([*own, list(case.prompt_ids)])
+    return with_input(case.prompt_ids, None if case.input is None else features[case.input], splices=splices)
 
 
 def _limits(floor: Floor, played: Replay) -> None:
@@ -239,7 +248,7 @@ def _modules(
     cases = zip(claims.cases, prompts, strict=True)
     of_cases = ((f'case "{c.name}"', *found) for c, prompt in cases for found in _deviations(llm, c, prompt))
     of_inputs = (
-        (f'speech "{one.name}"', name, "encoded", error)
+        (f'input "{one.name}"', name, "encoded", error)
         for one, given in zip(claims.inputs, features, strict=True)
         for name, error in encoder_deviations(llm, one, given)
     )
@@ -254,14 +263,17 @@ def _modules(
 
 
 def _deviations(llm: LLM, case: Case, prompt: Prompt) -> Iterator[tuple[str, str, float]]:
+    model = llm.engine.manifest.model
+    placeholders = model.encoder.max_positions if model.splices and model.encoder is not None else 0
+    crosses = case.input is not None and model.crosses
     params = SamplingParams(max_new_tokens=len(case.new_ids), ignore_eos=True)
-    with llm.tap(*_TAPPED, *(() if case.input is None else (_CROSS,))) as seen:
+    with llm.tap(*_TAPPED, *((_CROSS,) if crosses else ())) as seen:
         try:
             ids = tuple(llm.generate(prompt, params)[0].token_ids)
         except EngineError:  # the prompt ran, and what was seen of it tells where its numbers end
             ids = ()
     same = first_difference(ids, case.new_ids)
-    length = len(case.prompt_ids)
+    length = len(case.prompt_ids) + (0 if case.input is None else placeholders)
     for name, expected in case.prompt.items():
         yield name, "prompt tokens", deviation(_sketch(name, seen[name][:length]), expected)
         if name in case.new and same >= len(case.new_ids) - 1:

@@ -20,8 +20,9 @@ from ingot.engine.assemble import cast_weight
 from ingot.engine.calibrate import Held
 from ingot.engine.plan_file import usable_plan
 from ingot.engine.reference import Arithmetic, ReferenceRun, Span
-from ingot.engine.reference_encoder import keep_keys_values, own_stages
+from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.errors import EngineError
+from ingot.layers.checking_stages import Passage
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.encoder import EncoderLayer
@@ -46,23 +47,21 @@ def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor
     if kv_dtype in NARROW_KV_DTYPES or any_rounded(module):
         arithmetics.append(Arithmetic(WIDER[dtype], flips=True))
     with torch.inference_mode():
-        return [_plain(llm, module, inputs, arithmetic, kv_dtype) for arithmetic in arithmetics]
+        return [_plain(llm, name, inputs, arithmetic, kv_dtype) for arithmetic in arithmetics]
 
 
-def _plain(
-    llm: LLM, module: nn.Module, inputs: LayerInputs, arithmetic: Arithmetic, kv_dtype: str
-) -> torch.Tensor:
+def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_dtype: str) -> torch.Tensor:
+    module = llm.engine.model.get_submodule(name)
     weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
     run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
     hidden = inputs.hidden.to(arithmetic.dtype)
     if isinstance(module, EncoderLayer):
-        layers: list[nn.Module] = list(llm.engine.model.get_submodule("encoder.layers").children())
-        _front, *stages = own_stages(run, _unseen)
-        return stages[layers.index(module)](hidden)
+        stage = next(one for one in own_stages(run, _unseen) if one.name == name)
+        return Passage.of(hidden).through(stage).hidden
     index = list(llm.engine.model.layers).index(module)
     heard = None if inputs.encoded is None else 0
     if inputs.encoded is not None:
-        keep_keys_values(run, 0, index, _unseen, inputs.encoded.to(arithmetic.dtype))
+        keep_for(run, 0, index, _unseen, inputs.encoded.to(arithmetic.dtype))
     ids = (0,) * len(inputs.positions)  # they are not read
     span = Span(0, ids, 0, int(inputs.rope_rows[0]), heard)
     return run.layer(index, hidden, [span], _unseen)

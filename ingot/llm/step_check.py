@@ -25,6 +25,7 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.engine.assemble import model_of
 from ingot.engine.manifest import WEIGHTS_FILE
+from ingot.engine.prompts import with_input
 from ingot.engine.reference import Arithmetic, ReferenceRun, Weights
 from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
@@ -34,7 +35,7 @@ from ingot.llm.encoder_check import check_encoder
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import Judge
 from ingot.llm.step_witness import StepWitness, TokenRows
-from ingot.processors.prompt import Input, Prompt
+from ingot.processors.prompt import Prompt
 from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
@@ -62,19 +63,19 @@ class StepCheck:
 def check_steps(
     llm: LLM,
     folder: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[tuple[Sequence[int], torch.Tensor | None]],
     new_tokens: int,
-    features: Sequence[torch.Tensor] = (),
 ) -> StepCheck:
-    """Run prompts of token ids greedily, together, one alone and (on a GPU) in crowds, and judge every step.
+    """Run prompts of token ids, each with the features of an input or None, greedily, together, one alone and
+    (on a GPU) in crowds, and judge every step; the encoding of the last input is judged, too.
 
     Args:
         llm: of the engine in ``folder``, which has run nothing yet: graphs are captured with their records.
-            Its encoder cache has room for all ``features``.
-        features: inputs of a model that hears, which the prompts take in turns; the encoding of the last is
-            judged, too.
+            Its encoder cache has room for all inputs.
     """
-    given = [with_features(prompt, features, place) for place, prompt in enumerate(prompts)]
+    splices = llm.engine.manifest.model.splices
+    given = [with_input(ids, features, splices=splices) for ids, features in prompts]
+    features = [one for _, one in prompts if one is not None]
     records = _recorded(llm, given, new_tokens)
     manifest, device = llm.engine.manifest, llm.engine.device
     model = model_of(manifest)
@@ -86,7 +87,8 @@ def check_steps(
         _unit(dtype, model),
         torch.finfo(dtype).eps,
     )
-    rows = TokenRows(records, dtype, llm.executor.runner.block_size, prompts)
+    ids = [prompt for prompt, _ in prompts]
+    rows = TokenRows(records, dtype, llm.executor.runner.block_size, ids)
     runs = []
     for alike in _ways(records):
         caches = llm.executor.runner.caches
@@ -105,12 +107,6 @@ def check_steps(
     worst = judge.worst | {f"encoder {kind}": ratio for kind, ratio in of_encoder.worst.items()}
     failures = [*of_encoder.failures(), *judge.failures(), *rows.wrong_tokens]
     return StepCheck(failures, worst, len(records), rows.num_tokens)
-
-
-def with_features(ids: Sequence[int], features: Sequence[torch.Tensor], place: int) -> Prompt:
-    """The ``place``th prompt of token ids, with one of the inputs where there are any."""
-    own = [Input(features[place % len(features)])] if features else []
-    return Prompt([*own, list(ids)])
 
 
 def _unseen(name: str, output: torch.Tensor) -> None:
@@ -139,11 +135,16 @@ def _recorded(llm: LLM, prompts: list[Prompt], new_tokens: int) -> list[StepReco
         few = params.replace(max_new_tokens=min(new_tokens, _CROWD_TOKENS))
         llm.generate(prompts[:1], few)
         if llm.engine.device.type == "cuda":
-            shortest = min(prompts, key=lambda prompt: len(prompt.parts[-1]))  # type: ignore[arg-type]
+            shortest = min(prompts, key=_num_tokens)
             most = llm.engine.manifest.build.max_batch_size
             for crowd in dict.fromkeys(min(crowd, most) for crowd in CROWDS):
                 llm.generate([shortest] * crowd, few)
     return records
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    """Without those of inputs."""
+    return sum(len(part) for part in prompt.parts if isinstance(part, Sequence))
 
 
 @contextmanager

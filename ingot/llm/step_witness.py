@@ -180,6 +180,11 @@ class StepWitness:
         decodes = [all(len(span.ids) == 1 for span in rows.spans[n]) for n in numbers]
         labels = torch.tensor(decodes).long().repeat_interleave(torch.tensor(counts))
         self._labels = labels.to(self._device)
+        slots = [
+            record.told.get("spliced_slots", -torch.ones_like(mask.long()))
+            for record, mask in zip(self._records, self._valid, strict=True)
+        ]
+        self._spliced = self._joined(slots) >= 0
         self.logits_rows = self._logits_rows(counts)
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
@@ -192,6 +197,8 @@ class StepWitness:
         if not isinstance(had, torch.Tensor):
             return computed
         wide = had.to(computed.dtype).view_as(computed)
+        if place == "stream" and number == 0:  # what an encoder gave is judged by encoder_check.py
+            computed = torch.where(self._spliced[:, None], wide, computed)
         labels = self._labels[self.logits_rows] if place == "logits" else self._labels
         self._judge.value(place, self._name(place, number), wide, computed, change, labels)
         return wide
@@ -234,6 +241,9 @@ class StepWitness:
                 read = [part[blocks, :, offsets] for part in second.tensors]
                 kept[slots] = self._meant(read, 0), self._meant(read, 1)
         return [kept[slots] for slots in self._heard if slots]
+
+    def within(self, stage: str) -> None:
+        """Of encoders alone."""
 
     def _meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
         return self._rows.meant(tensors, side).to(self._dtype)

@@ -24,7 +24,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.golden import device_name
-from ingot.engine.golden_encoder import speech_of
+from ingot.engine.golden_encoder import inputs_of
 from ingot.engine.integrity import find_damage
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
@@ -150,7 +150,9 @@ def _run(
     folder: Path, manifest: Manifest, claims: Claims, device: torch.device, runs: RuntimeConfig, say: Progress
 ) -> _Ran:
     """Load the engine, judge its steps and replay its cases."""
-    tokens = _room(claims, manifest.build.max_seq_len)
+    model = manifest.model
+    placeholders = model.encoder.max_positions if model.splices and model.encoder is not None else 0
+    tokens = _room(claims, manifest.build.max_seq_len, placeholders)
     runs = runs.replace(
         cache_tokens=max(tokens, _CACHE_TOKENS), encoder_positions=_heard(claims, manifest, runs)
     )
@@ -218,12 +220,12 @@ def _silent(what: str) -> None:
     return
 
 
-def _room(claims: Claims, max_seq_len: int) -> int:
+def _room(claims: Claims, max_seq_len: int, placeholders: int) -> int:
     """Tokens of a request that the cases need, so that an engine is verified where its longest request does
     not fit.
     """
     longest = max((len(case.prompt_ids) + len(case.new_ids) for case in claims.cases), default=1)
-    return min(max(longest, _CACHE_TOKENS), max_seq_len)
+    return min(max(longest + placeholders, _CACHE_TOKENS), max_seq_len)
 
 
 def _steps(llm: LLM, folder: Path, claims: Claims, say: Progress) -> StepCheck:
@@ -231,8 +233,10 @@ def _steps(llm: LLM, folder: Path, claims: Claims, say: Progress) -> StepCheck:
         return StepCheck()
     say("steps")
     count = max(len(case.new_ids) for case in claims.cases)
-    features = [one.features.float() for one in speech_of(claims.inputs)]
-    return check_steps(llm, folder, [case.prompt_ids for case in claims.cases], count, features)
+    model = llm.engine.manifest.model
+    features = [one.features.float() for one in inputs_of(model, claims.inputs)]
+    given = [(case.prompt_ids, None if case.input is None else features[case.input]) for case in claims.cases]
+    return check_steps(llm, folder, given, count)
 
 
 def _heard(claims: Claims, manifest: Manifest, runtime: RuntimeConfig) -> int | None:

@@ -19,7 +19,7 @@ from ingot.checkpoint.weight_map import WeightMap
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.batch import Spliced
-from ingot.layers.checking_encoder import PlainSpeechEncoder
+from ingot.layers.checking_stages import PlainEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_pass import EncoderPass
@@ -73,8 +73,8 @@ class Architecture:
             named ``encoder.…``; None where there is none.
         check_generation: refuses a generation_config.json (and the vocabulary's size) by which the model
             could not run; None where only end tokens matter.
-        plain_encoder: the same in plain PyTorch for proofs, of an encoder of log-mel frames; None: proofs say
-            nothing of the encoder.
+        plain_encoder: the same in plain PyTorch for proofs, as named stages; None: proofs say nothing of the
+            encoder.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Architecture:
     weight_map: Callable[[DecoderConfig, LayerRange], WeightMap]
     encoder: Callable[[DecoderConfig, BuildContext], nn.Module] | None = None
     check_generation: Callable[[HfConfig, int], object] | None = None
-    plain_encoder: Callable[[DecoderConfig], PlainSpeechEncoder] | None = None
+    plain_encoder: Callable[[DecoderConfig], PlainEncoder] | None = None
 
     def read_config(self, hf: HfConfig) -> DecoderConfig:
         """``config_from_hf`` on a file that may hold anything.

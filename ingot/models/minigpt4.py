@@ -29,6 +29,7 @@ from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.modality import PICTURE
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
+from ingot.layers.checking_vision import PlainQFormer, PlainVisionEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.linear import Linear
@@ -97,7 +98,7 @@ class MiniGPT4Encoder(nn.Module):
         pictures = features if features.dim() == 4 else features[None]
         seen = self.ln_vision(self.vit(pictures, forward_pass))[0]
         if self.qformer is not None:
-            found = self.qformer(seen, len(pictures))
+            found = self.qformer(seen, len(pictures), forward_pass)
         else:
             found = seen.unflatten(0, (len(pictures), -1))[:, 1:].reshape(-1, self.projector.in_features)
         encoded: torch.Tensor = self.projector(found)
@@ -250,6 +251,14 @@ def _joined(ours: str, theirs: str, parts: tuple[str, ...]) -> list[Rule]:
     ]
 
 
+def plain_encoder(config: DecoderConfig) -> PlainVisionEncoder:
+    """The encoder's mathematics, for proofs."""
+    settings = settings_of(config)
+    own = settings.qformer
+    queries = None if own is None else PlainQFormer(own.stack, own.cross_every)
+    return PlainVisionEncoder(settings.stack, settings.patch_size, _LN_VISION_EPS, JOINED, queries)
+
+
 MINIGPT4 = Architecture(
     MODEL,
     (ARCHITECTURE,),
@@ -258,4 +267,5 @@ MINIGPT4 = Architecture(
     config_from_hf,
     weight_map,
     MiniGPT4Encoder,
+    plain_encoder=plain_encoder,
 )

@@ -14,7 +14,7 @@ from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
 from ingot.config.encoder import EncoderConfig, StackConfig
 from ingot.config.modality import SPEECH
 from ingot.config.model import DecoderConfig
-from ingot.layers.checking_encoder import PlainSpeechEncoder
+from ingot.layers.checking_speech import PlainSpeechEncoder
 from ingot.layers.context import BuildContext
 from ingot.layers.convolution import FrameConvolution
 from ingot.layers.embedding import Embedding

@@ -52,14 +52,15 @@ class CalibrationData:
         samples: token ids, none empty.
         records: how many the file holds; of a running text, its windows.
         sha256: of the file; of a manifest with its recordings.
-        features: of a model that hears, the window [mels, frames] that each sample reads, float32.
+        features: of a model with an encoder, the input that each sample reads, float32: a window [mels,
+            frames], or pixels [3, side, side]; None of a sample of text alone.
     """
 
     path: Path
     samples: tuple[tuple[int, ...], ...]
     records: int
     sha256: str
-    features: tuple[torch.Tensor, ...] = field(default=(), compare=False)
+    features: tuple[torch.Tensor | None, ...] = field(default=(), compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -83,13 +84,7 @@ def read_calibration_data(
         ConfigError: a limit is too small, the file cannot be read, a chosen record is no sample, or there is
             none.
     """
-    if samples < 1 or length < 2:
-        raise ConfigError(
-            "calibration needs at least one sample of two tokens or more",
-            seen=f"{samples} samples of {length} tokens",
-            allowed="at least 1 sample of at least 2 tokens",
-            flag="--calib-samples",
-        )
+    check_limits(samples, length)
     raw = raw_file(path)
     digest = hashlib.sha256(raw).hexdigest()
     if path.suffix == ".txt":
@@ -99,6 +94,19 @@ def read_calibration_data(
     chosen = evenly(records, samples)
     kept = made_of(path, chosen, lambda record: _ids(record, tokenizer, chat)[:length], SHAPES)
     return CalibrationData(path, tuple(kept), len(records), digest)
+
+
+def check_limits(samples: int, length: int) -> None:
+    """Raises:
+    ConfigError: no sample, or none of two tokens, would be left.
+    """
+    if samples < 1 or length < 2:
+        raise ConfigError(
+            "calibration needs at least one sample of two tokens or more",
+            seen=f"{samples} samples of {length} tokens",
+            allowed="at least 1 sample of at least 2 tokens",
+            flag="--calib-samples",
+        )
 
 
 def _windows(text: str, tokenizer: Tokenizer, length: int) -> list[tuple[int, ...]]:
@@ -138,14 +146,14 @@ def _of_text(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatF
     own = needed(tokenizer, "a text")
     if "text" in record:
         return own.encode(text_of(record["text"]))
-    messages = _messages(record)
+    messages = conversation(record)
     if chat is None:
         return own.encode("\n".join(message["content"] for message in messages))
     ends = messages[-1]["role"] == "user"
     return chat.prompt_ids(messages, own, add_generation_prompt=ends)
 
 
-def _messages(record: Mapping[str, Any]) -> list[dict[str, str]]:
+def conversation(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """The conversation of a record; its own answer follows a user's last word."""
     if "messages" in record:
         found = [_message(one, "role", "content") for one in _list(record["messages"], "messages")]

@@ -58,6 +58,8 @@ class Forward:
         told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
         if batch.encoded is not None:
             told |= {"encoded_tables": batch.encoded.block_tables, "encoded_lens": batch.encoded.lens}
+        if batch.spliced is not None:
+            told["spliced_slots"] = batch.spliced.slots
         record.close(told, [cache.tensors for cache in self.caches], logits)
         self.record = record
         return logits

@@ -111,7 +111,7 @@ def test_what_is_of_the_other_kind(whisper: Path, checkpoint: Path, tmp_path: Pa
     for model, words, told in (
         (whisper, ("--prompt-tokens", "8"), "it is about prompts, and this is a speech model"),
         (checkpoint, ("--clips", "8"), "it is about clips, and this model takes text"),
-        (whisper, ("--quant", "encoder=w3"), "the halves of a model and their schemes are not named"),
+        (whisper, ("--quant", "encoder=w3"), "the parts of a model and their schemes are not named"),
         (whisper, ("--data", whisper / "config.json"), "a .json file must be a list of records"),
     ):
         shown = ingot("sweep", model, "--out", tmp_path / "new", "--no-png", "--device", "cpu", *words)

@@ -30,7 +30,7 @@ PLACES = {
     "rotary off by one": "layers.0.self_attn.qkv_proj (queries)",
 }
 ROUNDED = [name for name in SCHEMES if name not in ("dense", "w8a16", "w4a16")]
-PROMPTS = [[5, 300, 41], [7, 8, 9, 10, 11, 12, 13]]
+PROMPTS = [([5, 300, 41], None), ([7, 8, 9, 10, 11, 12, 13], None)]
 BRIEF = [  # every fault in an engine of each walk, one in every other
     pytest.param(
         scheme,

@@ -178,7 +178,7 @@ def test_lengths_of_an_engine(checkpoint: Path, tmp_path: Path) -> None:
     ],
 )
 def test_halves_that_are_not_named_well(named: str) -> None:
-    with pytest.raises(ConfigError, match=r"halves of a model.*encoder=SCHEME,decoder=SCHEME"):
+    with pytest.raises(ConfigError, match=r"parts of a model.*PART=SCHEME"):
         read_quant(named)
 
 

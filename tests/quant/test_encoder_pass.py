@@ -41,6 +41,9 @@ def features(seed: int, windows: int = 1) -> torch.Tensor:
     return torch.randn(windows, MELS, FRAMES, generator=torch.Generator().manual_seed(seed))
 
 
+_PROMPTS = [([5, 7], features(5)[0]), ([9], features(5)[0])]
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.inference_mode()
 def test_it_computes_what_its_modules_do(checkpoint: Path, name: str) -> None:
@@ -142,7 +145,7 @@ def test_the_proof_is_of_the_kernels_and_finds_a_fault(
     def failures() -> list[tuple[str, str]]:
         llm = LLM(engine, "cpu", max_seq_len=32, runtime=RUNTIME)
         llm.executor.runner.forward.fused = True
-        return check_steps(llm, engine, [[5, 7], [9]], 2, features=[features(5)[0]]).failures
+        return check_steps(llm, engine, _PROMPTS, 2).failures
 
     assert failures() == []
     owner, name, patched, place = FAULTS[fault]
@@ -160,14 +163,14 @@ def test_attention_that_ends_in_8_bits_may_be_off_as_far_as_any(
     llm.executor.runner.forward.fused = True
     attend, noise = BidirectionalAttention.attend, torch.Generator().manual_seed(0)
 
-    def noisy(self: BidirectionalAttention, joined: torch.Tensor, inputs: int) -> torch.Tensor:
-        found = attend(self, joined, inputs).float()
+    def noisy(self: BidirectionalAttention, joined: torch.Tensor, *rest: Any) -> torch.Tensor:
+        found = attend(self, joined, *rest).float()
         sign = torch.randint(0, 2, found.shape, generator=noise) * 2.0 - 1
         size = found.abs() + found.square().mean(dim=1, keepdim=True).sqrt()
         return (found + units * torch.finfo(torch.bfloat16).eps * size * sign).to(joined.dtype)
 
     monkeypatch.setattr(BidirectionalAttention, "attend", noisy)
-    failures = check_steps(llm, engine, [[5, 7], [9]], 2, features=[features(5)[0]]).failures
+    failures = check_steps(llm, engine, _PROMPTS, 2).failures
     assert [place for place, _ in failures] == ["encoder.layers.0.self_attn (attention)"] * is_far
 
 

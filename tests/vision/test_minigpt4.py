@@ -174,5 +174,5 @@ def test_layers_of_each_part_have_names() -> None:
         "encoder.vit.layers.3",
         "encoder.layers.1",
         "layers.0",
-        None,
+        "encoder.projector",
     ]

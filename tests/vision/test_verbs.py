@@ -37,16 +37,10 @@ def test_plan_and_inspect(of: str, engine: Path) -> None:
 def test_a_proof_says_what_it_is_of(engine: Path) -> None:
     code, text = ingot("verify", engine, "--source", POCKET)
     assert (code, "source 150 tensors compared with the checkpoint" in text) == (0, True), text
-    assert "the proof says nothing of the encoder" in text
-    assert "build the engine again" not in text
+    assert "the proof says nothing" not in text
+    assert "pixels 0." in text
 
 
 def test_align_is_refused_by_name(engine: Path) -> None:
     code, text = ingot("align", engine, "--reference", POCKET, "--device", "cpu")
     assert (code, "align does not compare engines of pictures yet" in text) == (2, True), text
-
-
-def test_schemes_that_calibrate_are_refused(tmp_path: Path) -> None:
-    code, text = ingot("build", POCKET, "-o", tmp_path / "out", "--quant", "rptq-w8a8", "--device", "cpu")
-    assert (code, "calibration reads text or speech" in text) == (2, True), text
-    assert not (tmp_path / "out").exists()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
 
+_POST_NORM = "encoder.qformer."
+
 
 @dataclass(frozen=True)
 class Site:
@@ -39,9 +41,13 @@ class Site:
 
 
 def site_of(config: DecoderConfig, reader: str) -> Site | None:
-    """That of a linear layer by its name; None: of the head, or of the keys and values of an encoder."""
+    """That of a linear layer by its name; None: it is of the head, of the keys and values of
+    an encoder, of a projector, or behind a norm after a sum.
+    """
     path, _, leaf = reader.rpartition(".")
     layer, _, part = path.rpartition(".")
+    if layer.startswith(_POST_NORM) and leaf in ("qkv_proj", "q_proj", "up_proj"):
+        return None  # the norm's output is also what branches are added to
     if part == "self_attn":
         if leaf == "qkv_proj":
             return Site(reader, f"{layer}.input_layernorm")
@@ -87,8 +93,8 @@ def _attended(config: DecoderConfig, reader: str, maker: str, *, queries: bool) 
     """Values of an attention: behind its keys, and its queries where these are of the same product."""
     stack = _stack(config, reader)
     if stack is not None:
-        head = stack.hidden_size // stack.num_heads
-        return Site(reader, maker, 2 * stack.hidden_size, stack.hidden_size, head=head)
+        head, start = stack.hidden_size // stack.num_heads, (2 if queries else 1) * stack.hidden_size
+        return Site(reader, maker, start, stack.hidden_size, head=head)
     keys = config.num_kv_heads * config.head_dim
     start = keys + (config.num_heads * config.head_dim if queries else 0)
     return Site(
@@ -100,4 +106,7 @@ def _stack(config: DecoderConfig, name: str) -> StackConfig | None:
     """The encoder's, of its layers."""
     if not name.startswith("encoder.") or config.encoder is None:
         return None
-    return StackConfig.from_json(config.encoder.settings)
+    found = config.encoder.settings
+    if "stack" in found:  # several: of MiniGPT-4
+        found = found["qformer"]["stack"] if name.startswith(_POST_NORM) else found["stack"]
+    return StackConfig.from_json(found)

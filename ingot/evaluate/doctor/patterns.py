@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import choosing
+from ingot.engine.assemble import in_encoder
 
 _ENCODER = "encoder."
 
@@ -56,11 +57,6 @@ def layer_of(name: str) -> str:
 def layer_index(name: str) -> int:
     """0 of ``layers.0.mlp.down_proj``, and of ``encoder.layers.0.mlp.down_proj``."""
     return int(layer_of(name).rpartition(".")[2])
-
-
-def in_encoder(name: str) -> bool:
-    """Whether a linear layer is the encoder's."""
-    return name.startswith(_ENCODER)
 
 
 def _half(name: str) -> str:

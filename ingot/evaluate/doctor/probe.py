@@ -26,12 +26,13 @@ import torch
 
 from ingot.engine.calibrate import BATCH_TOKENS, Load
 from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
-from ingot.engine.reference_encoder import keep_keys_values, own_stages
+from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.errors import CheckpointError
 from ingot.evaluate.divergence import kl_rows
 from ingot.evaluate.doctor.options import LayerOptions, PrecisionOption
-from ingot.evaluate.doctor.patterns import in_encoder, layer_index
+from ingot.evaluate.doctor.patterns import layer_of
 from ingot.evaluate.record import Progress, no_progress
+from ingot.layers.checking_stages import Passage
 from ingot.layers.decoder import Decoder
 from ingot.quant.schemes import LinearScheme
 
@@ -60,10 +61,12 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _State:
-    """A batch at a place: what became of its features so far, and of its tokens."""
+    """A batch at a place: what became of its features so far, and of its tokens, which are embedded behind
+    the encoder.
+    """
 
-    encoded: list[torch.Tensor]
-    hidden: torch.Tensor
+    encoded: list[Passage]
+    hidden: torch.Tensor | None = None
 
 
 class Probe:
@@ -87,8 +90,9 @@ class Probe:
         self._weights = _Weights(load, device)
         self._feeds: dict[str, Feed] = {}
         self._run = ReferenceRun(model, self._weights, EXACT, single=True, feed=self._feed)
-        heard = any(text.features is not None for text in texts)
-        self._stages = own_stages(self._run, _unseen) if heard else []
+        encodes = any(text.features is not None for text in texts)
+        self._stages = own_stages(self._run, _unseen) if encodes else []
+        self._names = [one.name for one in self._stages] + [f"layers.{i}" for i in range(len(model.layers))]
         self._places = len(self._stages) + len(model.layers)
         self._batches = _batches(model, texts, device)
         self.num_tokens = sum(len(batch.rows) for batch in self._batches)
@@ -127,12 +131,12 @@ class Probe:
         return self._mean(parts, "the mix")
 
     def _place(self, name: str) -> int:
-        """Where a linear layer is; the front is before an encoder's layers."""
-        return layer_index(name) + (1 if in_encoder(name) else len(self._stages))
+        """Where a linear layer is: in a layer, or a bridge itself."""
+        return self._names.index(name if name in self._names else layer_of(name))
 
     def _first(self) -> list[_State]:
         """Each batch before the first place."""
-        return [_State(batch.features, self._run.embed(batch.spans)) for batch in self._batches]
+        return [_State([Passage.of(one) for one in batch.features]) for batch in self._batches]
 
     def _final(self, options: Mapping[str, PrecisionOption]) -> list[torch.Tensor]:
         """Hidden states of each batch after the last layer."""
@@ -140,7 +144,7 @@ class Probe:
         for place in range(self._places):
             with self._changed({name: one for name, one in options.items() if self._place(name) == place}):
                 states = self._all_behind(place, states)
-        return [state.hidden for state in states]
+        return [_hidden(state) for state in states]
 
     def _all_behind(self, place: int, states: Sequence[_State]) -> list[_State]:
         return [self._behind(place, *one) for one in zip(states, self._batches, strict=True)]
@@ -148,19 +152,21 @@ class Probe:
     def _behind(self, place: int, state: _State, batch: _Batch) -> _State:
         """A batch behind a place."""
         if place < len(self._stages):
-            return replace(state, encoded=[self._stages[place](one) for one in state.encoded])
+            return replace(state, encoded=[one.through(self._stages[place]) for one in state.encoded])
         index = place - len(self._stages)
         for number, one in enumerate(state.encoded):
-            keep_keys_values(self._run, number, index, _unseen, one)
-        hidden = self._run.layer(index, state.hidden, batch.spans, _unseen)
+            keep_for(self._run, number, index, _unseen, one.hidden)
+        hidden = self._run.embed(batch.spans) if state.hidden is None else state.hidden
+        hidden = self._run.layer(index, hidden, batch.spans, _unseen)
         self._run.encoded.clear()
+        self._run.rows.clear()
         return replace(state, hidden=hidden)
 
     def _after(self, place: int, state: _State, number: int) -> float:
         """The sum of a batch's divergences when it goes on from a place."""
         for onwards in range(place, self._places):
             state = self._behind(onwards, state, self._batches[number])
-        return self._divergence(state.hidden, number)
+        return self._divergence(_hidden(state), number)
 
     def _divergence(self, hidden: torch.Tensor, number: int) -> float:
         """The sum over a batch's counted tokens, float64; the logits are not kept."""
@@ -198,6 +204,11 @@ class Probe:
         finally:
             self._weights.changed.clear()
             self._feeds.clear()
+
+
+def _hidden(state: _State) -> torch.Tensor:
+    assert state.hidden is not None
+    return state.hidden
 
 
 class _Weights:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ingot.compare.table import Table, percent, score
 from ingot.config.units import size_text
+from ingot.engine.assemble import in_encoder
 from ingot.evaluate.doctor.options import DENSE, saves_time_only
-from ingot.evaluate.doctor.patterns import in_encoder
 from ingot.evaluate.doctor.session import BYTES, TIME, Diagnosis, Layer, Measured
 
 SHOWN = 20  # layers, unless all are asked for

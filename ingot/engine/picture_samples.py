@@ -1,0 +1,176 @@
+"""Pictures and texts to calibrate with, as the model reads them: pixels, and ids with placeholders for them.
+
+Owns the records, the conversation that one becomes, and where a sample is cut. Knows no method.
+
+    data = read_pictures(Path("cc_sbu_align"), 128, 512, model.config, text)
+    data.samples[0], data.features[0]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.config.json_text import JsonError, parse_json
+from ingot.config.model import DecoderConfig
+from ingot.config.picture import PictureFeatures
+from ingot.engine.text import TextParts
+from ingot.errors import ConfigError
+from ingot.image.reader import PictureReader
+from ingot.processors.calibration_data import CalibrationData, check_limits, conversation, token_ids
+from ingot.processors.prompt import Input
+from ingot.processors.sample_records import (
+    BadSample,
+    Numbered,
+    evenly,
+    made_of,
+    needed,
+    raw_file,
+    read_records,
+    text_of,
+)
+
+SHAPES = (
+    '{"image": "…", "text": "…"}, {"image": "…", "messages": […]}, {"image": "…", "token_ids": […]} or a '
+    "record of text alone; or a folder of cc_sbu_align (filter_cap.json, image/) or of pictures"
+)
+ASKED = "Describe this image in detail."
+CAPTIONS = "filter_cap.json"
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A record that was checked: its ids with placeholders, and its picture."""
+
+    ids: tuple[int, ...]
+    picture: Path | None
+
+
+def read_pictures(
+    path: Path, count: int, length: int, config: DecoderConfig, text: TextParts
+) -> CalibrationData:
+    """At most ``count`` records, evenly spread over the data, each cut to ``length`` tokens.
+
+    Raises:
+        ConfigError: the data cannot be read, a chosen record is no sample, or there is none.
+        RequestError: a picture cannot be read.
+    """
+    check_limits(count, length)
+    encoder = config.encoder
+    assert encoder is not None
+    digest = hashlib.sha256()
+    records, folder = _records(path, digest)
+    make = partial(_shown, folder, config, text, length)
+    chosen = made_of(path, evenly(records, count), make, SHAPES)
+    features: list[torch.Tensor | None] = []
+    wanted = PictureFeatures(encoder.features[-1])
+    with PictureReader() as reader:
+        for one in chosen:
+            if one.picture is None:
+                features.append(None)
+                continue
+            digest.update(one.picture.read_bytes())
+            features.append(reader.read(one.picture, wanted.side).pixels(wanted))
+    samples = tuple(one.ids for one in chosen)
+    return CalibrationData(path, samples, len(records), digest.hexdigest(), tuple(features))
+
+
+def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
+    """What is to be had, and from where pictures are named."""
+    if not path.is_dir():
+        if path.suffix.lower() in _SUFFIXES and path.is_file():
+            return [(1, {"image": path.name})], path.parent
+        raw = raw_file(path)
+        digest.update(raw)
+        return read_records(path, raw, SHAPES), path.parent
+    if (path / CAPTIONS).is_file():
+        raw = raw_file(path / CAPTIONS)
+        digest.update(raw)
+        return list(enumerate(_captions(path, raw), start=1)), path
+    inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES)
+    return [(place, {"image": str(file.relative_to(path))}) for place, file in enumerate(inside, 1)], path
+
+
+def _captions(path: Path, raw: bytes) -> Iterator[Any]:
+    """Records of cc_sbu_align's file: the picture of an id has one of several endings."""
+    try:
+        listed = parse_json(raw)["annotations"]
+        pairs = [(str(one["image_id"]), one["caption"]) for one in listed]
+    except (JsonError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{CAPTIONS} is not a list of captions",
+            seen=f"{path}: {error}",
+            allowed='{"annotations": [{"image_id": "…", "caption": "…"}, …]}',
+            flag="--calib",
+        ) from None
+    for name, caption in pairs:
+        files = (f"image/{name}{end}" for end in _SUFFIXES)
+        found = next((file for file in files if (path / file).is_file()), f"image/{name}.jpg")
+        yield {"image": found, "text": caption}
+
+
+def _shown(
+    folder: Path, config: DecoderConfig, text: TextParts, length: int, record: Mapping[str, Any]
+) -> _Shown:
+    file = None if "image" not in record else folder / text_of(record["image"])
+    if file is not None and not file.is_file():
+        raise BadSample(f"there is no such picture: {file}")
+    ids = _cut(_pieces(record, file, text), length, config)
+    return _Shown(ids, file)
+
+
+def _pieces(record: Mapping[str, Any], file: Path | None, text: TextParts) -> Sequence[Sequence[int] | Input]:
+    """Token ids, and an input where the picture stands."""
+    picture = None if file is None else Input(None)
+    if "token_ids" in record:
+        ids = token_ids(record)
+        return [ids] if picture is None else [ids[:1], picture, ids[1:]]
+    tokenizer = needed(text.tokenizer, "a text")
+    if picture is None and "text" in record:
+        return [tokenizer.encode(text_of(record["text"]))]
+    messages = _messages(record)
+    if text.chat is None or not text.chat.takes_inputs:
+        words = tokenizer.encode("\n".join(one["content"] for one in messages), add_special_tokens=False)
+        return [list(tokenizer.prefix_ids), *([] if picture is None else [picture]), words]
+    if picture is not None:
+        first = next((one for one in messages if one["role"] == "user"), None)
+        if first is None:
+            raise BadSample("no message of a user, in which the picture could stand")
+        first["content"] = [{"type": "input", "input": picture}, {"type": "text", "text": first["content"]}]
+    ends = messages[-1]["role"] == "user"
+    return text.chat.prompt_pieces(messages, tokenizer, add_generation_prompt=ends)
+
+
+def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conversation about a picture; a caption answers what the original asks."""
+    if "image" not in record or {"messages", "conversations", "prompt", "article"} & set(record):
+        return [dict(message) for message in conversation(record)]
+    found: list[dict[str, Any]] = [{"role": "user", "content": ASKED}]
+    if "text" in record:
+        found.append({"role": "assistant", "content": text_of(record["text"])})
+    return found
+
+
+def _cut(pieces: Sequence[Sequence[int] | Input], length: int, config: DecoderConfig) -> tuple[int, ...]:
+    encoder = config.encoder
+    assert encoder is not None
+    ids: list[int] = []
+    for piece in pieces:
+        if isinstance(piece, Input):
+            ids += [encoder.placeholder_id] * encoder.max_positions
+            if len(ids) > length:
+                raise BadSample(f"the picture does not fit in {length} tokens")
+        elif encoder.placeholder_id in piece:
+            raise BadSample(f"token {encoder.placeholder_id} stands for pictures")
+        else:
+            ids += piece
+    if not ids:
+        raise BadSample("it has no tokens")
+    return tuple(ids[:length])
