@@ -1,6 +1,6 @@
 """``ingot eval``: how good an engine's answers are, and whether they are still the reference's.
 
-Owns its five verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
+Owns its six verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
 
     ingot eval summarize engines/pocket-chat --data articles.jsonl --against hf:models/pocket-chat
 """
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import command_line, finite, json_text, print_json, print_table, stdout
-from ingot.cli.eval_flags import AskFlags, EvalFlags, HearFlags, ReadFlags
+from ingot.cli.eval_flags import AskFlags, CaptionFlags, EvalFlags, HearFlags, ReadFlags
 from ingot.cli.flags import field_flags, field_pairs, option, set_threads
 from ingot.cli.steps import bar_shown
 from ingot.cli.transcribe_flags import transcribe_flags_at
 
 if TYPE_CHECKING:
     from ingot.evaluate.answering import Asking
+    from ingot.evaluate.captions import Captioning
+    from ingot.evaluate.data import OfFolder
     from ingot.evaluate.hearing import Asked
     from ingot.evaluate.items import Item
     from ingot.evaluate.limits import Limit
@@ -34,7 +36,8 @@ _TEMPLATE = "a request in chat, '{article} TL;DR:' otherwise"
 
 evaluate = typer.Typer(
     name="eval",
-    help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers, transcripts."
+    help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers, "
+    "transcripts, captions."
     "\n\n"
     "Exit code 0: done, every difference from the reference is within its limit; 1: one exceeds it; "
     "2: usage error.",
@@ -95,6 +98,26 @@ def divergence(flags: ReadFlags) -> None:
 
 @evaluate.command()
 @field_flags("flags")
+def caption(
+    flags: CaptionFlags,
+    lang: Annotated[str, option(_LANG)] = "auto",
+    stemmer: Annotated[bool, option("Stem English words before counting.", "--stemmer")] = False,
+) -> None:
+    """ROUGE of greedy captions of pictures, and the time of both sides. Needs Ingot's extras "eval,image".
+
+    Without captions in the data they are compared with those of --against.
+    """
+    from ingot.evaluate.captions import Captioning, shows
+    from ingot.evaluate.captions import caption as run
+    from ingot.processors.picture_folder import picture_records
+
+    folder = flags.data if flags.data.is_dir() else flags.data.parent
+    asked = Captioning(flags.prompt, flags.max_new_tokens, lang, stemmer)
+    _evaluate(flags, "caption", run, asked, shows(folder), picture_records)
+
+
+@evaluate.command()
+@field_flags("flags")
 @transcribe_flags_at(temperatures=(0.0,))
 def wer(flags: HearFlags, options: dict[str, Any]) -> None:
     """Word and character error rates of transcripts. Needs Ingot's extra "eval".
@@ -126,14 +149,16 @@ def _evaluate(
     flags: EvalFlags,
     verb: str,
     run: Callable[..., Evaluation],
-    how: Asking | Reading | Asked,
+    how: Asking | Reading | Asked | Captioning,
     needs: Callable[[Item], str | None] = lambda item: None,
+    of_folder: OfFolder | None = None,
 ) -> None:
     from ingot.evaluate.data import read_data
 
     limits = _start(flags, verb)
-    where = field_pairs(flags.where)
-    data = read_data(flags.data, limit=flags.limit, skip_bad=flags.skip_bad, where=where, needs=needs)
+    where, limit, skip = field_pairs(flags.where), flags.limit, flags.skip_bad
+    records = {} if of_folder is None else {"of_folder": of_folder}
+    data = read_data(flags.data, limit=limit, skip_bad=skip, where=where, needs=needs, **records)
     with bar_shown() as progress:
         found = run(*flags.sides(), data, limits, how, progress)
     _finish(flags, found)

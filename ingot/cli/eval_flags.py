@@ -45,7 +45,7 @@ def _dtype(value: str) -> str:
 
 _DATA = (
     "Items: .jsonl (one record per line), .json (a list of records), .txt (running text); for wer also a "
-    "folder in LibriSpeech's layout."
+    "folder in LibriSpeech's layout, for caption one of pictures."
 )
 _AGAINST = (
     "The reference: hf (the Hugging Face class on the same checkpoint), hf:CHECKPOINT, or another engine or "
@@ -122,6 +122,14 @@ class HearFlags(EvalFlags):
     batch: Annotated[
         int | None, option("Recordings at once; 1: one after another.", shown="as built", min=1)
     ] = None
+
+
+@dataclass(frozen=True)
+class CaptionFlags(EvalFlags):
+    """And what is asked about pictures."""
+
+    prompt: Annotated[str, option("What is asked about each picture.")] = "Describe this image."
+    max_new_tokens: Annotated[int, option("Maximum new tokens per caption.", min=1)] = 300
 
 
 @dataclass(frozen=True)

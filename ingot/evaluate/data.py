@@ -18,10 +18,12 @@ from typing import Any
 from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
-from ingot.processors.librispeech import librispeech, transcripts
+from ingot.processors.librispeech import TRANSCRIPTS, librispeech, transcripts
+from ingot.processors.picture_folder import picture_files
 
 _TOLD = 5  # bad lines that an error names with their reasons, or values of a field
 _MOST_OTHERS, _MOST_LETTERS = 10_000, 40
+OfFolder = Callable[[Path], Iterator[tuple[int, Any]]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class DataFile:
 
     @property
     def folder(self) -> Path:
-        """From which recordings are named."""
+        """From which recordings and pictures are named."""
         return self.path if self.path.is_dir() else self.path.parent
 
     def facts(self) -> dict[str, Any]:
@@ -65,16 +67,17 @@ def read_data(
     skip_bad: bool = False,
     where: Sequence[tuple[str, str]] = (),
     needs: Callable[[Item], str | None] = lambda item: None,
+    of_folder: OfFolder = librispeech,
 ) -> DataFile:
     """The first ``limit`` items of a file (None: all).
 
-    ``.txt`` is one running text, ``.json`` a list of records, a folder one of LibriSpeech, anything else a
-    record a line.
+    ``.txt`` is one running text, ``.json`` a list of records, anything else a record a line.
 
     Args:
         skip_bad: pass bad lines over instead of refusing the file.
         where: (field, value) pairs: only records that have all of them.
         needs: why an item does not serve the evaluation; None where it does.
+        of_folder: the records of a folder, numbered: of LibriSpeech, or of pictures.
 
     Raises:
         ConfigError: the file cannot be read, holds bad lines, or nothing of it can be used.
@@ -83,7 +86,7 @@ def read_data(
         if where:
             raise ConfigError("a .txt file has no fields to filter by", seen=path, flag="leave out --where")
         return DataFile(path, (_running_text(path, needs),))
-    records = _records(path)
+    records = of_folder(path) if path.is_dir() else _records(path)
     items: list[Item] = []
     bad: list[Bad] = []
     others: list[Any] = []  # a few records that do not match
@@ -106,8 +109,6 @@ def read_data(
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    if path.is_dir():
-        return librispeech(path)
     return _elements(path) if path.suffix == ".json" else _lines(path)
 
 
@@ -221,8 +222,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file, or of a folder's transcripts, one after another."""
+    """Of a file; or of a folder's transcripts, captions or pictures, one after another."""
     found = hashlib.sha256()
-    for file in transcripts(path) if path.is_dir() else [path]:
+    of_folder = transcripts if any(path.rglob(TRANSCRIPTS)) else picture_files
+    for file in of_folder(path) if path.is_dir() else [path]:
         found.update(file.read_bytes())
     return found.hexdigest()

@@ -14,10 +14,11 @@ from typing import Any
 Message = dict[str, str]
 
 SHAPES = (
-    '{"text": "…"}, {"audio": "…", "text": "…"}, {"article": "…", "highlights" or "summary": "…"}, '
-    '{"prompt": "…" or "messages": […], "answer": "…" or "answers": […]}, {"conversations": […]} or '
-    '{"token_ids": […]}'
+    '{"text": "…"}, {"audio": "…", "text": "…"}, {"image": "…", "text" or "captions": …}, '
+    '{"article": "…", "highlights" or "summary": "…"}, {"prompt": "…" or "messages": […], "answer": "…" or '
+    '"answers": […]}, {"conversations": […]} or {"token_ids": […]}'
 )
+_CAPTIONS = ("text", "caption", "captions")
 _REFERENCES = ("answer", "answers", "highlights", "summary")
 _ROLES = {"human": "user", "user": "user", "system": "system", "assistant": "assistant"}
 _ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")  # ShareGPT's
@@ -36,6 +37,7 @@ class Item:
         id: the record's own, where it has one.
         text, token_ids: running text, or its ids for a model without a tokenizer.
         audio, language: a recording of the text, named from the data's folder on, and its language.
+        image: a picture, named from the data's folder on; its captions are the references.
         article, prompt, messages: what is asked; at most one of them is given.
         references: right answers; the first is the one to show.
     """
@@ -46,6 +48,7 @@ class Item:
     token_ids: tuple[int, ...] | None = None
     audio: str | None = None
     language: str | None = None
+    image: str | None = None
     article: str | None = None
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
@@ -68,6 +71,8 @@ def item_of(record: object, number: int) -> Item:
         raise BadRecord(f"{type(record).__name__} instead of an object")
     name = record.get("id")
     found: dict[str, Any] = {"number": number, "id": None if name is None else str(name)}
+    if "image" in record:
+        return Item(**found, image=_text(record, "image"), references=_captions(record))
     if "conversations" in record:
         return Item(**found, **_asked(_turns(record["conversations"])))
     if "messages" in record:
@@ -113,6 +118,19 @@ def _references(record: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise BadRecord("answers is not a list of texts")
     return tuple(_text({"answers": one}, "answers") for one in value)
+
+
+def _captions(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of a picture; () where there is none."""
+    given = [field for field in _CAPTIONS if record.get(field) is not None]
+    if len(given) > 1:
+        raise BadRecord(f"{given[0]} and {given[1]} cannot be combined")
+    if given != ["captions"]:
+        return tuple(_text(record, field) for field in given)
+    value = record["captions"]
+    if not isinstance(value, list) or not value:
+        raise BadRecord("captions is not a list of texts")
+    return tuple(_text({"captions": one}, "captions") for one in value)
 
 
 def _ids(value: object) -> tuple[int, ...]:

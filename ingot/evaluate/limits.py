@@ -35,6 +35,10 @@ class Limit:
 _POINTS, _NATS = "points", "nats"
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "summarize": tuple(Limit(kind, 1.0, _POINTS) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")),
+    "caption": (
+        *(Limit(kind, 1.0, _POINTS) for kind in ("rouge1", "rouge2", "rougeL")),
+        Limit("rougeL_distance", 10.0, _POINTS, plain=False),
+    ),
     "answers": (Limit("exact", 1.0, _POINTS), Limit("contains", 1.0, _POINTS)),
     "wer": (Limit("wer", 1.0, _POINTS), Limit("cer", 1.0, _POINTS)),
     "perplexity": (Limit("perplexity", 1.0, "%", relative=True),),

@@ -40,6 +40,7 @@ class SideRun:
     output_tokens: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
     audio_seconds: float | None = None  # of recordings
+    pictures: int | None = None
 
     def to_json(self) -> Record:
         """As a record keeps it; the rates are of the whole time, prefill and decode together."""
@@ -54,7 +55,14 @@ class SideRun:
             "output_tokens_per_s": _rate(self.output_tokens, self.seconds) if self.output_tokens else None,
             "metrics": self.metrics,
             **self._heard(),
+            **self._seen(),
         }
+
+    def _seen(self) -> Record:
+        """Pictures per second, from file to caption."""
+        if self.pictures is None:
+            return {}
+        return {"pictures": self.pictures, "pictures_per_s": _rate(self.pictures, self.seconds)}
 
     def _heard(self) -> Record:
         """RTFx: seconds of audio per second."""

@@ -30,7 +30,8 @@ def headline(record: Record) -> list[str]:
 
 def tables(record: Record) -> list[Table]:
     """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
-    found = [_metrics(record), _heard_speed(record) if record["verb"] == "wer" else _speed(record)]
+    speed = {"wer": _heard_speed, "caption": _seen_speed}.get(record["verb"], _speed)
+    found = [_metrics(record), speed(record)]
     if record.get("differing"):
         found.append(_differing(record))
     if "divergence" in record:
@@ -54,6 +55,7 @@ def verdict(record: Record) -> str | None:
 def _told_counts(counts: Record) -> list[str]:
     words = {
         "cases": "items asked",
+        "pictures": "pictures",
         "recordings": "recordings",
         "audio_seconds": "seconds of audio",
         "documents": "texts",
@@ -76,7 +78,7 @@ def _numbers(values: list[int]) -> str:
 
 
 def _metrics(record: Record) -> Table:
-    if record["verb"] == "summarize":
+    if record["verb"] in ("summarize", "caption"):
         return _rouge(record)
     sides = record["sides"]
     rows = [
@@ -101,10 +103,12 @@ def _rouge(record: Record) -> Table:
     """F1 beside precision and recall, a row for each kind and side."""
     rows = []
     for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
-        for side in record["sides"]:
+        for side in (one for one in record["sides"] if one["metrics"]):
             values = [side["metrics"][name] for name in (kind, f"{kind}_precision", f"{kind}_recall")]
             rows.append((kind, side["name"], *map(score, values)))
-    return Table("summarize, 0 to 100", ("", "side", "F1", "precision", "recall"), tuple(rows))
+    against = "" if all(side["metrics"] for side in record["sides"]) else " against the other side's"
+    title = f"{record['verb']}{against}, 0 to 100"
+    return Table(title, ("", "side", "F1", "precision", "recall"), tuple(rows))
 
 
 def _speed(record: Record) -> Table:
@@ -135,14 +139,31 @@ def _heard_speed(record: Record) -> Table:
     return Table(f"time{told}", ("", "at once", "seconds", "RTFx"), tuple(rows))
 
 
+def _seen_speed(record: Record) -> Table:
+    rows = [
+        (
+            side["name"],
+            score(side["seconds"]),
+            score(side["pictures_per_s"]),
+            f"{side['output_tokens']:,}",
+            score(side["output_tokens_per_s"]),
+        )
+        for side in record["sides"]
+    ]
+    same = record["agreement"]
+    told = "" if same is None else f"; {same['same_text']} of {same['answers']} captions are the same"
+    return Table(f"time{told}", ("", "seconds", "pictures/s", "tokens out", "out/s"), tuple(rows))
+
+
 def _differing(record: Record) -> Table:
-    """The first transcripts that differ; the record has all."""
+    """The first transcripts or captions that differ; the record has all."""
     names = [side["name"] for side in record["sides"]]
     rows = [
         (str(row["id"] or row["number"]), *(_shown(row[name]["text"], _TEXT) for name in names))
         for row in record["differing"][:_PAIRS]
     ]
-    return Table("transcripts that differ", ("item", *names), tuple(rows))
+    kind = "captions" if record["verb"] == "caption" else "transcripts"
+    return Table(f"{kind} that differ", ("item", *names), tuple(rows))
 
 
 def _deltas(record: Record) -> Table:

@@ -104,6 +104,6 @@ def check_rouge() -> None:
     """
     if importlib.util.find_spec("rouge_score") is None:
         raise DeviceError(
-            "rouge-score is not installed, and eval summarize scores with it",
+            "rouge-score is not installed, and summaries and captions are scored with it",
             fix=f"{to_install('eval')} (or pip install rouge-score)",
         )
