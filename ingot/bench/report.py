@@ -48,6 +48,7 @@ def tables(record: Record) -> list[Table]:
         "throughput": _throughput,
         "kernels": _kernels,
         "transcribe": _transcribe,
+        "caption": _caption,
     }[record["verb"]]
     found = [tell(record, side) for side in record["sides"]]
     if record["ratios"]:
@@ -110,6 +111,26 @@ def _transcribe(record: Record, side: Record) -> Table:
     audio, rate = number(sum(wanted["seconds"])), wanted["tokens_per_second"]
     title = f"{_who(side)}: {wanted['clips']} clips, {audio} s of audio, {rate:g} tokens per second of audio"
     return Table(title, ("batch", "seconds", "RTFx", "clip ms", "p90", "tok/s"), tuple(rows))
+
+
+def _caption(record: Record, side: Record) -> Table:
+    wanted = record["wanted"]
+    stages = list(side["results"][0]["stages_ms"])
+    rows = [
+        (
+            str(r["batch"]),
+            *numbers(r, "seconds.p50 pictures_per_s ttft_ms.p50 ttft_ms.p90 output_tokens_per_s"),
+            *numbers(r, "encoder_ms.p50 encoder_pictures_per_s"),
+            *(number(r["stages_ms"][name]["p50"]) for name in stages),
+        )
+        for r in side["results"]
+    ]
+    title = (
+        f"{_who(side)}: {wanted['pictures']} pictures, {wanted['prompt_tokens']} prompt tokens, "
+        f"{wanted['new_tokens']} new, {wanted['repeats']} repeats; the encoder of a batch and its parts in ms"
+    )
+    columns = ("batch", "seconds", "pictures/s", "TTFT ms", "p90", "tok/s", "encoder", "pictures/s", *stages)
+    return Table(title, columns, tuple(rows))
 
 
 def _digits(seconds: Record | None) -> str:

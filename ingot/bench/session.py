@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ingot.bench.captioning import METHOD as PICTURES_METHOD
+from ingot.bench.captioning import Captioning, check_pictures, measure_pictures
 from ingot.bench.ceiling import Ceiling, measure_ceiling
 from ingot.bench.doubts import doubts
 from ingot.bench.kernels import Kernels, measure_kernels, read_shape
@@ -42,8 +44,14 @@ _COMPARED = {
     "text": ("batch", "ttft", "decode", "s_per_character"),
     "throughput": ("output_tokens_per_s", "ttft", "tpot"),
     "transcribe": ("batch", "seconds", "clip"),
+    "caption": ("batch", "seconds", "ttft", "encoder"),
 }
-Wanted = Latency | Throughput | Transcribing
+Wanted = Latency | Throughput | Transcribing | Captioning
+_METHODS: dict[type[Wanted], str] = {
+    TextLatency: TEXT_METHOD,
+    Transcribing: CLIPS_METHOD,
+    Captioning: PICTURES_METHOD,
+}
 
 
 def bench(
@@ -54,8 +62,8 @@ def bench(
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """Measure batches of equal requests (``measure_latency``), a load (``measure_throughput``) or clips of
-    speech (``measure_clips``), on two sides if ``against`` names one.
+    """Measure batches of equal requests (``measure_latency``), a load (``measure_throughput``), clips of
+    speech (``measure_clips``) or pictures (``measure_pictures``), on two sides if ``against`` names one.
 
     Raises:
         IngotError: a side cannot be loaded, or cannot take what is wanted.
@@ -64,7 +72,10 @@ def bench(
     device = resolve_device(spec.device)
     if against is not None:
         spec, against = told_apart(spec, against)
-    if not isinstance(wanted, Transcribing):
+    if isinstance(wanted, Captioning):
+        for side in (spec, against) if against is not None else (spec,):
+            check_pictures(side, read_shape(side).config)
+    elif not isinstance(wanted, Transcribing):
         expect_text(read_shape(spec).config.modality, "this measurement", BENCH_TRANSCRIBE)
     check_classes([spec] if against is None else [spec, against])
     apart = against is not None and device.type == "cuda"
@@ -75,8 +86,7 @@ def bench(
         sides.append(measure(against, wanted, ceiling, say)[0])
     verb = _verb(wanted)
     record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
-    if isinstance(wanted, TextLatency | Transcribing):
-        record["method"] = TEXT_METHOD if isinstance(wanted, TextLatency) else CLIPS_METHOD
+    record["method"] = _METHODS.get(type(wanted), METHOD)
     if against is not None:
         record["ratios"] = compare("text" if isinstance(wanted, TextLatency) else verb, *sides)
     return record
@@ -123,6 +133,8 @@ def measure_side(
     with gpu_memory(f"{spec.title} does not fit", "a smaller --batch or --hf-batch, or a larger GPU"):
         if isinstance(wanted, Transcribing):
             return measure_clips(spec, wanted, ceiling, say)
+        if isinstance(wanted, Captioning):
+            return measure_pictures(spec, wanted, ceiling, say)
         return _measure_side(spec, wanted, ceiling, say)
 
 
@@ -170,6 +182,8 @@ def _measure_apart(
 def _verb(wanted: Wanted) -> str:
     if isinstance(wanted, Transcribing):
         return "transcribe"
+    if isinstance(wanted, Captioning):
+        return "caption"
     return "latency" if isinstance(wanted, Latency) else "throughput"
 
 

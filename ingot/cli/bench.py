@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.bench_flags import BATCHES, Batch, ClipFlags, ModelFlags, SideFlags
+from ingot.cli.bench_flags import BATCHES, Batch, CaptionFlags, ClipFlags, ModelFlags, SideFlags
 from ingot.cli.bench_serving import serving
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.flags import field_flags, given, option, set_threads
@@ -124,6 +124,29 @@ def transcribe(flags: ClipFlags) -> None:
 
 @bench.command()
 @field_flags("flags")
+def caption(flags: CaptionFlags) -> None:
+    """Time questions about pictures: the encoder, the first token, whole answers.
+
+    Pictures are random values, and the number of tokens is fixed: weights change no figure.
+    """
+    from ingot.bench.captioning import Captioning
+    from ingot.bench.load import parse_batches
+    from ingot.bench.session import bench as measured
+
+    batches = tuple(parse_batches(flags.batch))
+    lengths = (flags.prompt_tokens, flags.new_tokens)
+    wanted = Captioning(flags.pictures, batches, *lengths, flags.repeats)
+    values = {**given(quant=flags.quant), **runtime_values(flags)}
+    spec = _spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches), **values)
+    set_threads(flags.threads)
+    other = _other(spec, flags.against)
+    with status_shown("starting") as say:
+        record = measured(spec, wanted, other, command=command_line(), say=say)
+    _show(record, flags)
+
+
+@bench.command()
+@field_flags("flags")
 def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     """Time every kernel against PyTorch's at a model's shapes. Needs a GPU, reads no weights.
 
@@ -160,7 +183,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     return spec
 
 
-def _spec(flags: ModelFlags | ClipFlags, **values: Any) -> SideSpec:
+def _spec(flags: ModelFlags | ClipFlags | CaptionFlags, **values: Any) -> SideSpec:
     from ingot.bench.side import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -220,7 +243,7 @@ def _longest(spec: SideSpec) -> int | None:
     return spec.max_seq_len
 
 
-def _show(record: Record, flags: ModelFlags | ClipFlags) -> None:
+def _show(record: Record, flags: ModelFlags | ClipFlags | CaptionFlags) -> None:
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:

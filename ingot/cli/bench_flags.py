@@ -95,3 +95,26 @@ class ClipFlags:
     kv_dtype: KvDtype = None
     device: Device = None
     threads: Threads = None
+
+
+@dataclass(frozen=True)
+class CaptionFlags:
+    """How many pictures are asked about, by what, beside what."""
+
+    engine: Annotated[str | None, EngineOrCheckpoint] = None
+    random_weights: RandomWeights = None
+    pictures: Annotated[int, option("Pictures, each of its own.", min=1)] = 40
+    batch: Annotated[str, option("Pictures at once, separated by commas; 1: one after another.")] = "1,40"
+    prompt_tokens: Annotated[int, option("Text tokens around each picture.", min=1)] = 141
+    new_tokens: Annotated[int, option("Tokens generated per picture.", min=1)] = 80
+    against: Annotated[str | None, option("Another engine or checkpoint.", metavar="ENGINE")] = None
+    repeats: Annotated[int, option("Timed runs of each batch size.", min=1)] = 3
+    as_json: AsJson = False
+    json_file: JsonFile = None
+    dtype: Dtype = "auto"
+    quant: Quant = None
+    max_seq_len: Annotated[int | None, max_seq_len(1)] = None
+    memory_fraction: MemoryFraction = None
+    kv_dtype: KvDtype = None
+    device: Device = None
+    threads: Threads = None
