@@ -111,6 +111,7 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
                 **given(calib=quantized.calib, calib_samples=quantized.calib_samples),
             )
     _tell_of_ranges(path, quantized.calib)
+    _show_ranges(path)
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
 
@@ -125,6 +126,15 @@ def _tell_of_ranges(engine: Path, calib: Path | None) -> None:
             "caches calibration statistics: the next build with these samples is faster. Delete it any time."
         )
         stderr().print(f"note: {file} ({size_text(file.stat().st_size)}) {what}", markup=False)
+
+
+def _show_ranges(engine: Path) -> None:
+    """Print the ranges of tokens and of spliced positions, where calibration kept them apart."""
+    from ingot.engine.manifest import Manifest
+
+    calibration = Manifest.read(engine).calibration
+    for site, ranges in [] if calibration is None else calibration.range_lines:
+        stdout().print(f"  ranges of {site}: {ranges}", markup=False)
 
 
 def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) -> Finish | None:

@@ -84,6 +84,8 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     if calibration is not None:
         samples = f"{calibration.samples} samples, {calibration.tokens:,} tokens"
         yield "calibrated on", f"{samples}, from a file with sha256 {calibration.sha256[:16]}…"
+        for site, ranges in calibration.range_lines:
+            yield f"ranges, {site}", ranges
     yield "size on disk", size_text(found.bytes_on_disk)
     cache = build.dtype if build.kv_dtype == "model" else build.kv_dtype
     yield "KV cache", f"{size_text(found.kv_bytes_per_token)} per token in {cache}"

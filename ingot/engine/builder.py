@@ -44,7 +44,13 @@ from ingot.engine.manifest import (
 from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof import Proof, write_when
-from ingot.engine.quantize import calibration_entry, read_samples, warn_of_few, write_calibrated
+from ingot.engine.quantize import (
+    Outcome,
+    calibration_entry,
+    read_samples,
+    warn_of_few,
+    write_calibrated,
+)
 from ingot.engine.source.check import compare_with_source
 from ingot.engine.source_figures import SourceFigures
 from ingot.engine.staging import new_parents, staged_folder
@@ -108,8 +114,8 @@ def build(
             dtype) or ``int8``.
         quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
             config.
-        calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py); of a model
-            that hears a manifest or folder of recordings (calibration_speech.py).
+        calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py), or of their
+            embeddings (calibration_rows.py); of a model that hears recordings (calibration_speech.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
             speech; None: 128.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
@@ -220,7 +226,7 @@ def _write(
         path = folder / WEIGHTS_FILE
         entries, seen = _write_weights(path, source, assembly, data, device, progress, ranges)
         files = _copy_text(folder / TOKENIZER_FOLDER, text)
-        calibration = None if data is None else calibration_entry(data, assembly.build)
+        calibration = None if data is None else calibration_entry(data, assembly.build, seen.ranges)
         manifest = make_manifest(assembly, source, text)
         manifest = manifest.replace(tensors=entries, files=files, calibration=calibration)
         (folder / PLAN_FILE).write_text(plan_text(plan), encoding="utf-8")
@@ -231,7 +237,7 @@ def _write(
         raise BuildError(
             what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
         ) from error
-    return seen
+    return seen.kept
 
 
 def _write_weights(
@@ -242,8 +248,8 @@ def _write_weights(
     device: torch.device,
     progress: Progress | None,
     ranges: Path,
-) -> tuple[dict[str, TensorEntry], SeenInputs | None]:
-    """All stored tensors in order; also what calibration saw of activations, where that can be kept."""
+) -> tuple[dict[str, TensorEntry], Outcome]:
+    """All stored tensors in order; also what calibration saw of activations."""
     layout = assembly.layout()
     total = sum(t.numel() * t.element_size() for t in layout.values())
     done = 0
@@ -260,7 +266,7 @@ def _write_weights(
             done += tensor.numel() * tensor.element_size()
             tell(name)
 
-        seen = None
+        seen = Outcome()
         if data is not None:
             seen = write_calibrated(assembly, source, data, device, write, ranges, tell)
         else:
@@ -284,7 +290,7 @@ def _calibration(
     """
     quant, hears = assembly.quant, assembly.model_config.encoder is not None
     if quant.calibrated and calib is None:
-        texts = "a .txt, .json or .jsonl file of texts, conversations or token_ids"
+        texts = "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings"
         raise ConfigError(
             "this method needs calibration data",
             seen=quant.needs_samples,

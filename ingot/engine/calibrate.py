@@ -123,6 +123,7 @@ class Walk(Generic[S]):
         samples: token ids.
         features: of a model with an encoder, what each sample reads, one input; None of a sample that reads
             none. Where outputs are spliced, placeholders stand in the sample for them.
+        embeddings: rows [tokens, hidden_size] of each sample, in the place of its tokens'; none: of tokens.
         statistic: (name, in_features) → what gathers the input of one linear layer.
         propagate: ``advance`` computes a layer's output again, with what the layer was given, so that the
             layers after make up for its errors: twice the arithmetic.
@@ -146,6 +147,7 @@ class Walk(Generic[S]):
         statistic: Callable[[str, int], S],
         *,
         features: Sequence[torch.Tensor | None] = (),
+        embeddings: Sequence[torch.Tensor] = (),
         propagate: bool = False,
         batch_tokens: int = BATCH_TOKENS,
         progress: Progress | None = None,
@@ -161,6 +163,7 @@ class Walk(Generic[S]):
         self._told = Told(progress, self._work())
         self._held = Held(load, device)
         self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=self._feed)
+        self._run.given = dict(enumerate(embeddings))
         self._encoder: EncoderHalf | None = None
         self._decoder: DecoderHalf | None = None
         self._before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x

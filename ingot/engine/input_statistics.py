@@ -19,13 +19,16 @@ from pathlib import Path
 import torch
 
 from ingot.checkpoint.reader import Checkpoint
+from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly
 from ingot.engine.calibrate import CalibratedLayer, Held, Load, Walk, dense_model
 from ingot.engine.calibration_cache import CalibrationKey, calibration_key, read_ranges, write_ranges
 from ingot.engine.layer_method import Tell, silent
 from ingot.engine.smooth_layers import SmoothLayers
+from ingot.errors import ConfigError
 from ingot.processors.calibration_data import LENGTH, CalibrationData
 from ingot.quant.calibration import ChannelRange, InputStatistics
+from ingot.quant.hadamard import rotate
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class SeenInputs:
                 self._device,
                 method.statistic,
                 features=data.features,
+                embeddings=rows_of(data, assembly),
                 progress=self._told,
             )
         else:
@@ -101,6 +105,21 @@ class SeenInputs:
 
     def _told(self, what: str, done: int, total: int) -> None:
         self._tell(f"{what} {100 * done // total} %")
+
+
+def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:
+    """The embeddings of samples as a run takes them: rotated where the hidden states are, in the engine's
+    dtype.
+
+    Raises:
+        ConfigError: a value is not finite in it.
+    """
+    dtype, rotated = parse_dtype(assembly.build.dtype), bool(assembly.quant.rotation)
+    found = [(rotate(one) if rotated else one).to(dtype).float() for one in data.embeddings]
+    if not all(bool(one.isfinite().all()) for one in found):
+        what = f"embeddings have values that are not finite in {assembly.build.dtype}"
+        raise ConfigError(what, seen=data.path, flag="--calib or --dtype")
+    return found
 
 
 def _key(assembly: Assembly, data: CalibrationData, source: Checkpoint) -> CalibrationKey:

@@ -46,15 +46,35 @@ class TensorEntry(JsonConfig):
 
 
 @dataclass(frozen=True)
+class KindRanges(JsonConfig):
+    """Lowest and highest value of a site's inputs over all layers, at positions of tokens and at those where
+    an input or embeddings are spliced.
+    """
+
+    tokens: tuple[float, ...]
+    spliced: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class CalibrationEntry(JsonConfig):
     """What numbers were chosen by: the sha256 of the file of samples, how many were taken of it, their tokens
-    in all and the most of one.
+    in all and the most of one; of RPTQ by site the ranges of tokens and of spliced positions, where samples
+    have both.
     """
 
     sha256: str
     samples: int
     tokens: int
     length: int
+    ranges: dict[str, KindRanges] = field(default_factory=dict)
+
+    @property
+    def range_lines(self) -> list[tuple[str, str]]:
+        """For people: ``R1`` and both of its ranges."""
+        return [
+            (site, f"tokens {_span(own.tokens)}, spliced positions {_span(own.spliced)}")
+            for site, own in self.ranges.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,10 @@ class Manifest(JsonConfig):
     def dump(self) -> str:
         """The text of manifest.json; the same manifest gives the same text."""
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _span(found: tuple[float, ...]) -> str:
+    return f"{found[0]:.3g} to {found[1]:.3g}"
 
 
 def _add_bits(quant: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -29,9 +30,9 @@ from ingot.engine.calibrate import CalibratedLayer, Load, Walk, dense_model
 from ingot.engine.golden import steady_threads
 from ingot.engine.gptq_layers import GptqLayers
 from ingot.engine.host_room import dense_bytes
-from ingot.engine.input_statistics import SeenInputs
+from ingot.engine.input_statistics import SeenInputs, rows_of
 from ingot.engine.layer_method import LayerMethod, Tell, silent
-from ingot.engine.manifest import CalibrationEntry
+from ingot.engine.manifest import CalibrationEntry, KindRanges
 from ingot.engine.picture_samples import read_pictures
 from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.smooth_layers import SmoothLayers
@@ -39,6 +40,7 @@ from ingot.engine.speech_samples import read_speech
 from ingot.engine.text import TextParts
 from ingot.errors import OutOfMemoryError
 from ingot.processors.calibration_data import LENGTH, SAMPLES, CalibrationData, read_calibration_data
+from ingot.processors.calibration_rows import holds_rows, read_calibration_rows
 from ingot.quant.rptq import KEPT
 
 _log = logging.getLogger(__name__)
@@ -49,25 +51,43 @@ Write = Callable[[str, torch.Tensor], None]
 def read_samples(
     path: Path, count: int, assembly: Assembly, source: Checkpoint, text: TextParts, device: torch.device
 ) -> CalibrationData:
-    """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of a file of texts, or
-    for another modality of recordings or pictures.
+    """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of texts or embeddings,
+    or for another modality of recordings or pictures.
 
     Raises:
-        ConfigError: as ``read_calibration_data``, ``read_speech`` and ``read_pictures``.
+        ConfigError: as ``read_calibration_data``, ``read_calibration_rows``, ``read_speech`` and
+            ``read_pictures``.
     """
-    length = min(LENGTH, assembly.build.max_seq_len)
-    modality = assembly.model_config.modality
-    if modality is SPEECH:
+    length, config = min(LENGTH, assembly.build.max_seq_len), assembly.model_config
+    if config.modality is SPEECH:
         return read_speech(path, count, length, assembly, source, text, device)
-    if modality is PICTURE:
-        return read_pictures(path, count, length, assembly.model_config, text)
+    if holds_rows(path):
+        rows = read_calibration_rows(path, config.hidden_size, samples=count, length=length)
+        return rows if config.encoder is None else replace(rows, features=(None,) * len(rows.samples))
+    if config.modality is PICTURE:
+        return read_pictures(path, count, length, config, text)
     return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
 
 
-def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationEntry:
-    """What an engine's manifest says of its samples."""
+@dataclass(frozen=True)
+class Outcome:
+    """What calibration saw of activations.
+
+    Attributes:
+        kept: ranges of channels, which another build may read; None where none can.
+        ranges: of RPTQ by site those of tokens and of spliced positions, where samples have both.
+    """
+
+    kept: SeenInputs | None = None
+    ranges: dict[str, KindRanges] = field(default_factory=dict)
+
+
+def calibration_entry(
+    data: CalibrationData, build: BuildConfig, ranges: dict[str, KindRanges]
+) -> CalibrationEntry:
+    """What an engine's manifest says of its samples, and of the ranges that they had."""
     length = min(LENGTH, build.max_seq_len)
-    return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length)
+    return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length, ranges)
 
 
 def warn_of_few(data: CalibrationData, assembly: Assembly) -> None:
@@ -99,7 +119,7 @@ def write_calibrated(
     write: Write,
     cache: Path,
     tell: Tell = silent,
-) -> SeenInputs | None:
+) -> Outcome:
     """Every stored tensor of a model, in order; a machine gives the same for the same samples and threads.
 
     Args:
@@ -108,7 +128,7 @@ def write_calibrated(
         tell: called with what is under way.
 
     Returns:
-        What can be kept in ``cache`` once the engine is whole.
+        What was seen; ``kept`` can be kept in ``cache`` once the engine is whole.
 
     Raises:
         BuildError: what a layer sees is not finite, its values cannot be chosen, or a factor that was folded
@@ -128,6 +148,7 @@ def write_calibrated(
             device,
             method.statistic,
             features=data.features,
+            embeddings=rows_of(data, assembly),
             propagate=True,
             progress=lambda what, done, total: tell(f"{what} {100 * done // total} %"),
         )
@@ -142,7 +163,8 @@ def write_calibrated(
             layer.inputs.clear()
             _write(modules, partial(_changed, assembly, layer), device, write, chosen)
             inputs.advance(layer)
-    return inputs if isinstance(inputs, SeenInputs) else None
+    kinds = method.kinds if isinstance(method, RptqLayers) else {}
+    return Outcome(inputs if isinstance(inputs, SeenInputs) else None, kinds)
 
 
 def _method(assembly: Assembly, device: torch.device, tell: Tell) -> LayerMethod:

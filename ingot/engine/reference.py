@@ -162,6 +162,7 @@ class ReferenceRun(Hooks):
     Attributes:
         encoded: by layer and number of an input, what cross-attention reads of it.
         rows: by number of an input, what is spliced of it: [positions, hidden_size].
+        given: by sequence, rows [tokens, hidden_size] in the place of its tokens' embeddings.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class ReferenceRun(Hooks):
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.encoded: dict[tuple[int, int], KeysValues] = {}
         self.rows: dict[int, torch.Tensor] = {}
+        self.given: dict[int, torch.Tensor] = {}
         self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
         self._turned: tuple[Sequence[Span], Turns] | None = None  # once for all layers of a pass
 
@@ -195,6 +197,7 @@ class ReferenceRun(Hooks):
         if self.config.embedding_scale != 1:
             scale = torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
             hidden = self.arithmetic.round(hidden * self.arithmetic.round(scale))
+        hidden = self._with_given(hidden, spans)
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
@@ -213,6 +216,17 @@ class ReferenceRun(Hooks):
                 taken = torch.tensor([i == encoder.placeholder_id for i in span.ids], device=hidden.device)
                 parts[place] = parts[place].clone()
                 parts[place][taken] = self.rows[span.input].to(hidden)  # as many, or this raises
+        return torch.cat(parts)
+
+    def _with_given(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+        """With the rows that sequences are given in the place of their tokens' embeddings."""
+        if not self.given:
+            return hidden
+        parts = list(hidden.split([len(span.ids) for span in spans]))
+        for place, span in enumerate(spans):
+            if span.sequence in self.given:
+                rows = self.given[span.sequence][span.start : span.start + len(span.ids)]
+                parts[place] = self.arithmetic.round(rows.to(hidden))
         return torch.cat(parts)
 
     def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:

@@ -18,12 +18,14 @@ from typing import Any, cast
 import torch
 
 from ingot.config.model import DecoderConfig
-from ingot.config.rptq import RptqConfig, site_of
-from ingot.engine.assemble import Choice
+from ingot.config.rptq import SITES, RptqConfig, site_of
+from ingot.engine.assemble import Assembly, Choice
 from ingot.engine.calibrate import CalibratedLayer, Statistic, naming
 from ingot.engine.gptq_layers import GptqLayers
+from ingot.engine.layer_method import Tell, silent
+from ingot.engine.manifest import KindRanges
 from ingot.engine.rescaling import layer_shape, value_rows_of
-from ingot.quant.calibration import ChannelRange, InputStatistics
+from ingot.quant.calibration import ChannelRange, InputStatistics, RecordRanges
 from ingot.quant.clusters import channel_order, order_by_heads
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.linear_scheme import LinearScheme
@@ -35,6 +37,10 @@ class RptqLayers(GptqLayers):
     """Orders, scales and values of layers in blocks: a layer sees what the layers before it give once
     quantized, inputs included. With the method ``round`` their weights are rounded, and others left alone.
     """
+
+    def __init__(self, assembly: Assembly, device: torch.device, tell: Tell = silent) -> None:
+        super().__init__(assembly, device, tell)
+        self._seen_kinds: dict[str, tuple[ChannelRange, ChannelRange]] = {}  # tokens, spliced positions
 
     @property
     def _rptq(self) -> RptqConfig:
@@ -63,6 +69,7 @@ class RptqLayers(GptqLayers):
         orders = {}
         for name, scheme in schemes.items():
             if scheme is not None:
+                self._see_kinds(name, layer.inputs[name].records)
                 with naming(name):
                     orders[name] = self._order(layer, name, scheme, layer.inputs[name].ranges)
         for name, scheme in schemes.items():
@@ -71,6 +78,20 @@ class RptqLayers(GptqLayers):
             else:
                 with naming(name):
                     yield name, self._quantized(layer, name, scheme, orders[name])
+
+    @property
+    def kinds(self) -> dict[str, KindRanges]:
+        """Ranges of tokens and of spliced positions by site, of the layers so far; those that saw both."""
+        both = {site: pair for site, pair in self._seen_kinds.items() if pair[0].count and pair[1].count}
+        return {site: KindRanges(*map(_extremes, both[site])) for site in SITES if site in both}
+
+    def _see_kinds(self, name: str, records: RecordRanges) -> None:
+        site = site_of(name)
+        found = self._seen_kinds.setdefault(site, (ChannelRange(1), ChannelRange(1)))
+        for seen, own in zip(found, (records.tokens, records.spliced), strict=True):
+            if own.count:
+                ends = torch.stack([own.lowest.amin(), own.highest.amax()])
+                seen.add(ends.cpu()[:, None])
 
     def _order(
         self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, ranges: ChannelRange
@@ -119,6 +140,10 @@ class RptqLayers(GptqLayers):
         layer.fake_input(name, partial(scheme.rounded, tensors=tensors))
         self.tell(name)
         return Choice(found)
+
+
+def _extremes(seen: ChannelRange) -> tuple[float, float]:
+    return float(seen.lowest), float(seen.highest)
 
 
 def _move_rows(

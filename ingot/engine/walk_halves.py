@@ -153,12 +153,18 @@ class DecoderHalf(Half):
         return Passage.of(hidden)
 
     def _spliced(self, batch: Sequence[Span]) -> torch.Tensor | None:
-        """Which tokens of a batch are placeholders; None where none can be."""
-        encoder = self.run.config.encoder
-        if encoder is None or not self.run.config.splices:
+        """Which positions of a batch stand for an input or are given as rows; None where none can be."""
+        encoder = self.run.config.encoder if self.run.config.splices else None
+        if encoder is None and not self.run.given:
             return None
-        taken = [s.input is not None and i == encoder.placeholder_id for s in batch for i in s.ids]
-        return torch.tensor(taken)
+        place = None if encoder is None else encoder.placeholder_id
+        return torch.tensor(
+            [
+                span.sequence in self.run.given or (span.input is not None and i == place)
+                for span in batch
+                for i in span.ids
+            ]
+        )
 
 
 def num_tokens(batch: Sequence[Span]) -> int:

@@ -54,6 +54,8 @@ class CalibrationData:
         sha256: of the file; of a manifest with its recordings.
         features: of a model with an encoder, the input that each sample reads, float32: a window [mels,
             frames], or pixels [3, side, side]; None of a sample of text alone.
+        embeddings: rows [tokens, hidden_size] of each sample, float32, whose ids are placeholders; empty: all
+            samples are tokens.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class CalibrationData:
     records: int
     sha256: str
     features: tuple[torch.Tensor | None, ...] = field(default=(), compare=False)
+    embeddings: tuple[torch.Tensor, ...] = field(default=(), compare=False)
 
     @property
     def num_tokens(self) -> int:

@@ -21,9 +21,10 @@ from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.engine.assemble import Assembly
 from ingot.engine.calibrate import Walk, dense_model
+from ingot.engine.manifest import Manifest
 from ingot.engine.picture_samples import ASKED, read_pictures
 from ingot.engine.text import TextParts, read_text_parts
-from ingot.errors import ConfigError
+from ingot.errors import BuildError, ConfigError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
 from ingot.processors.prompt import Input, Prompt
@@ -244,3 +245,28 @@ def test_values_of_pictures_matter(shown: Path, tmp_path: Path) -> None:
         found.append(float(linear.get_parameter("input_scale")))
     assert np.isfinite(found).all()
     assert found[0] != found[1]
+
+
+def test_ranges_of_pictures_and_texts_are_apart(shown: Path, tmp_path: Path) -> None:
+    engine, quant = tmp_path / "engine", read_quant("llm=rptq-w8a8")
+    build(POCKET, engine, device="cpu", quant=quant, calib=shown / "image", proof=False)
+    entry = Manifest.read(engine).calibration
+    assert entry is not None
+    assert list(entry.ranges) == ["R1", "R3", "R4", "R5"]
+    assert all(own.tokens != own.spliced for own in entry.ranges.values())
+
+
+def test_ready_rows_calibrate_the_llm(tmp_path: Path) -> None:
+    """Whole prompts, padded to one length; no picture is read, so the encoder cannot be calibrated."""
+    rows = np.random.default_rng(1).normal(0, 0.05, (4, 60, 256)).astype(np.float32)
+    whole, padded = tmp_path / "whole.npy", tmp_path / "padded.npy"
+    np.save(whole, rows)
+    np.save(padded, np.pad(rows, ((0, 0), (3, 5), (0, 0))))
+    quant = read_quant("vit=w8a8,llm=rptq-w4a8")
+    found = [tmp_path / path.stem for path in (whole, padded)]
+    for folder, path in zip(found, (whole, padded), strict=True):
+        build(POCKET, folder, device="cpu", quant=quant, calib=path, proof=False)
+    first, second = ((folder / "weights.safetensors").read_bytes() for folder in found)
+    assert first == second
+    with pytest.raises(BuildError, match="encoder"):
+        build(POCKET, tmp_path / "e", device="cpu", quant="rptq-w8a8", calib=whole, proof=False)
