@@ -1,4 +1,4 @@
-"""Ingot in a few seconds on the pocket models: build, inspect, chat, summarise, measure, hear.
+"""Ingot in a few seconds on the pocket models: build, inspect, chat, summarise, measure, hear, see.
 
 make demo, or: python examples/demo.py [CHECKPOINT ENGINE]
 """
@@ -9,13 +9,19 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM, IngotError, SamplingParams, Transcriber, build
 from ingot.cli.inspect import show
 from ingot.engine.describe import describe
+from recipes.vision.draw import draw, png
+from recipes.vision.scenes import held_out_scene
 
 QUESTIONS = ("Hello! What can you do?", "How much is 27 + 58?", "你好，请介绍一下你自己。")
 NEWS = (
@@ -25,6 +31,9 @@ NEWS = (
 BATCH = 16
 ROOT = Path(__file__).resolve().parent.parent
 SPEECH, TALK = ROOT / "models" / "pocket-whisper", ROOT / "examples" / "speech" / "talk.ogg"
+VISION, SCENE = ROOT / "models" / "pocket-vision" / "minigpt4.yaml", 12
+ABOUT_IT = ("Describe this image.", "What colour is the star?")
+COLUMNS = 56  # of a picture in the terminal
 
 
 def main(checkpoint: Path, engine: Path) -> None:
@@ -54,6 +63,9 @@ def main(checkpoint: Path, engine: Path) -> None:
     heard = engine.with_name(SPEECH.name)
     step(console, "Hear", f"ingot transcribe {heard} {TALK.relative_to(ROOT)} -f srt")
     hear(console, heard)
+    seen, picture = engine.with_name(VISION.parent.name), engine.with_name("scene.png")
+    step(console, "See", f'ingot run {seen} --image {picture} "{ABOUT_IT[0]}"')
+    see(console, seen, picture)
     step(console, "What to type next", ". .venv/bin/activate")
     console.print(next_steps(engine), markup=False, soft_wrap=True)
 
@@ -86,6 +98,36 @@ def hear(console: Console, engine: Path, lines: int = 5) -> None:
     console.print(f"… {len(heard)} sentences in [bold]{seconds:.1f} s[/bold]")
 
 
+def see(console: Console, engine: Path, file: Path) -> None:
+    """Build the picture model, draw a scene that it was not trained on, and ask about it in two rounds."""
+    build(VISION, engine, force=True)
+    picture = draw([held_out_scene(SCENE)])[0]
+    file.write_bytes(png(picture))
+    if console.color_system is not None and not console.no_color:
+        console.print(half_blocks(picture))
+    talk: list[dict[str, Any]] = []
+    with LLM(engine) as llm:
+        for question in ABOUT_IT:
+            shown = [] if talk else [{"type": "image", "image": str(file)}]
+            talk.append({"role": "user", "content": [*shown, {"type": "text", "text": question}]})
+            answer = llm.chat(talk, temperature=0.0, max_new_tokens=80).text or ""
+            talk.append({"role": "assistant", "content": answer})
+            console.print(f"[cyan]> {question}[/cyan]\n{escape(answer)}", soft_wrap=True)
+
+
+def half_blocks(picture: torch.Tensor, columns: int = COLUMNS) -> Text:
+    """A picture uint8 [3, height, width] as characters, each of two pixels one above the other."""
+    height = picture.shape[1] * columns // picture.shape[2] // 2 * 2
+    small = torch.nn.functional.adaptive_avg_pool2d(picture.float(), (height, columns)).round().int()
+    rows = small.permute(1, 2, 0).tolist()
+    text = Text()
+    for upper, lower in zip(rows[::2], rows[1::2], strict=True):
+        for over, under in zip(upper, lower, strict=True):
+            text.append("▀", f"rgb({','.join(map(str, over))}) on rgb({','.join(map(str, under))})")
+        text.append("\n")
+    return text
+
+
 def news_item() -> tuple[str, str | None]:
     """A request for a summary and the expected answer, from the held-out items."""
     path = ROOT / "recipes" / "heldout.jsonl"
@@ -112,6 +154,7 @@ def next_steps(engine: Path) -> str:
         f'ingot run {engine} "How much is 12 + 30?" --json\n'
         f"ingot inspect {engine} --tensors\n"
         f"ingot transcribe {engine.with_name(SPEECH.name)} examples/speech/gespraech.ogg --task translate\n"
+        f"ingot chat {engine.with_name(VISION.parent.name)} --image {engine.with_name('scene.png')}\n"
         "python examples/tap_layers.py"
     )
 
