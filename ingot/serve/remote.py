@@ -199,6 +199,8 @@ def _refusal(status: int, data: bytes) -> IngotError:
     code = (
         told["error"].get("code") if isinstance(told, dict) and isinstance(told.get("error"), dict) else None
     )
+    if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # of pictures in all turns
+        return TooLongError("the conversation is too large for the server", seen=message)
     if code == "context_length_exceeded" or (status == 400 and "context length" in message):
         return TooLongError("the conversation is too long for the server", seen=message)
     seen = f"{status} {message}".strip()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.web.api import AnswerError, Api, Delta, TooLongError
-from ingot.web.messages import Values, body, files, without_oldest
+from ingot.web.messages import PictureTooLargeError, Values, body, files, without_oldest
 
 SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
 BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets a picture
@@ -69,6 +69,8 @@ async def answers(
                     yield shown
                     told = time.monotonic()
     except AnswerError as error:
+        shown = replace(shown, error=str(error))
+    except PictureTooLargeError as error:
         shown = replace(shown, error=str(error))
     except FileNotFoundError as error:
         gone = Path(error.filename).name

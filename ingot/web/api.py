@@ -195,7 +195,8 @@ def _refusal(response: httpx.Response) -> AnswerError:
     again = f" Try again in {wait} s." if wait and wait.isdecimal() else ""
     if status == httpx.codes.TOO_MANY_REQUESTS:
         return AnswerError(f"The server is busy: {said or 'too many requests'}.{again}")
-    kind = TooLongError if _is_too_long(told) else AnswerError
+    too_large = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE  # of pictures in all turns
+    kind = TooLongError if too_large or _is_too_long(told) else AnswerError
     return kind(f"The server refused the request ({status}): {said or response.reason_phrase}.{again}")
 
 

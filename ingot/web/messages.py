@@ -18,6 +18,11 @@ from typing import Any
 from ingot.web.math import unmarked
 
 ANY_SEED = -1
+MOST_PICTURE = 11 << 20  # bytes of a file: in base64 it fits into the body that `ingot serve` takes
+
+
+class PictureTooLargeError(Exception):
+    """A picture's file is larger than ``MOST_PICTURE``; the text is for the reader of the page."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +64,20 @@ def body(
         history: what the page shows before ``said``; messages with a title are the page's own (thoughts and
             errors) and are left out, and so is what was said without being answered.
         said: a text, or ``{"text", "files"}`` where the page takes files.
+
+    Raises:
+        FileNotFoundError: a file is gone.
+        PictureTooLargeError: one is too large.
     """
-    messages: list[dict[str, Any]] = []
+    kept: list[tuple[str, str, list[Path]]] = []
     for one in [*history, {"role": "user", "content": said}]:
-        content = _content(one["content"])
-        if (one.get("metadata") or {}).get("title") or not content:
+        text, given = _parts(one["content"])
+        if (one.get("metadata") or {}).get("title") or not (text or given):
             continue
-        if messages and messages[-1]["role"] == one["role"] == "user":
-            messages.pop()
-        messages.append({"role": one["role"], "content": content})
+        if kept and kept[-1][0] == one["role"] == "user":
+            kept.pop()
+        kept.append((one["role"], text, given))
+    messages = [{"role": role, "content": _content(text, given)} for role, text, given in kept]
     if system.strip():
         messages.insert(0, {"role": "system", "content": system})
     return {"model": model, "messages": messages, **values.to_json()}
@@ -103,25 +113,30 @@ def _clock(seconds: float) -> str:
     return f"{int(minutes)}:{rest:04.1f}"
 
 
-def _content(shown: Any) -> str | list[dict[str, Any]]:
-    """A message's content in OpenAI's form: a text, or parts where it has files."""
+def _parts(shown: Any) -> tuple[str, list[Path]]:
+    """The text and the files of what the page shows."""
     if isinstance(shown, str):
-        return unmarked(shown)
+        return unmarked(shown), []
     if isinstance(shown, Mapping):
-        files, texts = list(shown.get("files") or ()), [shown.get("text") or ""]
-    else:
-        files = [part["file"] for part in shown if part.get("type") == "file"]
-        texts = [part["text"] for part in shown if part.get("type") == "text"]
-    text = unmarked("".join(texts))
-    if not files:
+        return unmarked(shown.get("text") or ""), files(shown)
+    texts = [part["text"] for part in shown if part.get("type") == "text"]
+    return unmarked("".join(texts)), files({"files": [p["file"] for p in shown if p.get("type") == "file"]})
+
+
+def _content(text: str, given: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """A message's content in OpenAI's form: a text, or parts where it has files."""
+    if not given:
         return text
-    return [*map(_file_part, files), *([{"type": "text", "text": text}] if text else [])]
+    return [*map(_file_part, given), *([{"type": "text", "text": text}] if text else [])]
 
 
-def _file_part(file: str | Mapping[str, Any]) -> dict[str, Any]:
-    path = Path(file if isinstance(file, str) else file["path"])
-    data = base64.b64encode(path.read_bytes()).decode()
+def _file_part(path: Path) -> dict[str, Any]:
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    if kind.startswith("audio/"):
+    hears = kind.startswith("audio/")
+    if not hears and path.stat().st_size > MOST_PICTURE:
+        size = f"{MOST_PICTURE >> 20} MiB"
+        raise PictureTooLargeError(f"{path.name} is larger than {size}. Send a smaller picture.")
+    data = base64.b64encode(path.read_bytes()).decode()
+    if hears:
         return {"type": "input_audio", "input_audio": {"data": data, "format": path.suffix.removeprefix(".")}}
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}

@@ -17,7 +17,7 @@ import gradio as gr
 from ingot.web.answers import Shown, answers, is_empty
 from ingot.web.api import AnswerError, Api, Model
 from ingot.web.math import marked
-from ingot.web.messages import ANY_SEED, Values
+from ingot.web.messages import ANY_SEED, MOST_PICTURE, Values
 
 TITLE = "Ingot"
 _TO_THE_END = 4096  # of the slider, where the server does not say how long its context is
@@ -121,7 +121,11 @@ def _sources(api: Api) -> Any:
         except AnswerError:
             return gr.skip()
         given = ["upload"] * bool(found.inputs) + ["microphone"] * ("audio" in found.inputs)
-        return gr.MultimodalTextbox(sources=given, file_types=sorted(found.inputs) or None)
+        told = f"Type a message, or add pictures of up to {MOST_PICTURE >> 20} MiB"
+        placeholder = told if "image" in found.inputs else None
+        return gr.MultimodalTextbox(
+            sources=given, file_types=sorted(found.inputs) or None, placeholder=placeholder
+        )
 
     return sources
 

@@ -142,6 +142,7 @@ def test_what_cannot_begin(words: tuple[str, ...], code: int, told: str) -> None
         (200, b'data: {"choices": [3]}\n\n', "broke off"),
         (200, b'data: {"choices": [{"delta": {"content": 3}}]}\n\n', "broke off"),
         (400, b'{"error": "maximum context length is 8"}', "too long for the server"),
+        (413, b'{"error": {"message": "larger than 9 bytes"}}', "too large for the server"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -13,7 +13,7 @@ import pytest
 
 from ingot.web.answers import Shown, answers, is_empty
 from ingot.web.api import AnswerError, Api, Delta, Model, TooLongError
-from ingot.web.messages import Values, body
+from ingot.web.messages import MOST_PICTURE, Values, body
 from tests.web.upstream import NAME, Upstream, delta, end, upstream
 
 HELLO = [delta("Hel"), ": a comment", delta("lo"), end(), "data: [DONE]"]
@@ -243,6 +243,28 @@ async def test_a_file_that_is_gone_is_named() -> None:
     assert server.bodies == []
 
 
+async def test_pictures_that_are_too_large_are_named_and_not_asked_about_again(tmp_path: Path) -> None:
+    """The message was not answered, so the next request is without it."""
+    large, good = tmp_path / "large.png", tmp_path / "good.png"
+    large.write_bytes(bytes(MOST_PICTURE + 1))
+    good.write_bytes(bytes(MOST_PICTURE))
+    with upstream(HELLO) as server:
+        async with Api(server.url, None) as api:
+
+            async def ask(history: list[dict[str, Any]], file: Path) -> Shown:
+                asked = {"text": "What is it?", "files": [str(file)]}
+                return [one async for one in answers(api, NAME, "", history, asked, Values())][-1]
+
+            shown = await ask([], large)
+            assert shown.error == "large.png is larger than 11 MiB. Send a smaller picture."
+            assert server.bodies == []
+            before = {"role": "user", "content": [{"type": "file", "file": {"path": str(large)}}]}
+            title = {"role": "assistant", "content": shown.error, "metadata": {"title": "No answer"}}
+            assert (await ask([before, title], good)).text == "Hello"
+    (one,) = server.bodies[0]["messages"]
+    assert len(one["content"][0]["image_url"]["url"]) < 15 << 20
+
+
 @pytest.mark.parametrize("choices", [[7], ["a"], [{"delta": 7}], [{"delta": {"content": [1]}}], {"a": 1}])
 async def test_chunks_of_another_shape_are_told(choices: Any) -> None:
     with upstream([delta("one"), "data: " + json.dumps({"choices": choices}), end()]) as server:
@@ -295,15 +317,18 @@ async def test_a_question_that_is_too_long_alone_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_too_long"),
+    ("status", "error", "is_too_long"),
     [
-        ({"message": "no", "code": "context_length_exceeded"}, True),
-        ({"message": "This model's maximum context length is 512 tokens."}, True),
-        ({"message": "no", "code": "other"}, False),
+        (400, {"message": "no", "code": "context_length_exceeded"}, True),
+        (400, {"message": "This model's maximum context length is 512 tokens."}, True),
+        (413, {"message": "the body is larger than 16777216 bytes"}, True),
+        (400, {"message": "no", "code": "other"}, False),
     ],
 )
-async def test_which_refusals_are_about_the_length(error: dict[str, str], is_too_long: bool) -> None:
-    with upstream(status=400, said={"error": error}) as server:
+async def test_which_refusals_are_about_the_length(
+    status: int, error: dict[str, str], is_too_long: bool
+) -> None:
+    with upstream(status=status, said={"error": error}) as server:
         async with Api(server.url, None) as api:
             with pytest.raises(AnswerError) as told:
                 await anext(api.answer({"messages": []}))
