@@ -23,6 +23,7 @@ from langchain_core.runnables.config import get_config_list
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, model_validator
 
+from ingot.config.modality import PICTURE
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.langchain.messages import as_conversation, as_logprobs, usage
@@ -53,7 +54,7 @@ class ChatIngot(BaseChatModel):
     Raises:
         ValidationError: pydantic's; a value is out of range or unknown.
         EngineError, CheckpointError, DeviceError: the folder cannot be opened.
-        RequestError: by a call, which asks for pictures or another model.
+        RequestError: by a call, which holds what the engine does not take, or asks for another model.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -122,7 +123,7 @@ class ChatIngot(BaseChatModel):
     ) -> int:
         """Tokens of the prompt that a conversation becomes."""
         use, _ = ToolUse.of({"tools": tools})
-        return len(self.llm.chat_ids(Chat(as_conversation(messages), use.tools)))
+        return len(self.llm.chat_ids(Chat(self._conversation(messages), use.tools)))
 
     def bind_tools(
         self, tools: Sequence[Any], *, tool_choice: str | dict[str, Any] | bool | None = None, **kwargs: Any
@@ -239,7 +240,11 @@ class ChatIngot(BaseChatModel):
             params = params.replace(grammar=use.grammar)
         if stream and params.n > 1:
             raise RequestError("a stream has one answer", seen=f"n={params.n}", allowed="n=1", flag="n")
-        return _Asked(Chat(as_conversation(messages), use.tools), params, use)
+        return _Asked(Chat(self._conversation(messages), use.tools), params, use)
+
+    def _conversation(self, messages: list[BaseMessage]) -> list[dict[str, Any]]:
+        takes = self.llm.engine.manifest.model.modality is PICTURE
+        return as_conversation(messages, self.llm.read_image if takes else None)
 
     def _result(self, output: Output, use: ToolUse) -> ChatResult:
         generations = []

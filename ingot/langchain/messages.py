@@ -23,6 +23,7 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import UsageMetadata
 
 from ingot.errors import RequestError
+from ingot.langchain.images import Read, as_input, is_image
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.selection import TokenLogprobs
 
@@ -36,8 +37,11 @@ _ROLES: dict[type[BaseMessage], str] = {
 }
 
 
-def as_conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+def as_conversation(messages: Sequence[BaseMessage], read: Read | None = None) -> list[dict[str, Any]]:
     """The messages as roles and texts, for the engine's chat format. Names of speakers are left out.
+
+    Args:
+        read: reads a picture, for an engine that takes pictures; content with one is a list of parts.
 
     Neighbours of the same role become one message, with an empty line between their texts: many chat formats
     refuse two in a row. Tool calls and results stay apart.
@@ -49,10 +53,14 @@ def as_conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         raise RequestError("the conversation is empty", allowed="at least one message", fix="messages")
     conversation: list[dict[str, Any]] = []
     for position, message in enumerate(messages, start=1):
-        one = {"role": _role(message, position), "content": _text(message, position), **_of_tools(message)}
+        one = {
+            "role": _role(message, position),
+            "content": _content(message, position, read),
+            **_of_tools(message),
+        }
         last = conversation[-1] if conversation else {}
         if set(last) == set(one) == {"role", "content"} and last["role"] == one["role"]:
-            last["content"] += f"\n\n{one['content']}"
+            last["content"] = _joined(last["content"], one["content"], "\n\n")
         else:
             conversation.append(one)
     return conversation
@@ -92,21 +100,45 @@ def _role(message: BaseMessage, position: int) -> str:
     )
 
 
-def _text(message: BaseMessage, position: int) -> str:
+def _content(message: BaseMessage, position: int, read: Read | None) -> str | list[dict[str, Any]]:
     content = message.content
     if isinstance(content, str):
         return content
-    blocks = [b for b in content if isinstance(b, str) or b.get("type") not in (*_CALLS, *_THOUGHTS)]
-    return "".join(_block_text(block, position) for block in blocks)
+    found: str | list[dict[str, Any]] = ""
+    for block in content:
+        if isinstance(block, str) or block.get("type") not in (*_CALLS, *_THOUGHTS):
+            image = read is not None and is_image(block)
+            part = [as_input(block, position, read)] if image else _block_text(block, position, read)  # type: ignore[arg-type]
+            found = _joined(found, part)
+    return found
 
 
-def _block_text(block: str | dict[Any, Any], position: int) -> str:
+def _joined(
+    first: str | list[dict[str, Any]], second: str | list[dict[str, Any]], between: str = ""
+) -> str | list[dict[str, Any]]:
+    """Two contents as one; texts that meet are one text, with something between them."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{between}{second}"
+    left, right = _parts(first), _parts(second)
+    if left and right and left[-1]["type"] == right[0]["type"] == "text":
+        text = f"{left.pop()['text']}{between}{right.pop(0)['text']}"
+        left.append({"type": "text", "text": text})
+    return [*left, *right]
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [*content]
+
+
+def _block_text(block: str | dict[Any, Any], position: int, read: Read | None) -> str:
     if isinstance(block, str):
         return block
     text = block.get("text")
     if block.get("type") != "text" or not isinstance(text, str):
         raise RequestError(
-            f"message {position}: this engine takes text only",
+            f"message {position}: this engine takes {'text only' if read is None else 'text and images'}",
             seen=f"a content block of type {block.get('type')}",
             allowed='blocks of type text, {"type": "text", "text": "..."}',
             fix="the message's content",
