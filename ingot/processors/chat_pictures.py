@@ -23,7 +23,7 @@ SYSTEM = (
     "Give the following image: <Img>ImageContent</Img>. You will be able to see the image once I provide it "
     "to you. Please answer my questions."
 )
-_SHOWN = "<ImageHere>"  # a picture, in a prompt that people read
+MARK = "<ImageHere>"  # a picture, in a prompt as text
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PictureFormat(ChatFormat):
 
     def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
         texts = [
-            part for one in self._segments(asked) for part in ([_SHOWN] if isinstance(one, Input) else one)
+            part for one in self._segments(asked) for part in ([MARK] if isinstance(one, Input) else one)
         ]
         return "".join(part.text if isinstance(part, Literal) else part for part in texts)
 

@@ -118,10 +118,11 @@ def _tensors(request: Any) -> dict[str, Any]:
         if tensor is None:
             continue
         values = tensor.as_numpy().reshape(-1)
-        if len(values) != 1:
+        if one.size == 1 and len(values) != 1:
             raise bad_request(f"{one.name} holds {len(values)} values; it takes one", one.name)
         try:
-            found[one.name] = values[0].decode() if one.kind == "STRING" else bool(values[0])
+            read = [value.decode() if one.kind == "STRING" else bool(value) for value in values]
+            found[one.name] = read[0] if one.size == 1 else read
         except UnicodeDecodeError:
             raise bad_request(f"{one.name} is not UTF-8", one.name) from None
     return found

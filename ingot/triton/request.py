@@ -34,6 +34,7 @@ class Generate:
     Attributes:
         echo: the answer begins with the prompt.
         extras: outputs beside the text.
+        images: in base64.
     """
 
     prompt: str
@@ -41,6 +42,7 @@ class Generate:
     echo: bool
     extras: frozenset[str]
     body: Parameters
+    images: tuple[str, ...] = ()
 
     @property
     def new_tokens(self) -> int:
@@ -69,7 +71,7 @@ def read(tensors: Mapping[str, Any], parameters: str) -> Generate:
     """A request of these tensors.
 
     Args:
-        tensors: texts and booleans by name, of what was sent.
+        tensors: texts, lists of texts and booleans by name, of what was sent.
         parameters: the request's own parameters as JSON; ``sampling_parameters`` takes their place.
 
     Raises:
@@ -82,7 +84,7 @@ def read(tensors: Mapping[str, Any], parameters: str) -> Generate:
     if echo and stream:
         raise bad_request("a stream never repeats the prompt: exclude_input_in_output must be true")
     extras = frozenset(name for name in EXTRAS if tensors.get(f"return_{name}"))
-    return Generate(tensors["text_input"], stream, echo, extras, body)
+    return Generate(tensors["text_input"], stream, echo, extras, body, tuple(tensors.get("image", ())))
 
 
 def _parameters(text: str) -> Parameters:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from ingot.serve.garbage import leave_out_what_is_loaded
 from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
+from ingot.triton.images import prompt_of, read_images, slots_of
 from ingot.triton.replies import Channel, Replies, Reply
 from ingot.triton.request import Generate
 from ingot.triton.settings import Settings
@@ -76,7 +77,7 @@ class Service:
         service = cls(side, settings)
         load = settings.load(device, version)
         try:
-            start = EngineClient.start(name, load, service._config, Metrics().of(name))
+            start = EngineClient.start(name, load, service._config, Metrics().of(name), side.features)
             service._model = ServedModel(side, service._wait(start), service._grammars)
             leave_out_what_is_loaded()
         except BaseException:
@@ -122,9 +123,9 @@ class Service:
             reply.fail(ApiError(500, "internal error"))
 
     async def _answer(self, asked: Generate, reply: Reply) -> None:
-        model = self._model
-        with model.engine.places(1):
-            job = await model.in_thread(self._job, asked, reply)
+        model, cancelled = self._model, threading.Event()
+        with model.engine.places(1), slots_of(model, asked.images) as slots:
+            job = await model.in_thread(self._job, asked, reply, slots, cancelled, cancelled=cancelled)
             field = None if asked.form is None else asked.form.field
             async with model.checked_grammars([job], field) as jobs:
                 with model.engine.answering(jobs, model.tokenizer, by_piece=True) as found:
@@ -137,14 +138,16 @@ class Service:
                 text = (asked.prompt if asked.echo else "") + (answer.text or "")
                 reply.add(text, len(answer.token_ids), answer.finish_reason)
 
-    def _job(self, asked: Generate, reply: Reply) -> Job:
+    def _job(self, asked: Generate, reply: Reply, slots: Sequence[int], cancelled: threading.Event) -> Job:
         """What the engine is asked; runs in a thread of its own."""
         model = self._model
         params = asked.params(model.defaults.params, model.engine.limits.vocab_size)
-        ids = model.prompt_ids(asked.prompt)
+        ids, starts = prompt_of(model, asked.prompt, len(asked.images))
         self._model.check_ids(ids, asked.new_tokens, "text_input")
+        read_images(model, asked.images, slots, cancelled)
         reply.num_input_tokens = len(ids)
-        return Job(ids, model.held(params, asked.form, ids), ids)
+        pictures = tuple(zip(slots, starts, strict=True))
+        return Job(ids, model.held(params, asked.form, ids), ids, pictures=pictures)
 
     async def _close(self) -> None:
         self._model.engine.fail_all(stopping())

@@ -28,6 +28,7 @@ class Tensor:
 
 INPUTS = (
     Tensor("text_input", "STRING"),
+    Tensor("image", "STRING", -1, optional=True),
     Tensor("stream", "BOOL", optional=True),
     Tensor("sampling_parameters", "STRING", optional=True),
     Tensor("exclude_input_in_output", "BOOL", optional=True),

@@ -51,6 +51,7 @@ def test_all_shapes_of_a_picture(chat: ChatIngot, scene: bytes) -> None:
     ]
     for block in blocks:
         assert chat.invoke([HumanMessage([block, TEXT])]).text.strip() == "orange"
+        assert chat.get_num_tokens_from_messages([HumanMessage([block, TEXT])]) > 16
     assert chat.invoke([HumanMessage(content_blocks=[blocks[0], TEXT])]).text.strip() == "orange"  # type: ignore[list-item]
 
 
@@ -61,14 +62,15 @@ async def test_rounds_streams_and_tokens(
     part = image(url_of(scene))
     messages: list[BaseMessage] = [
         SystemMessage("Look."),
-        HumanMessage([{"type": "text", "text": "Here: "}, part]),
+        HumanMessage([{"type": "text", "text": "Here: "}, part, "So", "?"]),
         HumanMessage(COLOUR),
         AIMessage("orange"),
         HumanMessage("Where is it?"),
     ]
+    asks = {"type": "text", "text": f"So?\n\n{COLOUR}"}
     talk: list[dict[str, Any]] = [
         {"role": "system", "content": "Look."},
-        {"role": "user", "content": [{"type": "text", "text": "Here: "}, part, TEXT]},
+        {"role": "user", "content": [{"type": "text", "text": "Here: "}, part, asks]},
         {"role": "assistant", "content": "orange"},
         {"role": "user", "content": "Where is it?"},
     ]

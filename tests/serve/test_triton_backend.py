@@ -89,6 +89,11 @@ def test_a_seed_and_stop_strings_are_the_request_s(backend: Any, llm: LLM) -> No
     assert asked(backend, json.dumps(values), stream=True).text() == text
 
 
+def test_pictures_are_refused_by_a_model_of_text(backend: Any) -> None:
+    error = asked(backend, text="<ImageHere>", image=["AA==", "AA=="]).error()
+    assert (error.code, error.message) == ("INVALID_ARG", "image: pocket does not take images")
+
+
 def test_outputs_beside_the_text(backend: Any, llm: LLM) -> None:
     extras = {"return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     *parts, last = asked(backend, stream=True, **extras).parts()

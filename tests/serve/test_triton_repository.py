@@ -84,6 +84,7 @@ def test_a_config_says_what_triton_is_to_do() -> None:
         expected = [(one.name, f"TYPE_{one.kind}", str(one.size)) for one in tensors]
         assert [(x["name"][0], x["data_type"][0], x["dims"][0]) for x in config[field]] == expected
     assert [one["name"] for one in config["input"] if "optional" not in one] == [["text_input"]]
+    assert [one["name"] for one in config["input"] if one["dims"] == ["-1"]] == [["image"]]
 
 
 def test_a_gpu_is_named_by_its_number() -> None:
