@@ -1,7 +1,8 @@
 """Figures of README and docs, read from docs/results.
 
 A table stands between two comments and is written from JSON by the function of its name in ``tables.py``,
-``shape_tables.py``, ``load_table.py``, ``quality_tables.py``, ``source_tables.py`` or ``speech_tables.py``.
+``shape_tables.py``, ``load_table.py``, ``quality_tables.py``, ``source_tables.py``, ``speech_tables.py`` or
+``picture_tables.py``.
 A figure in a sentence has a comment right behind it, with the file and the path of its value; its own digits
 say how it is rounded:
 
@@ -104,6 +105,7 @@ def sources(text: str) -> set[str]:
 def main() -> None:
     from benchmarks.headline_table import write
     from benchmarks.load_table import LOAD_TABLES
+    from benchmarks.picture_tables import PICTURE_TABLES
     from benchmarks.quality_tables import QUALITY_TABLES
     from benchmarks.shape_tables import SHAPE_TABLES
     from benchmarks.source_tables import SOURCE_TABLES
@@ -121,7 +123,7 @@ def main() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         others = {**SHAPE_TABLES, **LOAD_TABLES, **QUALITY_TABLES, **SPEECH_TABLES, **SOURCE_TABLES}
-        new = rewritten(text, {**GPU_TABLES, **others})
+        new = rewritten(text, {**GPU_TABLES, **others, **PICTURE_TABLES})
         if given.write:
             page.write_text(new, encoding="utf-8")
         elif new != text:

@@ -2,14 +2,20 @@
 token, and 40 captions at once.
 
 Features are normalized pixels of random values; decoding of files is not counted. A prompt has 105 tokens
-before the picture and 36 behind it, about as the original's. "stages" are parts of the encoder by themselves.
+before the picture and 36 behind it, about as the original's. "stages" are parts of the encoder by themselves;
+"served" is the encoder as requests have it, by CUDA graphs, with the copy of the features. "beside" is the
+time between two tokens of 16 streams of text: alone, beside four prompts of text a second, and beside four
+pictures.
 
     python benchmarks/pictures.py --json docs/results/pictures_7b.json
+    python benchmarks/pictures.py --parts beside
+    python benchmarks/pictures.py --profile 64 --quant w8a8
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -25,9 +31,10 @@ from ingot.bench.machine import machine
 from ingot.config.encoder import EncoderConfig
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.llm.prompts import Input, Prompt
+from ingot.runtime.inputs import EncoderEntry, EncoderJob
 
 SHAPE = Path(__file__).parent / "shapes/minigpt4-7b.json"
-BEFORE, AFTER, CAPTIONS, WORDS = 105, 36, 40, 80
+BEFORE, AFTER, CAPTIONS, WORDS, STREAMS = 105, 36, 40, 80, 16
 Row = dict[str, Any]
 
 
@@ -84,6 +91,87 @@ def of_encoder(llm: LLM, counts: list[int], repeats: int) -> list[Row]:
     return rows
 
 
+def as_served(llm: LLM, counts: list[int], repeats: int) -> list[Row]:
+    """The same as steps encode them."""
+    config, encoding = llm.engine.manifest.model.encoder, llm.executor.runner.encoding
+    rules = llm.executor.admission.inputs
+    assert config is not None
+    assert encoding is not None
+    assert rules is not None
+    rows, size = [], encoding.block_size
+    for count in counts:
+        blocks = -(-config.max_positions // size)
+        jobs = []
+        for number, pixels in enumerate(pictures(config, count, 3)):
+            given = rules.read(pixels, 0)
+            entry = EncoderEntry(given.digest, [number * blocks + b for b in range(blocks)], given.positions)
+            jobs.append(EncoderJob(given, entry))
+        row = {"pictures": count} | timed(lambda jobs=jobs: encoding.encode(jobs, fused=True), repeats)
+        rows.append(row | {"per_second": round(1e3 * count / row["ms"], 1)})
+    return rows
+
+
+def beside(llm: LLM, seconds: float) -> Row:
+    """Gaps between tokens of the streams, in three kinds of company."""
+    return {kind: asyncio.run(_beside(llm, kind, seconds)) for kind in ("nothing", "texts", "pictures")}
+
+
+async def _beside(llm: LLM, kind: str, seconds: float) -> Row:
+    gaps: list[float] = []
+    values: Any = {"temperature": 0.0, "ignore_eos": True}
+    ends = time.perf_counter() + seconds
+    vocab = llm.engine.manifest.model.vocab_size
+
+    async def stream(number: int) -> None:
+        ids = torch.randint(3, vocab, (64,), generator=torch.Generator().manual_seed(number)).tolist()
+        last = None
+        async for _ in llm.astream(ids, max_new_tokens=1900, **values):
+            now = time.perf_counter()
+            if last is not None and now > ends - seconds + 1:  # behind the streams' own prompts
+                gaps.append(now - last)
+            last = now
+            if now > ends:
+                return
+
+    async def visit(number: int) -> None:
+        (prompt,) = prompts(llm, 1, 5000 + number)
+        if kind == "texts":
+            before, _, after = prompt.parts
+            drawn = torch.randint(3, vocab, (32,), generator=torch.Generator().manual_seed(number)).tolist()
+            prompt = Prompt([[3 + number, *before], drawn, after])
+        async for _ in llm.astream(prompt, max_new_tokens=16, **values):
+            pass
+
+    streams = [asyncio.create_task(stream(number)) for number in range(STREAMS)]
+    visits = []
+    await asyncio.sleep(0.5)
+    while kind != "nothing" and time.perf_counter() < ends:
+        visits.append(asyncio.create_task(visit(len(visits))))
+        await asyncio.sleep(0.25)
+    await asyncio.gather(*streams, *visits)
+    found = sorted(1e3 * gap for gap in gaps)
+    at = lambda share: round(found[min(int(share * len(found)), len(found) - 1)], 3)  # noqa: E731
+    return {"ms": at(0.5), "p90": at(0.9), "p99": at(0.99), "most": at(1.0), "gaps": len(found)}
+
+
+@torch.inference_mode()
+def profile(llm: LLM, count: int) -> None:
+    """Kernels of one encoding, on the terminal."""
+    config, encoder = llm.engine.model.config.encoder, llm.engine.model
+    assert config is not None
+    pixels = pictures(config, count, 1).to(llm.engine.device, llm.engine.dtype)
+    fused = EncoderPass(fused=True)
+    for _ in range(3):
+        encoder.encode(pixels, fused)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        encoder.encode(pixels, fused)
+        torch.cuda.synchronize()
+    events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+    for event in events[:24]:
+        print(f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5d}x {event.key[:110]}")
+
+
 def prompts(llm: LLM, count: int, seed: int) -> list[Prompt]:
     """Each about a picture of its own."""
     config = llm.engine.manifest.model
@@ -122,6 +210,9 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", nargs="+", default=["encoder", "served", "requests", "beside"])
+    parser.add_argument("--profile", type=int, metavar="N", help="the kernels of N pictures alone")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each company of streams")
     given = parser.parse_args()
     found: Row = {
         "command": " ".join(["python", *sys.argv]),
@@ -130,9 +221,17 @@ def main() -> None:
     }
     for quant in given.quant:
         with LLM.from_config(given.shape, "cuda", dtype=given.dtype, quant=quant, max_seq_len=2048) as llm:
-            llm.warm_up([1, CAPTIONS], ["greedy"])
-            row = {"quant": quant, "encoder": of_encoder(llm, given.counts, given.repeats)}
-            row |= of_requests(llm, given.repeats)
+            if given.profile:
+                profile(llm, given.profile)
+                continue
+            llm.warm_up([1, STREAMS, CAPTIONS], ["greedy"])
+            row: Row = {"quant": quant}
+            if "encoder" in given.parts:
+                row["encoder"] = of_encoder(llm, given.counts, given.repeats)
+            if "served" in given.parts:
+                row["served"] = as_served(llm, given.counts, given.repeats)
+            row |= of_requests(llm, given.repeats) if "requests" in given.parts else {}
+            row |= {"beside": beside(llm, given.seconds)} if "beside" in given.parts else {}
         found["rows"].append(row)
         print(json.dumps(row))
         if given.json:
