@@ -26,11 +26,11 @@ from ingot.engine.layer_method import Tell, silent
 from ingot.engine.manifest import KindRanges
 from ingot.engine.rescaling import layer_shape, value_rows_of
 from ingot.quant.calibration import ChannelRange, InputStatistics, RecordRanges
-from ingot.quant.clusters import channel_order, order_by_heads
+from ingot.quant.clusters import channel_orders, orders_by_heads
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.linear_scheme import LinearScheme
 
-SAMPLE = 512  # tokens that ranges are cut by
+SAMPLE = 512  # tokens that choose between orders, and that ranges are cut by
 
 
 class RptqLayers(GptqLayers):
@@ -60,8 +60,7 @@ class RptqLayers(GptqLayers):
         scheme = self._in_blocks(name)
         if scheme is None:
             return super().statistic(name, in_features)
-        sample = SAMPLE if self._rptq.ranges == "mse" else 0
-        return InputStatistics.of(in_features, self.device, hessian=True, sample=sample, records=True)
+        return InputStatistics.of(in_features, self.device, hessian=True, sample=SAMPLE, records=True)
 
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
         """Orders of the whole layer, then the values of each narrow linear layer."""
@@ -71,7 +70,7 @@ class RptqLayers(GptqLayers):
             if scheme is not None:
                 self._see_kinds(name, layer.inputs[name].records)
                 with naming(name):
-                    orders[name] = self._order(layer, name, scheme, layer.inputs[name].ranges)
+                    orders[name] = self._order(layer, name, scheme, layer.inputs[name])
         for name, scheme in schemes.items():
             if scheme is None:
                 yield name, self.choice(layer, name)
@@ -94,33 +93,33 @@ class RptqLayers(GptqLayers):
                 seen.add(ends.cpu()[:, None])
 
     def _order(
-        self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, ranges: ChannelRange
+        self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, seen: InputStatistics
     ) -> torch.Tensor:
         """That of an input's channels; where rows make them the rows, and the weight's columns, take it."""
+        ranges, weight = seen.ranges, layer.weight(f"{name}.weight")
         ranges.absmax()
         site = site_of(name)
         if site not in self._rptq.reorder:
             return torch.arange(len(ranges.lowest), device=self.device)
-        clusters = self._rptq.clusters[site]
-        if scheme.ordered:
-            return channel_order(ranges.lowest, ranges.highest, scheme.block, clusters)
+        cost = partial(scheme.cost, weight, seen, ranges=self._rptq.ranges)
+        both, clusters = (ranges.lowest, ranges.highest), self._rptq.clusters[site]
         path = name.rpartition(".")[0]
-        if name.endswith(".o_proj"):
+        if not scheme.ordered and name.endswith(".o_proj"):
             made = value_rows_of(self.config, path)
             heads, shared = made.num_kv_heads, made.num_heads // made.num_kv_heads
-            rows, order = order_by_heads(
-                ranges.lowest, ranges.highest, heads, shared, block=scheme.block, clusters=clusters
-            )
+            pairs = orders_by_heads(*both, heads, shared, block=scheme.block, clusters=clusters)
+            rows, order = min(pairs, key=lambda pair: cost(pair[1]))
             _move_rows(layer, made.maker, made.start, rows, made.has_bias)
         else:
-            order = channel_order(ranges.lowest, ranges.highest, scheme.block, clusters)
+            order = min(channel_orders(*both, scheme.block, clusters), key=cost)
+            if scheme.ordered:
+                return order
             shape = layer_shape(self.config, name)
             gated = isinstance(shape, DecoderConfig) and shape.gated
             maker = f"{path}.gate_up_proj" if gated else f"{path}.up_proj"
             rows = torch.cat([order, order + len(order)]) if gated else order
             _move_rows(layer, maker, 0, rows, shape.mlp_bias)
-        weight = layer.weight(f"{name}.weight")
-        layer.replace(f"{name}.weight", weight[:, order])
+        layer.replace(f"{name}.weight", layer.weight(f"{name}.weight")[:, order])
         return order
 
     def _quantized(

@@ -2,17 +2,19 @@
 
 Owns clusters and orders. Knows no scale, no layer and no storage.
 
-    order = channel_order(lowest, highest, block=128, clusters=32)      # [K]: channel order[j] comes to j
+    by_cluster, by_range = channel_orders(lowest, highest, block=128, clusters=32)
 
 Source: Yuan et al., "RPTQ" (arXiv 2304.01089): k-means of channels by (max, min), and an order in which
 clusters are contiguous. Its clusters have any size. A product of whole numbers takes one scale for a block of
 columns, so here every cluster has whole blocks: k-means gives the centres, each centre gets the number of
-blocks nearest to its size, at least one, and channels go to their nearest centre while it has room, those
-first that would lose most elsewhere. Clusters come quieter to louder, and within one channels by range.
+blocks nearest to its size (none where it is far smaller than one), and channels go to their nearest centre
+while it has room, those first that would lose most elsewhere. Clusters come quieter to louder, and within one
+channels by range: a few outliers end the loudest one.
 
-Room costs something: where it tears clusters apart, plain order by range can be better, and is taken if its
-blocks are narrower. Padding clusters to whole blocks instead would cost up to a block of zeros for each in
-every product, and the products that make an input would have to write those columns.
+Room costs something: where it tears clusters apart, plain order by range can be better. Both are given, and
+the engine takes the one whose outputs are nearer on a sample. Padding clusters to whole blocks instead would
+cost up to a block of zeros for each in every product, and the products that make an input would have to write
+them.
 """
 
 from __future__ import annotations
@@ -65,23 +67,21 @@ def whole_clusters(
     return _filled(points, centres, _rooms(sizes[kept].tolist(), lengths)).to(lowest.device)
 
 
-def channel_order(
+def channel_orders(
     lowest: torch.Tensor, highest: torch.Tensor, block: int, clusters: int = CLUSTERS
-) -> torch.Tensor:
-    """int64 [K]: channel ``order[j]`` comes to place j. Blocks are of one cluster each, quieter ones first.
+) -> list[torch.Tensor]:
+    """Orders to choose from, int64 [K]: channel ``order[j]`` comes to place j. In the first one blocks are of
+    one cluster each, quieter ones first; in the second channels are in order of their ranges.
 
     Raises:
         ConfigError, BuildError: as ``cluster_channels``.
     """
-    lengths = block_lengths(len(lowest), block)
-    found = whole_clusters(lowest, highest, lengths, clusters)
+    found = whole_clusters(lowest, highest, block_lengths(len(lowest), block), clusters)
     by_range = (highest - lowest).argsort(stable=True)
-    clustered = by_range[found[by_range].argsort(stable=True)]
-    costs = [_cost(lowest[order], highest[order], lengths) for order in (clustered, by_range)]
-    return clustered if costs[0] < costs[1] else by_range
+    return [by_range[found[by_range].argsort(stable=True)], by_range]
 
 
-def order_by_heads(
+def orders_by_heads(
     lowest: torch.Tensor,
     highest: torch.Tensor,
     heads: int,
@@ -89,8 +89,8 @@ def order_by_heads(
     *,
     block: int,
     clusters: int = CLUSTERS,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orders within heads, for inputs [heads · shared · d] of an output product.
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same within heads, for inputs [heads · shared · d] of an output product.
 
     ``heads`` heads of values are read by ``shared`` neighbouring heads of queries each, whose channels have
     to keep one order. Where blocks do not divide a head, its channels are in order of their ranges.
@@ -102,11 +102,11 @@ def order_by_heads(
     high = highest.unflatten(0, (heads, shared, -1)).amax(1)
     size = low.shape[1]
     most = clusters if size % block == 0 else 1
-    own = zip(low, high, strict=True)
-    within = torch.stack([channel_order(*pair, min(block, size), most) for pair in own])
-    firsts = torch.arange(heads, device=within.device)[:, None] * size
-    starts = torch.arange(heads * shared, device=within.device)[:, None] * size
-    return (within + firsts).flatten(), (within.repeat_interleave(shared, dim=0) + starts).flatten()
+    each = [channel_orders(*pair, min(block, size), most) for pair in zip(low, high, strict=True)]
+    firsts = torch.arange(heads, device=low.device)[:, None] * size
+    starts = torch.arange(heads * shared, device=low.device)[:, None] * size
+    within = (torch.stack(own) for own in zip(*each, strict=True))
+    return [((w + firsts).flatten(), (w.repeat_interleave(shared, dim=0) + starts).flatten()) for w in within]
 
 
 def block_lengths(columns: int, block: int) -> list[int]:
@@ -124,21 +124,14 @@ def block_ranges(
 
 
 def _rooms(sizes: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Channels that each cluster takes: runs of blocks, one at least, nearest to their sizes."""
+    """Channels that each cluster takes: runs of blocks, nearest to their sizes; none of a small one."""
     want = [size / lengths[0] for size in sizes]
-    blocks = [max(1, int(share)) for share in want]
-    while sum(blocks) < len(lengths):
-        blocks[_first(want, blocks)] += 1
-    while sum(blocks) > len(lengths):
-        spare = [i for i, count in enumerate(blocks) if count > 1]
-        blocks[min(spare, key=lambda i: want[i] - blocks[i])] -= 1
+    blocks = [int(share) for share in want]
+    by_rest = sorted(range(len(sizes)), key=lambda i: blocks[i] - want[i])  # those that lack most
+    for i in by_rest[: len(lengths) - sum(blocks)]:
+        blocks[i] += 1
     ends = [sum(blocks[: i + 1]) for i in range(len(blocks))]
     return [sum(lengths[end - count : end]) for end, count in zip(ends, blocks, strict=True)]
-
-
-def _first(want: Sequence[float], blocks: Sequence[int]) -> int:
-    """The cluster that lacks most."""
-    return max(range(len(blocks)), key=lambda i: want[i] - blocks[i])
 
 
 def _filled(points: torch.Tensor, centres: torch.Tensor, rooms: Sequence[int]) -> torch.Tensor:
@@ -153,14 +146,6 @@ def _filled(points: torch.Tensor, centres: torch.Tensor, rooms: Sequence[int]) -
         left[label] -= 1
         labels[point] = label
     return labels
-
-
-def _cost(lowest: torch.Tensor, highest: torch.Tensor, lengths: Sequence[int]) -> float:
-    """Of an order: the sum over channels of their block's squared width, to which rounding errors are in
-    proportion.
-    """
-    low, high = block_ranges(lowest.double(), highest.double(), lengths)
-    return float((torch.tensor(lengths, device=low.device) * (high - low).square()).sum())
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:

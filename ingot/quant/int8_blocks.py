@@ -104,7 +104,7 @@ class Int8Blocks(Int8Products):
 
         Args:
             weight: its columns by the input's channels as they come: in the stored order unless ``ordered``.
-            seen: of the input in the model's order, with a Hessian and records, by ``mse`` with a sample.
+            seen: of the input in the model's order, with a Hessian, records and a sample.
             order: int64 [K], the channel that comes to each place.
             ranges: how they are measured, as in ``RptqConfig``.
             one_scale: all blocks have that of the whole input.
@@ -117,6 +117,20 @@ class Int8Blocks(Int8Products):
         hessian = seen.hessian.mean()[order][:, order]
         values, scales = self._weight_values(columns.float(), hessian, rounds)
         return InBlocks(values, scales, input_scales, input_zeros, order if self.ordered else None)
+
+    def cost(
+        self, weight: torch.Tensor, seen: InputStatistics, order: torch.Tensor, ranges: str = RANGES[0]
+    ) -> float:
+        """Squared error of the outputs of a sample whose input is rounded in an order; ``weight`` [N, K] has
+        its columns in the model's.
+        """
+        assert seen.sample is not None
+        columns, x = weight[:, order].float(), seen.sample.x[:, order]
+        scales, zeros = scales_of(
+            *self._ranges(columns, seen, order, ranges, one_scale=False), self.input_bits
+        )
+        error = rounded_blocks(x, scales, zeros, self.block, self.input_bits) - x
+        return float((error @ columns.T).square().sum())
 
     def _ranges(
         self, columns: torch.Tensor, seen: InputStatistics, order: torch.Tensor, ranges: str, one_scale: bool

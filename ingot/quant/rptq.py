@@ -3,7 +3,7 @@
 Owns ranges, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold; orders are clusters.py's.
 Knows no layer and no storage.
 
-    order = channel_order(lowest, highest, 128)                        # [K]
+    order, _ = channel_orders(lowest, highest, 128)                     # [K]
     low, high = block_ranges(lowest[order], highest[order], block_lengths(K, 128))
     scales, zeros = scales_of(low, high, bits=8)                        # [blocks]
 

@@ -20,7 +20,7 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
 from ingot.quant.calibration import InputStatistics, Rows
-from ingot.quant.clusters import channel_order, order_by_heads
+from ingot.quant.clusters import channel_orders, orders_by_heads
 from ingot.quant.int8_blocks import Int8Blocks
 from tests.quant.conftest import Made
 from tests.quant.models import CPU, opened
@@ -108,18 +108,34 @@ def test_each_site_has_its_clusters(made: Made, monkeypatch: pytest.MonkeyPatch)
     """As many as the options say, in blocks of the config's size."""
     asked: list[tuple[int, int, int]] = []
 
-    def ordered(low: torch.Tensor, high: torch.Tensor, block: int, clusters: int) -> torch.Tensor:
+    def ordered(low: torch.Tensor, high: torch.Tensor, block: int, clusters: int) -> list[torch.Tensor]:
         asked.append((len(low), block, clusters))
-        return channel_order(low, high, block, clusters)
+        return channel_orders(low, high, block, clusters)
 
-    def by_heads(*given: Any, block: int, clusters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def by_heads(*given: Any, block: int, clusters: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         asked.append((0, block, clusters))
-        return order_by_heads(*given, block=block, clusters=clusters)
+        return orders_by_heads(*given, block=block, clusters=clusters)
 
-    monkeypatch.setattr(rptq_layers, "channel_order", ordered)
-    monkeypatch.setattr(rptq_layers, "order_by_heads", by_heads)
+    monkeypatch.setattr(rptq_layers, "channel_orders", ordered)
+    monkeypatch.setattr(rptq_layers, "orders_by_heads", by_heads)
     made("llama", QuantConfig("rptq-w8a8", 64, rptq=RptqConfig(clusters={"R3": 2, "R4": 5, "R5": 7})))
     assert asked == 2 * [(32, 64, 32), (0, 64, 2), (32, 64, 5), (48, 64, 7)]
+
+
+def test_the_order_is_taken_whose_outputs_are_nearer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a sample: of a good order and one that tears loud channels apart, whichever stands first."""
+    found = []
+
+    def ordered(low: torch.Tensor, *given: Any) -> list[torch.Tensor]:
+        good = channel_orders(low, *given)[-1]
+        bad = good.view(2, -1).T.flatten()
+        return [good, bad] if flip else [bad, good]
+
+    monkeypatch.setattr(rptq_layers, "channel_orders", ordered)
+    quant = QuantConfig("rptq-w4a4", 32, rptq=RptqConfig(reorder=("R5",), eight_bits=()))  # two blocks
+    for flip in (False, True):
+        found.append((made("llama", quant, f"e{flip}") / "weights.safetensors").read_bytes())
+    assert found[0] == found[1]
 
 
 def test_padding_changes_no_bit(made: Made, tmp_path: Path) -> None:
