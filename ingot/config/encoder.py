@@ -32,6 +32,8 @@ class EncoderConfig(JsonConfig):
         activation_values: values that encoding holds at most at once, for each output.
         modality: what its inputs are, a name of modality.py.
         placeholder_id: token id that stands in the prompt for an output (wiring ``prefix``).
+        penalizes_prompt: ``repetition_penalty`` counts the whole prompt; else its first token alone, as an
+            original does that gives prompts as embeddings.
         settings: what the architecture alone reads, as JSON.
     """
 
@@ -41,6 +43,7 @@ class EncoderConfig(JsonConfig):
     activation_values: int
     modality: str
     placeholder_id: int = 0
+    penalizes_prompt: bool = True
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -170,7 +170,10 @@ def _rules(params: SamplingParams, manifest: Manifest) -> Iterator[str]:
     if params.logit_bias:
         yield f"logit_bias of {len(params.logit_bias)} tokens"
     if params.repetition_penalty != 1.0:
-        yield f"repetition_penalty {params.repetition_penalty:g}, on tokens of the prompt and the answer"
+        encoder = manifest.model.encoder
+        whole = encoder is None or encoder.penalizes_prompt
+        where = "of the prompt and the answer" if whole else "of the answer, and on the prompt's first"
+        yield f"repetition_penalty {params.repetition_penalty:g}, on tokens {where}"
     if params.presence_penalty or params.frequency_penalty:
         parts = (
             f"presence_penalty {params.presence_penalty:g}",

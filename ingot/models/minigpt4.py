@@ -145,6 +145,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         activation_values=-(-values // settings.outputs),
         modality=PICTURE.name,
         placeholder_id=_PLACEHOLDER,
+        penalizes_prompt=False,
         settings=settings.to_json(),
     )
     return text.replace(wiring="prefix", encoder=encoder)

@@ -103,6 +103,7 @@ class Admission:
             inputs=tuple(inputs),
             matcher=None if matcher is None else matcher.copy(),
             probe=_probe(len(ids), params),
+            penalizes_prompt=self.inputs is None or self.inputs.config.penalizes_prompt,
         )
 
     def checked_ids(self, prompt_ids: Sequence[int], room: int) -> list[int]:

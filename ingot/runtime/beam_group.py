@@ -71,4 +71,5 @@ class BeamGroup:
             output_ids=[*parent.output_ids, token],
             inputs=root.inputs,
             matcher=matcher,
+            penalizes_prompt=root.penalizes_prompt,
         )

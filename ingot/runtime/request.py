@@ -63,6 +63,7 @@ class Request:
         arrival: its number in the order of submission.
         draw: how it draws, as far as that is the same for all its tokens; empty until it is first needed.
         probe: what else is wanted of its prompt; ``probed``: what the model gave it, once that is known.
+        penalizes_prompt: as ``EncoderConfig`` has it.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
 
@@ -96,6 +97,7 @@ class Request:
     probed: float | None = None
     inputs: tuple[RequestInput, ...] = ()
     encoded: dict[int, EncoderEntry] = field(default_factory=dict)
+    penalizes_prompt: bool = True
 
     @property
     def counted_ids(self) -> list[int]:
@@ -103,7 +105,7 @@ class Request:
         ids = self.prompt_ids
         for given in reversed([one for one in self.inputs if not one.encodes]):
             ids = ids[: given.place] + ids[given.end :]
-        return ids
+        return ids if self.penalizes_prompt else ids[:1]
 
     @property
     def num_known(self) -> int:

@@ -14,6 +14,7 @@ from transformers import (
 
 from ingot.config.sampling import SamplingParams
 from ingot.kernels.sampling.penalties import GENERATED, count_dtype
+from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.graphs import KINDS
 from ingot.runtime.recording import Recorder
 from ingot.runtime.request import Request
@@ -285,3 +286,12 @@ def captured(call: Callable[[], None], device: str) -> Callable[[], None]:
         call()
         graph, _ = Recorder(torch.device("cuda", torch.cuda.current_device())).record(call)
     return graph.replay
+
+
+@pytest.mark.parametrize(("penalizes", "counted"), [(True, [1, 7, 9]), (False, [1])])
+def test_which_of_the_prompt_s_tokens_count(penalizes: bool, counted: list[int]) -> None:
+    """Of a model whose original is given embeddings the first; a beam counts as its root does."""
+    params = SamplingParams(num_beams=2, max_new_tokens=4)
+    root = Request("r", [1, 7, 9], params, 8, penalizes_prompt=penalizes)
+    beam = BeamGroup(root, frozenset())._child(root, 5)
+    assert root.counted_ids == beam.counted_ids == counted

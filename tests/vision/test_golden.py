@@ -74,6 +74,15 @@ def test_both_rounds_about_a_picture(llm: LLM, golden: Path, number: int) -> Non
     assert llm.generate([prompt], **GREEDY)[0].token_ids == expected[f"r{number}_greedy_ids"].tolist()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_demonstration_s_repetition_penalty(llm: LLM, golden: Path, number: int) -> None:
+    """It sees BOS and the answer alone, since the original's prompt is embeddings."""
+    expected, picture = arrays(golden, "conversation"), arrays(golden, "vision")["pixel_values"][0]
+    before, after = (expected[f"r{number}_{part}_ids"].tolist() for part in ("before", "after"))
+    found = llm.generate([Prompt([before, Input(picture), after])], **GREEDY, repetition_penalty=1.05)
+    assert found[0].token_ids == expected[f"r{number}_greedy_reppen1.05_ids"].tolist()
+
+
 def test_logits(golden: Path, tmp_path: Path) -> None:
     """The original's rotary table was made in fp16, since it loads the LLM so, and widened afterwards; with
     the same table the logits agree, and with an exact one to what its rounding makes of them.

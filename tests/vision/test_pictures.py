@@ -18,6 +18,7 @@ from ingot import LLM, Output
 from ingot.cli.main import app
 from ingot.config.model import DecoderConfig
 from ingot.errors import RequestError
+from ingot.llm.explain import explain_request
 from ingot.llm.pictures import Pictures
 from ingot.llm.prompts import Input, Prompt
 from recipes.vision.draw import draw, png
@@ -176,3 +177,19 @@ def test_what_reads_pictures_ends_with_the_engine(picture: torch.Tensor) -> None
     assert pictures._reader._process._running is not None
     llm.close()
     assert pictures._reader._process._running is None
+
+
+def test_a_repetition_penalty_does_not_see_the_prompt(llm: LLM, picture: torch.Tensor) -> None:
+    """As in the original, whose prompt is embeddings: the answer may have the question's words."""
+    talk = asked(picture, "What colour is the square, orange or blue?")
+    plain = llm.chat(talk, **GREEDY)
+    assert stripped(plain).startswith("orange")
+    assert set(plain.token_ids) & set(llm.prompt_ids(talk))
+    assert llm.chat(talk, **GREEDY, repetition_penalty=20.0).text == plain.text
+
+
+def test_the_penalty_is_explained(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "Hello"}]
+    found = explain_request(llm.engine.manifest, llm.engine.text, talk, {"repetition_penalty": 1.05})
+    (rule, *_) = found.processors
+    assert rule == "repetition_penalty 1.05, on tokens of the answer, and on the prompt's first"
