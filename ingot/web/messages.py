@@ -132,11 +132,11 @@ def _content(text: str, given: Sequence[Path]) -> str | list[dict[str, Any]]:
 
 def _file_part(path: Path) -> dict[str, Any]:
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    hears = kind.startswith("audio/")
-    if not hears and path.stat().st_size > MOST_PICTURE:
+    is_audio = kind.startswith("audio/")
+    if not is_audio and path.stat().st_size > MOST_PICTURE:
         size = f"{MOST_PICTURE >> 20} MiB"
         raise PictureTooLargeError(f"{path.name} is larger than {size}. Send a smaller picture.")
     data = base64.b64encode(path.read_bytes()).decode()
-    if hears:
+    if is_audio:
         return {"type": "input_audio", "input_audio": {"data": data, "format": path.suffix.removeprefix(".")}}
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}

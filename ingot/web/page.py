@@ -121,8 +121,8 @@ def _sources(api: Api) -> Any:
         except AnswerError:
             return gr.skip()
         given = ["upload"] * bool(found.inputs) + ["microphone"] * ("audio" in found.inputs)
-        told = f"Type a message, or add pictures of up to {MOST_PICTURE >> 20} MiB"
-        placeholder = told if "image" in found.inputs else None
+        text = f"Type a message, or add pictures of up to {MOST_PICTURE >> 20} MiB"
+        placeholder = text if "image" in found.inputs else None
         return gr.MultimodalTextbox(
             sources=given, file_types=sorted(found.inputs) or None, placeholder=placeholder
         )

@@ -70,6 +70,12 @@ def picker(chat: Chat) -> Any:
     return chat.tab.locator("input[type=file]").first
 
 
+def pick(chat: Chat, file: Any) -> None:
+    """Choose a file, once the box takes one again."""
+    chat.until("the box to be free", chat.box.is_enabled)
+    picker(chat).set_input_files(file)
+
+
 def thumbnails(chat: Chat) -> Any:
     """In the box, before the message is sent."""
     return chat.tab.locator(".thumbnails img, .thumbnail-item img")
@@ -78,7 +84,7 @@ def thumbnails(chat: Chat) -> Any:
 def test_a_picture_by_the_button_and_a_second_round(chat: Chat, server: Server, scene: bytes) -> None:
     """Its thumbnail is in the box, then in the conversation; an empty page says how large it may be."""
     assert chat.tab.get_by_placeholder("up to 11 MiB").count()
-    picker(chat).set_input_files({"name": "scene.png", "mimeType": "image/png", "buffer": scene})
+    pick(chat, {"name": "scene.png", "mimeType": "image/png", "buffer": scene})
     chat.until("the thumbnail", thumbnails(chat).count)
     chat.say(COLOUR)
     assert chat.whole_answer().strip() == "orange"
@@ -105,11 +111,11 @@ def test_what_is_no_picture_or_too_large_is_told(chat: Chat, tmp_path: Path, sce
     ):
         file = tmp_path / "scene.png"
         file.write_bytes(data)
-        picker(chat).set_input_files(file)
+        pick(chat, file)
         chat.until("the file", chat.tab.get_by_label("Remove file").count)
         chat.say(COLOUR)
         assert words in chat.whole_answer(number)
-    picker(chat).set_input_files({"name": "scene.png", "mimeType": "image/png", "buffer": scene})
+    pick(chat, {"name": "scene.png", "mimeType": "image/png", "buffer": scene})
     chat.until("the thumbnail", thumbnails(chat).count)
     chat.say(COLOUR)
     assert chat.whole_answer(3).strip() == "orange"
