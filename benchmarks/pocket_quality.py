@@ -1,4 +1,5 @@
-"""What fewer bits cost the pocket model: every quality figure of docs/quantization.md and docs/int8.md.
+"""What fewer bits cost the pocket model: quality figures of docs/quantization.md and docs/int8.md; RPTQ's are
+rptq_sites.py's.
 
 Odd lines of recipes/heldout.jsonl calibrate, even ones are measured: KL, top-1 and perplexity on the first
 100 conversations, ROUGE-L of 100 summaries, 150 exact answers. Everything is beside the dense model, in fp32
@@ -25,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
 from ingot.bench.machine import machine
 from ingot.config.quant import QuantConfig
-from ingot.config.schemes import IN_BLOCKS
 from ingot.evaluate.answering import Asking, answers, summarize
 from ingot.evaluate.data import read_data
 from ingot.evaluate.divergence import divergence
@@ -64,11 +64,6 @@ def eight_bits() -> Row:
             for rotation in (False, True):
                 name = f"w4a8 {group} {method}{' rotated' * rotation}"
                 found[name] = QuantConfig("w4a8", group=group, method=method, rotation=rotation)
-    found |= {
-        f"{scheme} {group}": QuantConfig(scheme, group=group)
-        for scheme in IN_BLOCKS
-        for group in (128, 64, 32)
-    }
     return found
 
 
@@ -78,8 +73,7 @@ CACHES |= {f"{name} int8": (name, "int8") for name in ("w8a16 round", "w8a8")}
 SPOKEN = (
     *("none", "w8a16 round", "w4a16 128 round", "w4a16 128 awq", "w4a16 128 gptq", "w8a8"),
     *("w8a8 dynamic smoothquant 0.5", "w8a8 static smoothquant search", "w4a8 128 round rotated"),
-    *("w4a8 128 gptq rotated", *(f"{scheme} 128" for scheme in IN_BLOCKS)),
-    *("none int8", "none fp8", "w8a8 int8"),
+    *("w4a8 128 gptq rotated", "none int8", "none fp8", "w8a8 int8"),
 )
 
 

@@ -14,14 +14,14 @@ from benchmarks.figures import value_at as of
 from benchmarks.tables import NONE, made_by, markdown
 
 Row = dict[str, Any]
-POCKET = "pocket_quality.json"
+POCKET, RPTQ = "pocket_quality.json", "pocket_rptq.json"
 DISTANCE = ("", "KL, nats", "99th percentile", "other top-1, %")
 GROUPS = {"32": "group 32", "64": "group 64", "128": "**group 128**", "0": "one scale per row"}
 
 
-def engines() -> dict[str, Row]:
+def engines(file: str = POCKET) -> dict[str, Row]:
     """Every engine that was measured, by name."""
-    found: dict[str, Row] = of(POCKET, "engines")
+    found: dict[str, Row] = of(file, "engines")
     return found
 
 
@@ -30,15 +30,15 @@ def small(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def distance(names: dict[str, str]) -> str:
+def distance(names: dict[str, str], file: str = POCKET) -> str:
     """A row of KL, top-1 and perplexity for each engine, by its label."""
     rows = []
     for name, label in names.items():
-        one = engines()[name]
+        one = engines(file)[name]
         shares = [small(one["kl_mean"]), small(one["kl_p99"]), f"{one['top1_disagreement']:.1f}"]
         rows.append([label, *shares, f"{one['perplexity']:.3f}"])
-    dense = engines()["none"]["perplexity"]
-    return f"{markdown([*DISTANCE, f'perplexity (dense: {dense:.3f})'], rows)}\n\n{made_by(POCKET)}"
+    dense = engines(file)["none"]["perplexity"]
+    return f"{markdown([*DISTANCE, f'perplexity (dense: {dense:.3f})'], rows)}\n\n{made_by(file)}"
 
 
 def weights() -> str:
@@ -102,10 +102,47 @@ def w4a8() -> str:
 
 
 def rptq() -> str:
-    """Static activations by blocks of reordered channels."""
-    schemes = ("rptq-w8a8", "rptq-w4a8", "rptq-w4a4")
-    names = {f"{s} {size}": f"{s}, blocks of {size}" for s in schemes for size in (128, 64, 32)}
-    return distance(names)
+    """Static activations by blocks of reordered channels: blocks, and ways to measure ranges."""
+    rows = [
+        *(("rptq-w8a8", 128, "ema-minmax"), ("rptq-w8a8", 128, "minmax"), ("rptq-w8a8", 32, "minmax")),
+        *(("rptq-w4a8", 128, "ema-minmax"), ("rptq-w4a4", 128, "ema-minmax")),
+        *(("rptq-w4a4", 128, "mse"), ("rptq-w4a4", 32, "mse")),
+    ]
+    names = {
+        f"{scheme} {block} {ranges} -": f"{scheme}, blocks of {block}, {ranges}"
+        for scheme, block, ranges in rows
+        if f"{scheme} {block} {ranges} -" in engines(RPTQ)
+    }
+    return distance(names, RPTQ)
+
+
+SITES = {
+    "none": "none",
+    "rptq-w4a8 128 ema-minmax -": "all four in 8 bits: rptq-w4a8",
+    "rptq-w4a4 128 ema-minmax R3,R4,R5": "R1 alone in 4 bits",
+    "rptq-w4a4 128 ema-minmax R1,R4,R5": "R3 alone in 4 bits",
+    "rptq-w4a4 128 ema-minmax R1,R3,R5": "R4 alone in 4 bits",
+    "rptq-w4a4 128 ema-minmax R1,R3,R4": "R5 alone in 4 bits",
+    "rptq-w4a4 128 ema-minmax -": "R3 and R5 in 4 bits: the published rptq-w4a4",
+    "rptq-w4a4 128 ema-minmax none": "all four in 4 bits",
+    "rptq-w4a4 128 ema-minmax R5": "**R5 alone in 8 bits**",
+    "rptq-w4a4 128 mse -": "R3 and R5 in 4 bits, ranges by mse",
+    "rptq-w4a4 128 mse R5": "**R5 alone in 8 bits**, ranges by mse",
+}
+
+
+def rptq_sites() -> str:
+    """What activations in 4 bits cost at each site, of the engines that were measured."""
+    measured, rows = engines(RPTQ), []
+    dense = measured["none"]
+    for name in filter(measured.__contains__, SITES):
+        one = measured[name]
+        share = 100 * one["exact"] / dense["exact"]
+        same = [str(one["same_exact"]), str(one["same_rougeL"])]
+        rows.append([SITES[name], small(one["kl_mean"]), f"{one['exact']:.1f}", f"{share:.0f}", *same])
+    head = ["activations", "KL, nats", "exact answers, %", "… of the dense model's, %"]
+    head += [f"the same answers, of {dense['of_exact']}", f"the same summaries, of {dense['of_rougeL']}"]
+    return f"{markdown(head, rows)}\n\n{made_by(RPTQ)}"
 
 
 SPOKEN = {
@@ -119,9 +156,10 @@ SPOKEN = {
     "w8a8 static smoothquant search": "w8a8, static, SmoothQuant, α searched",
     "w4a8 128 round rotated": "w4a8",
     "w4a8 128 gptq rotated": "w4a8 by GPTQ",
-    "rptq-w8a8 128": "rptq-w8a8",
-    "rptq-w4a8 128": "rptq-w4a8",
-    "rptq-w4a4 128": "rptq-w4a4",
+    "rptq-w8a8 128 ema-minmax -": "rptq-w8a8",
+    "rptq-w4a8 128 ema-minmax -": "rptq-w4a8",
+    "rptq-w4a4 128 ema-minmax -": "rptq-w4a4",
+    "rptq-w4a4 128 mse R5": "rptq-w4a4, R5 in 8 bits, ranges by mse",
     "none int8": "int8 cache",
     "none fp8": "fp8 cache",
     "w8a8 int8": "w8a8, int8 cache",
@@ -132,12 +170,13 @@ def spoken() -> str:
     """Summaries and answers beside the dense model's."""
     rows = []
     for name, label in SPOKEN.items():
-        one = engines()[name]
+        one = engines(RPTQ if name.startswith("rptq") else POCKET)[name]
         same = [NONE if name == "none" else str(one[f"same_{metric}"]) for metric in ("rougeL", "exact")]
         rows.append([label, f"{one['rougeL']:.1f}", same[0], f"{one['exact']:.1f}", same[1]])
     counts = [engines()["none"][f"of_{metric}"] for metric in ("rougeL", "exact")]
     head = ["", "ROUGE-L", f"the same summaries, of {counts[0]}", "exact answers, %"]
-    return f"{markdown([*head, f'the same answers, of {counts[1]}'], rows)}\n\n{made_by(POCKET)}"
+    table = markdown([*head, f"the same answers, of {counts[1]}"], rows)
+    return f"{table}\n\n{made_by(POCKET)} {made_by(RPTQ)}"
 
 
 def summaries() -> str:
@@ -197,6 +236,7 @@ QUALITY_TABLES: dict[str, Callable[[], str]] = {
     "w8a8": w8a8,
     "w4a8": w4a8,
     "rptq": rptq,
+    "rptq_sites": rptq_sites,
     "spoken": spoken,
     "summaries": summaries,
     "divergence": divergence,

@@ -41,13 +41,8 @@ NAMES = (
     "rptq-w8a8 128 ema-minmax -",
     "rptq-w8a8 128 minmax -",
     "rptq-w4a4 128 mse -",
-    "rptq-w4a8 128 minmax -",
     "rptq-w8a8 32 minmax -",
-    "rptq-w8a8 64 minmax -",
-    "rptq-w4a8 32 minmax -",
     "rptq-w4a4 32 mse -",
-    "rptq-w4a4 32 mse R5",
-    "rptq-w8a8 32 ema-minmax -",
 )
 
 

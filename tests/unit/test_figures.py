@@ -58,7 +58,8 @@ def test_the_headline_is_its_processes_joined() -> None:
 
 
 def test_every_engine_of_the_quality_tables_is_measured() -> None:
-    assert value_at("pocket_quality.json", "engines").keys() == {*ENGINES, *CACHES}
+    found = {name for name in value_at("pocket_quality.json", "engines") if not name.startswith("rptq")}
+    assert found == {*ENGINES, *CACHES}  # RPTQ's are in a file of their own
 
 
 class TestClaims:
@@ -110,17 +111,25 @@ class TestClaims:
                 assert value_at(f"pocket_cpu_{name}.json", path) > value_at("pocket_cpu_none.json", path)
 
     def test_which_engines_are_within_the_limits(self) -> None:
-        engines = value_at("pocket_quality.json", "engines")
+        found = value_at("pocket_quality.json", "engines")
+        engines = {name: one for name, one in found.items() if not name.startswith("rptq")}  # measured again
         beyond = {name for name, one in engines.items() if one["top1_disagreement"] > BEYOND}
         assert {name for name in engines if name.startswith("w4a16") and name.endswith("round")} <= beyond
         assert {name for name in engines if name.startswith("w4a8")} <= beyond
-        assert {name for name in engines if name.startswith("rptq")} - beyond == {"rptq-w8a8 32"}
         static = {name for name in engines if name.startswith("w8a8 static")}
         assert static - beyond == {"w8a8 static smoothquant search"}
         assert {name for name in engines if name.startswith("w8a8")} - static <= engines.keys() - beyond
-        assert {name for name, one in engines.items() if one["kl_mean"] > 0.01} == {
-            f"rptq-w4a4 {size}" for size in (128, 64, 32)
-        }
+        assert all(one["kl_mean"] < 0.01 for one in engines.values())
+
+    def test_sites_of_rptq_in_4_bits(self) -> None:
+        """The down projection's input alone costs exact answers; with it in 8 bits all others may have 4."""
+        engines = value_at("pocket_rptq.json", "engines")
+        dense = engines["none"]["exact"]
+        passing = {name for name, one in engines.items() if one["exact"] >= 0.95 * dense}
+        assert {name for name in engines if "w4a4" not in name or "R5" in name} <= passing
+        assert "rptq-w4a4 128 ema-minmax R5" in passing
+        costs = [engines[f"rptq-w4a4 128 ema-minmax {sites}"]["kl_mean"] for sites in ("R5", "R1,R3,R4")]
+        assert costs[0] < 0.1 * costs[1]
 
     def test_caches(self) -> None:
         engines = value_at("pocket_quality.json", "engines")
