@@ -253,7 +253,9 @@ class AloneJudge:
         if place == "logits":
             return self.model.lm_head
         if kind in ("cross_keys", "cross_values"):
-            return self.model.get_submodule(f"layers.{layer}.encoder_attn.kv_proj")
-        if layer is None and not place.startswith("encoder.layers."):
+            return self.model.get_submodule(f"{place.rpartition('.')[0]}.encoder_attn.kv_proj")
+        if place == "encoder.projector":
+            return self.model.get_submodule(place)
+        if layer is None and not (place.startswith("encoder.") and "layers." in place):
             return None
         return reader_of(self.model.get_submodule(place.rpartition(".")[0]), kind)

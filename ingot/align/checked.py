@@ -8,6 +8,7 @@ an engine runs. Knows no verdict.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -78,10 +79,12 @@ class _Recorder(StagedRun):
         super().__init__(stored.model, stored.weights, arithmetic, feed=feed)
         self._stored, self._given = stored, given
         self._writer = TraceWriter(path)
+        self._stages: dict[str, None] = {}  # in order
         self._step = 0
 
     def reached(self, stage: str, computed: torch.Tensor) -> torch.Tensor:
         self._writer.add(f"{self._step}/{stage}", computed)
+        self._stages.setdefault(stage)
         return computed
 
     @torch.inference_mode()
@@ -93,7 +96,7 @@ class _Recorder(StagedRun):
             self._writer.abandon()
             raise
         self._writer.metadata |= {"dtype": "float32", "names": OWN_NAMES}
-        self._writer.metadata |= {"model": self.config.architecture}
+        self._writer.metadata |= {"model": self.config.architecture, "stages": json.dumps([*self._stages])}
         self._writer.close()
         return choices
 
@@ -115,6 +118,7 @@ class _Recorder(StagedRun):
         """The features, in the noisy run as a sound preparation may round them, and the encoder."""
         shown = given.features if self.arithmetic == EXACT else given.nearly
         self._writer.add(f"0/{given.stage}", given.shown(shown))
+        self._stages.setdefault(given.stage)
         run_encoder(self, given.features)
 
 

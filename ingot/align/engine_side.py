@@ -8,7 +8,6 @@ Knows no reference and no verdict.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ingot.align.encoder_stages import EncoderStages
 from ingot.align.given import Given
 from ingot.align.stages import CONVS, OWN_NAMES
 from ingot.align.trace import TraceWriter
@@ -29,7 +29,16 @@ from ingot.runtime.inputs import RequestInput
 from ingot.runtime.request import Request
 
 _NAME = "align"
-_OF_ENCODER = {"encoder.embed_positions": "encoder.embedding", "encoder.norm": "encoder.final_norm"}
+_OF_ENCODER = {
+    **{
+        name: name
+        for name in (*CONVS, "encoder.vit.patch_embedding", "encoder.ln_vision", "encoder.projector")
+    },
+    "encoder.embed_positions": "encoder.embedding",
+    "encoder.norm": "encoder.final_norm",
+    "encoder.vit.embed_positions": "encoder.vit.embedding",
+    "encoder.qformer.norm": "encoder.qformer.embedding",
+}
 _OF_LAYER = {
     "input_layernorm": "input_norm",
     "self_attn.o_proj/in": "attended",
@@ -39,6 +48,19 @@ _OF_LAYER = {
     "mlp.down_proj/in": "inner",
     "mlp.down_proj": "mlp",
     "": "output",
+}
+_OF_POST_NORM = {
+    "self_attn.o_proj/in": "attended",
+    "self_attn.o_proj": "attention",
+    "self_attn_norm/sum": "residual",
+    "encoder_attn.o_proj/in": "cross_attended",
+    "encoder_attn.o_proj": "cross_attention",
+    "encoder_attn_norm/sum": "cross_residual",
+    "encoder_attn_norm": "post_norm",
+    "mlp.down_proj/in": "inner",
+    "mlp.down_proj": "mlp",
+    "mlp_norm/sum": "mlp_residual",
+    "mlp_norm": "output",
 }
 
 
@@ -85,7 +107,7 @@ def record_engine(
     """
     executor = llm.executor
     checked, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
-    inputs = () if given is None else (_input(llm, given),)
+    inputs = () if given is None else (_input(llm, given, ids),)
     request = executor.admission.request(_NAME, checked, params, 0, inputs)
     request.all_logits = not as_served
     writer = TraceWriter(path)
@@ -127,32 +149,42 @@ def _steps(
     return choices
 
 
-def _input(llm: LLM, given: Given) -> RequestInput:
-    rules = llm.executor.admission.inputs
+def _input(llm: LLM, given: Given, ids: Sequence[int]) -> RequestInput:
+    rules, model = llm.executor.admission.inputs, llm.engine.manifest.model
     assert rules is not None
-    return rules.read(given.features.float(), 0)
+    assert model.encoder is not None
+    place = list(ids).index(model.encoder.placeholder_id) if model.splices else 0
+    return rules.read(given.features.float(), place)
 
 
 def _encoder(llm: LLM, pieces: _Pieces) -> AbstractContextManager[None]:
     """The stages of the encoder, and each decoder layer's keys and values of its outputs."""
 
+    stages = EncoderStages.of(llm.engine.manifest.model)
+    assert stages is not None
+
     def see(name: str, rows: torch.Tensor) -> None:
         if name.endswith(KEYS_VALUES):
             for part, half in zip(("keys", "values"), rows.chunk(2, dim=-1), strict=True):
                 pieces.add(f"{name.removesuffix(KEYS_VALUES)}.cross_{part}", half)
-        stage = _encoder_stage(name)
+        stage = _encoder_stage(stages, name)
         if stage is not None:
             pieces.add(stage, rows)
 
     return encoder_observed(llm, see)
 
 
-def _encoder_stage(name: str) -> str | None:
+def _encoder_stage(stages: EncoderStages, name: str) -> str | None:
     """The stage that a record of encoder_record.py is."""
-    if name in (*CONVS, *_OF_ENCODER):
-        return _OF_ENCODER.get(name, name)
-    found = re.fullmatch(r"(encoder\.layers\.\d+)\.?(.*)", name)
-    return f"{found[1]}.{_OF_LAYER[found[2]]}" if found is not None and found[2] in _OF_LAYER else None
+    layer = stages.layer_of(name)
+    if layer is None:
+        return _OF_ENCODER.get(name)
+    inner = name.removeprefix(layer).removeprefix(".")
+    if not stages.post_norm(layer):
+        return f"{layer}.{_OF_LAYER[inner]}" if inner in _OF_LAYER else None
+    if inner == "self_attn_norm":
+        return f"{layer}.{'cross_norm' if stages.crosses(layer) else 'post_norm'}"
+    return f"{layer}.{_OF_POST_NORM[inner]}" if inner in _OF_POST_NORM else None
 
 
 def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ingot.align.isolated_encoder import CROSS_PARTS, cross_attended_of, encoder_source, isolated_encoder
-from ingot.align.stages import LOG_MEL, StageFile, kind_of, layer_of
+from ingot.align.stages import FEATURES, StageFile, kind_of, layer_of
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.linear import Linear
@@ -60,7 +60,7 @@ class Isolated:
             found = isolated_encoder(self.model, stage, self._get)
         elif layer is not None:
             found = self._inside(step, layer, kind_of(stage))
-        elif stage != LOG_MEL:
+        elif stage not in FEATURES:
             found = self._outside(step, stage)
         return None if found is None else found.to("cpu")
 
@@ -80,7 +80,7 @@ class Isolated:
         attention and for a whole layer (``layers.3``) those of all tokens so far.
         """
         layer, kind = layer_of(stage), kind_of(stage)
-        if stage == LOG_MEL:
+        if stage in FEATURES:
             return None
         source = encoder_source(self.model, stage)
         if source is not None:
@@ -114,11 +114,23 @@ class Isolated:
         model = self.model
         if stage == "embedding":
             ids = torch.tensor(self.reference.ids(step), device=self.device)
-            return model.embed(ids, self._positions(step))
+            return model.embed(ids, self._positions(step), self._spliced(step, ids))
         x = self._get(step, self._source(stage), model.lm_head if stage == "logits" else None)
         if x is None:
             return None
         return model.norm(x)[0] if stage == "final_norm" else model.capped(model.lm_head(x))
+
+    def _spliced(self, step: int, ids: torch.Tensor) -> Spliced | None:
+        """The reference's rows of an input, in the places of its placeholders."""
+        rows = self._get(0, "encoder.projector") if self.model.config.splices and not step else None
+        if rows is None:
+            return None
+        encoder = self.model.config.encoder
+        assert encoder is not None
+        places = (ids == encoder.placeholder_id).nonzero().flatten()[: len(rows)]
+        slots = torch.full_like(ids, -1)
+        slots[places] = torch.arange(len(rows), device=ids.device)
+        return Spliced(slots, rows)
 
     def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
         layer, name = self.model.layers[index], f"layers.{index}"

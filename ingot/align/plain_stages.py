@@ -13,17 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ingot.align.encoder_stages import EncoderStages
 from ingot.align.isolated import as_read, reader_of
 from ingot.align.isolated_encoder import CROSS_PARTS
 from ingot.align.staged_run import StagedRun, Stored, run_cross, run_encoder_stage
-from ingot.align.stages import LOG_MEL, StageFile, kind_of, layer_of
+from ingot.align.stages import FEATURES, StageFile, kind_of, layer_of
 from ingot.engine.reference import Arithmetic, Span
-from ingot.engine.reference_encoder import stage_names
 from ingot.layers.checking import PlainAttention
 from ingot.layers.checking_stages import Passage
 from ingot.layers.decoder import Decoder
-
-_FRONT, _LAST = "encoder.embed_positions", "encoder.norm"
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,12 @@ class PlainStages:
         self.stored, self.model, self.recorded, self.device = stored, model, recorded, device
         self._group: str | None = None
         self._kept: dict[Pass, dict[str, torch.Tensor]] = {}
+        self._stages = EncoderStages.of(model.config)
 
     @torch.inference_mode()
     def at(self, stage: str, step: int, how: Pass) -> torch.Tensor | None:
         """The stage for the step's tokens, on the host; None where its input is not recorded."""
-        group = _group_of(stage)
+        group = self._group_of(stage)
         if group != self._group:
             self._group, self._kept = group, {}
         if how not in self._kept:
@@ -65,13 +64,23 @@ class PlainStages:
 
     def given(self, stage: str, how: Pass, reader: nn.Module | None = None) -> torch.Tensor | None:
         """A recorded stage of all tokens, as the next module reads it."""
-        once = stage == LOG_MEL or stage.startswith("encoder.") or kind_of(stage) in CROSS_PARTS
+        once = stage in FEATURES or stage.startswith("encoder.") or kind_of(stage) in CROSS_PARTS
         read = self.recorded
         found = read.get(0, stage) if once else read.so_far(read.steps, stage)
         if found is None:
             return None
         x = as_read(found.to(self.device), how.dtype, reader if how.on_grid else None)
         return x.to(how.arithmetic.dtype)
+
+    def _group_of(self, stage: str) -> str:
+        """What is computed in one pass."""
+        layer = layer_of(stage)
+        if layer is not None:
+            return f"cross.{layer}" if kind_of(stage) in CROSS_PARTS else f"layers.{layer}"
+        if stage.startswith("encoder."):
+            assert self._stages is not None
+            return self._stages.group(stage)
+        return "embedding" if stage == "embedding" else "ends"
 
     def _computed(self, group: str, how: Pass) -> dict[str, torch.Tensor]:
         run = _Placed(self, how)
@@ -87,6 +96,9 @@ class PlainStages:
                 run_cross(run, int(group.split(".")[1]), encoded)
         elif group == "embedding":
             run.within("")
+            rows = self.given("encoder.projector", how) if self.model.config.splices else None
+            if rows is not None:
+                run.rows[0] = rows
             run.embed([span])
         elif group.startswith("layers."):
             self._layer(run, int(group.split(".")[1]), span, how)
@@ -110,18 +122,15 @@ class PlainStages:
         run.layer_of(index, hidden, span)
 
     def _encoder(self, run: _Placed, group: str, how: Pass) -> None:
-        before = self.given(self._before(group), how)
-        if before is not None:
-            features = before.T if group == _FRONT else before
-            run_encoder_stage(run, group, Passage.of(features))
-
-    def _before(self, group: str) -> str:
-        """The recorded stage that an encoder's stage takes."""
-        if group == _FRONT:
-            return LOG_MEL
-        names = [name for name in stage_names(self.model.config) if name != group]
-        index = int(group.rpartition(".")[2]) if group != _LAST else len(names)
-        return f"encoder.layers.{index - 1}.output" if index else "encoder.embedding"
+        stages = self._stages
+        assert stages is not None
+        taken = stages.taken(group)
+        before, kept = self.given(taken, how), self.given(stages.kept, how)
+        if before is None:
+            return
+        if taken == stages.features:
+            before = stages.as_features(before)
+        run_encoder_stage(run, group, Passage(before, before.new_empty(0) if kept is None else kept))
 
 
 class _Placed(StagedRun):
@@ -151,8 +160,14 @@ class _Placed(StagedRun):
 
     def encoder_output(self, computed: torch.Tensor) -> torch.Tensor:
         reader = self._plain.model.get_submodule(f"{self._within}.encoder_attn.kv_proj")
-        recorded = self._plain.given("encoder.final_norm", self._how, reader)
+        stages = self._plain._stages
+        recorded = None if stages is None else self._plain.given(stages.kept, self._how, reader)
         return computed if recorded is None else recorded
+
+    def bridge_input(self, computed: torch.Tensor) -> torch.Tensor:
+        return as_read(
+            computed, self._how.dtype, self._plain.model.get_submodule(_BRIDGE) if self._how.on_grid else None
+        ).to(self.arithmetic.dtype)
 
     def _reader(self, stage: str) -> nn.Module | None:
         """The linear layer that reads the stage."""
@@ -164,6 +179,7 @@ class _Placed(StagedRun):
         return reader_of(self._plain.model.get_submodule(stage.rpartition(".")[0]), _READ_BY[kind])
 
 
+_BRIDGE = "encoder.projector"
 _READ_BY = {
     "input_norm": "attended",
     "attended": "attention",
@@ -172,15 +188,3 @@ _READ_BY = {
     "post_norm": "inner",
     "inner": "mlp",
 }
-
-
-def _group_of(stage: str) -> str:
-    """What is computed in one pass."""
-    layer = layer_of(stage)
-    if layer is not None:
-        return f"cross.{layer}" if kind_of(stage) in CROSS_PARTS else f"layers.{layer}"
-    if stage.startswith("encoder.layers."):
-        return stage.rpartition(".")[0]
-    if stage.startswith("encoder."):
-        return _LAST if stage == "encoder.final_norm" else _FRONT
-    return "embedding" if stage == "embedding" else "ends"

@@ -28,6 +28,8 @@ from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
 from ingot.align.trace import run_steps, trace
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.minigpt4 import is_minigpt4
+from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import check_class, load_class
 from ingot.compare.memory import free_memory
 from ingot.compare.spec import decoder_config
@@ -78,6 +80,14 @@ class Reference(ABC):
         """Its folder, with whose tensors and configs an engine can be compared; None where it is none."""
         return self.path
 
+    @property
+    def files(self) -> Path:
+        """The folder of its tokenizer and configs; of a checkpoint of several files that of its LLM."""
+        if not is_minigpt4(self.path):
+            return self.path
+        with open_checkpoint(self.path) as source:
+            return source.folder
+
     @abstractmethod
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
@@ -102,6 +112,7 @@ class Checking(Reference):
     def __init__(self, checkpoint: Path, device: torch.device, build: BuildConfig) -> None:
         super().__init__("Ingot's checking decoder, fp32", checkpoint, device)
         self.build = build
+        self.weights = checkpoint  # whose are computed with
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
@@ -119,10 +130,10 @@ class Checking(Reference):
         return _reference_runs(folder, choices)
 
     def _stored(self) -> Stored:
-        return Stored.of(self.path, self.build, self.device)
+        return Stored.of(self.weights, self.build, self.device)
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
-        return stop_ids_of_files(self.path), "the checkpoint's configs"
+        return stop_ids_of_files(self.files), "the checkpoint's configs"
 
 
 class OtherEngine(Checking):
@@ -272,14 +283,14 @@ def open_reference(
     if original not in ORIGINALS:
         raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), flag="--original")
     path = Path(given)
-    if path.is_file():
+    if path.is_file() and not is_minigpt4(path):
         return Trace(path, engine, build, device)
     if is_engine(path):
         return _other_engine(path, original, engine, device, parse_dtype(build.dtype))
     folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
         return Checking(folder, device, build)
-    missing = check_class(folder)
+    missing = "transformers has no class for MiniGPT-4" if is_minigpt4(folder) else check_class(folder)
     starts_late = layers is not None and layers[0] > 0
     if missing is None and not starts_late:
         return HuggingFace(folder, device, build)

@@ -23,7 +23,15 @@ from ingot.align.diagnosis import explain_first
 from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
 from ingot.align.given import Given
-from ingot.align.reference import OtherEngine, Reference, ReferenceRun, Trace, open_reference, room_for
+from ingot.align.reference import (
+    Checking,
+    OtherEngine,
+    Reference,
+    ReferenceRun,
+    Trace,
+    open_reference,
+    room_for,
+)
 from ingot.align.staged_run import Stored
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
@@ -42,15 +50,15 @@ from ingot.align.verdict import (
     first_bad,
     look_at,
 )
+from ingot.checkpoint.minigpt4 import is_minigpt4
 from ingot.checkpoint.openai import is_openai
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.checkpoint.writer import write_checkpoint
-from ingot.config.modality import PICTURE
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.dequantized import write_dequantized
 from ingot.engine.int8_inputs import read_int8_inputs
-from ingot.errors import ConfigError, RequestError
+from ingot.errors import RequestError
 from ingot.llm import LLM
 
 DEFAULT_STEPS = 4
@@ -148,12 +156,6 @@ def align(
         raise RequestError("steps must be at least 0", seen=steps, flag="--steps")
     place = resolve_device(device)
     target = find_target(str(engine), place, dtype)
-    if target.model.modality is PICTURE:
-        raise ConfigError(
-            "align does not compare engines of pictures yet",
-            seen=target.model.architecture,
-            fix="`ingot verify ENGINE --source CHECKPOINT` compares the weights with their files",
-        )
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
         given = _unpacked(reference, folder / "unpacked", progress)
@@ -189,6 +191,9 @@ def _of_same_weights(
 ) -> Reference:
     """With the weights that a quantized engine means; for another engine the reference as it is."""
     if target.quant.dense or source.checkpoint is None:
+        return source
+    if isinstance(source, Checking) and is_minigpt4(source.checkpoint):
+        source.weights = Path(target.path)  # several files are not written again; it unpacks by its own code
         return source
     progress("dequantizing the engine's weights")
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")

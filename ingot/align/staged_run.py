@@ -35,9 +35,12 @@ _WITHIN = {
     "mlp_in": "post_norm",
     "inner": "inner",
 }
-_AROUND = {CONVS[0]: CONVS[0], CONVS[1]: CONVS[1], "encoder.norm": "encoder.final_norm", "logits": "logits"}
-_KEYS_VALUES = ".encoder_attn.kv_proj"
+_AROUND = {name: name for name in (*CONVS, "encoder.ln_vision", "encoder.projector", "logits")}
+_AROUND |= {"encoder.norm": "encoder.final_norm", "encoder.qformer.norm": "encoder.qformer.embedding"}
+_AROUND |= {"encoder.vit.patch_embedding": "encoder.vit.patch_embedding"}
+_KEYS_VALUES, _LAST_NORM = ".encoder_attn.kv_proj", ".mlp_norm"
 _BRANCHES = {"self_attn": "attention", "encoder_attn": "cross_attention", "mlp": "mlp"}
+_POST = "encoder.qformer.layers."  # whose norms stand behind sums
 _SUMS = {"attention": "residual", "cross_attention": "cross_residual", "mlp": "output"}
 
 
@@ -57,6 +60,9 @@ class StagedRun(ReferenceRun):
 
     def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """The place's stage, where it is one."""
+        post = self._within.startswith(_POST)
+        if post and place == "attn_in":  # what the layer takes, which is a stage of another
+            return computed
         if place in _WITHIN:
             return self.reached(f"{self._within}.{_WITHIN[place]}", computed)
         if place in _AROUND:
@@ -66,14 +72,23 @@ class StagedRun(ReferenceRun):
         if place.endswith(_KEYS_VALUES):
             halves = zip(("cross_keys", "cross_values"), computed.chunk(2, dim=-1), strict=True)
             return torch.cat([self.reached(f"{self._within}.{name}", half) for name, half in halves], dim=-1)
+        if place.endswith("/in"):
+            return self.bridge_input(computed)
+        if place.endswith(_LAST_NORM):
+            return self.reached(f"{self._within}.output", computed)
         if place != "stream":
             return computed
         if "layers." in self._within:
-            return self.reached(f"{self._within}.{_SUMS[self._branch]}", computed)
-        return self.reached("encoder.embedding" if self._within else "embedding", computed)
+            last = "mlp_residual" if post and self._branch == "mlp" else _SUMS[self._branch]
+            return self.reached(f"{self._within}.{last}", computed)
+        return self.reached(self._within.replace(".embed_positions", ".embedding") or "embedding", computed)
 
     def encoder_output(self, computed: torch.Tensor) -> torch.Tensor:
         """The encoder's last stage as keys and values of the layer read it."""
+        return computed
+
+    def bridge_input(self, computed: torch.Tensor) -> torch.Tensor:
+        """What the product between encoder and decoder takes."""
         return computed
 
     def branch(self, name: str, output: torch.Tensor) -> torch.Tensor:
@@ -118,7 +133,7 @@ def run_encoder(run: StagedRun, features: torch.Tensor) -> None:
     for stage in own_stages(run, _unseen):
         at = at.through(stage)
         run.weights.release()
-    for index in range(run.config.num_layers):
+    for index in range(1 if run.config.splices else run.config.num_layers):
         run_cross(run, index, at.hidden)
 
 
@@ -129,7 +144,7 @@ def run_encoder_stage(run: StagedRun, name: str, at: Passage) -> None:
 
 
 def run_cross(run: StagedRun, layer: int, encoded: torch.Tensor) -> None:
-    """A layer's keys and values of the encoder's outputs."""
+    """What a decoder layer reads of the encoder's outputs: keys and values, or the first spliced rows."""
     run.within(f"layers.{layer}")
     keep_for(run, 0, layer, _unseen, encoded)
 

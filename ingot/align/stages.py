@@ -8,6 +8,7 @@ Owns the stages' names and the module names of known classes behind them. Knows 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,11 @@ WHISPER_NAMES = WHISPER_ENCODER_NAMES | {
     "cross_values": "encoder_attn.v_proj",
 }
 LOG_MEL = "log_mel"
+FEATURES = (LOG_MEL, "pixels")
 CONVS = ("encoder.conv1", "encoder.conv2")
 _UNORDERED = (
     "logits",
-    LOG_MEL,
+    *FEATURES,
     "cross_keys",
     "cross_values",
 )  # channels of their own
@@ -157,6 +159,14 @@ class StageFile:
 
     def start(self, step: int) -> int:
         return self._starts[step]
+
+    def stages(self) -> list[str]:
+        """Every stage of a step, in order."""
+        listed = self.metadata.get("stages")
+        if listed is None:
+            return stage_names(self.num_layers, self.encoder_layers)
+        inner = {place for places in PLACES.values() for place in places[:-1]}
+        return [stage for stage in json.loads(listed) if stage.rpartition(".")[2] not in inner]
 
     def get(self, step: int, stage: str) -> torch.Tensor | None:
         """A stage's output for the tokens of a step, [T, ...] on the host; None where it was not recorded."""

@@ -9,24 +9,25 @@ Owns every check that can be made early. Knows no tensor but a trace's shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ingot.align.given import Given
 from ingot.align.reference import HuggingFace, OtherEngine, Reference, Trace
 from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
-from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import class_log_mel
 from ingot.compare.spec import decoder_config, folder_of
 from ingot.config.build import BuildConfig
+from ingot.config.modality import PICTURE
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.describe import read_text_side
 from ingot.engine.golden_encoder import GoldenSpeech, golden_inputs
 from ingot.engine.loader import compute_dtype
-from ingot.engine.prompts import golden_prompts
+from ingot.engine.prompts import golden_prompts, spliced_ids
 from ingot.engine.text import TextParts
 from ingot.errors import CheckpointError, ConfigError, RequestError
 
@@ -99,7 +100,8 @@ def check_same_model(target: Target, source: Reference) -> None:
         if isinstance(source, OtherEngine):
             other, layers = source.manifest.model, None
         else:
-            other = decoder_config(read_json(source.path / CONFIG))
+            with open_checkpoint(source.path) as original:
+                other = decoder_config(original.config)
         kept = other.num_layers if layers is None else min(other.num_layers, layers[1]) - layers[0]
         wanted |= {"architecture": model.architecture, "vocabulary": model.vocab_size}
         seen = {"layers": kept, "hidden size": other.hidden_size}
@@ -129,7 +131,7 @@ def given_for(target: Target, source: Reference) -> Given | None:
             allowed="a checkpoint, OpenAI's .pt file, or another engine",
             flag="--reference",
         )
-    given = found[0]
+    given = found[-1] if target.model.modality is PICTURE else found[0]  # one that is resized
     if not isinstance(source, HuggingFace) or not isinstance(given, GoldenSpeech):
         return Given(given, given.features)
     return Given(given, class_log_mel(given.samples, given.shape[0]))
@@ -166,11 +168,23 @@ def make_cases(
             raise RequestError(
                 "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
             )
-        original = None if target.text.tokenizer is None else open_original_text(source.path)
+        original = None if target.text.tokenizer is None else open_original_text(source.files)
         cases = [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]]
+    cases = [_spliced(target, case) for case in cases]
     for case in cases:
         _check_fit(target, case, steps)
     return cases, steps
+
+
+def _spliced(target: Target, case: Case) -> Case:
+    """With placeholders of the input behind the first token, where rows are spliced."""
+    encoder = target.model.encoder if target.model.splices else None
+    if encoder is None:
+        return case
+    ids = spliced_ids(tuple(case.ids), encoder.max_positions, encoder.placeholder_id)
+    if len(ids) == len(case.ids):
+        raise RequestError("a prompt has the id that stands for pictures", seen=encoder.placeholder_id)
+    return replace(case, ids=list(ids))
 
 
 def _ids_that_hear(target: Target) -> list[int]:

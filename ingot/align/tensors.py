@@ -21,7 +21,7 @@ import torch
 from ingot.align.target import Target
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import HEAD, QuantConfig
-from ingot.device import parse_dtype
+from ingot.device import DTYPES, parse_dtype
 from ingot.engine.assemble import Assembly, layer_of
 from ingot.engine.manifest import is_engine
 from ingot.engine.meaning import EngineWeights, comparable
@@ -115,7 +115,7 @@ def _open(target: Target, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, s
     if doubt is not None:
         names = [] if quant.rotation else [name for name in names if layer_of(name) is None]
     dtypes = {target.build.dtype, *source_dtype.split("+"), *theirs.source_dtype.split("+")}
-    kinds = [torch.finfo(parse_dtype(dtype)) for dtype in dtypes]
+    kinds = [torch.finfo(parse_dtype(dtype)) for dtype in dtypes if dtype in DTYPES]
     tolerance = max(kind.eps for kind in kinds), max(kind.tiny * kind.eps for kind in kinds)
     tolerance = (0.0, 0.0) if source_dtype == theirs.source_dtype else tolerance
     unit = torch.finfo(parse_dtype(target.build.dtype)).eps

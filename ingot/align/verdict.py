@@ -20,7 +20,7 @@ from ingot.align.divergence import Divergence
 from ingot.align.isolated import Isolated
 from ingot.align.measure import Difference, LogitsDifference, Statistics, measure, measure_logits, statistics
 from ingot.align.reference import ReferenceRun
-from ingot.align.stages import StageFile, layer_of, stage_names
+from ingot.align.stages import StageFile, layer_of
 
 SERVED = "served logits"
 
@@ -93,7 +93,7 @@ def compare_case(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJu
 
 
 def _rows(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJudge, eps: float) -> Iterator[Row]:
-    for stage in stage_names(run.expected.num_layers, run.expected.encoder_layers):
+    for stage in run.expected.stages():
         floor, _ = _floor(run.noise, stage)
         for step in range(run.expected.steps + 1):
             expected, got = run.expected.get(step, stage), engine.get(step, stage)

@@ -213,9 +213,10 @@ class ReferenceRun(Hooks):
         parts = list(hidden.split([len(span.ids) for span in spans]))
         for place, span in enumerate(spans):
             if span.input is not None and span.start == 0:
-                taken = torch.tensor([i == encoder.placeholder_id for i in span.ids], device=hidden.device)
+                rows = self.rows[span.input].to(hidden)
+                taken = [at for at, i in enumerate(span.ids) if i == encoder.placeholder_id][: len(rows)]
                 parts[place] = parts[place].clone()
-                parts[place][taken] = self.rows[span.input].to(hidden)  # as many, or this raises
+                parts[place][taken] = rows  # as many, or this raises
         return torch.cat(parts)
 
     def _with_given(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:

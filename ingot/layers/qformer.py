@@ -58,12 +58,17 @@ class CrossAttention(nn.Module):
         """[pictures * queries, hidden_size] and [pictures * P, encoder_width] → the first's shape."""
         asked = self.q_proj(hidden)
         forward_pass.seen("cross_query", asked)
-        query = self._heads(asked, pictures)
-        key, value = (self._heads(part, pictures) for part in self.kv_proj(seen).chunk(2, dim=-1))
-        attended = F.scaled_dot_product_attention(query, key, value)
-        attended = attended.transpose(1, 2).flatten(2).flatten(0, 1)
+        keys, values = self.kv_proj(seen).chunk(2, dim=-1)
+        attended = self.attend(asked, keys, values, pictures)
         forward_pass.seen("cross_attended", attended)
         return self.o_proj(attended)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pictures: int
+    ) -> torch.Tensor:
+        """Queries, and keys and values of pictures, one row each → what the output product takes."""
+        q, k, v = (self._heads(part, pictures) for part in (query, key, value))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _heads(self, x: torch.Tensor, pictures: int) -> torch.Tensor:
         """[pictures * N, hidden_size] → [pictures, num_heads, N, head_dim]."""

@@ -100,9 +100,13 @@ class MiniGPT4Encoder(nn.Module):
         if self.qformer is not None:
             found = self.qformer(seen, len(pictures), forward_pass)
         else:
-            found = seen.unflatten(0, (len(pictures), -1))[:, 1:].reshape(-1, self.projector.in_features)
+            found = self.joined(seen, len(pictures))
         encoded: torch.Tensor = self.projector(found)
         return encoded
+
+    def joined(self, seen: torch.Tensor, pictures: int = 1) -> torch.Tensor:
+        """Without the class token, four neighbouring patches side by side."""
+        return seen.unflatten(0, (pictures, -1))[:, 1:].reshape(-1, self.projector.in_features)
 
 
 def settings_of(config: DecoderConfig) -> VisionSettings:

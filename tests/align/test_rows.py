@@ -23,6 +23,7 @@ from ingot.align.report import (
     short_lines,
 )
 from ingot.align.session import Report, _other_choices, _other_ids
+from ingot.align.stages import stage_names
 from ingot.align.stops import StopCheck
 from ingot.align.texts import Case, TextCheck
 from ingot.align.verdict import (
@@ -44,10 +45,13 @@ Values = dict[tuple[int, str], torch.Tensor]
 class Held:
     """A run's stages by step and name."""
 
-    num_layers, encoder_layers, steps = 2, 0, len(STEPS) - 1
+    steps = len(STEPS) - 1
 
     def __init__(self, values: Values) -> None:
         self.values = values
+
+    def stages(self) -> list[str]:
+        return stage_names(2)
 
     def ids(self, step: int) -> list[int]:
         return STEPS[step]

@@ -41,6 +41,8 @@ def test_a_proof_says_what_it_is_of(engine: Path) -> None:
     assert "pixels 0." in text
 
 
-def test_align_is_refused_by_name(engine: Path) -> None:
-    code, text = ingot("align", engine, "--reference", POCKET, "--device", "cpu")
-    assert (code, "align does not compare engines of pictures yet" in text) == (2, True), text
+def test_align_reads_the_files(engine: Path) -> None:
+    code, text = ingot("align", engine, "--reference", POCKET, "--device", "cpu", "--steps", 1)
+    assert (code, text.endswith("aligned")) == (0, True), text
+    for stage in ("pixels", "encoder.vit.patch_embedding", "encoder.ln_vision", "encoder.projector"):
+        assert stage in text
