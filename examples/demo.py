@@ -64,7 +64,7 @@ def main(checkpoint: Path, engine: Path) -> None:
     step(console, "Hear", f"ingot transcribe {heard} {TALK.relative_to(ROOT)} -f srt")
     hear(console, heard)
     seen, picture = engine.with_name(VISION.parent.name), engine.with_name("scene.png")
-    step(console, "See", f'ingot run {seen} --image {picture} "{ABOUT_IT[0]}"')
+    step(console, "See", f"ingot chat {seen} --image {picture}")
     see(console, seen, picture)
     step(console, "What to type next", ". .venv/bin/activate")
     console.print(next_steps(engine), markup=False, soft_wrap=True)
@@ -154,7 +154,8 @@ def next_steps(engine: Path) -> str:
         f'ingot run {engine} "How much is 12 + 30?" --json\n'
         f"ingot inspect {engine} --tensors\n"
         f"ingot transcribe {engine.with_name(SPEECH.name)} examples/speech/gespraech.ogg --task translate\n"
-        f"ingot chat {engine.with_name(VISION.parent.name)} --image {engine.with_name('scene.png')}\n"
+        f"ingot run {engine.with_name(VISION.parent.name)} --image {engine.with_name('scene.png')} "
+        f'"What colour is the circle?"\n'
         "python examples/tap_layers.py"
     )
 

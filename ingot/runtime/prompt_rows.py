@@ -61,6 +61,7 @@ class RowRules:
             raise RequestError(what, seen="a model of speech", fix="leave them out")
         try:
             tensor = torch.as_tensor(values).detach()
+            tensor = (tensor if tensor.layout == torch.strided else tensor.to_dense()).to("cpu", copy=True)
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
                 "embeddings must be a tensor or array of floats", seen=error, fix="the embeddings"
@@ -77,8 +78,7 @@ class RowRules:
                 allowed=f"[at least 1, {self.hidden_size}]",
                 fix="the embeddings: one row for each place in the prompt",
             )
-        copied = tensor.to("cpu", torch.float32, copy=True)
-        content = _threads().submit(self._content, copied)
+        content = _threads().submit(self._content, tensor.to(torch.float32))
         return RequestInput(content, len(tensor), place, tokens=len(tensor), encodes=False)
 
     def _content(self, given: torch.Tensor) -> Content:
@@ -98,6 +98,8 @@ class RowRules:
 
 def rows_of(step: ScheduledBatch, spliced: Spliced | None, device: torch.device) -> Spliced | None:
     """The rows that a step's requests bring, over what is ``spliced`` already."""
+    if not has_rows(step):
+        return spliced
     slots, parts, count, token = np.full(step.num_tokens, -1, dtype=np.int64), [], 0, 0
     for item in step.requests:
         for index, start, end in item.spans(encodes=False):
@@ -106,8 +108,6 @@ def rows_of(step: ScheduledBatch, spliced: Spliced | None, device: torch.device)
             parts.append(given.features[start - given.place : end - given.place])
             count += end - start
         token += item.count
-    if not parts:
-        return spliced
     table, places = torch.cat(parts), torch.from_numpy(slots)
     if device.type == "cuda":
         table, places = table.pin_memory(), places.pin_memory()

@@ -192,7 +192,14 @@ def test_penalties_count_no_row(opened: LLM, biased: dict[str, Any]) -> None:
 def test_arrays_and_dtypes(opened: LLM) -> None:
     rows = others(4, 1)
     expected = opened.logits(Prompt([Embeddings(rows), AFTER]))
-    for given in (rows.numpy(), rows.double(), np.asfortranarray(rows.numpy()), rows.requires_grad_()):
+    for given in (
+        rows.numpy(),
+        rows.double(),
+        np.asfortranarray(rows.numpy()),
+        rows.to_sparse(),
+        rows.tolist(),
+        rows.requires_grad_(),
+    ):
         assert torch.equal(opened.logits(Prompt([Embeddings(given), AFTER])), expected)
     half = rows.detach().bfloat16()
     found = opened.logits(Prompt([Embeddings(half), AFTER]))
@@ -217,6 +224,7 @@ def nan_row() -> torch.Tensor:
         (np.array([["a"]]), "must be a tensor or array of floats"),
         (None, "must be a tensor or array of floats"),
         ([[1.0], [2.0, 3.0]], "must be a tensor or array of floats"),
+        (torch.empty(3, HIDDEN, device="meta"), "must be a tensor or array of floats"),
         (nan_row(), "not finite.*2 of 96 are NaN, infinite or too large.*fp32"),
     ],
 )
