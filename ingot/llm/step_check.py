@@ -40,7 +40,7 @@ from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
 _CROWD_TOKENS = 3
-_OF_ZEROS = 8
+_OF_ZEROS = 16  # clusters far from zero take away several times what they add
 
 
 @dataclass
