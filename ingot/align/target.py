@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ingot.align.given import Given
 from ingot.align.reference import HuggingFace, OtherEngine, Reference, Trace
 from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.minigpt4 import is_minigpt4
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import class_log_mel
 from ingot.compare.spec import decoder_config, folder_of
@@ -100,8 +104,7 @@ def check_same_model(target: Target, source: Reference) -> None:
         if isinstance(source, OtherEngine):
             other, layers = source.manifest.model, None
         else:
-            with open_checkpoint(source.path) as original:
-                other = decoder_config(original.config)
+            other = decoder_config(_config_of(source.path))
         kept = other.num_layers if layers is None else min(other.num_layers, layers[1]) - layers[0]
         wanted |= {"architecture": model.architecture, "vocabulary": model.vocab_size}
         seen = {"layers": kept, "hidden size": other.hidden_size}
@@ -112,6 +115,14 @@ def check_same_model(target: Target, source: Reference) -> None:
         raise CheckpointError(
             "the reference is a different model", seen=", ".join(odd), allowed=allowed, flag="--reference"
         )
+
+
+def _config_of(path: Path) -> dict[str, Any]:
+    """config.json of a checkpoint, which one of several files has in memory alone."""
+    if not is_minigpt4(path):
+        return read_json(path / CONFIG)
+    with open_checkpoint(path) as source:
+        return source.config
 
 
 def given_for(target: Target, source: Reference) -> Given | None:

@@ -30,6 +30,7 @@ class Shape:
     vocab_size: int = VOCABULARY
     hidden_size: int = 32
     num_layers: int = 4
+    splices: bool = False
 
 
 @dataclass(frozen=True)
