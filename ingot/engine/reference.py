@@ -17,7 +17,7 @@ there, so that no difference grows from one place to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 
 from ingot.engine.weights_file import WeightsReader
+from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.stored_weight import StoredWeight, row_pieces
 from ingot.layers.checking import (
@@ -39,6 +40,7 @@ from ingot.layers.checking import (
 from ingot.layers.checking_rotary import plain_turns
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
+from ingot.quant.block_noise import block_noise
 from ingot.quant.plain_rows import rounded_heads
 from ingot.quant.plain_unpacking import meaning
 
@@ -135,6 +137,10 @@ class Witness(Protocol):
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
         """A product's input [T, K] as the run rounded it to few bits; ``near`` is ``exact`` rounded here."""
+        ...
+
+    def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
+        """Outputs [T, N] of a product by blocks, and how far rounding may move each (block_noise.py)."""
         ...
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
@@ -304,10 +310,26 @@ class ReferenceRun(Hooks):
         else:
             stored = scheme.stored(tensors, linear.in_features)
             pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
-        y = torch.cat([x @ piece.T for piece in pieces], dim=-1)
+        by_blocks = self._witness is not None and scheme.form == "blocks"
+        y, noise = self._products(x, pieces, scheme.block_product(tensors).steps if by_blocks else None)
         if linear.has_bias:
-            y += self.vector(f"{name}.bias")
-        return self.arithmetic.round(y)
+            bias = self.weights[f"{name}.bias"].to(self.weights.device, self.arithmetic.dtype)
+            y += bias if scheme.form == "blocks" else self.arithmetic.round(bias)  # in the shift it is fp32
+        y = self.arithmetic.round(y)
+        if self._witness is not None and noise is not None:
+            self._witness.summed(name, y, noise)
+        return y
+
+    def _products(
+        self, x: torch.Tensor, pieces: Iterable[torch.Tensor], blocks: BlockSteps | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x · Wᵀ of pieces of W; of products by ``blocks`` also their noise."""
+        if blocks is None:
+            return torch.cat([x @ piece.T for piece in pieces], dim=-1), None
+        steps, zeros = (part.to(x) for part in (blocks.steps, blocks.zeros))
+        found = [(x @ piece.T, block_noise(x, piece, steps, zeros, blocks.block)) for piece in pieces]
+        y, noise = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
+        return y, noise
 
     def _rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
         return near if self._witness is None else self._witness.rounded(product, exact, near)

@@ -20,6 +20,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.step_record import Recorded, copied
 from ingot.llm.encoder_record import encoder_walked
 from ingot.llm.llm import LLM
+from ingot.llm.product_noise import ProductNoise
 from ingot.llm.step_judge import ENCODED, Judge
 from ingot.llm.step_witness import MODULES, TAKEN, rounded_by
 from ingot.processors.prompt import Input, Prompt
@@ -62,6 +63,7 @@ class _Witness:
         self._device = llm.engine.device
         self._plain = plain_encoder(llm.engine.manifest.model)
         self._met: Counter[str] = Counter()
+        self._noise = ProductNoise()
         self._stage = ""
         self._taken: tuple[str, str, Recorded] | None = None
 
@@ -80,7 +82,8 @@ class _Witness:
         if not isinstance(had, torch.Tensor) or not self._as_many(had, computed, place, name):
             return computed
         wide = had.to(computed.dtype).view_as(computed)
-        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(had)))
+        noise = self._noise.take(place, computed if change is None else change)
+        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(had)), noise)
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -92,8 +95,13 @@ class _Witness:
             return near
         had, step = rounded_by(self._model, product, taken, exact)
         kind = f"{_kind(place)}, rounded" if wide else _kind(place)
-        self._judge.rounded(kind, name, had, step, exact, near, self._labels(len(had)))
+        noise = self._noise.take(place, exact)
+        self._judge.rounded(kind, name, had, step, exact, near, self._labels(len(had)), noise)
         return had
+
+    def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
+        """As of ``Witness``."""
+        self._noise.keep(product, output, noise)
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
         """Of decoder steps alone."""

@@ -9,7 +9,8 @@ middle between two. Knows no proof.
     found = check_steps(llm, folder, prompts, new_tokens=16)
     found.failures                       # the first place in the order of execution first
 
-The limits (step_judge.py) are in units: the dtype's epsilon, or in fp32 the noise of a sum of K terms.
+The limits (step_judge.py) are in units: the dtype's epsilon, or in fp32 the noise of a sum of K terms. Behind
+a product by blocks (RPTQ) its own noise is added (product_noise.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from ingot.engine.prompts import with_input
 from ingot.engine.reference import Arithmetic, ReferenceRun, Weights
 from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
-from ingot.layers.linear import linears
 from ingot.layers.step_record import StepRecord
 from ingot.llm.encoder_check import check_encoder
 from ingot.llm.llm import LLM
@@ -40,7 +40,6 @@ from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
 _CROWD_TOKENS = 3
-_OF_ZEROS = 16  # clusters far from zero take away several times what they add
 
 
 @dataclass
@@ -83,10 +82,7 @@ def check_steps(
     dtype = llm.engine.dtype
     narrow = dtype.itemsize == 2
     arithmetic = Arithmetic(torch.float32, dtype) if narrow else Arithmetic(torch.float64)
-    judge = Judge(
-        _unit(dtype, model),
-        torch.finfo(dtype).eps,
-    )
+    judge = Judge(_unit(dtype, model), torch.finfo(dtype).eps)
     ids = [prompt for prompt, _ in prompts]
     rows = TokenRows(records, dtype, llm.executor.runner.block_size, ids)
     runs = []
@@ -114,16 +110,11 @@ def _unseen(name: str, output: torch.Tensor) -> None:
 
 
 def _unit(dtype: torch.dtype, model: Decoder) -> float:
-    """The dtype's epsilon; in fp32 eps sqrt(K), by which a sum of K terms may be off.
-
-    RPTQ's products add what their zeros take away: sums several times as large as their results.
-    """
+    """The dtype's epsilon; in fp32 eps sqrt(K), by which a sum of K terms may be off."""
     eps = torch.finfo(dtype).eps
     if dtype.itemsize == 2:
         return eps
-    terms = max(model.config.hidden_size, model.config.intermediate_size)
-    with_zeros = any(linear.scheme.cancels for linear in linears(model).values())
-    return eps * math.sqrt(terms) * (_OF_ZEROS if with_zeros else 1)
+    return eps * math.sqrt(max(model.config.hidden_size, model.config.intermediate_size))
 
 
 def _recorded(llm: LLM, prompts: list[Prompt], new_tokens: int) -> list[StepRecord]:

@@ -60,11 +60,17 @@ class Judge:
         computed: torch.Tensor,
         change: torch.Tensor | None,
         labels: torch.Tensor,
+        noise: torch.Tensor | None = None,
     ) -> None:
-        """Values [T, ...] beside those that were computed; ``change``: the part that a product added."""
+        """Values [T, ...] beside those that were computed.
+
+        Args:
+            change: the part that a product added.
+            noise: of the product before, one unit of each value, besides that of its size.
+        """
         had, computed = had.flatten(1), computed.flatten(1)
         moved = computed if change is None else change.flatten(1)
-        limit = self._units(kind) * (moved.abs() + _rms(moved))
+        limit = self._units(kind) * (moved.abs() + _rms(moved)) + _of_product(noise)
         if change is not None:
             limit = limit + 2 * self.eps * torch.maximum(computed.abs(), had.abs())  # the sum is rounded, too
         off = difference(had, computed)
@@ -79,15 +85,18 @@ class Judge:
         exact: torch.Tensor,
         near: torch.Tensor,
         labels: torch.Tensor,
+        noise: torch.Tensor | None = None,
     ) -> None:
         """Values [T, K] that are whole numbers of steps, beside the exact ones and those rounded here.
 
-        One that is not the nearest must lie as near to the middle between two as noise reaches.
+        One that is not the nearest must be half a step from the exact one, as near as noise reaches: the
+        other neighbour of a value in the middle between two. ``noise`` as of ``value``.
         """
         had, exact, near = had.flatten(1), exact.flatten(1), near.flatten(1)
-        beyond = torch.minimum(difference(had, exact).abs() - step / 2, difference(had, near).abs())
-        limit = self._units(kind) * (exact.abs() + _rms(exact))
-        self._judge(kind, place, beyond.clamp(min=0), limit, difference(had, near), near, labels)
+        from_middle = (difference(had, exact).abs() - step / 2).abs()
+        beyond = torch.minimum(from_middle, difference(had, near).abs())
+        limit = self._units(kind) * (exact.abs() + _rms(exact)) + _of_product(noise)
+        self._judge(kind, place, beyond, limit, difference(had, near), near, labels)
 
     def _units(self, kind: str) -> float:
         """What noise may do, relative."""
@@ -137,6 +146,10 @@ def difference(had: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
     """Infinite and no numbers on both sides are no difference."""
     same = ~torch.isfinite(had) & ~torch.isfinite(computed)
     return torch.where(same, 0, had - computed)
+
+
+def _of_product(noise: torch.Tensor | None) -> torch.Tensor | float:
+    return 0.0 if noise is None else ALLOWED * noise.flatten(1)
 
 
 def _rms(x: torch.Tensor) -> torch.Tensor:

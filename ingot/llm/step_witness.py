@@ -23,6 +23,7 @@ from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.layers.step_record import Recorded, StepRecord
+from ingot.llm.product_noise import ProductNoise
 from ingot.llm.step_judge import Judge
 
 MODULES = {  # place of a layer → the module that makes it, for people
@@ -171,6 +172,7 @@ class StepWitness:
         self._dtype = dtype
         self._device = model.norm.weight.device
         self._met: Counter[str] = Counter()
+        self._noise = ProductNoise()
         self._taken: Recorded | None = None  # what the next product takes, as it was recorded
         self.spans = [span for n in numbers for span in rows.spans[n]]
         self._heard = [slots for n in numbers for slots in rows.heard[n]]
@@ -200,7 +202,8 @@ class StepWitness:
         if place == "stream" and number == 0:  # what an encoder gave is judged by encoder_check.py
             computed = torch.where(self._spliced[:, None], wide, computed)
         labels = self._labels[self.logits_rows] if place == "logits" else self._labels
-        self._judge.value(place, self._name(place, number), wide, computed, change, labels)
+        noise = self._noise.take(place, computed if change is None else change)
+        self._judge.value(place, self._name(place, number), wide, computed, change, labels, noise)
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -211,21 +214,28 @@ class StepWitness:
         had, step = rounded_by(self._model, product, taken, exact)
         _, layer, part = product.split(".", 2)
         place = _INPUTS.get(part, "mlp_in")
-        self._judge.rounded(place, self._name(place, int(layer)), had, step, exact, near, self._labels)
+        noise = self._noise.take(place, exact)
+        self._judge.rounded(place, self._name(place, int(layer)), had, step, exact, near, self._labels, noise)
         return had
+
+    def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
+        """As of ``Witness``."""
+        self._noise.keep(product, output, noise)
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
         """As of ``Witness``."""
         for side, computed in enumerate((keys, values)):
             own = [self._rows.cached(n, layer) for n in self._numbers]
             place = ("keys", "values")[side]
+            noise = self._noise.take(place, computed)
             had = torch.cat([self._rows.meant(tensors, side) for tensors in own]).to(computed)
             if len(own[0]) == 2:
-                self._judge.value(place, self._name(place, layer), had, computed, None, self._labels)
+                self._judge.value(place, self._name(place, layer), had, computed, None, self._labels, noise)
                 continue
             step = torch.cat([_cache_steps(tensors[side], tensors[2 + side]) for tensors in own]).to(computed)
-            flat = (had.flatten(1), step.flatten(1), computed.flatten(1))
-            self._judge.rounded(place, self._name(place, layer), *flat, flat[0], self._labels)
+            near = (computed / step).round() * step
+            flat = (had.flatten(1), step.flatten(1), computed.flatten(1), near.flatten(1))
+            self._judge.rounded(place, self._name(place, layer), *flat, self._labels, noise)
         everything = [part.to(keys) for part in self._rows.keys_values(layer)]
         return [(everything[0][read], everything[1][read]) for read in self._reads]
 

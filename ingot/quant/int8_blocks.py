@@ -64,7 +64,6 @@ class Int8Blocks(Int8Products):
     fixed: ClassVar[frozenset[str]] = frozenset({"scales", "steps", "zeros", "shift"})
     by_place: ClassVar[bool] = True
     packs_fp32: ClassVar[bool] = False
-    cancels: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

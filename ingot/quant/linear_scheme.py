@@ -56,7 +56,6 @@ class LinearScheme(ABC):
         fixed: the floating-point tensors that keep their dtype when a model computes in another.
         by_place: whether rounding depends on which channel is where.
         packs_fp32: whether weights are packed from fp32, whatever the engine's dtype.
-        cancels: whether sums have parts that take each other away, several times as large as their results.
         static: whether activations have one scale, the tensor ``input_scale``.
         input_group: neighbouring activations that share a scale; 0: the whole row.
         ordered: whether the input's channels are gathered in another order, the tensor ``order``.
@@ -67,7 +66,6 @@ class LinearScheme(ABC):
     fixed: ClassVar[frozenset[str]] = frozenset()
     by_place: ClassVar[bool] = False
     packs_fp32: ClassVar[bool] = False
-    cancels: ClassVar[bool] = False
 
     @property
     @abstractmethod

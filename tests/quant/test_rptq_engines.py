@@ -14,11 +14,14 @@ import torch.nn.functional as F
 from ingot import LLM
 from ingot.config.quant import QuantConfig
 from ingot.config.rptq import RptqConfig, site_of
+from ingot.config.runtime import RuntimeConfig
 from ingot.engine import rptq_layers
 from ingot.engine.calibrate import Walk
+from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
+from ingot.llm.step_check import check_steps
 from ingot.quant.calibration import InputStatistics, Rows
 from ingot.quant.clusters import channel_orders, orders_by_heads
 from ingot.quant.int8_blocks import Int8Blocks
@@ -224,6 +227,16 @@ def test_fake_quantized_layers_are_the_real_ones(made: Made, kind: str, scheme: 
         checked.add(name)
     assert checked == {n for n, one in linears(llm.engine.model).items() if one.scheme.form == "blocks"}
     assert len(checked) == 8
+
+
+def test_a_bias_is_not_rounded_to_the_dtype_that_runs(made: Made) -> None:
+    """It is in the shift, in fp32; a proof that rounds it is off by parts of a unit in the queries."""
+    folder = made("qwen2", QuantConfig("rptq-w8a8", 32), dtype="fp32")
+    runs = RuntimeConfig(cache_tokens=512).of_engine("model")
+    llm = LLM.of_engine(load_engine(folder, CPU, "bf16", max_seq_len=64, runtime=runs), runs)
+    found = check_steps(llm, folder, [(random_ids(40, seed=8), None)], new_tokens=2)
+    assert found.failures == []
+    assert found.worst["values"] < 0.01
 
 
 def inputs_of(llm: LLM) -> Iterator[tuple[str, Linear, torch.Tensor]]:

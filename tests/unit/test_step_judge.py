@@ -55,6 +55,32 @@ def test_a_number_may_be_the_other_one_near_the_middle_alone(exact: float, passe
     assert (judge.failures() == []) == passes
 
 
+def test_what_is_no_whole_number_of_steps_fails() -> None:
+    """Nearer than half a step to the exact value, and not where a number is."""
+    values = normal(3).round()
+    exact = values + 0.2
+    had = values.clone()
+    had[4, 7] += 0.1
+    judge = Judge(UNIT, 2 * UNIT)
+    judge.rounded("attn_in", PLACE, had, torch.ones(1), exact, values, LABELS)
+    assert [place for place, _ in judge.failures()] == [PLACE]
+
+
+def test_the_noise_of_a_product_widens_the_limit_of_its_own_value_alone() -> None:
+    computed, noise = normal(1), torch.zeros(len(LABELS), 64)
+    had = computed.clone()
+    had[13, 5] += 0.5
+    noise[13, 5] = 0.2
+    for where, passes in ((noise, True), (noise.roll(1, 1), False)):
+        judge = Judge(UNIT, 2 * UNIT)
+        judge.value("stream", PLACE, had, computed, None, LABELS, where)
+        assert (judge.failures() == []) == passes
+        step, near = torch.full((1,), 0.01), had + 0.3 * (had != computed)
+        judge = Judge(UNIT, 2 * UNIT)
+        judge.rounded("inner", PLACE, had, step, computed, near, LABELS, where)
+        assert (judge.failures() == []) == passes
+
+
 def test_what_is_infinite_must_be_so_on_both_sides() -> None:
     computed = normal(1)
     computed[2, 3] = torch.inf
