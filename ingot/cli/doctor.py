@@ -50,7 +50,8 @@ _ENDS = (".yaml", ".yml")
 
 _DATA = (
     "Texts similar to what it will run: .jsonl (one record per line), .json (a list), .txt (one text); "
-    "for Whisper, recordings with their texts, as `ingot eval wer` reads them."
+    "for Whisper, recordings with their texts, as `ingot eval wer` reads them; for MiniGPT-4, pictures with "
+    "captions, as `ingot eval caption` reads them."
 )
 _BUDGET = "Limit on the mean KL divergence of the next token, in nats."
 
@@ -131,7 +132,7 @@ def doctor(flags: DoctorFlags) -> None:
     chosen = read_quant(flags.quant, group=flags.group_size, symmetric=flags.symmetric)
     set_threads(flags.threads)
     from ingot.evaluate.data import read_data
-    from ingot.evaluate.doctor import Wanted, check_wanted, needs_of
+    from ingot.evaluate.doctor import Wanted, check_wanted, needs_of, records_of
     from ingot.evaluate.doctor import doctor as run
     from ingot.evaluate.doctor.session import MAX_TOKENS
     from ingot.evaluate.perplexity import Reading
@@ -142,7 +143,14 @@ def doctor(flags: DoctorFlags) -> None:
     check_wanted(wanted)
     where = field_pairs(flags.where)
     needs = needs_of(flags.checkpoint, flags.data)
-    items = read_data(flags.data, limit=flags.limit, skip_bad=flags.skip_bad, where=where, needs=needs)
+    items = read_data(
+        flags.data,
+        limit=flags.limit,
+        skip_bad=flags.skip_bad,
+        where=where,
+        needs=needs,
+        of_folder=records_of(flags.checkpoint),
+    )
     with ends_once(), bar_shown() as progress:
         found = run(wanted, items, progress)
     _finish(found, flags)

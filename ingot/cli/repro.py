@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 _NO_VERDICT = 2  # exit code
 
 
-_LAYER = "The layer to extract, counted from 0; encoder.N: the encoder's."
+_LAYER = (
+    "The layer to extract, counted from 0; encoder.N: the encoder's; of pictures encoder.vit.N or "
+    "encoder.qformer.N."
+)
+_IMAGE = "MiniGPT-4: a picture, which --prompt asks about in the model's chat format."
 _AUDIO = "Whisper: a recording, of which 30 seconds are used. --prompt is then its transcript so far."
 _WIDER = "plain PyTorch in the next wider dtype"
 _ENGINE = typer.Argument(
@@ -41,6 +45,7 @@ class ReproFlags:
     prompt: PromptText = None
     ids: PromptIds = None
     messages: MessagesFile = None
+    image: Annotated[str | None, option(_IMAGE, metavar="FILE")] = None
     audio: Annotated[str | None, option(_AUDIO, metavar="FILE")] = None
     language: Annotated[str | None, option("Of --audio, where the prompt is not --ids.", shown="en")] = None
     step: Annotated[
@@ -64,8 +69,8 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
     """Reduce a failure to one layer in one small file; --run replays such a file.
 
     The file holds the layer's weights, its inputs and outputs in the engine, the expected outputs, and the
-    versions and machine. It contains the hidden states of the prompt or the recording: share it only as you
-    would share these.
+    versions and machine. It contains the hidden states of the prompt, the picture or the recording: share it
+    only as you would share these.
     --run exits with 1 if the output is not as expected, within the file's own floor, and with 2 if that floor
     would let any output pass.
     """
@@ -91,7 +96,7 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
 
 def _refuse(flags: ReproFlags) -> None:
     """Refuse what a bundle has of its own."""
-    own = ("layer", "prompt", "ids", "messages", "audio", "language", "step", "out", "expected")
+    own = ("layer", "prompt", "ids", "messages", "image", "audio", "language", "step", "out", "expected")
     named = [f"--{name}" for name in own if getattr(flags, name) is not None]
     named = named if flags.engine is None else ["ENGINE", *named]
     if named:
@@ -117,14 +122,17 @@ def _capture(engine: str, name: str, layer: str, flags: ReproFlags, limits: Limi
 def _place(layer: str) -> tuple[str, int]:
     """Which half, and which of its layers."""
     half, dot, index = layer.rpartition(".")
-    if not index.isdecimal() or half not in ("", "encoder") or (dot and not half):
-        raise typer.BadParameter(f"{layer!r}; it takes N or encoder.N", param_hint="--layer")
+    if not index.isdecimal() or (dot and half.partition(".")[0] != "encoder"):
+        allowed = "it takes N or encoder.N; of pictures also encoder.vit.N or encoder.qformer.N"
+        raise typer.BadParameter(f"{layer!r}; {allowed}", param_hint="--layer")
     return half or "decoder", int(index)
 
 
 def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
     """What was given beside the recording; None: nothing, which a recording does without."""
     given = (flags.messages, flags.prompt, flags.ids)
+    if flags.image is not None:
+        return _shown(flags)
     if flags.audio is not None and not Path(flags.audio).is_file():
         raise NoSuchPathError("no such file", seen=flags.audio, flag="--audio")
     if flags.audio is None:
@@ -134,6 +142,17 @@ def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
     if flags.messages is not None or (flags.ids is not None and flags.language is not None):
         raise typer.BadParameter("--audio goes with --prompt and --language, or with --ids")
     return None if given == (None, None, None) else one_prompt(*given)
+
+
+def _shown(flags: ReproFlags) -> Messages:
+    """A question about a picture."""
+    assert flags.image is not None
+    if flags.prompt is None or (flags.messages, flags.ids, flags.audio) != (None, None, None):
+        raise typer.BadParameter("--image goes with --prompt", param_hint="--image")
+    if not Path(flags.image).is_file():
+        raise NoSuchPathError("no such file", seen=flags.image, flag="--image")
+    parts = [{"type": "image", "image": flags.image}, {"type": "text", "text": flags.prompt}]
+    return [{"role": "user", "content": parts}]
 
 
 def _spoken(llm: LLM, said: PromptLike | Messages | None, audio: str, language: str | None) -> Prompt:
@@ -159,10 +178,10 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
     facts, console = bundle.facts, stdout()
     console.print(f"{target} ({size_text(size)})", style="bold", markup=False)
     calls = ": the prompt" if facts.step == 0 else f": the prompt and {facts.step} decode steps"
-    calls = "" if facts.half == "encoder" else calls
+    calls = calls if facts.of_decoder else ""
     rows = {
         "layer": f"{facts.name} of {facts.engine}, {facts.model.architecture}, {facts.dtype}",
-        "positions" if facts.half == "encoder" else "tokens": f"{sum(facts.counts)}{calls}",
+        "tokens" if facts.of_decoder else "positions": f"{sum(facts.counts)}{calls}",
         "expected": facts.expected_from,
         "relative L2": f"{facts.output_error:.3g} for the engine's output, floor {facts.floor:.3g}",
         "verdict": "as expected" if facts.as_expected else "not as expected",

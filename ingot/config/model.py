@@ -170,6 +170,11 @@ class DecoderConfig(JsonConfig):
         return self.wiring == "prefix"
 
     @property
+    def placeholders(self) -> int:
+        """Prompt tokens that an input takes at most; 0 where inputs stand in no prompt."""
+        return self.encoder.max_positions if self.splices and self.encoder is not None else 0
+
+    @property
     def modality(self) -> Modality:
         """What goes in beside token ids."""
         return TEXT if self.encoder is None else modality_named(self.encoder.modality)

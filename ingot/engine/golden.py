@@ -128,7 +128,7 @@ def _make(
     with steady_threads(weights.num_bytes, weights.device) as threads:
         count = _new_tokens(weights, build.max_seq_len)
         given = golden_inputs(model.config)
-        room = build.max_seq_len - count - _placeholders(model.config) if count else 0
+        room = build.max_seq_len - count - model.config.placeholders if count else 0
         prompts = golden_prompts(tokenizer, model.config.vocab_size, max(room, 0))
         cases = _cases(model, prompts, len(given))
         try:
@@ -145,11 +145,6 @@ def _make(
     return Proof.of(claims, Made(where, threads, dtype_name(dtype), VERSION, torch.__version__))
 
 
-def _placeholders(config: DecoderConfig) -> int:
-    """Most prompt tokens that an input takes."""
-    return config.encoder.max_positions if config.splices and config.encoder is not None else 0
-
-
 def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_Under]:
     """Prompts with the inputs in turns. Where inputs stand in the prompt one in three has none, since texts
     are requests of their own there.
@@ -161,7 +156,7 @@ def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list
         ids = prompt.ids
         if given is not None and splices:
             assert model.config.encoder is not None
-            ids = spliced_ids(ids, _placeholders(model.config), model.config.encoder.placeholder_id)
+            ids = spliced_ids(ids, model.config.placeholders, model.config.encoder.placeholder_id)
             given = given if ids != prompt.ids else None
         found.append(_Under(number, prompt, ids, model.rope_offset(len(ids)), given))
     return found

@@ -164,7 +164,7 @@ def _cut(pieces: Sequence[Sequence[int] | Input], length: int, config: DecoderCo
     ids: list[int] = []
     for piece in pieces:
         if isinstance(piece, Input):
-            ids += [encoder.placeholder_id] * encoder.max_positions
+            ids += [encoder.placeholder_id] * config.placeholders
             if len(ids) > length:
                 raise BadSample(f"the picture does not fit in {length} tokens")
         elif encoder.placeholder_id in piece:

@@ -17,7 +17,7 @@ from ingot.compare.spec import longest
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
-from ingot.evaluate.items import Item
+from ingot.evaluate.items import ONLY_CAPTION, Item
 from ingot.evaluate.limits import Delta, Limit, judge, standard_error
 from ingot.evaluate.matches import contains, exact
 from ingot.evaluate.opening import open_side
@@ -63,6 +63,8 @@ class _Answered:
 
 def asks(item: Item) -> str | None:
     """Why an item does not serve here; None where it does."""
+    if item.image is not None:
+        return ONLY_CAPTION
     return None if item.asks else "no question with an answer"
 
 

@@ -18,6 +18,7 @@ SHAPES = (
     '{"article": "…", "highlights" or "summary": "…"}, {"prompt": "…" or "messages": […], "answer": "…" or '
     '"answers": […]}, {"conversations": […]} or {"token_ids": […]}'
 )
+ONLY_CAPTION = "a picture, which only `ingot eval caption` reads"
 _CAPTIONS = ("text", "caption", "captions")
 _REFERENCES = ("answer", "answers", "highlights", "summary")
 _ROLES = {"human": "user", "user": "user", "system": "system", "assistant": "assistant"}
@@ -155,8 +156,10 @@ def _turns(value: object) -> list[Message]:
 
 
 def _message(one: object, who: str, what: str, roles: Mapping[str, str]) -> Message:
-    if not isinstance(one, dict) or not isinstance(one.get(what), str):
+    if not isinstance(one, dict) or not isinstance(one.get(what), (str, list)):
         raise BadRecord(f"a message without {who} and {what}")
+    if isinstance(one[what], list):
+        raise BadRecord(f"{what} is a list of parts; messages are text here, and only caption reads pictures")
     role = one.get(who)
     if not isinstance(role, str) or role not in roles:
         raise BadRecord(f"a message from {role!r}, which is not one of {', '.join(roles)}")

@@ -17,7 +17,7 @@ from ingot.compare.spec import longest
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
-from ingot.evaluate.items import Item
+from ingot.evaluate.items import ONLY_CAPTION, Item
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.opening import open_side
 from ingot.evaluate.prompts import document_ids
@@ -94,8 +94,13 @@ def prepare(
         apart: the stride that is taken unasked is the window, instead of half of it.
 
     Raises:
-        ConfigError: window or stride are out of range, or no document has two tokens.
+        ConfigError: an item is a picture, window or stride are out of range, or no document has two tokens.
     """
+    for item in data.items:
+        if item.image is not None:
+            raise ConfigError(
+                f"item {item.number} cannot be used", seen=ONLY_CAPTION, flag="--data with texts"
+            )
     text = common_text(specs, data.items)
     room = min(map(longest, specs))
     window = min(*map(usual_window, specs), most) if reading.window is None else reading.window

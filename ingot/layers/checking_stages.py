@@ -72,12 +72,17 @@ class LayerShape:
 
     Attributes:
         post_norm: norms stand behind the sums, so that what they give is also what branches are added to.
-        crosses: it reads what a stage kept.
+        reads: width of what a stage kept, which it reads by cross-attention; 0: it reads nothing.
     """
 
     stack: StackConfig
     post_norm: bool = False
-    crosses: bool = False
+    reads: int = 0
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it has cross-attention."""
+        return self.reads > 0
 
 
 class PlainEncoder(Protocol):

@@ -78,7 +78,8 @@ class PlainVisionEncoder:
             return LayerShape(self.vit)
         if self.qformer is None or not layer.startswith(f"{_QFORMER}."):
             return None
-        return LayerShape(self.qformer.stack, post_norm=True, crosses=self.qformer.crosses(layer))
+        reads = self.vit.hidden_size if self.qformer.crosses(layer) else 0
+        return LayerShape(self.qformer.stack, post_norm=True, reads=reads)
 
     def stages(self, read: ReadVector, hooks: Hooks) -> list[Stage]:
         """[3, side, side] → [positions, hidden_size of the LLM]."""

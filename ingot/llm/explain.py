@@ -9,19 +9,25 @@ would do is compared in ``generate_rules``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ingot.config.modality import PICTURE
+from ingot.config.model import DecoderConfig
 from ingot.config.sampling import VALUE_NAMES, SamplingParams, named_values
 from ingot.engine.manifest import Manifest
 from ingot.engine.text import TextParts
 from ingot.llm.defaults import SAMPLED_FIELDS, Defaults, read_defaults
 from ingot.llm.explanation import Explanation, SamplingValue, TokenPiece
 from ingot.llm.generate_rules import GenerateCall, generate_differences
-from ingot.llm.prompts import Chat, Messages, PromptLike, prompt_entry, with_chat_stops
+from ingot.llm.pictures import with_inputs
+from ingot.llm.prompts import Chat, Messages, PromptLike, is_conversation, prompt_pieces, with_chat_stops
 from ingot.llm.stop_origins import stop_rules
-from ingot.processors.prompt import Prompt
+from ingot.processors.chat_pictures import MARK
+from ingot.processors.prompt import Embeddings, Input, Piece, Prompt
 from ingot.processors.tokenizer import Tokenizer
+from ingot.runtime.inputs import no_inputs
 
 Given = SamplingParams | Mapping[str, Any] | None
 
@@ -32,7 +38,7 @@ def explain_request(
     """Explain a request to an engine.
 
     Args:
-        prompt: text, token ids, a Prompt, or a conversation.
+        prompt: text, token ids, a Prompt, or a conversation; its pictures are not read.
         params: None for the engine's defaults; all values, as ``generate`` takes them; or a mapping of the
             values that the request names, which go over the defaults.
 
@@ -42,7 +48,10 @@ def explain_request(
     """
     defaults = read_defaults(manifest.generation)
     wanted, given = _values(defaults, params)
-    ids, is_chat, _ = prompt_entry(prompt, text)
+    prompt = _unread(prompt) if manifest.model.modality is PICTURE else prompt
+    pieces, is_chat = prompt_pieces(prompt, text)
+    read = _Read.of(pieces, manifest.model, text.tokenizer)
+    ids = read.ids
     used = with_chat_stops(wanted, text) if is_chat else wanted
     limit = manifest.build.max_seq_len
     room = max(limit - len(ids), 0)
@@ -54,9 +63,9 @@ def explain_request(
     return Explanation(
         kind=_kind(prompt, is_chat),
         chat_format=text.chat.name if is_chat and text.chat is not None else None,
-        prompt_text=_joined(ids, text.tokenizer),
+        prompt_text=read.text,
         rendered_text=rendered,
-        tokens=tuple(_piece(i, text.tokenizer) for i in ids),
+        tokens=read.tokens,
         num_prompt_tokens=len(ids),
         max_seq_len=limit,
         room=room,
@@ -69,6 +78,47 @@ def explain_request(
         differences=tuple(generate_differences(call)),
         notes=tuple(_notes(chat, ids, text, used, manifest)),
     )
+
+
+def _unread(prompt: PromptLike | Messages) -> PromptLike | Messages:
+    """A conversation with an input of no values in the place of each picture; all else as it is."""
+    if not is_conversation(prompt):
+        return prompt
+    chat = Chat.of(prompt)  # type: ignore[arg-type]
+    return replace(chat, messages=with_inputs(chat.messages, lambda part, where: Input(None)))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A prompt as the model reads it; a picture, which is not read, as its placeholders."""
+
+    ids: list[int]
+    tokens: tuple[TokenPiece, ...]
+    text: str | None
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], model: DecoderConfig, tokenizer: Tokenizer | None) -> _Read:
+        """Raises:
+        RequestError: the model takes no such input.
+        """
+        ids: list[int] = []
+        tokens: list[TokenPiece] = []
+        texts: list[str | None] = []
+        for piece in pieces:
+            if isinstance(piece, Embeddings) or (isinstance(piece, Input) and not model.placeholders):
+                raise no_inputs()
+            if isinstance(piece, Input):
+                assert model.encoder is not None
+                stands = TokenPiece(model.encoder.placeholder_id, MARK, None, special=True)
+                ids += [stands.id] * model.placeholders
+                tokens += [stands] * model.placeholders
+                texts.append(MARK)
+            else:
+                ids += piece
+                tokens += [_piece(i, tokenizer) for i in piece]
+                texts.append(_joined(piece, tokenizer))
+        whole = None if tokenizer is None else "".join(text or "" for text in texts)
+        return cls(ids, tuple(tokens), whole)
 
 
 def _values(defaults: Defaults, params: Given) -> tuple[SamplingParams, frozenset[str]]:

@@ -9,7 +9,7 @@ Owns which parts of a message are pictures, and what they may be given as. Indep
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,22 +78,7 @@ class Pictures:
         Raises:
             RequestError: a picture cannot be read; it names the part.
         """
-        if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-            return messages
-        return [self._taken(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-    def _taken(self, message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, (list, tuple)):
-            return message
-        parts = [self._part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-        return {**message, "content": parts}
-
-    def _part(self, part: Any, where: str) -> Any:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in PARTS:
-            return part
-        return {"type": "input", "input": self.of_part(part, where)}
+        return with_inputs(messages, self.of_part)
 
     def of_part(self, part: Mapping[str, Any], where: str) -> Input:
         """The picture of a part whose type is one of ``PARTS``; ``where``: its place, for errors.
@@ -123,6 +108,27 @@ class Pictures:
             what = "the address of a picture must be a data URL: nothing is fetched"
             raise RequestError(what, seen=seen, allowed="data:image/png;base64,…")
         return url
+
+
+def with_inputs(messages: Messages, read: Callable[[Mapping[str, Any], str], Input]) -> Messages:
+    """The messages with what ``read`` makes of each picture's part and its place; all else as it is."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        return messages
+
+    def part_read(part: Any, where: str) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        return part if kind not in PARTS else {"type": "input", "input": read(part, where)}
+
+    def taken(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, (list, tuple)):
+            return message
+        return {
+            **message,
+            "content": [part_read(part, f"{where}.content[{i}]") for i, part in enumerate(content)],
+        }
+
+    return [taken(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 @torch.inference_mode()

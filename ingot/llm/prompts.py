@@ -93,9 +93,21 @@ def prompt_entry(
         RequestError: it is no prompt, needs a tokenizer or chat format that the engine lacks, or has an input
             that the model does not take.
     """
+    pieces, is_chat = prompt_pieces(prompt, text, pictures)
+    return _entry(pieces, rules, None if is_chat else rows, is_chat=is_chat)
+
+
+def prompt_pieces(
+    prompt: PromptLike | Messages, text: TextParts, pictures: Pictures | None = None
+) -> tuple[Sequence[Piece], bool]:
+    """Token ids, inputs and embeddings of a prompt in order, and whether it is a conversation.
+
+    Raises:
+        RequestError: as ``prompt_entry``, but for what the model takes.
+    """
     if is_conversation(prompt):
-        return _entry(chat_pieces(prompt, text, pictures), rules, is_chat=True)  # type: ignore[arg-type]
-    return _entry(Prompt.of(prompt).pieces(text.tokenizer), rules, rows)
+        return chat_pieces(prompt, text, pictures), True  # type: ignore[arg-type]
+    return Prompt.of(prompt).pieces(text.tokenizer), False
 
 
 def _entry(

@@ -264,7 +264,6 @@ def _modules(
 
 def _deviations(llm: LLM, case: Case, prompt: Prompt) -> Iterator[tuple[str, str, float]]:
     model = llm.engine.manifest.model
-    placeholders = model.encoder.max_positions if model.splices and model.encoder is not None else 0
     crosses = case.input is not None and model.crosses
     params = SamplingParams(max_new_tokens=len(case.new_ids), ignore_eos=True)
     with llm.tap(*_TAPPED, *((_CROSS,) if crosses else ())) as seen:
@@ -273,7 +272,7 @@ def _deviations(llm: LLM, case: Case, prompt: Prompt) -> Iterator[tuple[str, str
         except EngineError:  # the prompt ran, and what was seen of it tells where its numbers end
             ids = ()
     same = first_difference(ids, case.new_ids)
-    length = len(case.prompt_ids) + (0 if case.input is None else placeholders)
+    length = len(case.prompt_ids) + (0 if case.input is None else model.placeholders)
     for name, expected in case.prompt.items():
         yield name, "prompt tokens", deviation(_sketch(name, seen[name][:length]), expected)
         if name in case.new and same >= len(case.new_ids) - 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -18,34 +19,46 @@ from pathlib import Path
 
 import torch
 
+from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.plan_file import machine_of
+from ingot.engine.reference_encoder import plain_encoder, stage_names
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
+from ingot.layers.checking import Hooks
+from ingot.layers.checking_stages import Stage
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.encoder import EncoderLayer
 from ingot.llm.encoder_record import KEYS_VALUES, encoder_observed
 from ingot.llm.expected_trace import expected_output
 from ingot.llm.llm import LLM
-from ingot.llm.prompts import Input, Messages, Prompt, PromptLike
+from ingot.llm.pictures import Pictures
+from ingot.llm.prompts import Input, Messages, Prompt, PromptLike, prompt_pieces
 from ingot.llm.repro_bundle import (
     BUNDLE_VERSION,
     DECODER,
-    ENCODER,
     PRIVATE,
+    PRIVATE_PICTURE,
     PRIVATE_SPEECH,
     Bundle,
     BundleFacts,
+    layer_name,
 )
-from ingot.llm.repro_layer import WIDER, built_layer, plain_outputs, rotary_table, stored_weights
-from ingot.runtime.one_layer import LayerInputs, record_calls, run_encoder_layer, run_layer
+from ingot.llm.repro_layer import (
+    WIDER,
+    built_layer,
+    encoder_layer_output,
+    plain_outputs,
+    rotary_table,
+    stored_weights,
+)
+from ingot.runtime.one_layer import LayerInputs, record_calls, run_layer
 from ingot.version import VERSION
 
+_PRIVATE = {TEXT: PRIVATE, SPEECH: PRIVATE_SPEECH, PICTURE: PRIVATE_PICTURE}
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
 
 
 Heard = dict[str, torch.Tensor]  # what the places of an encoder gave
-Given = list[Input | list[int]]  # a prompt's features and ids
 
 
 @dataclass(frozen=True)
@@ -103,53 +116,66 @@ def capture_layer(
     The engine runs module by module, as under a tap: CUDA graphs and fused kernels are off.
 
     Args:
-        prompt: of a model that hears with the features of its recording.
+        prompt: of a speech model with the features of its recording; of pictures with at most one of them.
         step: how many decode steps to go beyond the prompt; end tokens are passed over.
         expected: a trace with the output to expect; None: plain PyTorch in the next wider dtype.
-        half: ``decoder``, or of a model that hears ``encoder``, whose layers run once.
+        half: ``decoder``, or a stack of the encoder, whose layers run once: ``encoder`` of a speech model,
+            ``encoder.vit`` or ``encoder.qformer`` of a model of pictures.
 
     Raises:
         RequestError: no such layer or step, a recording is missing, or other requests are running.
         CheckpointError: the trace lacks the layer, or is of other tokens.
     """
-    ids = llm.prompt_ids(prompt)
+    given = _prompt(llm, prompt)
+    ids = llm.prompt_ids(given)
     _check(llm, ids, half, layer, step)
-    name = f"{'encoder.' if half == ENCODER else ''}layers.{layer}"
-    given: Given = [*_features(llm, prompt), ids]
-    if half == ENCODER:
+    _check_inputs(llm, given, half)
+    name = layer_name(half, layer)
+    if half == DECODER:
+        inputs, output, tokens = _of_decoder(llm, given, name, step)
+    else:
         inputs, output = _of_encoder(llm, given, name)
         tokens = ids
-    else:
-        inputs, output, tokens = _of_decoder(llm, given, name, step)
     return _bundle(llm, name, step, inputs, output, tokens, expected)
 
 
-def _features(llm: LLM, prompt: PromptLike | Messages) -> list[Input]:
-    """A prompt's inputs.
+def _prompt(llm: LLM, prompt: PromptLike | Messages) -> Prompt:
+    """The same as token ids and inputs, whose features are read."""
+    pictures = Pictures.of(llm.engine.manifest.model)
+    try:
+        return Prompt(prompt_pieces(prompt, llm.engine.text, pictures)[0])
+    finally:
+        if pictures is not None:
+            pictures.close()
 
-    Raises:
-        RequestError: the model hears, and there is no recording.
+
+def _check_inputs(llm: LLM, prompt: Prompt, half: str) -> None:
+    """Raises:
+    RequestError: a recording or a picture is missing, or an encoder would have several.
     """
-    parts = prompt.parts if isinstance(prompt, Prompt) else ()
-    found = [part for part in parts if isinstance(part, Input)]
+    found = [part for part in prompt.parts if isinstance(part, Input)]
     if not llm.engine.manifest.model.modality.takes_text and not found:
-        raise RequestError("this engine hears, and the prompt has no recording", flag="--audio FILE")
-    return found
+        raise RequestError("this engine is of speech, and the prompt has no recording", flag="--audio FILE")
+    if half != DECODER and len(found) != 1:
+        what = "a layer of an encoder is extracted with one picture in the prompt"
+        raise RequestError(what, seen=len(found), allowed=1, flag="--image FILE, or --messages with one")
 
 
-def _of_decoder(llm: LLM, given: Given, name: str, step: int) -> tuple[LayerInputs, torch.Tensor, list[int]]:
+def _of_decoder(
+    llm: LLM, prompt: Prompt, name: str, step: int
+) -> tuple[LayerInputs, torch.Tensor, list[int]]:
     """What a layer was given and gave, and the tokens that ran."""
     module = llm.engine.model.get_submodule(name)
     assert isinstance(module, DecoderLayer)
-    (ids,) = (part for part in given if not isinstance(part, Input))
-    tokens, params = list(ids), SamplingParams(max_new_tokens=step + 1, ignore_eos=True)
+    tokens = llm.prompt_ids(prompt)
+    count, params = len(tokens), SamplingParams(max_new_tokens=step + 1, ignore_eos=True)
     hears = llm.engine.manifest.model.crosses
     encoding: AbstractContextManager[Heard] = _heard(llm) if hears else nullcontext({})
     with encoding as heard, llm.tap(name) as seen, record_calls(module) as calls:
         try:
-            tokens += llm.generate([Prompt(given)], params)[0].token_ids
+            tokens += llm.generate([prompt], params)[0].token_ids
         except EngineError:  # logits that are no numbers are a failure to be kept
-            if calls.num_tokens < len(ids) + step:
+            if calls.num_tokens < count + step:
                 raise
     inputs = calls.inputs()
     if hears:
@@ -157,17 +183,31 @@ def _of_decoder(llm: LLM, given: Given, name: str, step: int) -> tuple[LayerInpu
     return inputs, seen[name], tokens
 
 
-def _of_encoder(llm: LLM, given: Given, name: str) -> tuple[LayerInputs, torch.Tensor]:
+def _of_encoder(llm: LLM, prompt: Prompt, name: str) -> tuple[LayerInputs, torch.Tensor]:
     """The same of an encoder's layer; its input is what the place before it gave."""
-    before, _, index = name.rpartition(".")
-    source = f"{before}.{int(index) - 1}" if int(index) else "encoder.embed_positions"
+    stages = _stages(llm)
+    place = next(i for i, stage in enumerate(stages) if stage.name == name)
+    kept = next((one.name for one in stages[:place] if one.keeps), None)
     with _heard(llm) as heard:
         try:
-            llm.generate([Prompt(given)], SamplingParams(max_new_tokens=1, ignore_eos=True))
+            llm.generate([prompt], SamplingParams(max_new_tokens=1, ignore_eos=True))
         except EngineError:
             if name not in heard:
                 raise
-    return LayerInputs.of_input(heard[source]), heard[name]
+    inputs = LayerInputs.of_input(heard[stages[place - 1].name])
+    crosses = any(part.startswith(f"{name}.encoder_attn.") for part in heard)
+    return replace(inputs, encoded=heard[kept] if crosses and kept is not None else None), heard[name]
+
+
+def _stages(llm: LLM) -> list[Stage]:
+    """The encoder's, by name and kind."""
+    plain = plain_encoder(llm.engine.manifest.model)
+    assert plain is not None
+
+    def unread(name: str) -> torch.Tensor:
+        raise AssertionError(name)
+
+    return plain.stages(unread, Hooks())
 
 
 @contextmanager
@@ -218,8 +258,8 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
 def _computed(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """What the layer gives here."""
     facts, layer = bundle.facts, built_layer(bundle, device, dtype)
-    if isinstance(layer, EncoderLayer):
-        return run_encoder_layer(layer, bundle.inputs, device, dtype)
+    if not isinstance(layer, DecoderLayer):
+        return encoder_layer_output(layer, bundle.inputs, device, dtype)
     return run_layer(
         layer,
         bundle.inputs,
@@ -251,17 +291,23 @@ def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def _check(llm: LLM, ids: list[int], half: str, layer: int, step: int) -> None:
     model = llm.engine.manifest.model
-    if half == ENCODER and (not model.crosses or model.encoder is None):
+    counts = Counter(name.rpartition(".layers.")[0] for name in stage_names(model) if ".layers." in name)
+    if half != DECODER and not counts:
         what = "this engine has no encoder whose layers can be extracted"
         raise RequestError(what, seen=model.modality.model, flag="--layer N, of the decoder")
-    of_encoder = half == ENCODER and model.encoder is not None
-    last = (model.encoder.settings["num_layers"] if of_encoder and model.encoder else model.num_layers) - 1
+    if half != DECODER and half not in counts:
+        named = [f"{stack}.N" for stack in counts]
+        raise RequestError("no such part of the encoder", seen=half, allowed=named, flag="--layer")
+    last = (model.num_layers if half == DECODER else counts[half]) - 1
     if not 0 <= layer <= last:
-        named = "encoder." if of_encoder else ""
+        named_so = "" if half == DECODER else f"{half}."
         raise RequestError(
-            "no such layer", seen=f"{named}{layer}", allowed=f"{named}0 to {named}{last}", flag="--layer"
+            "no such layer",
+            seen=f"{named_so}{layer}",
+            allowed=f"{named_so}0 to {named_so}{last}",
+            flag="--layer",
         )
-    if of_encoder and step:
+    if half != DECODER and step:
         raise RequestError("a layer of an encoder runs once", seen=step, flag="leave out --step")
     room = llm.executor.max_seq_len - len(ids) - 1
     if step < 0 or (room >= 0 and step > room):
@@ -317,8 +363,8 @@ def _bundle(
         platform=platform.platform(),
         ingot_version=VERSION,
         command="",
-        half=ENCODER if before.startswith(ENCODER) else DECODER,
-        private=PRIVATE if engine.manifest.model.modality.takes_text else PRIVATE_SPEECH,
+        half=before.removesuffix("layers").removesuffix(".") or DECODER,
+        private=_PRIVATE[engine.manifest.model.modality],
     )
     weights = stored_weights(engine.model.get_submodule(name), engine.manifest.build.dtype)
     return Bundle(facts, weights, inputs, output, expected)

@@ -5,8 +5,8 @@ what was expected, with facts about them as JSON in its metadata. Knows nothing 
 
     bundle = read_bundle(Path("layer3.safetensors"))
 Format: tensors ``weights.<name within the layer>``, ``input.hidden``, ``input.positions``,
-``input.rope_rows``, ``output``, ``expected``, and of a decoder that hears ``input.encoded``; metadata key
-``ingot_repro``.
+``input.rope_rows``, ``output``, ``expected``, and of a layer with cross-attention ``input.encoded``; metadata
+key ``ingot_repro``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
 from ingot.config.encoder import EncoderConfig
 from ingot.config.json_text import parse_json
-from ingot.config.modality import SPEECH
+from ingot.config.modality import PICTURE
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype
+from ingot.engine.reference_encoder import plain_encoder, stage_names
 from ingot.engine.whole_file import whole
-from ingot.errors import BuildError, ConfigError, EngineError, NoSuchPathError
+from ingot.errors import BuildError, ConfigError, EngineError, IngotError, NoSuchPathError
+from ingot.layers.checking_stages import LayerShape
 from ingot.runtime.one_layer import LayerInputs
 
 BUNDLE_VERSION = 2
@@ -43,6 +45,10 @@ PRIVATE = (
 PRIVATE_SPEECH = (
     "The file contains what the model makes of a recording and its transcript, from which the words can be "
     "guessed: share it only as you would share the recording."
+)
+PRIVATE_PICTURE = (
+    "The file contains what the model makes of a picture and a prompt, from which both can be guessed: share "
+    "it only as you would share the picture."
 )
 DECODER, ENCODER = "decoder", "encoder"
 _KEY = "ingot_repro"
@@ -55,7 +61,8 @@ class BundleFacts(JsonConfig):
     """What a bundle says of itself.
 
     Attributes:
-        half, layer: which layer of the decoder or the encoder.
+        half, layer: which layer of the ``decoder``, or of a stack of the encoder: ``encoder``,
+            ``encoder.vit``, ``encoder.qformer``.
         step: the last step that ran: 0 is the prompt, K the K-th decode step.
         counts: tokens of each call of the layer.
         model, build, quant, plan: the engine's.
@@ -107,7 +114,7 @@ class BundleFacts(JsonConfig):
             RuntimeConfig.from_json({"block_size": self.block_size, "kv_dtype": self.kv_dtype})
             parse_dtype(self.dtype)
             odd = [name for name in ("layer", "step") if getattr(self, name) < 0]
-            if self.half not in (DECODER, ENCODER) or (self.encoder is None and self.half == ENCODER):
+            if self.half != DECODER and self.shape is None:
                 odd.append("half")
             elif min(self.counts, default=0) < 1 or sum(self.counts) > self._longest:
                 odd.append("counts")
@@ -116,25 +123,36 @@ class BundleFacts(JsonConfig):
             raise ConfigError("the bundle has invalid fields", seen=seen)
 
     @property
-    def encoder(self) -> EncoderConfig | None:
-        """Of a model that hears; None of every other."""
-        return self.model.encoder if self.model.modality is SPEECH else None
-
-    @property
     def name(self) -> str:
         """``layers.3``, or ``encoder.layers.3``."""
-        return f"{'encoder.' if self.half == ENCODER else ''}layers.{self.layer}"
+        return layer_name(self.half, self.layer)
+
+    @property
+    def of_decoder(self) -> bool:
+        return self.half == DECODER
+
+    @property
+    def shape(self) -> LayerShape | None:
+        """Of an encoder's layer; None of the decoder's, and where the model has no such layer."""
+        plain = None if self.of_decoder else plain_encoder(self.model)
+        return plain.shape_of(self.name) if plain and self.name in stage_names(self.model) else None
 
     @property
     def width(self) -> int:
         """Of the layer's hidden states."""
-        encoder = self.encoder if self.half == ENCODER else None
-        return self.model.hidden_size if encoder is None else encoder.hidden_size
+        return self.model.hidden_size if self.shape is None else self.shape.stack.hidden_size
+
+    @property
+    def reads(self) -> int:
+        """Width of the encoded positions that the layer reads; 0: it reads none."""
+        if self.shape is not None:
+            return self.shape.reads
+        return self.model.encoder.hidden_size if self.model.crosses and self.model.encoder is not None else 0
 
     @property
     def _longest(self) -> int:
-        encoder = self.encoder if self.half == ENCODER else None
-        return self.build.max_seq_len if encoder is None else encoder.max_positions
+        encoder = self.model.encoder
+        return self.build.max_seq_len if self.of_decoder or encoder is None else _most_positions(encoder)
 
     @property
     def as_expected(self) -> bool:
@@ -213,7 +231,7 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
         version = data["version"]
         if version == BUNDLE_VERSION:
             return BundleFacts.from_json(data)
-    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IngotError) as error:
         raise _damaged(path, error) from None
     raise EngineError(
         "the bundle has a different format version",
@@ -249,10 +267,19 @@ def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:
 
 def _check_encoded(facts: BundleFacts, encoded: torch.Tensor | None) -> None:
     """ValueError where a layer that attends to encoded positions has none, or another has some."""
-    config = facts.encoder if facts.half == DECODER else None
-    if (config is None) != (encoded is None):
+    if (facts.reads > 0) != (encoded is not None):
         raise ValueError("encoded positions that the layer does not read, or none that it reads")
-    if config is not None and encoded is not None:
-        fits = encoded.dim() == 2 and 1 <= len(encoded) <= config.max_positions
-        if not fits or encoded.shape[1] != config.hidden_size:
+    if encoded is not None and facts.model.encoder is not None:
+        fits = encoded.dim() == 2 and 1 <= len(encoded) <= _most_positions(facts.model.encoder)
+        if not fits or encoded.shape[1] != facts.reads:
             raise ValueError(f"encoded positions of shape {tuple(encoded.shape)}")
+
+
+def layer_name(half: str, layer: int) -> str:
+    """``layers.3`` of the decoder, ``encoder.vit.layers.3`` of a stack."""
+    return f"layers.{layer}" if half == DECODER else f"{half}.layers.{layer}"
+
+
+def _most_positions(encoder: EncoderConfig) -> int:
+    """Of hidden states of one input; of a picture, which has more before its queries, a bound."""
+    return encoder.max_positions * (encoder.activation_values if encoder.modality == PICTURE.name else 1)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ingot.config.build import NARROW_KV_DTYPES
-from ingot.config.encoder import StackConfig
 from ingot.config.units import size_text
 from ingot.device import parse_dtype
 from ingot.engine.assemble import cast_weight
@@ -28,11 +27,14 @@ from ingot.layers.decoder import DecoderLayer
 from ingot.layers.encoder import EncoderLayer
 from ingot.layers.invariance import make_batch_invariant
 from ingot.layers.linear import any_rounded
+from ingot.layers.qformer import QFormerLayer
 from ingot.layers.rotary import RotaryTable
 from ingot.llm.llm import LLM
-from ingot.llm.repro_bundle import ENCODER, Bundle, BundleFacts
-from ingot.runtime.one_layer import LayerInputs
+from ingot.llm.repro_bundle import Bundle, BundleFacts
+from ingot.models.minigpt4 import settings_of
+from ingot.runtime.one_layer import LayerInputs, run_encoder_layer
 
+AnyLayer = DecoderLayer | EncoderLayer | QFormerLayer
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _MOST_TABLE = 1 << 30  # bytes; a million positions take half
 
@@ -55,9 +57,10 @@ def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_
     weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
     run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
     hidden = inputs.hidden.to(arithmetic.dtype)
-    if isinstance(module, EncoderLayer):
+    if not isinstance(module, DecoderLayer):
         stage = next(one for one in own_stages(run, _unseen) if one.name == name)
-        return Passage.of(hidden).through(stage).hidden
+        kept = hidden.new_empty(0) if inputs.encoded is None else inputs.encoded.to(arithmetic.dtype)
+        return Passage(hidden, kept).through(stage).hidden
     index = list(llm.engine.model.layers).index(module)
     heard = None if inputs.encoded is None else 0
     if inputs.encoded is not None:
@@ -83,7 +86,7 @@ def stored_weights(module: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
     return weights
 
 
-def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> DecoderLayer | EncoderLayer:
+def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> AnyLayer:
     """The layer on a device, with the bundle's weights.
 
     Raises:
@@ -133,7 +136,25 @@ def rotary_table(bundle: Bundle, device: torch.device) -> torch.Tensor | None:
     return table.to(device)
 
 
-def _empty(facts: BundleFacts, ctx: BuildContext) -> DecoderLayer | EncoderLayer:
-    if facts.half == ENCODER and facts.encoder is not None:
-        return EncoderLayer(StackConfig.from_json(facts.encoder.settings), ctx)
-    return DecoderLayer(facts.model, ctx, facts.layer)
+def _empty(facts: BundleFacts, ctx: BuildContext) -> AnyLayer:
+    if facts.of_decoder:
+        return DecoderLayer(facts.model, ctx, facts.layer)
+    if facts.shape is not None and not facts.shape.post_norm:
+        return EncoderLayer(facts.shape.stack, ctx)
+    config = settings_of(facts.model).qformer
+    assert config is not None, "no other encoder has layers with norms behind the sums"
+    return QFormerLayer(config, ctx, facts.layer)
+
+
+@torch.inference_mode()
+def encoder_layer_output(
+    layer: EncoderLayer | QFormerLayer, inputs: LayerInputs, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """An encoder layer's hidden states [P, hidden_size] in its dtype, on the CPU."""
+    if isinstance(layer, EncoderLayer):
+        return run_encoder_layer(layer, inputs, device, dtype)
+    assert inputs.encoded is not None or layer.encoder_attn is None
+    seen = inputs.hidden if inputs.encoded is None else inputs.encoded
+    hidden, seen = (part.to(device, dtype, copy=True) for part in (inputs.hidden, seen))
+    output: torch.Tensor = layer(hidden, seen, 1)
+    return output.cpu()

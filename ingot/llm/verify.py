@@ -150,9 +150,7 @@ def _run(
     folder: Path, manifest: Manifest, claims: Claims, device: torch.device, runs: RuntimeConfig, say: Progress
 ) -> _Ran:
     """Load the engine, judge its steps and replay its cases."""
-    model = manifest.model
-    placeholders = model.encoder.max_positions if model.splices and model.encoder is not None else 0
-    tokens = _room(claims, manifest.build.max_seq_len, placeholders)
+    tokens = _room(claims, manifest.build.max_seq_len, manifest.model.placeholders)
     runs = runs.replace(
         cache_tokens=max(tokens, _CACHE_TOKENS), encoder_positions=_heard(claims, manifest, runs)
     )

@@ -36,3 +36,11 @@ def llm() -> Iterator[LLM]:
 def urls() -> list[str]:
     """Of two scenes; the first is an orange square and nothing else."""
     return [url_of(png(picture)) for picture in draw([held_out_scene(1), held_out_scene(2)])]
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first of ``urls`` as a file."""
+    path = tmp_path_factory.mktemp("scene") / "scene.png"
+    path.write_bytes(png(draw([held_out_scene(1)])[0]))
+    return path

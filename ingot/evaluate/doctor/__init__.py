@@ -5,7 +5,7 @@ Owns nothing itself.
     found = doctor(Wanted("checkpoint", QuantConfig(scheme), 0.01), read_data(Path("text.txt")))
 """
 
-from ingot.evaluate.doctor.samples import needs_of
+from ingot.evaluate.doctor.samples import needs_of, records_of
 from ingot.evaluate.doctor.session import Diagnosis, Wanted, check_wanted, doctor
 
-__all__ = ["Diagnosis", "Wanted", "check_wanted", "doctor", "needs_of"]
+__all__ = ["Diagnosis", "Wanted", "check_wanted", "doctor", "needs_of", "records_of"]

@@ -16,6 +16,8 @@ from ingot.config.schemes import choosing
 from ingot.engine.assemble import in_encoder
 
 _ENCODER = "encoder."
+_LAYER = re.compile(r"(?:\w+\.)*?layers\.\d+\.")
+_STACK_OF = re.compile(r"\.\d+\..*")
 
 
 def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
@@ -28,7 +30,7 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
     scheme = _most_common(list(schemes.values()), asked.scheme)
     heard = any(map(in_encoder, schemes))
     layers: dict[str, str] = {}
-    for pattern_of in (_half, _operator_anywhere if heard else _leaf_anywhere, _whole_layer):
+    for pattern_of in (_half, _stack, _operator_anywhere if heard else _leaf_anywhere, _whole_layer):
         layers |= _patterns(schemes, QuantConfig(scheme, layers=layers), pattern_of)
     so_far = QuantConfig(scheme, layers=layers)
     layers |= {name: own for name, own in schemes.items() if so_far.at(name).scheme != own}
@@ -41,26 +43,36 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
 
 def operator(name: str) -> str:
     """``down_proj`` of ``layers.0.mlp.down_proj``; what an encoder or cross-attention has too is told apart:
-    ``encoder.down_proj``, ``encoder_attn.o_proj``.
+    ``encoder.down_proj``, ``encoder.vit.down_proj``, ``encoder_attn.o_proj``.
     """
     *_, module, leaf = name.split(".")
-    if in_encoder(name):
-        return f"{_ENCODER}{leaf}"
-    return f"{module}.{leaf}" if module == "encoder_attn" else leaf
+    own = f"{module}.{leaf}" if module == "encoder_attn" else leaf
+    if not in_encoder(name):
+        return own
+    return f"{name.partition('layers.')[0]}{own}" if _LAYER.match(name) else name
 
 
 def layer_of(name: str) -> str:
-    """``layers.0`` of ``layers.0.mlp.down_proj``; of an encoder's ``encoder.layers.0``."""
-    return name.rpartition(".")[0].rpartition(".")[0]
+    """``layers.0`` of ``layers.0.mlp.down_proj``; of an encoder's ``encoder.vit.layers.0``; a product that is
+    in no layer, such as ``encoder.projector``, as it is.
+    """
+    found = _LAYER.match(name)
+    return name if found is None else found[0].removesuffix(".")
 
 
-def layer_index(name: str) -> int:
-    """0 of ``layers.0.mlp.down_proj``, and of ``encoder.layers.0.mlp.down_proj``."""
-    return int(layer_of(name).rpartition(".")[2])
+def layer_index(name: str) -> int | None:
+    """0 of ``layers.0.mlp.down_proj``, and of ``encoder.vit.layers.0.mlp.down_proj``; None in no layer."""
+    index = layer_of(name).rpartition(".")[2]
+    return int(index) if index.isdecimal() else None
 
 
 def _half(name: str) -> str:
     return f"{_ENCODER}*" if in_encoder(name) else "layers.*"
+
+
+def _stack(name: str) -> str:
+    """``encoder.vit.layers.*`` of an encoder of several stacks."""
+    return f"{_STACK_OF.sub('', name)}.*" if _LAYER.match(name) else name
 
 
 def _leaf_anywhere(name: str) -> str:
@@ -73,7 +85,8 @@ def _operator_anywhere(name: str) -> str:
 
 
 def _whole_layer(name: str) -> str:
-    return f"{layer_of(name)}.*"
+    layer = layer_of(name)
+    return name if layer == name else f"{layer}.*"
 
 
 def _patterns(

@@ -10,8 +10,8 @@ place it changes. Knows no choice and no files.
 The arithmetic is that of proofs (engine/reference.py): fp32 over the weights in the engine's dtype, without
 kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is what its
 stored numbers mean: packed and read back; where its scheme rounds the input, the input is rounded as well.
-The places of a model are the decoder's layers; before them come an encoder's front, layers and norm. Keys and
-values of what is encoded are not kept: each decoder layer makes its own of the encoder's outputs.
+The places of a model are the decoder's layers; before them come an encoder's stages. Of recordings each
+decoder layer makes its own keys and values, which are not kept; a picture's rows are spliced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROWS = 256  # of logits at a time
 @dataclass(frozen=True)
 class Text:
     """Tokens that are computed together, and the places after which the next token's distribution counts;
-    ``features`` [mels, frames], on the CPU, of the speech that they are a text of.
+    ``features``, on the CPU, of the recording [mels, frames] or picture [3, side, side] that goes with them.
     """
 
     ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a checkpoint is measured on: running text, or recordings with their transcripts.
+"""What a checkpoint is measured on: running text, recordings with transcripts, pictures with captions.
 
 Owns the choice between them by the kind of model, and the exact numbers that a record tells. Knows no passes.
 
@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ingot.checkpoint.reader import Checkpoint
-from ingot.compare.spec import model_of
+from ingot.compare.spec import model_of, most_tokens
+from ingot.config.modality import PICTURE
 from ingot.config.model import DecoderConfig
 from ingot.engine.text import read_text_parts
 from ingot.errors import ConfigError
-from ingot.evaluate.data import DataFile
+from ingot.evaluate.data import DataFile, OfFolder
 from ingot.evaluate.divergence import DEFAULT_WINDOW
+from ingot.evaluate.doctor.captioned import captioned, captioned_texts
 from ingot.evaluate.doctor.probe import Text
 from ingot.evaluate.doctor.spoken import one_window, spoken_texts
 from ingot.evaluate.items import Item
 from ingot.evaluate.perplexity import Reading, counts_of, prepare
 from ingot.evaluate.side import SideSpec
+from ingot.processors.librispeech import librispeech
+from ingot.processors.picture_folder import picture_records
 from ingot.speech.window import Vocabulary
 
 
@@ -38,15 +42,26 @@ class Samples:
 
 
 def needs_of(checkpoint: str, data: Path) -> Callable[[Item], str | None]:
-    """Why an item of a file does not serve a checkpoint: one that hears needs a recording.
+    """Why an item of a file does not serve a checkpoint: a model of speech needs recordings with transcripts,
+    a model of pictures needs pictures with captions.
 
     Raises:
         IngotError: the checkpoint cannot be read.
     """
     config = model_of(checkpoint)
-    if config.modality.takes_text:
-        return lambda item: None
-    return one_window(data if data.is_dir() else data.parent, config)
+    folder = data if data.is_dir() else data.parent
+    if config.modality is PICTURE:
+        return captioned(folder)
+    return (lambda item: None) if config.modality.takes_text else one_window(folder, config)
+
+
+def records_of(checkpoint: str) -> OfFolder:
+    """How a folder of data is read for a checkpoint.
+
+    Raises:
+        IngotError: the checkpoint cannot be read.
+    """
+    return picture_records if model_of(checkpoint).modality is PICTURE else librispeech
 
 
 def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
@@ -54,8 +69,10 @@ def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, readin
 
     Raises:
         ConfigError: an item does not serve, or the reading does not fit the model.
-        RequestError: a recording cannot be read.
+        RequestError: a recording or a picture cannot be read.
     """
+    if config.modality is PICTURE:
+        return _captioned(source, config, data, reading)
     return (_written if config.modality.takes_text else _spoken)(source, config, data, reading)
 
 
@@ -86,6 +103,16 @@ def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading:
     return Samples(texts, counts_of(documents, short), reading)
 
 
+def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+    """Every caption as the answer to a question about its picture."""
+    if reading.window is not None:
+        seen = f"--window {reading.window}"
+        raise ConfigError("a caption is read whole", seen=seen, flag="--max-tokens instead of --window")
+    room = most_tokens(SideSpec(str(source.folder)), config)
+    texts = captioned_texts(data, read_text_parts(source), config, reading.max_tokens, room)
+    return Samples(texts, _counts(texts), reading)
+
+
 def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
     """Every transcript as a text that follows from its recording."""
     if reading.window is not None:
@@ -96,6 +123,9 @@ def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: 
     texts = spoken_texts(data, vocabulary, config, reading.max_tokens)
     for item, text in zip(data.items, texts, strict=True):
         check_ids(item, text.ids, config.vocab_size)
+    return Samples(texts, _counts(texts), reading)
+
+
+def _counts(texts: Sequence[Text]) -> dict[str, Any]:
     counted = sum(len(text.counted) for text in texts)
-    counts = {"documents": len(texts), "tokens": sum(len(t.ids) for t in texts), "counted_tokens": counted}
-    return Samples(texts, counts, reading)
+    return {"documents": len(texts), "tokens": sum(len(t.ids) for t in texts), "counted_tokens": counted}

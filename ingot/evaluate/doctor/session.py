@@ -82,7 +82,7 @@ class Layer:
         return operator(self.name)
 
     @property
-    def index(self) -> int:
+    def index(self) -> int | None:
         return layer_index(self.name)
 
     @property
@@ -223,12 +223,12 @@ def _diagnosed(
 
 
 def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
-    """A CPU keeps all weights in fp32, and of every token and every position of speech a few rows."""
+    """A CPU keeps all weights in fp32, and of every token and every encoded position a few rows."""
     config, tokens = assembly.model_config, sum(len(text.ids) for text in texts)
     values = _ROWS_KEPT * tokens * config.hidden_size
     if config.encoder is not None:
-        speech = [text for text in texts if text.features is not None]
-        values += _ROWS_KEPT * len(speech) * config.encoder.max_positions * config.encoder.hidden_size
+        inputs = [text for text in texts if text.features is not None]
+        values += _ROWS_KEPT * len(inputs) * config.encoder.max_positions * config.encoder.hidden_size
     expect_room(
         "the checkpoint and its texts do not fit this machine's memory",
         dense_bytes(config, torch.float32) + values * torch.float32.itemsize,
