@@ -5,7 +5,7 @@ Features are normalized pixels of random values; decoding of files is not counte
 before the picture and 36 behind it, about as the original's. "stages" are parts of the encoder by themselves;
 "served" is the encoder as requests have it, by CUDA graphs, with the copy of the features. "beside" is the
 time between two tokens of 16 streams of text: alone, beside four prompts of text a second, and beside four
-pictures.
+pictures; "first_token" is what these visitors wait for theirs.
 
     python benchmarks/pictures.py --json docs/results/pictures_7b.json
     python benchmarks/pictures.py --parts beside
@@ -118,6 +118,7 @@ def beside(llm: LLM, seconds: float) -> Row:
 
 async def _beside(llm: LLM, kind: str, seconds: float) -> Row:
     gaps: list[float] = []
+    first: list[float] = []
     values: Any = {"temperature": 0.0, "ignore_eos": True}
     ends = time.perf_counter() + seconds
     vocab = llm.engine.manifest.model.vocab_size
@@ -139,8 +140,10 @@ async def _beside(llm: LLM, kind: str, seconds: float) -> Row:
             before, _, after = prompt.parts
             drawn = torch.randint(3, vocab, (32,), generator=torch.Generator().manual_seed(number)).tolist()
             prompt = Prompt([[3 + number, *before], drawn, after])
+        begun, waited = time.perf_counter(), None
         async for _ in llm.astream(prompt, max_new_tokens=16, **values):
-            pass
+            waited = waited or time.perf_counter() - begun
+        first.append(waited or 0.0)
 
     streams = [asyncio.create_task(stream(number)) for number in range(STREAMS)]
     visits = []
@@ -151,7 +154,8 @@ async def _beside(llm: LLM, kind: str, seconds: float) -> Row:
     await asyncio.gather(*streams, *visits)
     found = sorted(1e3 * gap for gap in gaps)
     at = lambda share: round(found[min(int(share * len(found)), len(found) - 1)], 3)  # noqa: E731
-    return {"ms": at(0.5), "p90": at(0.9), "p99": at(0.99), "most": at(1.0), "gaps": len(found)}
+    row = {"ms": at(0.5), "p90": at(0.9), "p99": at(0.99), "most": at(1.0), "gaps": len(found)}
+    return row | ({"first_token": figures(first[2:])} if first[2:] else {})
 
 
 @torch.inference_mode()

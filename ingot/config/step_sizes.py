@@ -22,6 +22,9 @@ LAYERED_TOKENS = (64, 128, 192, 256, 384, 512)
 # own: greedy ones, and those that draw or have other rules besides.
 DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "logprobs")
 SPEECH_KINDS = ("transcript", "everything")
+# Share of a decode step's time for an input that is encoded beside it; ten that wait have all of it.
+ENCODER_SHARE = 0.1
+ENCODER_PART = 2  # layers of the encoder that are computed without a break then
 ENCODED_AT_ONCE = 8  # inputs of one shape: their products fill a GPU
 LOGITS_AT_ONCE = 5 * 2**20  # that sampling in PyTorch handles: bounds its 64-bit temporaries to about 320 MB
 

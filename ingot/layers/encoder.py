@@ -124,4 +124,5 @@ class EncoderStack(nn.ModuleList):
         forward_pass.seen("stream", hidden)
         for layer in self:
             hidden = layer(hidden, inputs, forward_pass)
+            forward_pass.layer_ended()
         return hidden

@@ -20,16 +20,23 @@ class EncoderPass:
     Attributes:
         fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
         see: is told what layers have on their way, under the names of step_record.py.
+        between: called behind every layer.
     """
 
     fused: bool = False
     see: Callable[[str, Recorded], None] | None = None
+    between: Callable[[], None] | None = None
 
     def seen(self, name: str, value: object) -> None:
         """Tell of a value that may be written over later."""
         if self.see is not None:
             assert isinstance(value, Recorded)
             self.see(name, value)
+
+    def layer_ended(self) -> None:
+        """Everything of a layer is launched."""
+        if self.between is not None:
+            self.between()
 
 
 MODULE_BY_MODULE = EncoderPass()

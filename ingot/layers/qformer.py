@@ -141,4 +141,5 @@ class QFormer(nn.Module):
         hidden: torch.Tensor = self.norm(self.queries)[0].repeat(pictures, 1)
         for layer in self.layers:
             hidden = layer(hidden, seen, pictures, forward_pass)
+            forward_pass.layer_ended()
         return hidden

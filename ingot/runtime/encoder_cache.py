@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from ingot.config.step_sizes import ENCODER_SHARE
 from ingot.runtime.inputs import EncoderEntry, EncoderJob, RequestInput
 from ingot.runtime.request import Request
 
@@ -20,35 +21,61 @@ class EncoderCache:
 
     Args:
         budget: positions that a step encodes at most; a longer input takes a step's budget alone.
+        parts: whether inputs may be encoded in parts (encoder_line.py).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, budget: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, budget: int, *, parts: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.budget = budget
+        self.parts = parts
+        self.in_parts = False  # how the step under way encodes
+        self._unready: list[EncoderEntry] = []
         self._free = list(range(num_blocks))
         self._entries: OrderedDict[bytes, EncoderEntry] = OrderedDict()  # the longest unheld one first
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._entries
 
+    @property
+    def num_unready(self) -> int:
+        """Inputs that are encoded in parts now, or wait for it."""
+        self._unready = [entry for entry in self._unready if not entry.ready]
+        return len(self._unready)
+
+    def open_step(self, *, beside_decodes: bool) -> None:
+        """Choose how a step encodes: in parts beside decodes, unless so many inputs wait that the share of
+        the steps' time which they would get is the whole. Else what waits is encoded before the step.
+        """
+        self.in_parts = self.parts and beside_decodes and self.num_unready * ENCODER_SHARE < 1
+
     def share(self, request: Request, count: int, jobs: list[EncoderJob]) -> int:
         """How many of the request's next ``count`` tokens a step can compute: those before the first input
-        that it can neither find nor encode. The request holds the inputs that they read; those to encode
-        are added to the step's ``jobs``.
+        that it can neither find nor encode, or that is not ready. The request holds the inputs that they
+        read; those to encode are added to the step's ``jobs``.
         """
         start = request.num_computed
         for index, given in enumerate(request.inputs):
-            if not given.encodes or index in request.encoded or not given.is_read_by(start, start + count):
+            if not given.encodes or not given.is_read_by(start, start + count):
                 continue
-            entry = self._entries.get(given.digest)
-            if entry is None:
-                entry = self._placed(given, jobs)
+            if index not in request.encoded:
+                entry = self._entries.get(given.digest)
                 if entry is None:
-                    return max(given.place - start, 0)
-                jobs.append(EncoderJob(given, entry))
-            self._hold(request, index, entry)
+                    entry = self._placed(given, jobs)
+                    if entry is None:
+                        return max(given.place - start, 0)
+                    if self.in_parts:
+                        entry.ready = False
+                        self._unready.append(entry)
+                    jobs.append(EncoderJob(given, entry))
+                self._hold(request, index, entry)
+            if self.in_parts and not request.encoded[index].ready:
+                return max(given.place - start, 0)
         return count
+
+    def awaits(self, request: Request) -> bool:
+        """Whether the step under way cannot read an input that the request holds."""
+        return self.in_parts and any(not entry.ready for entry in request.encoded.values())
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let ``child`` hold what ``parent`` holds."""
@@ -71,6 +98,7 @@ class EncoderCache:
         """Forget every entry: a step has failed, and what it was to encode may not be there."""
         assert not any(entry.holders for entry in self._entries.values())
         self._entries.clear()
+        self._unready.clear()
         self._free = list(range(self.num_blocks))
 
     def _placed(self, given: RequestInput, jobs: list[EncoderJob]) -> EncoderEntry | None:
@@ -79,7 +107,7 @@ class EncoderCache:
         if jobs and under_way + given.positions > self.budget:
             return None
         wanted = -(-given.positions // self.block_size)
-        unheld = [entry for entry in self._entries.values() if not entry.holders]
+        unheld = [entry for entry in self._entries.values() if entry.ready and not entry.holders]
         if wanted > len(self._free) + sum(len(entry.blocks) for entry in unheld):
             return None
         for entry in unheld:

@@ -4,20 +4,20 @@ Owns the tensors behind ``EncoderCache``: rows of embeddings (wiring ``prefix``)
 (``cross``); the encoding of inputs into them, and the rows that a step splices. Decides nothing.
 
     encoding = Encoding(model, caches, num_blocks=24, block_size=64, device=device)
-    encoding.encode(step.jobs)
+    encoding.encode(step.jobs)                      # or, in parts: for graph in encoding.begin(group)
     spliced = encoding.spliced(step)
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 
-from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
+from ingot.config.step_sizes import ENCODED_AT_ONCE, ENCODER_PART, TOKEN_BUCKETS
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
@@ -77,32 +77,42 @@ class Encoding:
             self._layers.append((layer, cache.encoded))
         if cuda_graphs:
             longest = cast(Encoder, model.encoder).longest
-            self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, at_once, device)
+            layers = ENCODER_PART if config.splices else None
+            sizes = (longest, config.encoder.max_positions, at_once)
+            self._graphs = EncoderGraphs(self._keep, *sizes, device, layers)
 
     def encode(self, jobs: Sequence[EncoderJob], *, fused: bool = False, by_module: bool = False) -> None:
         """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
         without CUDA graphs, which hooks would not see, else perhaps by ``fused`` kernels.
         """
-        self._pass = EncoderPass(fused and not by_module, self.observer)
-        alike: dict[tuple[torch.Size, torch.device], list[EncoderJob]] = defaultdict(list)
-        for job in jobs:
-            alike[job.given.features.shape, job.given.features.device].append(job)
-        for group in alike.values():
-            positions = group[0].given.positions
-            while group:
-                most = min(len(group), max(self._positions // positions, 1), ENCODED_AT_ONCE)
-                count = 1 << most.bit_length() - 1  # few sizes, each with a graph
-                together, group = group[:count], group[count:]
-                self._encode(together, graphs=not by_module and self._pass.see is None)
+        left = list(jobs)
+        while left:
+            together = self.together(left)
+            left = [job for job in left if job not in together]
+            for graph in self.begin(together, fused=fused, by_module=by_module):
+                graph.replay()
 
-    def _encode(self, jobs: Sequence[EncoderJob], *, graphs: bool) -> None:
+    def together(self, jobs: Sequence[EncoderJob]) -> list[EncoderJob]:
+        """Those to encode next: the first one, and of its shape as many as there is room for."""
+        first = jobs[0].given
+        kind = first.features.shape, first.features.device
+        alike = [job for job in jobs if (job.given.features.shape, job.given.features.device) == kind]
+        most = min(len(alike), max(self._positions // first.positions, 1), ENCODED_AT_ONCE)
+        return alike[: 1 << most.bit_length() - 1]  # few sizes, each with graphs
+
+    def begin(
+        self, jobs: Sequence[EncoderJob], *, fused: bool = False, by_module: bool = False
+    ) -> Sequence[torch.cuda.CUDAGraph]:
+        """Encode inputs of one shape; or what does that when it is replayed in order, before others begin."""
+        self._pass = EncoderPass(fused and not by_module, self.observer)
+        graphs = not by_module and self._pass.see is None
         features = self._stacked([job.given.features for job in jobs])
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
         slots = self._pinned(rows)
         if self._graphs is not None and graphs and self._graphs.fits(features.shape):
-            self._graphs.run(features, slots)
-        else:
-            self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
+            return self._graphs.begin(features, slots)
+        self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
+        return ()
 
     def _stacked(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Features of one shape and device as [N, ...]: there, or in memory that is copied without a wait."""
@@ -114,9 +124,11 @@ class Encoding:
         return torch.stack([*features])
 
     @torch.inference_mode()
-    def _keep(self, features: torch.Tensor, slots: torch.Tensor) -> None:
+    def _keep(
+        self, features: torch.Tensor, slots: torch.Tensor, between: Callable[[], None] | None = None
+    ) -> None:
         """Encode features [N, ...] into the places [N * positions] of their outputs."""
-        encoded = self.model.encode(features.to(self.dtype), self._pass)
+        encoded = self.model.encode(features.to(self.dtype), replace(self._pass, between=between))
         assert encoded.shape[0] == slots.shape[0]
         if not self._layers:
             self._rows[slots] = encoded

@@ -228,6 +228,7 @@ class Executor:
             self._reading.clear()
             if self.scheduler.encoders is not None:
                 self.scheduler.encoders.clear()
+                self.runner.forget_inputs()
             if ran_out(error) and self._setting is not None:
                 what, capacity = "a step does not fit in device memory", capacity_of(self.runner.device)
                 raise out_of_memory(what, self._setting, capacity, seen=first_sentence(error)) from None
@@ -244,10 +245,11 @@ class Executor:
         for request in batch.preempted:
             self.selector.forget(request)
         if not batch.requests:
-            stuck = before is None and self.has_work and not batch.preempted
+            follows = batch.layers is not None or batch.in_parts
+            stuck = before is None and self.has_work and not batch.preempted and not follows
             assert not stuck, "the scheduler made no progress"
-            if batch.layers is not None:
-                self.runner.run_layers(batch)
+            if follows:
+                self.runner.run_behind(batch)
                 self.scheduler.computed(batch)
         elif ahead:
             self._ahead = self._send(batch)

@@ -75,12 +75,15 @@ class RequestInput:
 
 @dataclass(eq=False)
 class EncoderEntry:
-    """What an input became: blocks of the encoder cache, in order, and how many requests hold them."""
+    """What an input became: blocks of the encoder cache, in order, and how many requests hold them.
+    Not ``ready`` while it is encoded in parts: no step may read it, and its blocks are nobody else's.
+    """
 
     digest: bytes
     blocks: list[int]
     positions: int
     holders: int = 0
+    ready: bool = True
 
     @cached_property
     def table(self) -> np.ndarray:

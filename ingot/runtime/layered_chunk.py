@@ -9,7 +9,6 @@ pace. Which layers run is the scheduler's choice, how many the pace's.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,39 +19,20 @@ import torch
 from ingot.layers.batch import ForwardBatch
 from ingot.layers.forward import Between
 from ingot.runtime.forward import Forward
+from ingot.runtime.moment import Moment
 from ingot.runtime.pace import Pace
 from ingot.runtime.prompt_graphs import prompt_buffer
 from ingot.runtime.scheduler import Layers, ScheduledBatch, ScheduledRequest
 from ingot.runtime.step_buffer import StepBuffer
 
 
-class _Moment:
-    """When a GPU gets to this place of its stream; of a CPU, now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._seconds = time.perf_counter()
-        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
-        if self._event is not None:
-            self._event.record()
-
-    @property
-    def passed(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def ms_to(self, later: _Moment) -> float:
-        """Both have passed."""
-        if self._event is None or later._event is None:
-            return 1e3 * (later._seconds - self._seconds)
-        return self._event.elapsed_time(later._event)
-
-
 @dataclass(frozen=True)
 class _Timed:
     """A step that began, went over to the chunk's layers, and ended; ``decodes``: its work was no more."""
 
-    began: _Moment
-    went_over: _Moment
-    ended: _Moment
+    began: Moment
+    went_over: Moment
+    ended: Moment
     rows: int
     layers: int
     decodes: bool
@@ -81,14 +61,14 @@ class LayeredChunk:
         if step.layers is None:
             yield
             return
-        began = _Moment(self.device)
+        began = Moment(self.device)
         yield
         self._tell_pace()
-        went_over = _Moment(self.device)
+        went_over = Moment(self.device)
         rows = self._run(step.layers)
         decodes = 0 < step.num_single == len(step.requests)
         layers = step.layers.last - step.layers.first
-        self._timed.append(_Timed(began, went_over, _Moment(self.device), rows, layers, decodes))
+        self._timed.append(_Timed(began, went_over, Moment(self.device), rows, layers, decodes))
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -32,17 +32,35 @@ class Recorder:
     def record(self, run: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
         """A graph of what ``run`` launches, and what it returned; call it once before, so that kernels are
         built.
+        """
+        (graph,), output = self.record_parts(lambda cut: run())
+        return graph, output
+
+    def record_parts(
+        self, run: Callable[[Callable[[], None]], Output]
+    ) -> tuple[list[torch.cuda.CUDAGraph], Output]:
+        """``record``, where ``run`` calls what it is given to end a graph and begin the next one; they are
+        replayed in their order, and none of the family between them.
 
         Not by ``torch.cuda.graph``, which collects garbage and empties the allocator's cache each time.
         """
         torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            begin()
             try:
-                output = run()
+                output = run(cut)
             finally:
-                graph.capture_end()
+                graphs[-1].capture_end()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return graph, output
+        return graphs, output

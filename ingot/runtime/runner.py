@@ -10,8 +10,8 @@ runs was decided by the scheduler, and how a row draws by its request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.ways import fuses
 from ingot.runtime.cross_scores import ScoreReader, Scores
+from ingot.runtime.encoder_line import EncoderLine
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs, sampling_kind
@@ -68,6 +69,7 @@ class Runner:
     ) -> None:
         self.model = model
         self.encoding = encoding
+        self.line = None if encoding is None else EncoderLine(encoding, device)
         self.caches = caches
         able = device.type == "cuda" and fuses(model)
         self.forward = Forward(model, caches, fused=fused_decode and able)
@@ -107,7 +109,7 @@ class Runner:
         A request that wants all logits gets a row for each of its tokens, one that reaches its last token
         gets one, others none; rows follow the step's order, and behind them are those of probes.
         """
-        with self._layers_behind(step):
+        with self._work_behind(step):
             graphable = self._prepare(step)
             if self.graphs is not None and graphable and self._decodes(step, self.graphs):
                 return self.graphs.logits(step)
@@ -122,7 +124,7 @@ class Runner:
         """``run``, without a graph; the hidden states of all the step's tokens behind the final norm,
         [T, hidden_size] in the model's dtype; and the scores that requests want of cross-attention.
         """
-        with self._layers_behind(step):
+        with self._work_behind(step):
             self._prepare(step)
             batch, scores = self._eager_batch(step, ()), Scores()
             if any(item.request.heads for item in step.requests):
@@ -140,7 +142,7 @@ class Runner:
         each request that samples, in the step's order, which is the order of the tokens too; then one for
         each probe.
         """
-        with self._layers_behind(step):
+        with self._work_behind(step):
             graphable = self._prepare(step)
             if self.graphs is not None and graphable and self._decodes(step, self.graphs):
                 self.graphs.launch(step, draws)
@@ -157,10 +159,15 @@ class Runner:
             return self.feed.send(len(draws), logprobs=told, likeliest=any(d.likeliest for d in draws))
 
     @torch.inference_mode()
-    def run_layers(self, step: ScheduledBatch) -> None:
-        """Start the layers of a step that has no requests; nothing waits for the device."""
-        with self._layers_behind(step):
+    def run_behind(self, step: ScheduledBatch) -> None:
+        """Start what follows a step that has no requests; nothing waits for the device."""
+        with self._work_behind(step):
             self._prepare(step)
+
+    def forget_inputs(self) -> None:
+        """Those that are encoded in parts: a step has failed."""
+        if self.line is not None:
+            self.line.clear()
 
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
         """Capture the graphs for batches of these sizes and kinds of sampling now, and for the prompts that
@@ -175,9 +182,17 @@ class Runner:
         if self.layered is not None:
             self.layered.warm_up()
 
-    def _layers_behind(self, step: ScheduledBatch) -> AbstractContextManager[None]:
-        """What the block launches is the step's own; its tokens are on their way before its layers run."""
-        return nullcontext() if self.layered is None else self.layered.behind(step)
+    @contextmanager
+    def _work_behind(self, step: ScheduledBatch) -> Iterator[None]:
+        """What the block launches is the step's own: its tokens are on their way before layers of a chunk and
+        parts of an encoding follow.
+        """
+        with ExitStack() as behind:
+            if self.line is not None:
+                behind.enter_context(self.line.behind(step, fused=self.forward.fused))
+            if self.layered is not None:
+                behind.enter_context(self.layered.behind(step))
+            yield
 
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""
@@ -185,7 +200,10 @@ class Runner:
         graphable = not self.eager and not has_rows(step)
         if self.encoding is None:
             return graphable
-        self.encoding.encode(step.jobs, fused=self.forward.fused, by_module=self.eager)
+        if not step.in_parts:
+            assert self.line is not None
+            self.line.finish(fused=self.forward.fused, by_module=self.eager)
+            self.encoding.encode(step.jobs, fused=self.forward.fused, by_module=self.eager)
         return self.encoding.place(step) and graphable
 
     def _decodes(self, step: ScheduledBatch, graphs: DecodeGraphs) -> bool:

@@ -67,13 +67,15 @@ class Layers:
 class ScheduledBatch:
     """One step: which tokens run, which blocks are copied before (pairs from, to) and which inputs encoded,
     who was preempted for it, and layers of a chunk whose request is none of ``requests``. Requests with one
-    token stand first: they attend as decodes, whatever runs beside them.
+    token stand first: they attend as decodes, whatever runs beside them. ``in_parts``: its inputs, and those
+    of steps before it that are not ready, are encoded little by little behind it and the steps to come.
     """
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     jobs: list[EncoderJob] = field(default_factory=list)
+    in_parts: bool = False
     layers: Layers | None = None
 
     @property
@@ -169,7 +171,7 @@ class Scheduler:
         """Choose the next step; its requests' blocks are reserved on return.
 
         Decodes come before chunks of prompts, so that a long prompt does not stall answers under way. Not
-        ``layered``: no chunk may be computed layer by layer.
+        ``layered``: no chunk may be computed layer by layer, and no input encoded so.
         """
         step = ScheduledBatch(copies=self._copies)
         self._copies = []
@@ -179,6 +181,8 @@ class Scheduler:
         pause = self._decodes_pause()
         self._beside_decodes = pause or (bool(ready) and ready[0].num_uncomputed == 1)
         apart = [r for r in ready if layered and self._goes_by_layers(r)]
+        if self.encoders is not None:
+            self.encoders.open_step(beside_decodes=layered and self._beside_decodes)
         for request in ready:
             if budget == 0:
                 break
@@ -198,6 +202,8 @@ class Scheduler:
         if not step.preempted:
             self._admit(step, budget, apart)
         step.requests.sort(key=lambda item: item.count > 1)
+        if self.encoders is not None:
+            step.in_parts = self.encoders.in_parts and self.encoders.num_unready > 0
         return step
 
     def computed(self, step: ScheduledBatch) -> None:
@@ -279,19 +285,21 @@ class Scheduler:
             if needed <= self.cache.num_free:
                 count = self._share(request, budget, last=len(self.waiting) == 1)
                 count = self._encoded(request, count, step) if request.inputs else count
-            if not count:
+            waits = needed <= self.cache.num_free and self._awaits(request)
+            if not count and not waits:
                 self._release(request)
                 if step.requests or not self._take_from_held():
                     return
                 continue
-            end = request.num_tokens if by_layers else request.num_computed + count
+            end = request.num_tokens if by_layers or waits else request.num_computed + count
             grown = self.cache.grow(request, end)
             assert grown
             apart += [request] if by_layers else []
             self.waiting.remove(request)
             self.running.append(request)
             self._count_prefix(request, reused)
-            step.requests.append(_scheduled(request, count))
+            if count:
+                step.requests.append(_scheduled(request, count))
             budget = max(budget - count, 0)
 
     def _count_prefix(self, request: Request, reused: int) -> None:
@@ -320,6 +328,10 @@ class Scheduler:
     def _encoded(self, request: Request, count: int, step: ScheduledBatch) -> int:
         """How many of ``count`` tokens can be computed with the inputs that are encoded by then."""
         return count if self.encoders is None else self.encoders.share(request, count, step.jobs)
+
+    def _awaits(self, request: Request) -> bool:
+        """Whether it can go on as soon as an input is encoded: who comes behind it need not wait for that."""
+        return self.encoders is not None and self.encoders.awaits(request)
 
     def _release(self, request: Request) -> None:
         """Take back all that a request holds; it starts from nothing if it is scheduled again."""

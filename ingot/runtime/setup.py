@@ -64,7 +64,9 @@ def make_executor(
         encoding = encoders = None
         if model.encoder is not None:
             encoding = _encoding(model, caches, setting, device)
-            encoders = EncoderCache(setting.encoder_blocks, config.block_size, config.encoder_budget)
+            parts = model.config.splices and config.cuda_graphs and device.type == "cuda"
+            sizes = (setting.encoder_blocks, config.block_size, config.encoder_budget)
+            encoders = EncoderCache(*sizes, parts=parts)
     share = layered_share(model.config, config)
     pace = None if share is None else Pace(share, model.config.num_layers)
     runner = Runner(

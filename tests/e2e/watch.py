@@ -83,7 +83,7 @@ class Steps:
 def watch(llm: LLM) -> Iterator[Steps]:
     """Record the steps of an LLM while the block runs."""
     seen, runner, before = Steps(), llm.executor.runner, llm.executor.num_preemptions
-    run, launch, run_layers = runner.run, runner.launch, runner.run_layers
+    run, launch, run_behind = runner.run, runner.launch, runner.run_behind
 
     def record(step: ScheduledBatch) -> None:
         shares = [(i.request.request_id, i.start, i.count, i.samples) for i in step.requests]
@@ -101,15 +101,15 @@ def watch(llm: LLM) -> Iterator[Steps]:
 
     def recorded_layers(step: ScheduledBatch) -> None:
         record(step)
-        run_layers(step)
+        run_behind(step)
 
     runner.run, runner.launch = recorded_run, recorded_launch  # type: ignore[method-assign]
-    runner.run_layers = recorded_layers  # type: ignore[method-assign]
+    runner.run_behind = recorded_layers  # type: ignore[method-assign]
     try:
         yield seen
     finally:
         runner.run, runner.launch = run, launch  # type: ignore[method-assign]
-        runner.run_layers = run_layers  # type: ignore[method-assign]
+        runner.run_behind = run_behind  # type: ignore[method-assign]
         seen.preemptions = llm.executor.num_preemptions - before
 
 

@@ -70,7 +70,7 @@ class FakeRunner:
             self._run_layers(step, step.layers)
         return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
 
-    def run_layers(self, step: ScheduledBatch) -> None:
+    def run_behind(self, step: ScheduledBatch) -> None:
         """Of a step without requests."""
         assert not step.requests
         assert step.layers is not None

@@ -12,7 +12,7 @@ import torch
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.errors import ConfigError
-from ingot.runtime import layered_chunk
+from ingot.runtime import moment
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.layered_chunk import LayeredChunk
 from ingot.runtime.pace import Pace
@@ -370,7 +370,7 @@ def test_the_pace_is_told_what_layers_and_a_step_of_decodes_took(
     decodes. The next step tells it, so that nothing waits.
     """
     clock, told = Clock(), []
-    monkeypatch.setattr(layered_chunk, "time", clock)
+    monkeypatch.setattr(moment, "time", clock)
     pace: Any = SimpleNamespace(told=lambda *given: told.append(given))
     nothing: Any = None
     layered = LayeredChunk(nothing, pace, torch.device("cpu"), 64)

@@ -1,0 +1,142 @@
+"""Inputs that are encoded beside decodes: a few layers behind each step.
+
+Owns the order in which they are encoded, and how much of it a step has time for: a share of what the step
+itself takes for each input that waits, so that a single picture costs the others little and many are not held
+up. Which steps these are is the scheduler's choice.
+
+    line = EncoderLine(encoding, device)
+    with line.behind(step): ...          # launch the step; its parts follow
+    line.finish()                        # before a step that reads what is in the line
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from ingot.config.step_sizes import ENCODER_SHARE
+from ingot.runtime.encoding import Encoding
+from ingot.runtime.inputs import EncoderJob
+from ingot.runtime.moment import Moment
+from ingot.runtime.scheduler import ScheduledBatch
+
+_TURN = 8  # measurements that a welcome one, which may be chance, takes to count
+
+
+class PartTimes:
+    """How long decode steps and parts take. Unwelcome news (a part is slower, a step faster) counts at once,
+    welcome news little by little: a step too long is felt, one too short is not.
+    """
+
+    def __init__(self) -> None:
+        self._step_ms: float | None = None
+        self._part_ms: dict[int, float] = {}  # by the number of inputs
+
+    def fitting(self, inputs: int, waiting: int) -> int:
+        """Parts of so many inputs behind a step while so many wait in all: one, until times are known."""
+        if self._step_ms is None or inputs not in self._part_ms:
+            return 1
+        return max(int(waiting * ENCODER_SHARE * self._step_ms / self._part_ms[inputs]), 1)
+
+    def add(self, inputs: int, part_ms: float, step_ms: float | None) -> None:
+        """A part of so many inputs took so long; ``step_ms``: the step without it, None where it did more
+        than decode.
+        """
+        before = self._part_ms.get(inputs, part_ms)
+        self._part_ms[inputs] = max(part_ms, before + (part_ms - before) / _TURN)
+        if step_ms is not None:
+            before = step_ms if self._step_ms is None else self._step_ms
+            self._step_ms = min(step_ms, before + (step_ms - before) / _TURN)
+
+
+class _Timed(NamedTuple):
+    """A step that began, went over to parts of so many inputs, and ended; ``decodes``: it did no more."""
+
+    began: Moment
+    went_over: Moment
+    ended: Moment
+    inputs: int
+    parts: int
+    decodes: bool
+
+
+class EncoderLine:
+    """Inputs of one shape go together, and one such group after another: its graphs share their memory."""
+
+    def __init__(self, encoding: Encoding, device: torch.device) -> None:
+        self._encoding = encoding
+        self._device = device
+        self._waiting: list[EncoderJob] = []
+        self._group: list[EncoderJob] = []
+        self._parts: deque[torch.cuda.CUDAGraph] = deque()
+        self._times = PartTimes()
+        self._timed: deque[_Timed] = deque()
+        self._passed_over = False  # the last step with parts to run, which had a prompt
+
+    @contextmanager
+    def behind(self, step: ScheduledBatch, *, fused: bool) -> Iterator[None]:
+        """Encode parts behind what the block launches. A step with a prompt is long enough: none of it then,
+        unless the step before it had one, too.
+        """
+        if not step.in_parts:
+            yield
+            return
+        self._waiting += step.jobs
+        began = Moment(self._device)
+        yield
+        self._read_times()
+        decodes = step.num_single == len(step.requests)
+        self._passed_over = not decodes and not self._passed_over
+        if self._passed_over:
+            return
+        went_over = Moment(self._device)
+        inputs, parts = self._advance(fused)
+        if parts:
+            only = decodes and step.layers is None and bool(step.requests)
+            self._timed.append(_Timed(began, went_over, Moment(self._device), inputs, parts, only))
+
+    def finish(self, *, fused: bool, by_module: bool = False) -> None:
+        """Encode all that is left; nothing waits for the device."""
+        for part in self._parts:
+            part.replay()
+        self._end()
+        self._encoding.encode(self._waiting, fused=fused, by_module=by_module)
+        self._group, self._waiting = self._waiting, []
+        self._end()
+
+    def clear(self) -> None:
+        """Forget what is in it: a step has failed."""
+        self._waiting, self._group = [], []
+        self._parts.clear()
+
+    def _advance(self, fused: bool) -> tuple[int, int]:
+        """Launch what the step has time for; returns how many parts, and of how many inputs."""
+        if not self._group:
+            self._group = self._encoding.together(self._waiting)
+            self._waiting = [job for job in self._waiting if job not in self._group]
+            self._parts.extend(self._encoding.begin(self._group, fused=fused))
+        inputs = len(self._group)
+        parts = min(self._times.fitting(inputs, inputs + len(self._waiting)), len(self._parts))
+        for _ in range(parts):
+            self._parts.popleft().replay()
+        if not self._parts:
+            self._end()
+        return inputs, parts
+
+    def _end(self) -> None:
+        """Everything of the group is launched: later steps may read it."""
+        for job in self._group:
+            job.entry.ready = True
+        self._group = []
+        self._parts.clear()
+
+    def _read_times(self) -> None:
+        """Of the steps that have run by now; nothing waits for the others."""
+        while self._timed and self._timed[0].ended.passed:
+            one = self._timed.popleft()
+            step_ms = one.began.ms_to(one.went_over) if one.decodes else None
+            self._times.add(one.inputs, one.went_over.ms_to(one.ended) / one.parts, step_ms)
