@@ -15,6 +15,8 @@ from ingot.config.step_sizes import ENCODER_SHARE
 from ingot.runtime.inputs import EncoderEntry, EncoderJob, RequestInput
 from ingot.runtime.request import Request
 
+_TOGETHER = 256  # tokens
+
 
 class EncoderCache:
     """Entries by hash; a request's own are in ``request.encoded``, by the index of the input.
@@ -70,7 +72,8 @@ class EncoderCache:
                     jobs.append(EncoderJob(given, entry))
                 self._hold(request, index, entry)
             if self.in_parts and not request.encoded[index].ready:
-                return max(given.place - start, 0)
+                before = max(given.place - start, 0)  # a few tokens are computed with the input's own
+                return before if before > _TOGETHER else 0
         return count
 
     def awaits(self, request: Request) -> bool:

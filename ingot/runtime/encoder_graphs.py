@@ -1,12 +1,12 @@
-"""The encoding of whole inputs as CUDA graphs, a few for each number of inputs.
+"""The encoding of whole inputs as CUDA graphs, for each number of inputs.
 
 Owns capture and replay over static features and places of outputs. The host takes longer to launch a window
-of a small encoder than the GPU to compute it. Where other work is to come between them, each graph has a few
-layers. Knows no model and no request.
+of a small encoder than the GPU to compute it. Where other work is to come between, a graph has a few layers.
+Knows no model and no request.
 
     graphs = EncoderGraphs(keep, shape=(80, 3000), positions=1500, most=4, device=device)
     if graphs.fits(features.shape):
-        for graph in graphs.begin(features, slots): graph.replay()
+        for graph in graphs.begin(features, slots, layers=2): graph.replay()
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ingot.runtime.recording import Recorder
 
 
 class EncoderGraphs:
-    """Captured encodings of 1, 2, 4 … up to ``most`` inputs; each is captured when it is first needed.
+    """Captured encodings of 1, 2, 4 … up to ``most`` inputs, whole and in parts; each is captured when it is
+    first needed.
 
     Args:
         keep: encodes features [N, *shape], float32, into the places [N * positions] of their outputs, and
             calls its third argument behind every layer.
-        layers: of a graph; None: all.
     """
 
     def __init__(
@@ -35,37 +35,37 @@ class EncoderGraphs:
         positions: int,
         most: int,
         device: torch.device,
-        layers: int | None = None,
     ) -> None:
         self._keep = keep
-        self._layers = layers
         self._shape = shape
         self._features = torch.zeros(most, *shape, device=device)
         self._slots = torch.zeros(most * positions, dtype=torch.int64, device=device)
         self._recorder = Recorder(device)
-        self._captured: dict[int, list[torch.cuda.CUDAGraph]] = {}
+        self._captured: dict[tuple[int, int | None], list[torch.cuda.CUDAGraph]] = {}
 
     def fits(self, shape: torch.Size) -> bool:
         """Whether a graph takes features of this shape."""
         return tuple(shape[1:]) == self._shape and shape[0] <= len(self._features)
 
-    def begin(self, features: torch.Tensor, slots: torch.Tensor) -> Sequence[torch.cuda.CUDAGraph]:
+    def begin(
+        self, features: torch.Tensor, slots: torch.Tensor, layers: int | None = None
+    ) -> Sequence[torch.cuda.CUDAGraph]:
         """What encodes features [N, *shape] into ``slots`` on the host when it is replayed in order, before
-        the next ones begin; nothing where that was done already, with the first of a number. Nothing waits
-        for the device.
+        the next ones begin: graphs of so many ``layers`` each, or one of all. Nothing where that was done
+        already, with the first of a number. Nothing waits for the device.
         """
         count = len(features)
         given, places = self._features[:count], self._slots[: len(slots)]
         given.copy_(features, non_blocking=True)
         places.copy_(slots, non_blocking=True)
-        if count in self._captured:
-            return self._captured[count]
+        if (count, layers) in self._captured:
+            return self._captured[count, layers]
         self._keep(given, places, None)  # these inputs; it compiles kernels outside of the capture
 
         def run(cut: Callable[[], None]) -> None:
-            of_graph, layers = self._layers, itertools.count(1)
-            between = None if of_graph is None else lambda: None if next(layers) % of_graph else cut()
+            ended = itertools.count(1)
+            between = None if layers is None else lambda: None if next(ended) % layers else cut()
             self._keep(given, places, between)
 
-        self._captured[count], _ = self._recorder.record_parts(run)
+        self._captured[count, layers], _ = self._recorder.record_parts(run)
         return ()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from ingot.config.step_sizes import ENCODER_SHARE
+from ingot.config.step_sizes import ENCODER_PART, ENCODER_SHARE
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.moment import Moment
@@ -118,7 +118,7 @@ class EncoderLine:
         if not self._group:
             self._group = self._encoding.together(self._waiting)
             self._waiting = [job for job in self._waiting if job not in self._group]
-            self._parts.extend(self._encoding.begin(self._group, fused=fused))
+            self._parts.extend(self._encoding.begin(self._group, fused=fused, layers=ENCODER_PART))
         inputs = len(self._group)
         parts = min(self._times.fitting(inputs, inputs + len(self._waiting)), len(self._parts))
         for _ in range(parts):

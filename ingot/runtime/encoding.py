@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from ingot.config.step_sizes import ENCODED_AT_ONCE, ENCODER_PART, TOKEN_BUCKETS
+from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
 from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
@@ -77,9 +77,7 @@ class Encoding:
             self._layers.append((layer, cache.encoded))
         if cuda_graphs:
             longest = cast(Encoder, model.encoder).longest
-            layers = ENCODER_PART if config.splices else None
-            sizes = (longest, config.encoder.max_positions, at_once)
-            self._graphs = EncoderGraphs(self._keep, *sizes, device, layers)
+            self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, at_once, device)
 
     def encode(self, jobs: Sequence[EncoderJob], *, fused: bool = False, by_module: bool = False) -> None:
         """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
@@ -101,16 +99,23 @@ class Encoding:
         return alike[: 1 << most.bit_length() - 1]  # few sizes, each with graphs
 
     def begin(
-        self, jobs: Sequence[EncoderJob], *, fused: bool = False, by_module: bool = False
+        self,
+        jobs: Sequence[EncoderJob],
+        *,
+        fused: bool = False,
+        by_module: bool = False,
+        layers: int | None = None,
     ) -> Sequence[torch.cuda.CUDAGraph]:
-        """Encode inputs of one shape; or what does that when it is replayed in order, before others begin."""
+        """Encode inputs of one shape; or what does that when it is replayed in order, before others begin:
+        one graph, or some of so many ``layers`` each.
+        """
         self._pass = EncoderPass(fused and not by_module, self.observer)
         graphs = not by_module and self._pass.see is None
         features = self._stacked([job.given.features for job in jobs])
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
         slots = self._pinned(rows)
         if self._graphs is not None and graphs and self._graphs.fits(features.shape):
-            return self._graphs.begin(features, slots)
+            return self._graphs.begin(features, slots, layers)
         self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
         return ()
 
