@@ -73,14 +73,15 @@ class EncoderLine:
         self._waiting: list[EncoderJob] = []
         self._group: list[EncoderJob] = []
         self._parts: deque[torch.cuda.CUDAGraph] = deque()
+        self._launched: list[EncoderJob] = []
         self._times = PartTimes()
         self._timed: deque[_Timed] = deque()
-        self._passed_over = False  # the last step with parts to run, which had a prompt
+        self._passed_over = False  # the last step had a prompt, and no parts behind it
 
     @contextmanager
     def behind(self, step: ScheduledBatch, *, fused: bool) -> Iterator[None]:
         """Encode parts behind what the block launches. A step with a prompt is long enough: none of it then,
-        unless the step before it had one, too.
+        unless the step before it had one, too; nor before such a step, which an input that is ready brings.
         """
         if not step.in_parts:
             yield
@@ -89,6 +90,9 @@ class EncoderLine:
         began = Moment(self._device)
         yield
         self._read_times()
+        if self._launched:
+            self._end(self._launched)
+            return
         decodes = step.num_single == len(step.requests)
         self._passed_over = not decodes and not self._passed_over
         if self._passed_over:
@@ -103,14 +107,13 @@ class EncoderLine:
         """Encode all that is left; nothing waits for the device."""
         for part in self._parts:
             part.replay()
-        self._end()
         self._encoding.encode(self._waiting, fused=fused, by_module=by_module)
-        self._group, self._waiting = self._waiting, []
-        self._end()
+        self._end(self._launched + self._group + self._waiting)
+        self.clear()
 
     def clear(self) -> None:
         """Forget what is in it: a step has failed."""
-        self._waiting, self._group = [], []
+        self._waiting, self._group, self._launched = [], [], []
         self._parts.clear()
 
     def _advance(self, fused: bool) -> tuple[int, int]:
@@ -124,15 +127,14 @@ class EncoderLine:
         for _ in range(parts):
             self._parts.popleft().replay()
         if not self._parts:
-            self._end()
+            self._launched, self._group = self._group, []
         return inputs, parts
 
-    def _end(self) -> None:
-        """Everything of the group is launched: later steps may read it."""
-        for job in self._group:
+    def _end(self, jobs: list[EncoderJob]) -> None:
+        """Later steps may read what is launched."""
+        for job in jobs:
             job.entry.ready = True
-        self._group = []
-        self._parts.clear()
+        self._launched = []
 
     def _read_times(self) -> None:
         """Of the steps that have run by now; nothing waits for the others."""

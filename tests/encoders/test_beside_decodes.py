@@ -1,0 +1,326 @@
+"""Pictures that come while others decode are encoded in parts behind the steps: tokens stay Hugging Face's.
+
+CUDA graphs are played by threads that stop at each cut, so that parts run when they are replayed and not
+before.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import LLM, Input, Prompt, SamplingParams
+from ingot.config.step_sizes import ENCODER_SHARE
+from ingot.runtime import encoder_graphs, encoder_line
+from ingot.runtime.encoder_graphs import EncoderGraphs
+from ingot.runtime.encoder_line import PartTimes
+from ingot.runtime.recording import Recorder
+from tests.encoders.conftest import Side
+from tests.encoders.test_pictures import (
+    GREEDY,
+    MIXED,
+    NEW_TOKENS,
+    Parts,
+    hf_greedy,
+    idle,
+    ids,
+    picture,
+    prompt,
+)
+
+TEXT: Parts = [ids(6, 40)]
+LONG = SamplingParams(max_new_tokens=40, ignore_eos=True)
+
+
+class Part:
+    """One graph of several: goes on with what the one before stopped at."""
+
+    def __init__(self, played: Played, index: int) -> None:
+        self.played, self.index = played, index
+
+    def replay(self) -> None:
+        self.played.go(self.index)
+
+
+class Played:
+    """What was recorded, run anew by each round of replays, in a thread that waits between two parts."""
+
+    def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
+        self.run, self.next, self.count = run, 0, 1
+        run(self._counted)
+        self.turn, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self.parts = [Part(self, index) for index in range(self.count)]
+
+    def _counted(self) -> None:
+        self.count += 1
+
+    def go(self, index: int) -> None:
+        assert index == self.next, "parts are replayed in their order"
+        if index == 0:
+            threading.Thread(target=self._whole, daemon=True).start()
+        else:
+            self.turn.release()
+        assert self.stopped.acquire(timeout=20)
+        self.next = (index + 1) % self.count
+
+    def _whole(self) -> None:
+        with torch.inference_mode():
+            self.run(self._cut)
+        self.stopped.release()
+
+    def _cut(self) -> None:
+        self.stopped.release()
+        assert self.turn.acquire(timeout=20)
+
+
+class Player(Recorder):
+    """In the recorder's place."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def record_parts(self, run: Any) -> Any:
+        return Played(run).parts, None
+
+
+@pytest.fixture
+def opened(pictures: Side, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
+    """Opens engines that encode in parts of one layer."""
+    monkeypatch.setattr(encoder_graphs, "Recorder", Player)
+    monkeypatch.setattr(encoder_line, "ENCODER_PART", 1)
+
+    def open(**runtime: Any) -> LLM:
+        llm = pictures.open(**runtime)
+        encoding, encoders = llm.executor.runner.encoding, llm.executor.scheduler.encoders
+        encoder: Any = llm.engine.model.encoder
+        assert encoding is not None
+        assert encoders is not None
+        sizes = encoder.longest, encoder.positions(encoder.longest), 4, encoding.device
+        encoding._graphs = EncoderGraphs(encoding._keep, *sizes)
+        encoders.parts = True
+        for count in (1, 2, 4):  # the first of each is encoded at once, as it is captured
+            places = torch.zeros(count * sizes[1], dtype=torch.int64)
+            encoding._graphs.begin(torch.zeros(count, *sizes[0]), places, 1)
+        return llm
+
+    yield open
+
+
+@pytest.fixture(scope="module")
+def expected(pictures: Side) -> list[list[int]]:
+    return [hf_greedy(pictures, parts) for parts in MIXED]
+
+
+def seen_steps(llm: LLM) -> list[SimpleNamespace]:
+    """What every step scheduled, filled as they run."""
+    schedule, steps = llm.executor.scheduler.schedule, []
+
+    def recorded(**options: Any) -> Any:
+        step = schedule(**options)
+        counts = {item.request.request_id: item.count for item in step.requests}
+        steps.append(SimpleNamespace(counts=counts, in_parts=step.in_parts, jobs=len(step.jobs)))
+        return step
+
+    llm.executor.scheduler.schedule = recorded  # type: ignore[method-assign]
+    return steps
+
+
+def beside(llm: LLM, given: list[Prompt], params: SamplingParams = GREEDY) -> list[list[int]]:
+    """Tokens of prompts that come while a text is written."""
+    stream = llm.stream(prompt(TEXT), LONG)
+    next(stream)
+    found = [out.token_ids for out in llm.generate(given, params)]
+    rest = [token for piece in stream for token in piece.token_ids]
+    assert len(rest) == LONG.max_new_tokens - 1
+    return found
+
+
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": {"token_budget": 9},
+    "one-picture-a-step": {"encoder_budget": 1},
+    "cache-of-one-picture": {"encoder_positions": 32},
+    "preempted": {"cache_tokens": 272, "max_batch_size": 5},
+    "no-prefix-reuse": {"prefix_reuse": False},
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES.values(), ids=RUNTIMES)
+def test_tokens_are_hugging_faces(
+    opened: Callable[..., LLM], expected: list[list[int]], runtime: dict[str, Any]
+) -> None:
+    llm = opened(**runtime)
+    steps = seen_steps(llm)
+    assert beside(llm, [prompt(parts) for parts in MIXED]) == expected
+    assert any(step.in_parts for step in steps)
+    assert idle(llm)
+
+
+def test_decodes_go_on_meanwhile_and_who_comes_behind_passes(opened: Callable[..., LLM]) -> None:
+    """A picture first in its prompt: no token of it can be computed, and a text behind it does not wait."""
+    llm = opened()
+    steps = seen_steps(llm)
+    beside(llm, [prompt([100, ids(4, 1)]), prompt([ids(5, 2)])])
+    begun = next(index for index, step in enumerate(steps) if step.jobs)
+    read = next(
+        index for index, step in enumerate(steps) if any(count > 20 for count in step.counts.values())
+    )
+    assert steps[begun].in_parts
+    assert read >= begun + 3, "two parts, a step for each, and one that is spared"
+    assert all(1 in step.counts.values() for step in steps[begun:read]), "the stream has its token in each"
+    text = next(index for index, step in enumerate(steps) if 5 in step.counts.values())
+    assert begun <= text < read
+
+
+def test_a_few_tokens_wait_for_their_picture_and_many_do_not(
+    opened: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most, shares in ((256, [7 + 25 + 3]), (5, [7, 25 + 3])):
+        monkeypatch.setattr("ingot.runtime.encoder_cache._TOGETHER", most)
+        llm = opened(prefix_reuse=False)
+        steps = seen_steps(llm)
+        beside(llm, [prompt([ids(7, 1), 100, ids(3, 2)])])
+        assert [count for step in steps[1:] for count in step.counts.values() if count > 1] == shares
+
+
+def test_with_nobody_beside_it_a_picture_is_encoded_at_once(
+    opened: Callable[..., LLM], expected: list[list[int]]
+) -> None:
+    llm = opened()
+    steps = seen_steps(llm)
+    assert llm.generate(prompt(MIXED[0]), GREEDY)[0].token_ids == expected[0]
+    assert not any(step.in_parts for step in steps)
+
+
+def test_what_is_under_way_is_finished_when_nobody_decodes_any_more(
+    opened: Callable[..., LLM], expected: list[list[int]]
+) -> None:
+    llm = opened()
+    steps = seen_steps(llm)
+    short = llm.stream(prompt(TEXT), SamplingParams(max_new_tokens=3, ignore_eos=True))
+    next(short)
+    pictured = llm.stream(prompt(MIXED[0]), GREEDY)
+    tokens = [token for piece in pictured for token in piece.token_ids]
+    assert tokens == expected[0]
+    assert any(step.in_parts for step in steps)
+    assert len([*short]) == 2
+    assert idle(llm)
+
+
+def test_many_that_wait_are_encoded_at_once(opened: Callable[..., LLM]) -> None:
+    many = round(1 / ENCODER_SHARE)
+    llm = opened(max_batch_size=2 * many)
+    steps = seen_steps(llm)
+    shown = [prompt([ids(3, 50 + seed), seed, ids(2, seed)]) for seed in range(200, 200 + many + 2)]
+    beside(llm, shown, GREEDY.replace(max_new_tokens=2))
+    first = next(index for index, step in enumerate(steps) if step.jobs)
+    assert steps[first].in_parts
+    assert steps[first].jobs == many + 2
+    assert not steps[first + 1].in_parts
+
+
+def test_a_request_that_leaves_while_its_picture_is_encoded(
+    opened: Callable[..., LLM], expected: list[list[int]]
+) -> None:
+    """Its blocks of the encoder cache are nobody else's until its parts have run: another comes at once."""
+    llm = opened(encoder_positions=32)
+    executor, rules = llm.executor, llm.executor.admission.inputs
+    assert rules is not None
+    assert executor.scheduler.encoders is not None
+    executor.add("text", ids(6, 40), LONG)
+    executor.step()
+    given = rules.read(picture(101), 3)
+    executor.add("left", [*ids(3, 4), *rules.placeholders(given)], GREEDY, [given])
+    executor.step()
+    executor.abort("left")
+    assert executor.scheduler.encoders.num_unready == 1
+    given, tokens = rules.read(picture(100), 5), []
+    executor.add("next", [*MIXED[0][0], *rules.placeholders(given), *MIXED[0][2]], GREEDY, [given])  # type: ignore
+    while executor.has_work:
+        news = (update for update in executor.step() if update.request_id == "next")
+        tokens += [token for update in news for token in update.token_ids]
+    assert tokens == expected[0]
+    assert idle(llm)
+
+
+def test_a_failed_step_forgets_what_is_under_way(
+    opened: Callable[..., LLM], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened()
+    text, pictured = llm.stream(prompt(TEXT), LONG), llm.stream(prompt(MIXED[0]), GREEDY)
+    next(text)
+    line = llm.executor.runner.line
+    assert line is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(line, "_advance", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            next(pictured)
+    assert not line._waiting
+    assert not line._group
+    assert idle(llm)
+    assert beside(llm, [prompt(MIXED[0])]) == [expected[0]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_that_come_and_go(opened: Callable[..., LLM], expected: list[list[int]], seed: int) -> None:
+    """In any order, some dropped on their way; the others' tokens are what they are alone."""
+    draw = random.Random(seed)
+    runtime = draw.choice([{}, {"encoder_positions": 64}, {"token_budget": 9}, {"cache_tokens": 400}])
+    llm = opened(**runtime)
+    streams: list[tuple[int, Any, list[int]]] = []
+    for _ in range(60):
+        if len(streams) < 5 and draw.random() < 0.4:
+            index = draw.randrange(len(MIXED))
+            streams.append((index, llm.stream(prompt(MIXED[index]), GREEDY), []))
+        if not streams:
+            continue
+        index, stream, tokens = chosen = draw.choice(streams)
+        if draw.random() < 0.05:
+            stream.close()
+            streams.remove(chosen)
+            continue
+        piece = next(stream, None)
+        if piece is not None:
+            tokens += piece.token_ids
+        if piece is None or len(tokens) == NEW_TOKENS:
+            assert tokens == expected[index]
+            stream.close()
+            streams.remove(chosen)
+    for index, stream, tokens in streams:
+        assert tokens + [token for piece in stream for token in piece.token_ids] == expected[index]
+    assert idle(llm)
+
+
+def test_two_equal_pictures_are_encoded_once(opened: Callable[..., LLM]) -> None:
+    llm = opened(prefix_reuse=False)
+    steps = seen_steps(llm)
+    shown = Input(picture(7))
+    given = [Prompt([ids(3, 4), shown, ids(count, 5)]) for count in (2, 3)]
+    beside(llm, given)
+    assert sum(step.jobs for step in steps) == 1
+
+
+def test_parts_fill_the_share_of_a_step() -> None:
+    times = PartTimes()
+    assert times.fitting(1, 1) == 1
+    times.add(1, 0.2, None)
+    assert times.fitting(1, 1) == 1, "no step is known"
+    times.add(1, 0.2, 8.0)
+    assert [times.fitting(1, waiting) for waiting in (1, 2, 9)] == [4, 8, 36]
+    assert times.fitting(2, 2) == 1, "no part of two is known"
+    times.add(1, 0.4, 8.0)  # slower: at once
+    assert times.fitting(1, 1) == 2
+    times.add(1, 0.2, 8.0)  # faster: little by little
+    assert times.fitting(1, 1) == 2
+    times.add(1, 0.4, 4.0)
+    assert times.fitting(1, 1) == 1
+    times.add(1, 0.4, 12.0)
+    assert times.fitting(1, 2) == 2
+    times.add(1, 3.0, 12.0)
+    assert times.fitting(1, 1) == 1, "one, however long it takes"
