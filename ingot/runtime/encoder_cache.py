@@ -110,7 +110,7 @@ class EncoderCache:
         if jobs and under_way + given.positions > self.budget:
             return None
         wanted = -(-given.positions // self.block_size)
-        unheld = [entry for entry in self._entries.values() if entry.ready and not entry.holders]
+        unheld = [entry for entry in self._entries.values() if not entry.holders]
         if wanted > len(self._free) + sum(len(entry.blocks) for entry in unheld):
             return None
         for entry in unheld:

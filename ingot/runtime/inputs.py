@@ -76,7 +76,7 @@ class RequestInput:
 @dataclass(eq=False)
 class EncoderEntry:
     """What an input became: blocks of the encoder cache, in order, and how many requests hold them.
-    Not ``ready`` while it is encoded in parts: no step may read it, and its blocks are nobody else's.
+    Not ``ready`` while it is encoded in parts: no step may read it.
     """
 
     digest: bytes

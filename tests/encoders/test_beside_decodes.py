@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ingot import LLM, Input, Prompt, SamplingParams
+from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import ENCODER_SHARE
 from ingot.runtime import encoder_graphs, encoder_line
 from ingot.runtime.encoder_graphs import EncoderGraphs
@@ -90,7 +91,7 @@ class Player(Recorder):
 
 
 @pytest.fixture
-def opened(pictures: Side, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
+def opened(pictures: Side, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Opens engines that encode in parts of one layer."""
     monkeypatch.setattr(encoder_graphs, "Recorder", Player)
     monkeypatch.setattr(encoder_line, "ENCODER_PART", 1)
@@ -103,13 +104,14 @@ def opened(pictures: Side, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         assert encoders is not None
         sizes = encoder.longest, encoder.positions(encoder.longest), 4, encoding.device
         encoding._graphs = EncoderGraphs(encoding._keep, *sizes)
+        encoding._positions = 4 * sizes[1]
         encoders.parts = True
         for count in (1, 2, 4):  # the first of each is encoded at once, as it is captured
             places = torch.zeros(count * sizes[1], dtype=torch.int64)
             encoding._graphs.begin(torch.zeros(count, *sizes[0]), places, 1)
         return llm
 
-    yield open
+    return open
 
 
 @pytest.fixture(scope="module")
@@ -198,19 +200,61 @@ def test_with_nobody_beside_it_a_picture_is_encoded_at_once(
     assert not any(step.in_parts for step in steps)
 
 
-def test_what_is_under_way_is_finished_when_nobody_decodes_any_more(
-    opened: Callable[..., LLM], expected: list[list[int]]
+def added(llm: LLM, name: str, parts: Parts, params: SamplingParams = GREEDY) -> None:
+    """Queue a request in the executor."""
+    rules, given, inputs = llm.executor.admission.inputs, [], []
+    assert rules is not None
+    for part in parts:
+        if isinstance(part, int):
+            inputs.append(rules.read(picture(part), len(given)))
+        given += rules.placeholders(inputs[-1]) if isinstance(part, int) else part
+    llm.executor.add(name, given, params, inputs)
+
+
+def run(llm: LLM) -> dict[str, list[int]]:
+    """To the end of all requests; their tokens."""
+    found: dict[str, list[int]] = {}
+    while llm.executor.has_work:
+        for update in llm.executor.step():
+            found.setdefault(update.request_id, []).extend(update.token_ids)
+    return found
+
+
+def test_what_is_under_way_and_what_waits_is_encoded_when_nobody_decodes_any_more(
+    opened: Callable[..., LLM], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = opened()
-    steps = seen_steps(llm)
-    short = llm.stream(prompt(TEXT), SamplingParams(max_new_tokens=3, ignore_eos=True))
-    next(short)
-    pictured = llm.stream(prompt(MIXED[0]), GREEDY)
-    tokens = [token for piece in pictured for token in piece.token_ids]
-    assert tokens == expected[0]
-    assert any(step.in_parts for step in steps)
-    assert len([*short]) == 2
+    """The text ends with the step behind which the first part of two pictures of three runs."""
+    llm, asked = opened(), []
+    fitting = PartTimes.fitting
+    monkeypatch.setattr(PartTimes, "fitting", lambda self, *two: asked.append(two) or fitting(self, *two))
+    added(llm, "text", TEXT, SamplingParams(max_new_tokens=2, ignore_eos=True))
+    llm.executor.step()
+    for index in (0, 4, 2):
+        added(llm, str(index), MIXED[index])
+    llm.executor.step()
+    line, encoders = llm.executor.runner.line, llm.executor.scheduler.encoders
+    assert line is not None
+    assert encoders is not None
+    assert (len(line._parts), len(line._group), encoders.num_unready) == (1, 2, 3)
+    assert run(llm) == {str(index): expected[index] for index in (0, 4, 2)}
+    assert asked == [(2, 3)]
     assert idle(llm)
+
+
+def test_a_prompts_last_token_may_be_a_pictures(opened: Callable[..., LLM], pictures: Side) -> None:
+    """All before it is in the prefix cache, and nobody else decodes: the step that encodes has no request."""
+    llm = opened(encoder_positions=32)
+    parts: Parts = [ids(8, 60), 105]
+    wanted = hf_greedy(pictures, parts)
+    added(llm, "first", parts)
+    added(llm, "other", [ids(3, 61), 106])  # takes the picture's place
+    assert run(llm)["first"] == wanted
+    added(llm, "text", TEXT, SamplingParams(max_new_tokens=2, ignore_eos=True))
+    llm.executor.step()
+    steps = seen_steps(llm)
+    added(llm, "again", parts)
+    assert run(llm)["again"] == wanted
+    assert any(step.in_parts and not step.counts for step in steps)
 
 
 def test_many_that_wait_are_encoded_at_once(opened: Callable[..., LLM]) -> None:
@@ -228,24 +272,17 @@ def test_many_that_wait_are_encoded_at_once(opened: Callable[..., LLM]) -> None:
 def test_a_request_that_leaves_while_its_picture_is_encoded(
     opened: Callable[..., LLM], expected: list[list[int]]
 ) -> None:
-    """Its blocks of the encoder cache are nobody else's until its parts have run: another comes at once."""
+    """Another takes its blocks of the encoder cache at once, and is encoded behind it."""
     llm = opened(encoder_positions=32)
-    executor, rules = llm.executor, llm.executor.admission.inputs
-    assert rules is not None
-    assert executor.scheduler.encoders is not None
-    executor.add("text", ids(6, 40), LONG)
-    executor.step()
-    given = rules.read(picture(101), 3)
-    executor.add("left", [*ids(3, 4), *rules.placeholders(given)], GREEDY, [given])
-    executor.step()
-    executor.abort("left")
-    assert executor.scheduler.encoders.num_unready == 1
-    given, tokens = rules.read(picture(100), 5), []
-    executor.add("next", [*MIXED[0][0], *rules.placeholders(given), *MIXED[0][2]], GREEDY, [given])  # type: ignore
-    while executor.has_work:
-        news = (update for update in executor.step() if update.request_id == "next")
-        tokens += [token for update in news for token in update.token_ids]
-    assert tokens == expected[0]
+    added(llm, "text", TEXT, LONG)
+    llm.executor.step()
+    added(llm, "left", [ids(3, 4), 101])
+    llm.executor.step()
+    llm.executor.abort("left")
+    assert llm.executor.scheduler.encoders is not None
+    assert llm.executor.scheduler.encoders.num_unready == 1
+    added(llm, "next", MIXED[0])
+    assert run(llm)["next"] == expected[0]
     assert idle(llm)
 
 
@@ -324,3 +361,20 @@ def test_parts_fill_the_share_of_a_step() -> None:
     assert times.fitting(1, 2) == 2
     times.add(1, 3.0, 12.0)
     assert times.fitting(1, 1) == 1, "one, however long it takes"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_with_its_graphs(
+    pictures: Side, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: the first encoding of a size is not in parts."""
+    monkeypatch.setattr(encoder_line, "ENCODER_PART", 1)
+    llm = LLM(pictures.folder, "cuda", dtype="fp32", max_batch_size=8, runtime=RuntimeConfig(block_size=16))
+    for seed in (None, 0, 1):
+        shown = MIXED if seed is None else [[ids(3, 70 + seed), 110 + seed, ids(3, 71)]]
+        wanted = expected if seed is None else [hf_greedy(pictures, shown[0])]
+        assert beside(llm, [prompt(parts) for parts in shown]) == wanted
+    line = llm.executor.runner.line
+    assert line is not None
+    assert line._times._part_ms, "parts have run"
+    assert idle(llm)
