@@ -6,6 +6,9 @@ as Ingot draws its own: the classes leave those of the ViT almost zero, and on z
 power computes faster.
 
     python benchmarks/pictures_torch.py --json docs/results/pictures_7b_torch.json
+    python benchmarks/pictures_torch.py --encoders --json docs/results/pictures_encoders.json
+
+``--encoders`` times nothing but the two encoders, in turns in one process.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.pictures import AFTER, BEFORE, CAPTIONS, SHAPE, WORDS, figures, timed
+from ingot import LLM
 from ingot.bench.machine import machine
 from ingot.engine.random_weights import STD
+from ingot.layers.encoder_pass import EncoderPass
 
 Row = dict[str, Any]
 
@@ -94,18 +99,41 @@ class Pipeline:
         )
 
 
+@torch.inference_mode()
+def encoders(pipeline: Pipeline, shape: Path, counts: list[int], turns: int) -> list[Row]:
+    """Pictures a second of the classes and of Ingot's encoder in turns, features on the device to rows."""
+    rows: list[Row] = []
+    with LLM.from_config(shape, "cuda", dtype="fp16", max_seq_len=2048, max_batch_size=1) as llm:
+        fused, model = EncoderPass(fused=True), llm.engine.model
+        for count in counts:
+            pixels = torch.randn(count, 3, pipeline.side, pipeline.side, device="cuda", dtype=torch.float16)
+            for turn in range(turns):
+                sides = {
+                    "pytorch": lambda pixels=pixels: pipeline.encode(pixels),
+                    "ingot": lambda pixels=pixels: model.encode(pixels, fused),
+                }
+                for side, call in sides.items():
+                    row = {"side": side, "pictures": count, "turn": turn} | timed(call, 15)
+                    rows.append(row | {"per_second": round(1e3 * count / row["ms"], 1)})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", type=Path, default=SHAPE)
     parser.add_argument("--alone", type=int, default=8, help="captions one by one")
+    parser.add_argument("--encoders", action="store_true", help="beside Ingot's, in turns")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     pipeline = Pipeline(json.loads(given.shape.read_text()), torch.float16)
+    if given.encoders:
+        del pipeline.llm
+        write(given.json, {"rows": encoders(pipeline, given.shape, [64], turns=3)})
+        return
     shown = torch.randn(CAPTIONS, 3, pipeline.side, pipeline.side, generator=torch.Generator().manual_seed(0))
-    found: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine(torch.device("cuda"))}
-    found["encoder"] = []
+    found: Row = {"encoder": []}
     for count in (1, 64):
         pixels = shown.repeat(2, 1, 1, 1)[:count].to("cuda", torch.float16)
         row = {"pictures": count} | timed(lambda pixels=pixels: pipeline.encode(pixels), 10)
@@ -119,9 +147,15 @@ def main() -> None:
         alone.append(time.perf_counter() - begun)
     found[f"caption_of_{WORDS}"] = figures(alone[1:])
     found[f"captions_{CAPTIONS}x{WORDS}_together"] = timed(lambda: pipeline.caption(shown, WORDS), 3)
+    write(given.json, found)
+
+
+def write(path: Path | None, found: Row) -> None:
+    """On the terminal, and into a file of results."""
+    found = {"command": " ".join(["python", *sys.argv]), "machine": machine(torch.device("cuda")), **found}
     print(json.dumps(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

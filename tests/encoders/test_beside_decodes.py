@@ -369,7 +369,7 @@ def test_on_a_gpu_with_its_graphs(
 ) -> None:
     """Twice: the first encoding of a size is not in parts."""
     monkeypatch.setattr(encoder_line, "ENCODER_PART", 1)
-    llm = LLM(pictures.folder, "cuda", dtype="fp32", max_batch_size=8, runtime=RuntimeConfig(block_size=16))
+    llm = LLM(pictures.folder, "cuda", max_batch_size=8, runtime=RuntimeConfig(block_size=16))
     for seed in (None, 0, 1):
         shown = MIXED if seed is None else [[ids(3, 70 + seed), 110 + seed, ids(3, 71)]]
         wanted = expected if seed is None else [hf_greedy(pictures, shown[0])]
