@@ -8,14 +8,13 @@ what it may attend to. Knows no model and no request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from ingot.device import expect_e4m3
 from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales
-from ingot.layers.step_record import Recorded, StepRecord
+from ingot.layers.observer import Observed, Observer
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,9 @@ class ForwardBatch:
         split: what says so instead in a captured step that may have both; None in any other.
         arrivals: [at least B * num_kv_heads, and tile_parts * num_heads] int32 zeros for attention, which
             leaves them at zero; None: each call makes its own.
-        record: keeps what the step computes on its way, for ``verify``; None in every other run.
+        observer: is told what the step computes on its way, under the names of step_record.py.
         encoded: what cross-attention reads; None: no request of the step has an input.
         spliced: embeddings that take the place of placeholders'; None: there are none.
-        take_hidden: is given the hidden states [T, hidden_size] behind the last layer, before the final norm;
-            None where nobody wants them, and in every captured step.
-        take_query: is given cross-attention's queries [T, num_heads, head_dim] of one layer after another;
-            None as of ``take_hidden``.
     """
 
     input_ids: torch.Tensor
@@ -128,16 +123,14 @@ class ForwardBatch:
     num_decodes: int = 0
     split: Split | None = None
     arrivals: torch.Tensor | None = None
-    record: StepRecord | None = None
+    observer: Observer | None = None
     encoded: Encoded | None = None
     spliced: Spliced | None = None
-    take_hidden: Callable[[torch.Tensor], None] | None = None
-    take_query: Callable[[torch.Tensor], None] | None = None
 
-    def see(self, name: str, value: Recorded) -> None:
-        """Keep a copy of a value under one of the names of step_record.py, where the step is recorded."""
-        if self.record is not None:
-            self.record.see(name, value)
+    def see(self, name: str, value: Observed) -> None:
+        """Show a value that may be written over later."""
+        if self.observer is not None:
+            self.observer(name, value)
 
     @property
     def leading_decodes(self) -> int:

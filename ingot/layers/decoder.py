@@ -17,7 +17,6 @@ from torch import nn
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
 from ingot.kernels.activation.softcap import softcap
-from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.context import BuildContext
@@ -114,8 +113,6 @@ class DecoderLayer(nn.Module):
         _see(batch, "cross_in", x, to_query)
         query = attention.query(to_query.whole(x))
         batch.see("cross_query", query)
-        if batch.take_query is not None:
-            batch.take_query(query)
         attended = output.form.attention(attention, query, batch, cache)
         _see(batch, "cross_attended", attended, output)
         if encoded.some_without:
@@ -132,8 +129,8 @@ class DecoderLayer(nn.Module):
 
 def _see(batch: ForwardBatch, name: str, x: Rows, product: Product) -> None:
     """Keep what a product takes; one that normalises its input itself has nothing to tell."""
-    if batch.record is not None and not isinstance(product.form, RawForm):
-        batch.see(name, x.natural() if isinstance(x, OperandRows) else x)
+    if not isinstance(product.form, RawForm):
+        batch.see(name, x)
 
 
 class Decoder(nn.Module):

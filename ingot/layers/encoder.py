@@ -65,7 +65,7 @@ class BidirectionalAttention(nn.Module):
     ) -> torch.Tensor:
         """Queries, keys and values [inputs * P, 3 hidden_size] → what the output product takes."""
         for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
-            forward_pass.seen(name, part)
+            forward_pass.see(name, part)
         heads = joined.unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # [inputs, num_heads, P, head_dim] each
         attended = F.scaled_dot_product_attention(query, key, value)
@@ -90,17 +90,17 @@ class EncoderLayer(nn.Module):
         linears = (attention.qkv_proj, attention.o_proj, mlp.up_proj, mlp.down_proj)
         qkv, output, up, down = (self._product(linear, forward_pass) for linear in linears)
         x, hidden = qkv.form.norm(self.input_layernorm, hidden)
-        forward_pass.seen("attn_in", x)
+        forward_pass.see("attn_in", x)
         attended = output.taken(attention.attend(qkv.whole(x), inputs, forward_pass))
-        forward_pass.seen("attended", attended)
+        forward_pass.see("attended", attended)
         x, hidden = output.join(attended, hidden, self.post_attention_layernorm, up.form)
         del attended  # memory of many windows
-        forward_pass.seen("stream", hidden)
-        forward_pass.seen("mlp_in", x)
+        forward_pass.see("stream", hidden)
+        forward_pass.see("mlp_in", x)
         inner = up.inner(x, mlp, down.form)
-        forward_pass.seen("inner", inner)
+        forward_pass.see("inner", inner)
         hidden = down.added(inner, hidden)
-        forward_pass.seen("stream", hidden)
+        forward_pass.see("stream", hidden)
         return hidden
 
     def _product(self, linear: Linear, forward_pass: EncoderPass) -> Product:
@@ -121,7 +121,7 @@ class EncoderStack(nn.ModuleList):
         self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
     ) -> torch.Tensor:
         """[inputs * P, hidden_size], which may be written over → the same shape."""
-        forward_pass.seen("stream", hidden)
+        forward_pass.see("stream", hidden)
         for layer in self:
             hidden = layer(hidden, inputs, forward_pass)
             forward_pass.layer_ended()

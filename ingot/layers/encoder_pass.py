@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ingot.layers.step_record import Recorded
+from ingot.layers.observer import Observed, Observer
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,18 @@ class EncoderPass:
 
     Attributes:
         fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
-        see: is told what layers have on their way, under the names of step_record.py.
+        observer: is told what layers have on their way, under the names of step_record.py.
         between: called behind every layer.
     """
 
     fused: bool = False
-    see: Callable[[str, Recorded], None] | None = None
+    observer: Observer | None = None
     between: Callable[[], None] | None = None
 
-    def seen(self, name: str, value: object) -> None:
-        """Tell of a value that may be written over later."""
-        if self.see is not None:
-            assert isinstance(value, Recorded)
-            self.see(name, value)
+    def see(self, name: str, value: Observed) -> None:
+        """Show a value that may be written over later."""
+        if self.observer is not None:
+            self.observer(name, value)
 
     def layer_ended(self) -> None:
         """Everything of a layer is launched."""

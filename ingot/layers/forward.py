@@ -95,8 +95,6 @@ class Operations:
         self.through(at, batch, caches, 0, len(self.layers))
         x = at.x
         assert isinstance(x, torch.Tensor)
-        if batch.take_hidden is not None:
-            batch.take_hidden(at.hidden)
         del at  # as above
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:

@@ -57,10 +57,10 @@ class CrossAttention(nn.Module):
     ) -> torch.Tensor:
         """[pictures * queries, hidden_size] and [pictures * P, encoder_width] → the first's shape."""
         asked = self.q_proj(hidden)
-        forward_pass.seen("cross_query", asked)
+        forward_pass.see("cross_query", asked)
         keys, values = self.kv_proj(seen).chunk(2, dim=-1)
         attended = self.attend(asked, keys, values, pictures)
-        forward_pass.seen("cross_attended", attended)
+        forward_pass.see("cross_attended", attended)
         return self.o_proj(attended)
 
     def attend(
@@ -98,17 +98,17 @@ class QFormerLayer(nn.Module):
         forward_pass: EncoderPass = MODULE_BY_MODULE,
     ) -> torch.Tensor:
         """Queries [pictures * queries, hidden_size] and a picture's outputs → the queries' shape."""
-        forward_pass.seen("attn_in", hidden)
+        forward_pass.see("attn_in", hidden)
         attended = self.self_attn.attend(self.self_attn.qkv_proj(hidden), pictures, forward_pass)
-        forward_pass.seen("attended", attended)
+        forward_pass.see("attended", attended)
         hidden = _joined(hidden, self.self_attn.o_proj(attended), self.self_attn_norm, forward_pass)
         if self.encoder_attn is not None:
-            forward_pass.seen("cross_in", hidden)
+            forward_pass.see("cross_in", hidden)
             found = self.encoder_attn(hidden, seen, pictures, forward_pass)
             hidden = _joined(hidden, found, self.encoder_attn_norm, forward_pass)
-        forward_pass.seen("mlp_in", hidden)
+        forward_pass.see("mlp_in", hidden)
         inner = self.mlp.activate(self.mlp.up_proj(hidden))
-        forward_pass.seen("inner", inner)
+        forward_pass.see("inner", inner)
         return _joined(hidden, self.mlp.down_proj(inner), self.mlp_norm, forward_pass)
 
 
@@ -117,7 +117,7 @@ def _joined(
 ) -> torch.Tensor:
     """norm(hidden + branch)."""
     total = hidden + branch
-    forward_pass.seen("stream", total)
+    forward_pass.see("stream", total)
     found: torch.Tensor = norm(total)[0]
     return found
 

@@ -1,7 +1,7 @@
 """What a step computes on its way, kept for a check.
 
 Owns the names of the places where a step's values are kept, and the copies. A layer tells what
-it has at these places (``ForwardBatch.see``); a fused kernel that holds a value in registers tells nothing of
+it has at these places (observer.py); a fused kernel that holds a value in registers tells nothing of
 it. Knows no arithmetic.
 
     record = StepRecord(); ...; record.values["stream"][2 * index]   # what layer ``index`` was given
@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.operand_rows import OperandRows
+from ingot.layers.observer import Observed
 
 Recorded = torch.Tensor | Int8Rows
 
@@ -47,7 +49,7 @@ class StepRecord:
     told: dict[str, torch.Tensor] = field(default_factory=dict)
     logits: torch.Tensor | None = None
 
-    def see(self, name: str, value: Recorded) -> None:
+    def see(self, name: str, value: Observed) -> None:
         """Keep a copy."""
         self.values[name].append(copied(value, None))
 
@@ -80,8 +82,10 @@ class StepRecord:
         )
 
 
-def copied(value: Recorded, device: torch.device | None) -> Recorded:
-    """A copy there, or where it is."""
+def copied(value: Observed, device: torch.device | None) -> Recorded:
+    """A copy there, or where it is; columns in their own order."""
+    if isinstance(value, OperandRows):
+        value = value.natural()
     if isinstance(value, Int8Rows):
         values, scales = (t.to(device or t.device, copy=True) for t in (value.values, value.scales))
         return Int8Rows(values, scales, value.group)

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from ingot.engine.reference_encoder import plain_encoder
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
-from ingot.layers.step_record import Recorded
+from ingot.layers.observer import Observer
 from ingot.llm.llm import LLM
 
 See = Callable[[str, torch.Tensor], None]
@@ -56,7 +56,7 @@ def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
 
 
 @contextmanager
-def encoder_walked(llm: LLM, see: Callable[[str, Recorded], None]) -> Iterator[None]:
+def encoder_walked(llm: LLM, see: Observer) -> Iterator[None]:
     """Tell ``see`` of an encoding by the kernels that requests have, without CUDA graphs; inputs are encoded
     again.
     """

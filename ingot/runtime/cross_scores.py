@@ -4,7 +4,7 @@ Owns the product of a step's queries with the encoder cache's keys, for the requ
 Knows no softmax and no alignment.
 
     reader = ScoreReader(step, caches, scale)
-    forward(replace(batch, take_query=reader))    # which calls it layer by layer
+    forward(replace(batch, observer=reader))      # which calls it layer by layer
     reader.scores[request_id]                     # [count, heads, positions]
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ingot.layers.batch import LayerCache
+from ingot.layers.observer import Observed
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 Head = tuple[int, int]  # layer, head
@@ -22,7 +23,7 @@ Scores = dict[str, torch.Tensor]  # by request
 
 
 class ScoreReader:
-    """Takes the queries [T, num_heads, head_dim] of one layer after another.
+    """An observer that takes cross-attention's queries [T, num_heads, head_dim] of one layer after another.
 
     Attributes:
         scores: by request, float32 [its tokens of the step, heads, positions] on the CPU: q·k times the
@@ -41,7 +42,10 @@ class ScoreReader:
             for item, _ in self._rows
         }
 
-    def __call__(self, query: torch.Tensor) -> None:
+    def __call__(self, place: str, query: Observed) -> None:
+        if place != "cross_query":
+            return
+        assert isinstance(query, torch.Tensor)
         layer, cache = self._layer, next(self._caches).encoded
         assert cache is not None
         self._layer += 1

@@ -22,7 +22,7 @@ from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.encoder import Encoder
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
-from ingot.layers.step_record import Recorded
+from ingot.layers.observer import Observer
 from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
 from ingot.runtime.scheduler import ScheduledBatch
@@ -56,7 +56,7 @@ class Encoding:
         self._positions = at_once * config.encoder.max_positions
         self._graphs: EncoderGraphs | None = None
         self._pass = MODULE_BY_MODULE
-        self.observer: Callable[[str, Recorded], None] | None = None
+        self.observer: Observer | None = None
         self.model = model
         self.block_size = block_size
         self.device = device
@@ -110,7 +110,7 @@ class Encoding:
         one graph, or some of so many ``layers`` each.
         """
         self._pass = EncoderPass(fused and not by_module, self.observer)
-        graphs = not by_module and self._pass.see is None
+        graphs = not by_module and self._pass.observer is None
         features = self._stacked([job.given.features for job in jobs])
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
         slots = self._pinned(rows)

@@ -17,6 +17,7 @@ from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward import Between, Operations
+from ingot.layers.observer import Observed, both
 from ingot.layers.step_record import StepRecord
 from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import BY_MODULE, Step, Ways
@@ -54,7 +55,7 @@ class Forward:
         if self.observer is None:
             return self._logits(batch)
         record = StepRecord()
-        logits = self._logits(replace(batch, record=record))
+        logits = self._logits(replace(batch, observer=both(batch.observer, record.see)))
         told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
         if batch.encoded is not None:
             told |= {"encoded_tables": batch.encoded.block_tables, "encoded_lens": batch.encoded.lens}
@@ -70,14 +71,15 @@ class Forward:
 
     def with_hidden(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The same logits, and the hidden states [T, hidden_size] of all tokens behind the final norm."""
-        found = []
+        last: list[torch.Tensor] = []
 
-        def take(hidden: torch.Tensor) -> None:
-            # ``forward`` itself: where a tap is open the norm's call has been seen already.
-            found.append(self.model.norm.forward(hidden)[0])
+        def keep(place: str, value: Observed) -> None:
+            if place == "stream" and isinstance(value, torch.Tensor):
+                last[:] = [value]
 
-        logits = self(replace(batch, take_hidden=take))
-        return logits, found[0]
+        logits = self(replace(batch, observer=both(batch.observer, keep)))
+        # ``forward`` itself: where a tap is open the norm's call has been seen already.
+        return logits, self.model.norm.forward(last[0])[0]
 
     def begin(self, batch: ForwardBatch) -> Between:
         """Embed the batch's tokens, to be computed by ``through``; such a batch has no record."""

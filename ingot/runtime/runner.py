@@ -129,7 +129,7 @@ class Runner:
             batch, scores = self._eager_batch(step, ()), Scores()
             if any(item.request.heads for item in step.requests):
                 reader = ScoreReader(step, self.caches, self.model.config.attention_scale)
-                batch, scores = replace(batch, take_query=reader), reader.scores
+                batch, scores = replace(batch, observer=reader), reader.scores
             logits, hidden = self.forward.with_hidden(batch)
             self.forward.observed(self.forward.record)
             return logits, hidden, scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +58,8 @@ def test_each_request_has_its_own_rows_heads_and_keys(kv_heads: int, dtype: torc
     queries = [torch.randn(first, HEADS, SIZE) for _ in range(LAYERS)]
     reader = ScoreReader(ScheduledBatch(items), caches, SCALE)
     for query in queries:
-        reader(query)
+        reader("query", torch.full_like(query, math.nan))
+        reader("cross_query", query)
     assert set(reader.scores) == {"first", "second"}
     for name, scores in reader.scores.items():
         count, heads, blocks, positions = ASKED[name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.operand_rows import operand_rows
+from ingot.layers.observer import both
 from ingot.layers.step_record import StepRecord
 
 
@@ -45,3 +47,18 @@ def test_of_a_cache_the_tokens_of_the_step_are_kept_in_their_order() -> None:
     (tensors,) = closed(StepRecord(), [9, 2, -1], blocks).cached
     assert tensors[0][:2].flatten(1).tolist() == [[17, 21], [2, 6]]
     assert len(tensors[0]) == 3  # padding keeps its row
+
+
+def test_rows_in_the_operands_order_are_kept_in_their_own() -> None:
+    rows, record = torch.arange(64.0).view(2, 32), StepRecord()
+    record.see("inner", operand_rows(rows))
+    (kept,) = record.values["inner"]
+    assert isinstance(kept, torch.Tensor)
+    torch.testing.assert_close(kept, rows)
+
+
+def test_two_observers_see_the_same() -> None:
+    records = StepRecord(), StepRecord()
+    for first in (None, records[0].see):
+        both(first, records[1].see)("stream", torch.ones(2, 3))
+    assert [len(record.values["stream"]) for record in records] == [1, 2]

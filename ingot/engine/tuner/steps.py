@@ -130,7 +130,7 @@ class Steps:
                 tensor[slots // size, :, slots % size] = math.nan
         torch.full((2 * LAYERS, *made.hidden.shape), math.nan, dtype=self.dtype, device=self._device)
         record = StepRecord()
-        batch = replace(made.batch, record=record)
+        batch = replace(made.batch, observer=record.see)
         logits = made.operations.logits(made.hidden.clone(), batch, made.caches)
         record.close({"slot_mapping": slots}, [cache.tensors for cache in made.caches], logits)
         count = {"stream": 2}  # behind attention, and behind the MLP
