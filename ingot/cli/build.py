@@ -108,7 +108,11 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
                 proof_progress=steps,
                 finish=_measuring(plan_of_metrics, flags.device, shown),
                 **given_of(flags, "output", "checkpoint"),
-                **given(calib=quantized.calib, calib_samples=quantized.calib_samples),
+                **given(
+                    calib=quantized.calib,
+                    calib_samples=quantized.calib_samples,
+                    calib_prompt_seed=quantized.calib_prompt_seed,
+                ),
             )
     _tell_of_ranges(path, quantized.calib)
     _show_ranges(path)

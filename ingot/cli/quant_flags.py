@@ -46,6 +46,9 @@ _CALIB = (
 )
 _SAMPLES = "Maximum samples to use from --calib: up to 512 tokens, or a window of speech, each."
 
+_DRAWN = "Pictures: draw the question about each from the four of MiniGPT-4's training, by this seed."
+_FIXED = "the first for all, in the chat format"
+
 
 @dataclass(frozen=True)
 class QuantFlags:
@@ -75,6 +78,7 @@ class QuantFlags:
     )
     calib: Annotated[Path | None, option(_CALIB, panel=_PANEL)] = None
     calib_samples: Annotated[int | None, option(_SAMPLES, shown="128", panel=RARE_QUANT)] = None
+    calib_prompt_seed: Annotated[int | None, option(_DRAWN, shown=_FIXED, panel=RARE_QUANT)] = None
 
     def config(self) -> QuantConfig:
         """The config of these flags.

@@ -83,6 +83,7 @@ def build(
     quant: str | QuantConfig = "none",
     calib: str | Path | None = None,
     calib_samples: int | None = None,
+    calib_prompt_seed: int | None = None,
     chat_template: str | None = None,
     plan: str | Path | None = None,
     tune: bool = True,
@@ -118,6 +119,8 @@ def build(
             embeddings (calibration_rows.py); of a model that hears recordings (calibration_speech.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
             speech; None: 128.
+        calib_prompt_seed: draws the question about each captioned picture from the four of MiniGPT-4's
+            training; None: the first, in the chat format.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
@@ -149,7 +152,7 @@ def build(
         assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
         given = None if calib is None else Path(calib)
-        data = _calibration(assembly, given, calib_samples, source, text, place)
+        data = _calibration(assembly, given, calib_samples, calib_prompt_seed, source, text, place)
         _expect_room(assembly, data, place)
         given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
@@ -279,6 +282,7 @@ def _calibration(
     assembly: Assembly,
     calib: Path | None,
     samples: int | None,
+    prompt_seed: int | None,
     source: Checkpoint,
     text: TextParts,
     device: torch.device,
@@ -297,8 +301,9 @@ def _calibration(
             allowed=f"a manifest or folder of recordings: {SHAPES}" if hears else texts,
             flag="--calib FILE",
         )
-    if not quant.calibrated and (calib is not None or samples is not None):
-        given = f"--calib-samples {samples}" if calib is None else f"--calib {calib}"
+    if not quant.calibrated and (calib, samples, prompt_seed) != (None, None, None):
+        named = {"": calib, "-samples": samples, "-prompt-seed": prompt_seed}
+        given = next(f"--calib{end} {value}" for end, value in named.items() if value is not None)
         raise ConfigError(
             "this build uses no calibration data",
             seen=given,
@@ -307,7 +312,8 @@ def _calibration(
         )
     if calib is None:
         return None
-    data = read_samples(calib, SAMPLES if samples is None else samples, assembly, source, text, device)
+    count = SAMPLES if samples is None else samples
+    data = read_samples(calib, count, assembly, source, text, device, prompt_seed)
     warn_of_few(data, assembly)
     return data
 

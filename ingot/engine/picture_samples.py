@@ -9,7 +9,8 @@ Owns the records, the conversation that one becomes, and where a sample is cut. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,14 @@ from typing import Any
 
 import torch
 
-from ingot.config.json_text import JsonError, parse_json
 from ingot.config.model import DecoderConfig
 from ingot.config.picture import PictureFeatures
 from ingot.engine.text import TextParts
-from ingot.errors import ConfigError
 from ingot.image.reader import PictureReader
 from ingot.processors.calibration_data import CalibrationData, check_limits, conversation, token_ids
-from ingot.processors.prompt import Input
+from ingot.processors.chat_pictures import ALIGNED, ALIGNMENT, alignment_prompt
+from ingot.processors.picture_folder import CAPTIONS, SUFFIXES, picture_records
+from ingot.processors.prompt import Embeddings, Input
 from ingot.processors.sample_records import (
     BadSample,
     Numbered,
@@ -40,9 +41,14 @@ SHAPES = (
     '{"image": "…", "text": "…"}, {"image": "…", "messages": […]}, {"image": "…", "token_ids": […]} or a '
     "record of text alone; or a folder of cc_sbu_align (filter_cap.json, image/) or of pictures"
 )
-ASKED = "Describe this image in detail."
-CAPTIONS = "filter_cap.json"
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_FLAG = "--calib"
+_OWN_WORDS = {
+    "messages",
+    "conversations",
+    "prompt",
+    "article",
+    "token_ids",
+}  # of records that say what is asked
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,13 @@ class _Shown:
 
 
 def read_pictures(
-    path: Path, count: int, length: int, config: DecoderConfig, text: TextParts
+    path: Path, count: int, length: int, config: DecoderConfig, text: TextParts, seed: int | None = None
 ) -> CalibrationData:
     """At most ``count`` records, evenly spread over the data, each cut to ``length`` tokens.
+
+    Args:
+        seed: draws the question about each captioned picture from the original's four, in the frame of its
+            training; None: the first of them, in the model's chat format.
 
     Raises:
         ConfigError: the data cannot be read, a chosen record is no sample, or there is none.
@@ -67,7 +77,9 @@ def read_pictures(
     assert encoder is not None
     digest = hashlib.sha256()
     records, folder = _records(path, digest)
-    make = partial(_shown, folder, config, text, length)
+    draws = None if seed is None else random.Random(seed)
+    digest.update(b"" if seed is None else f"questions drawn by {seed}".encode())
+    make = partial(_shown, folder, config, text, length, draws)
     chosen = made_of(path, evenly(records, count), make, SHAPES)
     features: list[torch.Tensor | None] = []
     wanted = PictureFeatures(encoder.features[-1])
@@ -85,44 +97,30 @@ def read_pictures(
 def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
     """What is to be had, and from where pictures are named."""
     if not path.is_dir():
-        if path.suffix.lower() in _SUFFIXES and path.is_file():
+        if path.suffix.lower() in SUFFIXES and path.is_file():
             return [(1, {"image": path.name})], path.parent
         raw = raw_file(path)
         digest.update(raw)
         return read_records(path, raw, SHAPES), path.parent
     if (path / CAPTIONS).is_file():
-        raw = raw_file(path / CAPTIONS)
-        digest.update(raw)
-        return list(enumerate(_captions(path, raw), start=1)), path
-    inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES)
-    return [(place, {"image": str(file.relative_to(path))}) for place, file in enumerate(inside, 1)], path
-
-
-def _captions(path: Path, raw: bytes) -> Iterator[Any]:
-    """Records of cc_sbu_align's file: the picture of an id has one of several endings."""
-    try:
-        listed = parse_json(raw)["annotations"]
-        pairs = [(str(one["image_id"]), one["caption"]) for one in listed]
-    except (JsonError, LookupError, TypeError) as error:
-        raise ConfigError(
-            f"{CAPTIONS} is not a list of captions",
-            seen=f"{path}: {error}",
-            allowed='{"annotations": [{"image_id": "…", "caption": "…"}, …]}',
-            flag="--calib",
-        ) from None
-    for name, caption in pairs:
-        files = (f"image/{name}{end}" for end in _SUFFIXES)
-        found = next((file for file in files if (path / file).is_file()), f"image/{name}.jpg")
-        yield {"image": found, "text": caption}
+        digest.update(raw_file(path / CAPTIONS))
+    return list(picture_records(path, _FLAG)), path
 
 
 def _shown(
-    folder: Path, config: DecoderConfig, text: TextParts, length: int, record: Mapping[str, Any]
+    folder: Path,
+    config: DecoderConfig,
+    text: TextParts,
+    length: int,
+    draws: random.Random | None,
+    record: Mapping[str, Any],
 ) -> _Shown:
     file = None if "image" not in record else folder / text_of(record["image"])
     if file is not None and not file.is_file():
         raise BadSample(f"there is no such picture: {file}")
-    ids = _cut(_pieces(record, file, text), length, config)
+    aligned = draws is not None and file is not None and not _OWN_WORDS & set(record)
+    pieces = _aligned(record, text, draws) if aligned and draws else _pieces(record, file, text)
+    ids = _cut(pieces, length, config)
     return _Shown(ids, file)
 
 
@@ -148,11 +146,25 @@ def _pieces(record: Mapping[str, Any], file: Path | None, text: TextParts) -> Se
     return text.chat.prompt_pieces(messages, tokenizer, add_generation_prompt=ends)
 
 
+def _aligned(
+    record: Mapping[str, Any], text: TextParts, draws: random.Random
+) -> Sequence[Sequence[int] | Input]:
+    """A picture and its caption as the original's second stage of training has them."""
+    tokenizer = needed(text.tokenizer, "a text")
+    name = "" if text.chat is None else text.chat.name
+    prompt = alignment_prompt(Input(None), draws.randrange(1 << 32), name)
+    pieces = [piece for piece in prompt.pieces(tokenizer) if not isinstance(piece, Embeddings)]
+    if "text" not in record:
+        return pieces
+    caption = f"{text_of(record['text'])}{ALIGNED[name][-1]}"
+    return [*pieces, tokenizer.encode(caption, add_special_tokens=False, parse_special=False)]
+
+
 def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The conversation about a picture; a caption answers what the original asks."""
-    if "image" not in record or {"messages", "conversations", "prompt", "article"} & set(record):
+    if "image" not in record or _OWN_WORDS & set(record):
         return [dict(message) for message in conversation(record)]
-    found: list[dict[str, Any]] = [{"role": "user", "content": ASKED}]
+    found: list[dict[str, Any]] = [{"role": "user", "content": ALIGNMENT[0]}]
     if "text" in record:
         found.append({"role": "assistant", "content": text_of(record["text"])})
     return found

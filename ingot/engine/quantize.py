@@ -38,7 +38,7 @@ from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.smooth_layers import SmoothLayers
 from ingot.engine.speech_samples import read_speech
 from ingot.engine.text import TextParts
-from ingot.errors import OutOfMemoryError
+from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.processors.calibration_data import LENGTH, SAMPLES, CalibrationData, read_calibration_data
 from ingot.processors.calibration_rows import holds_rows, read_calibration_rows
 from ingot.quant.rptq import KEPT
@@ -49,23 +49,35 @@ Write = Callable[[str, torch.Tensor], None]
 
 
 def read_samples(
-    path: Path, count: int, assembly: Assembly, source: Checkpoint, text: TextParts, device: torch.device
+    path: Path,
+    count: int,
+    assembly: Assembly,
+    source: Checkpoint,
+    text: TextParts,
+    device: torch.device,
+    prompt_seed: int | None = None,
 ) -> CalibrationData:
     """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of texts or embeddings,
-    or for another modality of recordings or pictures.
+    or for another modality of recordings or pictures, whose questions ``prompt_seed`` draws.
 
     Raises:
-        ConfigError: as ``read_calibration_data``, ``read_calibration_rows``, ``read_speech`` and
-            ``read_pictures``.
+        ConfigError: a seed for another model than one of pictures, or as ``read_calibration_data``,
+            ``read_calibration_rows``, ``read_speech`` and ``read_pictures``.
     """
     length, config = min(LENGTH, assembly.build.max_seq_len), assembly.model_config
+    if prompt_seed is not None and config.modality is not PICTURE:
+        raise ConfigError(
+            "only questions about pictures are drawn",
+            seen=config.modality.model,
+            flag="leave out --calib-prompt-seed",
+        )
     if config.modality is SPEECH:
         return read_speech(path, count, length, assembly, source, text, device)
     if holds_rows(path):
         rows = read_calibration_rows(path, config.hidden_size, samples=count, length=length)
         return rows if config.encoder is None else replace(rows, features=(None,) * len(rows.samples))
     if config.modality is PICTURE:
-        return read_pictures(path, count, length, config, text)
+        return read_pictures(path, count, length, config, text, prompt_seed)
     return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
 
 

@@ -279,17 +279,18 @@ class LLM:
         self._expect_chat()
         return self._entry(messages if isinstance(messages, Chat) else Chat(messages)).ids
 
-    def encode_image(self, image: Source) -> torch.Tensor:
+    def encode_image(self, image: Source | Input) -> torch.Tensor:
         """What a picture becomes in a prompt: float32 [positions, hidden_size], on the CPU.
 
         Args:
-            image: a path, a data URL, a file's bytes, an open file, a PIL image, or RGB values [3, height,
-                width].
+            image: a path, a data URL, a file's bytes, an open file, a PIL image, RGB values [3, height,
+                width], or what ``read_image`` gave.
 
         Raises:
             RequestError: it cannot be read, or the engine takes no pictures.
         """
-        encode = partial(encoded, self.engine, self.read_image(image))
+        picture = image if isinstance(image, Input) else self.read_image(image)
+        encode = partial(encoded, self.engine, picture)
         return self._calls.loop.between_steps(encode)
 
     def read_image(self, image: Source) -> Input:

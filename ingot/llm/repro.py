@@ -30,9 +30,9 @@ from ingot.layers.checking_stages import Stage
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm.encoder_record import KEYS_VALUES, encoder_observed
 from ingot.llm.expected_trace import expected_output
+from ingot.llm.left_cut import read_prompt
 from ingot.llm.llm import LLM
-from ingot.llm.pictures import Pictures
-from ingot.llm.prompts import Input, Messages, Prompt, PromptLike, prompt_pieces
+from ingot.llm.prompts import Input, Messages, Prompt, PromptLike
 from ingot.llm.repro_bundle import (
     BUNDLE_VERSION,
     DECODER,
@@ -126,7 +126,7 @@ def capture_layer(
         RequestError: no such layer or step, a recording is missing, or other requests are running.
         CheckpointError: the trace lacks the layer, or is of other tokens.
     """
-    given = _prompt(llm, prompt)
+    given = read_prompt(llm, prompt)
     ids = llm.prompt_ids(given)
     _check(llm, ids, half, layer, step)
     _check_inputs(llm, given, half)
@@ -137,16 +137,6 @@ def capture_layer(
         inputs, output = _of_encoder(llm, given, name)
         tokens = ids
     return _bundle(llm, name, step, inputs, output, tokens, expected)
-
-
-def _prompt(llm: LLM, prompt: PromptLike | Messages) -> Prompt:
-    """The same as token ids and inputs, whose features are read."""
-    pictures = Pictures.of(llm.engine.manifest.model)
-    try:
-        return Prompt(prompt_pieces(prompt, llm.engine.text, pictures)[0])
-    finally:
-        if pictures is not None:
-            pictures.close()
 
 
 def _check_inputs(llm: LLM, prompt: Prompt, half: str) -> None:

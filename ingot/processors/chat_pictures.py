@@ -1,14 +1,17 @@
 """The prompts of MiniGPT-4, in which pictures stand between texts.
 
-Owns both official frames. Knows no picture: an input stands for it.
+Owns both official frames, and the questions of the second stage of training. Knows no picture: an input
+stands for it.
 
     content = [{"type": "input", "input": picture}, {"type": "text", "text": "What is this?"}]
     pieces = picture_formats()["minigpt4"].prompt_pieces([{"role": "user", "content": content}], tokenizer)
-Sources: ``CONV_VISION_Vicuna0`` and ``CONV_VISION_LLama2`` of the official implementation.
+Sources: ``CONV_VISION_Vicuna0``, ``CONV_VISION_LLama2`` and prompts/alignment.txt of the official
+implementation.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +19,18 @@ from typing import Any
 from ingot.errors import RequestError
 from ingot.processors.chat_format import Asked, ChatFormat, Literal, encode_literals
 from ingot.processors.chat_messages import Message, check_messages, check_turns, without_developer
-from ingot.processors.prompt import Input
+from ingot.processors.prompt import Input, Prompt
 from ingot.processors.tokenizer_base import Tokenizer
 
 SYSTEM = (
     "Give the following image: <Img>ImageContent</Img>. You will be able to see the image once I provide it "
     "to you. Please answer my questions."
+)
+ALIGNMENT = (  # what the second stage of training asks about each picture
+    "Describe this image in detail.",
+    "Take a look at this image and describe what you notice.",
+    "Please provide a detailed description of the picture.",
+    "Could you describe the contents of this image for me?",
 )
 MARK = "<ImageHere>"  # a picture, in a prompt as text
 
@@ -38,6 +47,30 @@ class Frame:
 Text = list[Literal | str]
 VICUNA = Frame(("Human: ",), "Assistant: ", "###")
 LLAMA2 = Frame((Literal("<s>"), "[INST] "), " [/INST] ", "")
+
+
+ALIGNED = {
+    "minigpt4": ("###Human: ", " ###Assistant: ", "###"),
+    "minigpt4-llama2": ("[INST] ", " [/INST] ", ""),
+}
+
+
+def alignment_prompt(picture: Input, seed: int | None = None, chat_format: str = "minigpt4") -> Prompt:
+    """What the original's second stage of training asks about a picture, without a system's message.
+
+    Args:
+        picture: as ``llm.read_image`` gives it.
+        seed: draws one of the four questions; None: the first.
+        chat_format: ``minigpt4``, or ``minigpt4-llama2`` of the Llama-2 variant.
+
+    Raises:
+        RequestError: no such format.
+    """
+    if chat_format not in ALIGNED:
+        raise RequestError("no such chat format", seen=chat_format, allowed=list(ALIGNED), flag="chat_format")
+    question = ALIGNMENT[0] if seed is None else random.Random(seed).choice(ALIGNMENT)
+    before, behind, _ = ALIGNED[chat_format]
+    return Prompt([f"{before}<Img>", picture, f"</Img> {question}{behind}"])
 
 
 class PictureFormat(ChatFormat):

@@ -22,17 +22,19 @@ from ingot.config.quant_file import read_quant
 from ingot.engine.assemble import Assembly
 from ingot.engine.calibrate import Walk, dense_model
 from ingot.engine.manifest import Manifest
-from ingot.engine.picture_samples import ASKED, read_pictures
+from ingot.engine.picture_samples import read_pictures
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
+from ingot.processors.chat_pictures import ALIGNMENT
 from ingot.processors.prompt import Input, Prompt
 from ingot.quant.calibration import InputStatistics
 from tests.vision.files import TINY, pixels, write_files
 
 POCKET = Path(__file__).parents[2] / "models/pocket-vision/minigpt4.yaml"
 CPU = torch.device("cpu")
+_GPTQ = QuantConfig("w4a16", method="gptq")
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +76,41 @@ def test_a_caption_is_the_answer_to_what_the_original_asks(shown: Path, parts: t
     outputs = config.encoder.max_positions
     assert ids[first : first + outputs] == (config.encoder.placeholder_id,) * outputs
     words = text.tokenizer.decode([i for i in ids if i != config.encoder.placeholder_id])
-    assert ASKED in words
+    assert ALIGNMENT[0] in words
     assert words.rstrip("#").endswith("It is lime.")
     assert _channels(data.features[0]) == LIME
+
+
+def test_questions_are_drawn_by_a_seed(shown: Path, parts: tuple[Any, TextParts]) -> None:
+    """In the frame of the original's training: no system's message, and the caption ends with ###."""
+    own = {"image": "image/1.png", "prompt": "What?", "answer": "Red."}
+    records = [{"image": f"image/{1 + n % 3}.png", "text": f"It is {n}."} for n in range(24)]
+    file = _file(shown, *records, own, {"text": "Only words."})
+    assert parts[1].tokenizer is not None
+    decode, placeholder = parts[1].tokenizer.decode, parts[0].encoder.placeholder_id
+    drawn = {seed: read_pictures(file, 99, 256, *parts, seed) for seed in (7, 8, 7)}
+    fixed = read_pictures(file, 99, 256, *parts)
+    assert len({one.sha256 for one in (*drawn.values(), fixed)}) == 3
+    assert drawn[7].samples == read_pictures(file, 99, 256, *parts, 7).samples != drawn[8].samples
+    texts = [decode([i for i in ids if i != placeholder]) for ids in drawn[7].samples[:24]]
+    asked = [next(question for question in ALIGNMENT if question in text) for text in texts]
+    assert set(asked) == set(ALIGNMENT)
+    for n, (text, question) in enumerate(zip(texts, asked, strict=True)):
+        squeezed = "".join(text.split())
+        wanted = f"###Human: <Img></Img> {question} ###Assistant: It is {n}.###"
+        assert squeezed == "".join(wanted.split())
+    assert drawn[7].samples[24:] == fixed.samples[24:]
+    assert all(ids[0] == parts[1].tokenizer.bos_id for ids in drawn[7].samples)
+
+
+def test_a_seed_is_of_pictures(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("Only words. " * 99)
+    pocket = POCKET.parents[1] / "pocket-chat"
+    with pytest.raises(ConfigError, match="only questions about pictures are drawn"):
+        build(pocket, tmp_path / "e", quant=_GPTQ, calib=file, calib_prompt_seed=1, device="cpu")
+    with pytest.raises(ConfigError, match=r"uses no calibration data; seen: --calib-prompt-seed 0"):
+        build(POCKET, tmp_path / "e", calib_prompt_seed=0, device="cpu")
 
 
 def test_text_alone_has_no_picture(shown: Path, parts: tuple[Any, TextParts]) -> None:
@@ -144,7 +178,7 @@ def test_a_picture_needs_its_room(shown: Path, parts: tuple[Any, TextParts]) -> 
 )
 def test_a_list_of_captions_that_is_none(listed: str, shown: Path, parts: tuple[Any, TextParts]) -> None:
     (shown / "filter_cap.json").write_text(listed)
-    with pytest.raises(ConfigError, match="not a list of captions"):
+    with pytest.raises(ConfigError, match=r"holds no captions.*--calib"):
         read_pictures(shown, 8, 128, *parts)
 
 
