@@ -7,10 +7,19 @@ of choosing quantized values.
     limit = moves.limit(float(moves.by_row(expected, got).median()))
     moves.wrong(expected, got, limit)                  # bool [N, K]
 
-Rounding moves a value by half a scale at most. GPTQ has no such bound: a column of small inputs that others
-explain makes up for their errors, in all rows, and a value of it may end anywhere on its grid. But what such
-a column takes over has nothing to do with its own weights. So a value is held to how far its column moves,
-and a column that moves far must still hold its own weights.
+Rounding moves a value by half a scale at most. GPTQ has no such bound. It rounds w + p, where p makes up for
+the errors of the columns before. What a column takes over of them has nothing to do with its own weights, and
+it is as much in all rows: a value is held to how far its column moves, and a column that moves far must still
+hold its own weights.
+
+Errors are half a scale at most, unless a value is cut to an end of its grid. Then the rest of p, which has no
+bound, is an error, too, and the other columns of that row make up for it. So
+
+- a value at an end of its grid says only that w + p lies there or beyond: for a weight within the grid it has
+  moved by the length of the grid at most, and that is its bound (``clipped``, where the grid is known);
+- a row of 4 bits has as much more room as its quieter half moves farther than that of other rows, so that
+  wrong values in some columns do not excuse themselves;
+- a row must still hold its own weights, too.
 """
 
 from __future__ import annotations
@@ -45,26 +54,46 @@ class Moves:
 
     def limit(self, median: float) -> float:
         """How far a row may move, where a median row moves by ``median``: a share of its largest value."""
-        times, most = (_CHOSEN_TIMES, _CLIPPED + self.farther) if self.chosen else (_TIMES, FAR)
-        return min(most, times * max(median, self.least))
+        return min(self._most, self._times * max(median, self.least))
 
-    def by_row(self, expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-        """How far each row [N] of a weight [N, K] moved; of chosen values in measures of their columns."""
-        return self._by_row(_shares(expected, got)[0])
+    @property
+    def _times(self) -> float:
+        return _CHOSEN_TIMES if self.chosen else _TIMES
 
-    def wrong(self, expected: torch.Tensor, got: torch.Tensor, limit: float) -> torch.Tensor:
-        """bool [N, K]: whole rows, and of chosen values columns, beyond ``limit``."""
+    @property
+    def _most(self) -> float:
+        return _CLIPPED + self.farther if self.chosen else FAR
+
+    def by_row(
+        self, expected: torch.Tensor, got: torch.Tensor, clipped: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """How far each row [N] of a weight [N, K] moved; of chosen values in measures of columns and rows.
+
+        Args:
+            clipped: bool [N, K], chosen values that have no other bound than their grid's; None: no grid is
+                known.
+        """
+        return self._by_row(_shares(expected, got)[0], clipped)
+
+    def wrong(
+        self, expected: torch.Tensor, got: torch.Tensor, limit: float, clipped: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """bool [N, K]: whole rows, and of chosen values columns, beyond ``limit``; ``clipped`` as above."""
         shares, weights = _shares(expected, got)
-        rows = ~(self._by_row(shares) <= limit)
+        rows = ~(self._by_row(shares, clipped) <= limit)
         if not self.chosen:
             return rows[:, None].expand_as(expected)
         rows |= _lost(shares, weights, 1) > limit
         columns = (_carried(shares) > _TIMES) & (_lost(shares, weights, 0) > limit)
         return rows[:, None] | columns
 
-    def _by_row(self, shares: torch.Tensor) -> torch.Tensor:
-        carried = _carried(shares).clamp(min=1) if self.chosen else 1
-        return (shares.abs() / carried).amax(1)
+    def _by_row(self, shares: torch.Tensor, clipped: torch.Tensor | None) -> torch.Tensor:
+        if not self.chosen:
+            return shares.abs().amax(1)
+        moved = shares.abs() / _carried(shares).clamp(min=1)
+        farthest = (moved if clipped is None else moved.masked_fill(clipped, 0)).amax(1)
+        room = self._times * max(float(farthest.nanmedian()), self.least) / self._most
+        return farthest / _made_up(moved).clamp(min=1, max=max(room, 1.0))
 
 
 def _shares(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,13 +102,26 @@ def _shares(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, to
     return (got - expected) / largest, expected / largest
 
 
+def _made_up(moved: torch.Tensor) -> torch.Tensor:
+    """How many times as far as that of the median row the quieter half of each row moves, by its median and
+    less two of that one's standard errors: [rows].
+    """
+    columns = moved.shape[1]
+    quiet = moved.kthvalue(max(1, columns // 4), dim=1).values
+    return _by_median(quiet) / (1 + 2 * (3 / columns) ** 0.5)  # of evenly spread moves
+
+
+def _by_median(values: torch.Tensor) -> torch.Tensor:
+    """Values in parts of the median one that is not 0."""
+    some = values[values > 0]
+    return values / some.median() if some.numel() else torch.zeros_like(values)
+
+
 def _carried(shares: torch.Tensor) -> torch.Tensor:
     """How many times as far as the median column each column moves, by the median of its rows: [columns].
     Columns that are kept exactly, as of zeros, do not count.
     """
-    medians = shares.abs().median(0).values
-    some = medians[medians > 0]
-    return medians / some.median() if some.numel() else torch.zeros_like(medians)
+    return _by_median(shares.abs().median(0).values)
 
 
 def _lost(shares: torch.Tensor, weights: torch.Tensor, dim: int) -> torch.Tensor:

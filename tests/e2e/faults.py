@@ -46,7 +46,7 @@ def build_scheme(
 ) -> Path:
     """An engine in one of ``SCHEMES``, of the pocket model unless another is given."""
     calibrated = name.startswith("rptq") or name.endswith("static")
-    samples = {"calib": calib, "calib_samples": 64} if calibrated else {}
+    samples = {"calib": calib, "calib_samples": 16} if calibrated else {}
     return build(source, folder, device=device, tune=False, **SCHEMES[name], **samples, **options)
 
 

@@ -33,7 +33,7 @@ PLACES = {
 ROUNDED = [name for name in SCHEMES if name not in ("dense", "w8a16", "w4a16")]
 PROMPTS = [([5, 300, 41], None), ([7, 8, 9, 10, 11, 12, 13], None)]
 BLOCKS = [
-    ("a zero off by one", "self_attn.qkv_proj", "input_layernorm"),  # the ends of its range are cut
+    ("a zero off by one", "self_attn.qkv_proj", "self_attn.qkv_proj (queries)"),
     ("a zero off by one", "mlp.down_proj", "mlp.down_proj"),
     ("a scale x 1.01", "self_attn.o_proj", "self_attn (attention)"),
     ("a scale x 1.01", "mlp.gate_up_proj", "post_attention_layernorm"),

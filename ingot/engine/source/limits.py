@@ -128,6 +128,17 @@ def judged(
     return found
 
 
+def clipped(grid: PlainGrid, weight: torch.Tensor, rule: Rule) -> torch.Tensor:
+    """bool [N, G, n]: values at an end of their grid, of weights no farther off than the grid is long. What
+    GPTQ adds to such a weight before it is rounded may lie beyond the end, as far as it likes.
+    """
+    low, high = torch.aminmax(weight, dim=-1)
+    least, most = _ends(grid, low.clamp(max=0), high.clamp(min=0), rule)
+    near = grid.scales[..., None] / 4
+    ends = (grid.meant <= least + near) | (grid.meant >= most - near)
+    return ends & ((grid.meant - weight).abs() <= most - least + near)
+
+
 def _off_centre(grid: PlainGrid, low: torch.Tensor, high: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """Shares [N] of half a scale by which the middle of a grid of w4a8 is off that of the weights, where it
     could be nearer: its zero is one of its values, and all of them are of 8 bits.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.engine.source.limits import Rule, judged
+from ingot.engine.source.limits import Rule, clipped, judged
 from ingot.engine.source.origin import Known
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.linear import Linear
@@ -105,7 +105,7 @@ def judge_narrow(
         ).items():
             off.add(measure, shares, start)
     if rule is not None and not rule.nearest:
-        _add_moved(off, linear, tensors, weight.to(device).float(), dtype, device)
+        _add_moved(off, linear, tensors, weight.to(device).float(), rule, dtype, device)
     return off
 
 
@@ -136,17 +136,40 @@ def _add_equal(off: Off, got: torch.Tensor, wanted: torch.Tensor, start: int) ->
 
 
 def _add_moved(
-    off: Off, linear: Linear, tensors: Tensors, weight: torch.Tensor, dtype: torch.dtype, device: torch.device
+    off: Off,
+    linear: Linear,
+    tensors: Tensors,
+    weight: torch.Tensor,
+    rule: Rule,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Values that make up for one another's errors, by how far rows and columns moved (moved_weights.py)."""
     got = plain_weight(linear, tensors, device)
     farther = _RPTQ_STEP if linear.scheme.form == "blocks" else 0.0
     moves = Moves(chosen=True, least=torch.finfo(dtype).eps, farther=farther)
-    moved = moves.by_row(weight, got)
+    ends = _clipped(linear, tensors, weight, rule, device)
+    moved = moves.by_row(weight, got, ends)
     limit = moves.limit(float(moved.median()))
     off.add("value", moved / limit)
-    wrong = moves.wrong(weight, got, limit).any(1)
+    wrong = moves.wrong(weight, got, limit, ends).any(1)
     off.add("weights kept", torch.where(wrong, torch.inf, 0.0))
+
+
+def _clipped(
+    linear: Linear, tensors: Tensors, weight: torch.Tensor, rule: Rule, device: torch.device
+) -> torch.Tensor:
+    """bool [N, K]: values at an end of their grid, in the order of ``plain_weight``."""
+    order = tensors["order"].to(device).long() if "order" in tensors else None
+    found = []
+    for start in range(0, len(weight), _BLOCK * 64):
+        part = slice(start, min(start + _BLOCK * 64, len(weight)))
+        grid = _grid(linear, tensors, part, device)
+        wanted = weight[part] if order is None else weight[part][:, order]
+        blocks = in_groups(wanted, grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0)
+        found.append(clipped(_cut(grid, blocks), blocks, rule).flatten(1)[:, : linear.in_features])
+    ends = torch.cat(found)
+    return ends if order is None else torch.empty_like(ends).index_copy_(1, order, ends)
 
 
 def plain_weight(linear: Linear, tensors: Tensors, device: torch.device) -> torch.Tensor:
