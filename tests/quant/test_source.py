@@ -279,7 +279,7 @@ class TestVerify:
 
 
 def test_every_architecture_has_its_published_names() -> None:
-    by_their_maps = {"pictures", "minigpt4"}  # which the comparison says
+    by_their_maps = {"pictures"}  # which the comparison says
     assert {one.name for one in ARCHITECTURES} <= set(TABLES) | by_their_maps
     made = made_of(OPENAI, "layers.1.encoder_attn.kv_proj", first_layer=2)
     assert made is not None

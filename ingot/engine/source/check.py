@@ -1,8 +1,8 @@
 """An engine's stored tensors beside the checkpoint that it was built from.
 
 Owns the walk over the stored tensors: what each one is compared with, and by which limits. It reads what was
-written, by its own unpacking, and the checkpoint by published names (tensors.py). Holds one tensor of both,
-and widens some rows at a time.
+written, by its own unpacking, and the checkpoint by published names (tensors.py, pictures.py). Holds one
+tensor of both, and widens some rows at a time.
 
     found = compare_with_source(engine, checkpoint, torch.device("cpu"))
     found.differences, found.figures
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ingot.checkpoint.minigpt4 import MiniGPT4Files
+from ingot.checkpoint.minigpt4 import MiniGPT4Files, is_minigpt4
 from ingot.checkpoint.reader import open_checkpoint, read_config
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import parse_dtype
@@ -28,6 +28,7 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.source.folded import Folded
 from ingot.engine.source.narrow import judge_narrow, plain_scales, plain_weight
 from ingot.engine.source.origin import Origin, Rotated
+from ingot.engine.source.pictures import PictureSource
 from ingot.engine.source.reordered import Reordered
 from ingot.engine.source.tensors import MappedSource, Source, SourceTensors
 from ingot.engine.source_figures import Gathered, SourceDifference, SourceFigures
@@ -135,7 +136,11 @@ def _reading(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> Iterator[S
     architecture's weight map reads them.
     """
     config, layers = manifest.model, manifest.build.layers
-    if SourceTensors.knows(config) and not isinstance(checkpoint, MiniGPT4Files):
+    if isinstance(checkpoint, MiniGPT4Files) or is_minigpt4(checkpoint):
+        with PictureSource.open(checkpoint, config, layers) as source:
+            yield source
+        return
+    if SourceTensors.knows(config):
         with SourceTensors.open(checkpoint, config, layers) as source:
             yield source
         return

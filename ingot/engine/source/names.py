@@ -159,7 +159,9 @@ _OPENAI: Table = {
 }
 OPENAI = "openai whisper"
 TABLES: Mapping[str, Table] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "minigpt4"), _LLAMA
+    ),  # pictures.py has an encoder's
     "gemma2": _GEMMA2,
     "qwen": _QWEN,
     "gpt2": _GPT2,
