@@ -217,10 +217,16 @@ class TestHalfOpen:
         async def test() -> None:
             async with serving(app=large) as (server, port):
                 request = HEALTH[:-2] + close + b"\r\n"
-                _, writer = await opened(port, request, limit=4096)
+                reader, writer = await opened(port, request, limit=4096)
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
                 await until(lambda: len(server._connections))
                 await until(lambda: not len(server._connections))
+                writer.transport.resume_reading()  # type: ignore[attr-defined]
+                received = 0
+                with contextlib.suppress(ConnectionError):
+                    while part := await reader.read(1 << 20):
+                        received += len(part)
+                assert received < length, "the whole answer was sent"
                 writer.close()
 
         run(test)

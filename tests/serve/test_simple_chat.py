@@ -82,6 +82,8 @@ def test_who_leaves_frees_the_place(server: Server) -> None:
     next(iter(stream))
     stream.close()
     wait_for("its place to be free", server.idle)
+    again = list(server.stream("/stream_chat/", {"prompt": "Hi", "max_length": 64}))
+    assert again[-1]["finished"]
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_what_says_so_or_is_put_together_stays_open(schema: dict[str, Any]) -> N
 )
 def test_closing_makes_nothing_impossible(schema: dict[str, Any]) -> None:
     value = {"a": "x", "b": 1}
-    jsonschema.validate(value, schema)
-    jsonschema.validate(value, closed(schema))
+    valid = [jsonschema.Draft202012Validator(one).is_valid(value) for one in (schema, closed(schema))]
+    assert valid == [True, True]
 
 
 def test_a_part_that_is_a_single_choice_is_closed_elsewhere() -> None:
