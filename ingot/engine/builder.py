@@ -116,7 +116,7 @@ def build(
         quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
             config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py), or of their
-            embeddings (calibration_rows.py); of a model that hears recordings (calibration_speech.py).
+            embeddings (calibration_rows.py); of a speech model recordings (calibration_speech.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
             speech; None: 128.
         calib_prompt_seed: draws the question about each captioned picture from the four of MiniGPT-4's

@@ -58,7 +58,7 @@ _PRIVATE = {TEXT: PRIVATE, SPEECH: PRIVATE_SPEECH, PICTURE: PRIVATE_PICTURE}
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
 
 
-Heard = dict[str, torch.Tensor]  # what the places of an encoder gave
+Observed = dict[str, torch.Tensor]  # what the places of an encoder gave
 
 
 @dataclass(frozen=True)
@@ -159,17 +159,17 @@ def _of_decoder(
     assert isinstance(module, DecoderLayer)
     tokens = llm.prompt_ids(prompt)
     count, params = len(tokens), SamplingParams(max_new_tokens=step + 1, ignore_eos=True)
-    hears = llm.engine.manifest.model.crosses
-    encoding: AbstractContextManager[Heard] = _heard(llm) if hears else nullcontext({})
-    with encoding as heard, llm.tap(name) as seen, record_calls(module) as calls:
+    crosses = llm.engine.manifest.model.crosses
+    encoding: AbstractContextManager[Observed] = _observed(llm) if crosses else nullcontext({})
+    with encoding as observed, llm.tap(name) as seen, record_calls(module) as calls:
         try:
             tokens += llm.generate([prompt], params)[0].token_ids
         except EngineError:  # logits that are no numbers are a failure to be kept
             if calls.num_tokens < count + step:
                 raise
     inputs = calls.inputs()
-    if hears:
-        inputs = replace(inputs, encoded=heard[f"{name}{KEYS_VALUES}/in"])
+    if crosses:
+        inputs = replace(inputs, encoded=observed[f"{name}{KEYS_VALUES}/in"])
     return inputs, seen[name], tokens
 
 
@@ -178,15 +178,15 @@ def _of_encoder(llm: LLM, prompt: Prompt, name: str) -> tuple[LayerInputs, torch
     stages = _stages(llm)
     place = next(i for i, stage in enumerate(stages) if stage.name == name)
     kept = next((one.name for one in stages[:place] if one.keeps), None)
-    with _heard(llm) as heard:
+    with _observed(llm) as observed:
         try:
             llm.generate([prompt], SamplingParams(max_new_tokens=1, ignore_eos=True))
         except EngineError:
-            if name not in heard:
+            if name not in observed:
                 raise
-    inputs = LayerInputs.of_input(heard[stages[place - 1].name])
-    crosses = any(part.startswith(f"{name}.encoder_attn.") for part in heard)
-    return replace(inputs, encoded=heard[kept] if crosses and kept is not None else None), heard[name]
+    inputs = LayerInputs.of_input(observed[stages[place - 1].name])
+    crosses = any(part.startswith(f"{name}.encoder_attn.") for part in observed)
+    return replace(inputs, encoded=observed[kept] if crosses and kept is not None else None), observed[name]
 
 
 def _stages(llm: LLM) -> list[Stage]:
@@ -201,9 +201,9 @@ def _stages(llm: LLM) -> list[Stage]:
 
 
 @contextmanager
-def _heard(llm: LLM) -> Iterator[Heard]:
+def _observed(llm: LLM) -> Iterator[Observed]:
     """What the modules of the encoder give for one input, and what keys and values are made of."""
-    found: Heard = {}
+    found: Observed = {}
 
     def see(name: str, rows: torch.Tensor) -> None:
         found[name] = rows.detach().to("cpu", copy=True)

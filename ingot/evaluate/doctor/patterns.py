@@ -28,9 +28,9 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
     and for single ones follow, each where it takes fewer lines than to name what it stands for.
     """
     scheme = _most_common(list(schemes.values()), asked.scheme)
-    heard = any(map(in_encoder, schemes))
+    encodes = any(map(in_encoder, schemes))
     layers: dict[str, str] = {}
-    for pattern_of in (_half, _stack, _operator_anywhere if heard else _leaf_anywhere, _whole_layer):
+    for pattern_of in (_half, _stack, _operator_anywhere if encodes else _leaf_anywhere, _whole_layer):
         layers |= _patterns(schemes, QuantConfig(scheme, layers=layers), pattern_of)
     so_far = QuantConfig(scheme, layers=layers)
     layers |= {name: own for name, own in schemes.items() if so_far.at(name).scheme != own}
