@@ -23,6 +23,7 @@ from ingot.checkpoint.layout import CONFIG
 from ingot.checkpoint.minigpt4 import MiniGPT4Files
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
+from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
@@ -292,13 +293,17 @@ def _calibration(
     Raises:
         ConfigError: one of method and file is there without the other, or as ``read_samples``.
     """
-    quant, hears = assembly.quant, assembly.model_config.encoder is not None
+    quant, modality = assembly.quant, assembly.model_config.modality
     if quant.calibrated and calib is None:
-        texts = "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings"
+        allowed = {
+            TEXT: "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings",
+            SPEECH: f"a manifest or folder of recordings: {SHAPES}",
+            PICTURE: "pictures with captions: a .jsonl file, or a folder with filter_cap.json and image/",
+        }
         raise ConfigError(
             "this method needs calibration data",
             seen=quant.needs_samples,
-            allowed=f"a manifest or folder of recordings: {SHAPES}" if hears else texts,
+            allowed=allowed[modality],
             flag="--calib FILE",
         )
     if not quant.calibrated and (calib, samples, prompt_seed) != (None, None, None):

@@ -304,3 +304,8 @@ def test_ready_rows_calibrate_the_llm(tmp_path: Path) -> None:
     assert first == second
     with pytest.raises(BuildError, match="encoder"):
         build(POCKET, tmp_path / "e", device="cpu", quant="rptq-w8a8", calib=whole, proof=False)
+
+
+def test_a_build_without_pictures_asks_for_pictures(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs calibration data[\s\S]*pictures with captions"):
+        build(POCKET, tmp_path / "out", device="cpu", quant=read_quant("rptq-w4a8"))
