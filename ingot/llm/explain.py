@@ -18,6 +18,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.sampling import VALUE_NAMES, SamplingParams, named_values
 from ingot.engine.manifest import Manifest
 from ingot.engine.text import TextParts
+from ingot.errors import RequestError
 from ingot.llm.defaults import SAMPLED_FIELDS, Defaults, read_defaults
 from ingot.llm.explanation import Explanation, SamplingValue, TokenPiece
 from ingot.llm.generate_rules import GenerateCall, generate_differences
@@ -105,7 +106,10 @@ class _Read:
         tokens: list[TokenPiece] = []
         texts: list[str | None] = []
         for piece in pieces:
-            if isinstance(piece, Embeddings) or (isinstance(piece, Input) and not model.placeholders):
+            if isinstance(piece, Embeddings):
+                what = "only text and token ids are taken here"
+                raise RequestError(what, seen="embeddings", fix="the prompt")
+            if isinstance(piece, Input) and not model.placeholders:
                 raise no_inputs()
             if isinstance(piece, Input):
                 assert model.encoder is not None
