@@ -89,9 +89,9 @@ class Pictures:
         try:
             return self.read(self._source(part, part["type"]))
         except RequestError as error:
-            raise RequestError(
-                f"{where}: {error.what}", seen=error.seen, allowed=error.allowed, fix=error.fix, flag=where
-            ) from None
+            found = RequestError(f"{where}: {error.what}", seen=error.seen, allowed=error.allowed, flag=where)
+            found.fix = error.fix or where
+            raise found from None
 
     def _source(self, part: Mapping[str, Any], kind: str) -> Source:
         if kind == "image":

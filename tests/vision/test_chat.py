@@ -122,6 +122,15 @@ def test_the_verb(files: list[Path]) -> None:
     assert "no picture that can be read" in refused.stderr
 
 
+def test_an_error_says_which_part_and_what_to_do(llm: LLM, files: list[Path]) -> None:
+    part = {"type": "image", "image": str(files[2])}
+    with pytest.raises(
+        RequestError, match=r"messages\[0\]\.content\[1\]: .*convert it to PNG or JPEG"
+    ) as found:
+        llm.chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}])
+    assert found.value.flag == "messages[0].content[1]"
+
+
 def test_an_engine_of_text(files: list[Path]) -> None:
     pocket = Path(__file__).parents[2] / "models/pocket-chat"
     found = ingot("chat", pocket, "--device", "cpu", "--image", files[0], stdin="Hi\n")
