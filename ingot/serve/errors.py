@@ -82,7 +82,7 @@ def stopping() -> ApiError:
 
 def refused(error: IngotError) -> ApiError:
     """What Ingot's own checks say of a request, with the field by its name in the API."""
-    field = error.fix if error.fix is not None and _FIELD.fullmatch(error.fix) else None
+    field = next((one for one in (error.flag, error.fix) if one is not None and _FIELD.fullmatch(one)), None)
     message = str(error)
     for ours, theirs in _CLIENT_NAMES.items():
         message = message.replace(ours, theirs)
