@@ -21,7 +21,7 @@ Observer = Callable[[str, Observed], None]
 
 
 def both(first: Observer | None, second: Observer) -> Observer:
-    """An observer that tells two of them, of which the first may be missing."""
+    """An observer that passes on to two of them, of which the first may be missing."""
     if first is None:
         return second
     one = first

@@ -22,9 +22,8 @@ from ingot.config.step_sizes import ENCODER_PART, ENCODER_SHARE
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.moment import Moment
+from ingot.runtime.pace import cautious
 from ingot.runtime.scheduler import ScheduledBatch
-
-_TURN = 8  # measurements that a welcome one, which may be chance, takes to count
 
 
 class PartTimes:
@@ -46,11 +45,9 @@ class PartTimes:
         """A part of so many inputs took so long; ``step_ms``: the step without it, None where it did more
         than decode.
         """
-        before = self._part_ms.get(inputs, part_ms)
-        self._part_ms[inputs] = max(part_ms, before + (part_ms - before) / _TURN)
+        self._part_ms[inputs] = cautious(self._part_ms.get(inputs), part_ms, unwelcome=max)
         if step_ms is not None:
-            before = step_ms if self._step_ms is None else self._step_ms
-            self._step_ms = min(step_ms, before + (step_ms - before) / _TURN)
+            self._step_ms = cautious(self._step_ms, step_ms, unwelcome=min)
 
 
 class _Timed(NamedTuple):

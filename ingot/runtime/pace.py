@@ -11,11 +11,18 @@ what the step itself takes. Is told times and reads no clock; knows no device an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingot.config.step_sizes import LAYERED_TOKENS
 
 _TURN = 8  # measurements that a welcome one, which may be chance, takes to count
+
+
+def cautious(before: float | None, now: float, *, unwelcome: Callable[[float, float], float]) -> float:
+    """What to reckon with after one more measurement: an unwelcome one (the ``max`` or ``min`` of two) counts
+    at once, a welcome one little by little.
+    """
+    return now if before is None else unwelcome(now, before + (now - before) / _TURN)
 
 
 class Pace:
@@ -67,11 +74,9 @@ class Pace:
         where it did more than decode.
         """
         if step_ms is not None:
-            before = self._step_ms
-            self._step_ms = step_ms if before is None else min(step_ms, before + (step_ms - before) / _TURN)
+            self._step_ms = cautious(self._step_ms, step_ms, unwelcome=min)
         if rows == self._rows:  # else of the chunk before
-            ms, old = layers_ms / layers, self._layer_ms
-            self._layer_ms = ms if old is None else max(ms, old + (ms - old) / _TURN)
+            self._layer_ms = cautious(self._layer_ms, layers_ms / layers, unwelcome=max)
 
     @property
     def _room(self) -> float | None:

@@ -20,7 +20,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import ENCODER_SHARE
 from ingot.runtime import encoder_graphs, encoder_line
 from ingot.runtime.encoder_graphs import EncoderGraphs
-from ingot.runtime.encoder_line import PartTimes
+from ingot.runtime.encoder_line import EncoderLine, PartTimes
 from ingot.runtime.recording import Recorder
 from tests.encoders.conftest import Side
 from tests.encoders.test_pictures import (
@@ -341,6 +341,62 @@ def test_two_equal_pictures_are_encoded_once(opened: Callable[..., LLM]) -> None
     given = [Prompt([ids(3, 4), shown, ids(count, 5)]) for count in (2, 3)]
     beside(llm, given)
     assert sum(step.jobs for step in steps) == 1
+
+
+def test_who_waits_for_a_picture_holds_the_blocks_of_its_prompt(opened: Callable[..., LLM]) -> None:
+    """Else those that enter behind it could take them, and it would be preempted with its picture ready."""
+    llm = opened()
+    added(llm, "text", TEXT, LONG)
+    llm.executor.step()
+    added(llm, "pictured", [100, ids(30, 1)])
+    llm.executor.step()
+    scheduler = llm.executor.scheduler
+    (waiting,) = [one for one in scheduler.running if one.request_id == "pictured"]
+    assert waiting.num_computed == 0
+    assert len(waiting.blocks) == scheduler.cache.blocks_for(waiting.num_tokens) == 4
+
+
+def played(line: EncoderLine, *, singles: int, requests: int, layers: object = None) -> None:
+    """A step of so many requests, the first of which decode."""
+    step: Any = SimpleNamespace(
+        in_parts=True, jobs=[], num_single=singles, requests=[None] * requests, layers=layers
+    )
+    with line.behind(step, fused=False):
+        pass
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> EncoderLine:
+    """One input of many parts is in it; one part runs behind a step."""
+    monkeypatch.setattr(PartTimes, "fitting", lambda *_: 1)
+    parts: Any = [SimpleNamespace(replay=lambda: None)] * 20
+    encoding: Any = SimpleNamespace(together=list, begin=lambda *_, **__: parts)
+    found = EncoderLine(encoding, torch.device("cpu"))
+    found._waiting = [SimpleNamespace(entry=None)]  # type: ignore[list-item]
+    return found
+
+
+def test_prompts_in_every_step_leave_time_in_every_second(line: EncoderLine) -> None:
+    left = []
+    for _ in range(6):
+        played(line, singles=1, requests=2)
+        left.append(len(line._parts))
+    assert left == [0, 19, 19, 18, 18, 17]
+    played(line, singles=2, requests=2)
+    assert len(line._parts) == 16
+
+
+def test_only_a_step_of_decodes_says_how_long_decodes_take(line: EncoderLine) -> None:
+    for _ in range(2):
+        played(line, singles=1, requests=2)
+    played(line, singles=2, requests=2, layers="of a chunk")
+    played(line, singles=0, requests=0)
+    line._read_times()
+    assert line._times._part_ms
+    assert line._times._step_ms is None
+    played(line, singles=2, requests=2)
+    line._read_times()
+    assert line._times._step_ms is not None
 
 
 def test_parts_fill_the_share_of_a_step() -> None:
