@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.false_alarms import SCHEMES as SEED_SCHEMES
 from ingot import build
-from ingot.align.session import Report, align
-from ingot.bench.machine import machine
 from ingot.device import resolve_device
+from ingot.measure.align.align_session import Report, align
+from ingot.measure.side.machine import machine
 from recipes.random_checkpoint import write_samples
 from tests.e2e.faults import POCKET, SCHEMES, SMALL, build_scheme, faulty
 from tests.e2e.tiny import write_tiny

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from ingot.bench.machine import machine
 from ingot.device import resolve_device
+from ingot.measure.side.machine import machine
 
 PARTS = ("build", "load")
 

@@ -25,9 +25,9 @@ import torch
 from build import peak_host_gb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ingot.bench.machine import machine
 from ingot.config.quant import QuantConfig
 from ingot.device import resolve_device
+from ingot.measure.side.machine import machine
 from recipes import random_checkpoint
 from recipes.random_checkpoint import SHAPES, write_samples
 

@@ -25,18 +25,18 @@ from typing import Any
 
 import torch
 
-from ingot.bench.answer import Answer
-from ingot.bench.client import opened
-from ingot.bench.machine import machine
-from ingot.bench.run import spread_with_mean
-from ingot.bench.target import Prompt, Target
+from ingot.measure.bench.serving.http_answer import Answer
+from ingot.measure.bench.serving.load_client import opened
+from ingot.measure.bench.serving.server_target import Prompt, Target
+from ingot.measure.side.machine import machine
+from ingot.measure.side.timed_run import spread_with_mean
 
 FIRST_MS, PROMPT = 50.0, 512
 
 
 @contextmanager
 def stub(gap_ms: float) -> Iterator[str]:
-    words = [sys.executable, "-m", "tests.bench.stub_server", "--first-ms", str(FIRST_MS)]
+    words = [sys.executable, "-m", "tests.measure.bench.stub_server", "--first-ms", str(FIRST_MS)]
     with subprocess.Popen([*words, "--gap-ms", str(gap_ms)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ingot.bench.machine import machine
 from ingot.device import resolve_device
 from ingot.llm.verify import verify
+from ingot.measure.side.machine import machine
 from tests.e2e.faults import FAULTS, SCHEMES, build_scheme, faulty
 
 Row = dict[str, Any]

@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import torch  # noqa: E402
 from serve import start_server  # noqa: E402
 
-from ingot.bench.machine import machine  # noqa: E402
+from ingot.measure.side.machine import machine  # noqa: E402
 
 NOTES = """
 import gc, os, sys, time

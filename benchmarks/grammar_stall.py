@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.serve import start_server  # noqa: E402
-from ingot.bench.machine import machine  # noqa: E402
 from ingot.device import resolve_device  # noqa: E402
+from ingot.measure.side.machine import machine  # noqa: E402
 
 
 def schema(kind: str, place: int) -> dict[str, Any]:

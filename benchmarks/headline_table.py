@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from ingot.bench.run import median, spread
+from ingot.measure.side.timed_run import median, spread
 
 Row = dict[str, Any]
 MACHINE = ("gpu", "python", "torch", "triton", "cuda", "ingot")

@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.half_matcher import HalfMatcher, text_matcher
 from ingot import LLM, SamplingParams
-from ingot.bench.machine import machine
+from ingot.measure.side.machine import machine
 from ingot.structured.grammars import GrammarMatcher
 
 DRAWN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}

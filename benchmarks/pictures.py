@@ -27,10 +27,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM
-from ingot.bench.machine import machine
 from ingot.config.encoder import EncoderConfig
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.llm.prompts import Input, Prompt
+from ingot.measure.side.machine import machine
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
 
 SHAPE = Path(__file__).parent / "shapes/minigpt4-7b.json"

@@ -24,12 +24,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
-from ingot.bench.machine import machine
 from ingot.config.quant import QuantConfig
-from ingot.evaluate.answering import Asking, answers, summarize
-from ingot.evaluate.data import read_data
-from ingot.evaluate.divergence import divergence
-from ingot.evaluate.side import SideSpec
+from ingot.measure.evaluate.data_file import read_data
+from ingot.measure.evaluate.eval_side import SideSpec
+from ingot.measure.evaluate.scored_answers import Asking, answers, summarize
+from ingot.measure.evaluate.token_divergence import divergence
+from ingot.measure.side.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "pocket-chat"

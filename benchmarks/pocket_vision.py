@@ -23,10 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM, build
-from ingot.bench.machine import machine
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import resolve_device
+from ingot.measure.side.machine import machine
 from recipes.vision.draw import draw
 from recipes.vision.evaluate import MOST, Item, Result, held_out_items, messages_of, summary
 from recipes.vision.samples import write_samples

@@ -27,8 +27,8 @@ from int8_products import CEILING_TOPS, SHAPES
 from quantized_sides import Side, apart, sides
 from timing import graph_us
 
-from ingot.bench.ceiling import measure_ceiling
-from ingot.bench.machine import machine
+from ingot.measure.bench.ceiling import measure_ceiling
+from ingot.measure.side.machine import machine
 
 ROWS = (1, 16, 64, 256, 2048)
 TINY = {"qkv": (384, 128), "o": (128, 128), "gate_up": (512, 128), "down": (128, 256)}

@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ingot.bench.machine import machine
+from ingot.measure.side.machine import machine
 from tests.serve.client import Stream, wait_for
 from tests.serve.ray.served import RayServer, ray_served, wait_long
 

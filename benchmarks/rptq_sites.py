@@ -23,9 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import pocket_quality
-from ingot.bench.machine import machine
 from ingot.config.quant import QuantConfig
 from ingot.config.rptq import RptqConfig
+from ingot.measure.side.machine import machine
 
 SAMPLES = 128
 NAMES = (

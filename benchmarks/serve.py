@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.bench.machine import machine
 from ingot.config.runtime import RuntimeConfig
+from ingot.measure.side.machine import machine
 
 FIRSTS = 25  # requests, one at a time, of the time to the first token
 

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from ingot import build
-from ingot.bench.machine import machine
 from ingot.config.quant import QuantConfig
 from ingot.device import resolve_device
 from ingot.engine import builder
 from ingot.engine.source.check import SourceCheck, compare_with_source
+from ingot.measure.side.machine import machine
 from tests.quant.source_faults import FAULTS, SCHEMES, built, planted, samples_of, write_source
 
 Row = dict[str, Any]

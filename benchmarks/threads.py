@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.bench.machine import machine
+from ingot.measure.side.machine import machine
 
 Asked = list[tuple[list[dict[str, str]], SamplingParams]]
 Answers = list[list[list[int]]]

@@ -37,10 +37,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM
-from ingot.bench.machine import machine
-from ingot.bench.run import spread
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
+from ingot.measure.side.machine import machine
+from ingot.measure.side.timed_run import spread
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.processors.log_mel import WINDOW, features_by
 from ingot.processors.prompt import Input, Prompt

@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from ingot.bench.machine import machine
 from ingot.checkpoint.openai import names_of
+from ingot.measure.side.machine import machine
 from ingot.processors.audio import read_audio
 from ingot.speech.transcriber import Transcriber
 

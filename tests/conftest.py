@@ -47,8 +47,8 @@ LONGEST = (
     "tests/e2e/test_same_tokens.py",
     "tests/e2e/test_faults.py",
     "tests/parity/test_walks_by_kernels.py",
-    "tests/align/test_diagnosis.py",
-    "tests/evaluate/test_doctor.py",
+    "tests/measure/align/test_diagnosis.py",
+    "tests/measure/evaluate/test_doctor.py",
     "tests/kernels/test_narrow_cache.py",
     "tests/e2e/test_build_whole.py",
 )

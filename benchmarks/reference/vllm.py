@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ingot.bench.load import mixed
+from ingot.measure.side.token_load import mixed
 
 SHAPE = Path(__file__).parents[1] / "shapes" / "llama-7b.json"
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]

@@ -14,8 +14,8 @@ from ingot.cli.prompts import WRAPPED, ManyIds, PromptFile, PromptGiven, read_pr
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
-    from ingot.align.session import Report
-    from ingot.align.verdict import FirstBad, Row
+    from ingot.measure.align.align_session import Report
+    from ingot.measure.align.stage_verdict import FirstBad, Row
 
 _WIDTH = 180
 _SHOWN = 8  # tensors that differ
@@ -23,7 +23,7 @@ _SHOWN = 8  # tensors that differ
 
 _REFERENCE = (
     "The original: a checkpoint folder, a Hugging Face id, OpenAI's .pt file, another engine, or a trace "
-    "written by `python -m ingot.align.trace`."
+    "written by `python -m ingot.measure.align.trace`."
 )
 _DTYPE = "The engine's compute dtype: fp16, bf16 or fp32."
 _ORIGINAL = (
@@ -64,11 +64,11 @@ def align(flags: AlignFlags) -> None:
         raise typer.BadParameter(f"no such folder: {flags.html.parent}", param_hint="--html")
     report = _align(flags)
     if flags.html is not None:
-        from ingot.align.report import report_html
+        from ingot.measure.align.align_report import report_html
 
         flags.html.write_text(report_html(report), encoding="utf-8")
     if flags.as_json:
-        from ingot.align.report import report_json
+        from ingot.measure.align.align_report import report_json
 
         print_json(report_json(report))
     else:
@@ -78,7 +78,7 @@ def align(flags: AlignFlags) -> None:
 
 def _align(flags: AlignFlags) -> Report:
     prompts = _prompts(flags)
-    from ingot.align.session import align as run_align
+    from ingot.measure.align.align_session import align as run_align
 
     set_threads(flags.threads)
     inputs: list[Any] = [one.value for one in prompts]
@@ -97,7 +97,7 @@ def _prompts(flags: AlignFlags) -> list[PromptGiven]:
 
 
 def _show(report: Report, *, every: bool) -> None:
-    from ingot.align.report import facts, verdict_text
+    from ingot.measure.align.align_report import facts, verdict_text
 
     console = stdout()
     for name, value in facts(report):
@@ -114,7 +114,7 @@ def _show(report: Report, *, every: bool) -> None:
 
 
 def _show_texts(report: Report) -> None:
-    from ingot.align.report import stops_text
+    from ingot.measure.align.align_report import stops_text
 
     console = stdout()
     for i, case in enumerate(report.cases, start=1):
@@ -147,7 +147,7 @@ def _table(report: Report, *, every: bool) -> Any:
     """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
     from rich.table import Table
 
-    from ingot.align.report import all_lines, cells, short_lines
+    from ingot.measure.align.align_report import all_lines, cells, short_lines
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stage", "step", "max-abs", "relative L2", "alone", "floor", "limit", "cosine", ""):
@@ -183,7 +183,7 @@ def _show_first(report: Report) -> None:
 
 
 def _show_tensors(first: FirstBad) -> None:
-    from ingot.align.report import why_text
+    from ingot.measure.align.align_report import why_text
 
     console = stdout()
     step = f"cached step {first.row.step}" if first.row.step else "step 0, the prompt itself"

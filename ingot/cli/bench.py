@@ -21,10 +21,10 @@ from ingot.cli.limits import runtime_values
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
-    from ingot.bench.latency import Latency
-    from ingot.bench.load import Load
-    from ingot.bench.report import Record
-    from ingot.bench.side import SideSpec
+    from ingot.measure.bench.bench_report import Record
+    from ingot.measure.bench.bench_side import SideSpec
+    from ingot.measure.bench.latency import Latency
+    from ingot.measure.side.token_load import Load
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
 LATENCY_REPEATS, THROUGHPUT_REPEATS = 5, 3
@@ -49,9 +49,9 @@ def latency(
     text: Annotated[Path | None, option(_TEXT)] = None,
 ) -> None:
     """Time batches of equal requests: time to first token and time per decode step."""
-    from ingot.bench.latency import Latency
-    from ingot.bench.load import parse_batches
-    from ingot.bench.session import bench as measured
+    from ingot.measure.bench.bench_session import bench as measured
+    from ingot.measure.bench.latency import Latency
+    from ingot.measure.side.token_load import parse_batches
 
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
@@ -77,10 +77,10 @@ def throughput(
     hf_batch: Annotated[int, option("Requests per padded batch, for --against hf.", min=1)] = HF_BATCH,
 ) -> None:
     """Measure throughput with many requests that arrive at once."""
-    from ingot.bench.load import fixed as fixed_load
-    from ingot.bench.load import mixed as mixed_load
-    from ingot.bench.session import bench as measured
-    from ingot.bench.throughput import Throughput
+    from ingot.measure.bench.bench_session import bench as measured
+    from ingot.measure.bench.throughput import Throughput
+    from ingot.measure.side.token_load import fixed as fixed_load
+    from ingot.measure.side.token_load import mixed as mixed_load
 
     spec = _side(flags, MIXED_BATCH)
     if sum(value is not None for value in (requests, mixed, fixed)) > 1:
@@ -107,9 +107,9 @@ def transcribe(flags: ClipFlags) -> None:
 
     The audio is synthetic, and the number of tokens is fixed per second of it: weights change no figure.
     """
-    from ingot.bench.load import parse_batches
-    from ingot.bench.session import bench as measured
-    from ingot.bench.transcribing import Transcribing
+    from ingot.measure.bench.bench_session import bench as measured
+    from ingot.measure.bench.transcription_speed import Transcribing
+    from ingot.measure.side.token_load import parse_batches
 
     batches = tuple(parse_batches(flags.batch))
     wanted = Transcribing(flags.clips, batches, flags.tokens_per_second, flags.repeats)
@@ -129,9 +129,9 @@ def caption(flags: CaptionFlags) -> None:
 
     Pictures are random values, and the number of tokens is fixed: weights change no figure.
     """
-    from ingot.bench.captioning import Captioning
-    from ingot.bench.load import parse_batches
-    from ingot.bench.session import bench as measured
+    from ingot.measure.bench.bench_session import bench as measured
+    from ingot.measure.bench.caption_speed import Captioning
+    from ingot.measure.side.token_load import parse_batches
 
     batches = tuple(parse_batches(flags.batch))
     lengths = (flags.prompt_tokens, flags.new_tokens)
@@ -152,10 +152,10 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
 
     In a decode step the context is --prompt-tokens plus --new-tokens tokens long.
     """
-    from ingot.bench.kernels import Kernels
-    from ingot.bench.load import parse_batches
-    from ingot.bench.session import bench_kernels
     from ingot.device import resolve_device
+    from ingot.measure.bench.bench_session import bench_kernels
+    from ingot.measure.bench.kernel_bench.kernel_times import Kernels
+    from ingot.measure.side.token_load import parse_batches
 
     rows = tuple(parse_batches(batch))
     spec = _spec(flags, max_batch_size=max(rows))
@@ -184,7 +184,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
 
 
 def _spec(flags: ModelFlags | ClipFlags | CaptionFlags, **values: Any) -> SideSpec:
-    from ingot.bench.side import SideSpec
+    from ingot.measure.bench.bench_side import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
         raise typer.BadParameter("give either ENGINE_OR_CHECKPOINT or --random-weights CONFIG")
@@ -201,7 +201,7 @@ def _spec(flags: ModelFlags | ClipFlags | CaptionFlags, **values: Any) -> SideSp
 def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
     if against is None:
         return None
-    from ingot.compare.spec import HUGGINGFACE, against_parts
+    from ingot.measure.side.model_spec import HUGGINGFACE, against_parts
 
     is_class, path = against_parts(against)
     if not is_class:
@@ -214,17 +214,17 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
 
 
 def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
-    from ingot.bench.sharegpt import sharegpt_load
-    from ingot.bench.side import read_tokenizer
+    from ingot.measure.bench.bench_side import read_tokenizer
+    from ingot.measure.bench.sharegpt import sharegpt_load
 
     return sharegpt_load(file, read_tokenizer(spec).encode, limit, _longest(spec))
 
 
 def _of_text(spec: SideSpec, wanted: Latency, file: Path) -> Latency:
     """The same batches with a file's text as every prompt."""
-    from ingot.bench.side import read_tokenizer
-    from ingot.bench.text_latency import TextLatency
     from ingot.config.json_text import read_text
+    from ingot.measure.bench.bench_side import read_tokenizer
+    from ingot.measure.bench.text_latency import TextLatency
 
     try:
         text = read_text(file)
@@ -249,7 +249,7 @@ def _show(record: Record, flags: ModelFlags | ClipFlags | CaptionFlags) -> None:
     if flags.as_json:
         print_json(record)
         return
-    from ingot.bench.report import headline, tables
+    from ingot.measure.bench.bench_report import headline, tables
 
     for line in headline(record):
         stdout().print(line, markup=False)

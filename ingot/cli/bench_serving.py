@@ -29,8 +29,8 @@ from ingot.cli.flags import (
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
-    from ingot.bench.serving import Record, Serving
-    from ingot.bench.serving_load import Point, Prompts
+    from ingot.measure.bench.serving.serving_bench import Record, Serving
+    from ingot.measure.bench.serving.serving_load import Point, Prompts
 
 _FAILED = 1
 _KEY = "--api-key"
@@ -82,9 +82,9 @@ class ServingFlags:
 
     def wanted(self) -> Serving:
         """The measurement."""
-        from ingot.bench.serving import Serving
-        from ingot.bench.serving_figures import parse_limits
-        from ingot.bench.target import Target
+        from ingot.measure.bench.serving.server_target import Target
+        from ingot.measure.bench.serving.serving_bench import Serving
+        from ingot.measure.bench.serving.serving_figures import parse_limits
 
         target = Target(self.url, self.model, self.endpoint, self.api_key, self.ignore_eos, self.timeout)
         limits = parse_limits(self.goodput) if self.goodput is not None else {}
@@ -92,7 +92,7 @@ class ServingFlags:
         return Serving(target, self._prompts(), points, self.requests, self.warm_up, self.seed, limits)
 
     def _points(self) -> list[Point]:
-        from ingot.bench.serving_load import parse_concurrencies, parse_rates
+        from ingot.measure.bench.serving.serving_load import parse_concurrencies, parse_rates
 
         if self.concurrency is None:
             return parse_rates("inf" if self.rate is None else self.rate)
@@ -101,8 +101,8 @@ class ServingFlags:
         return parse_concurrencies(self.concurrency)
 
     def _prompts(self) -> Prompts:
-        from ingot.bench.load import Ask, check_counts
-        from ingot.bench.serving_load import VOCABULARY, FilePrompts, RandomPrompts
+        from ingot.measure.bench.serving.serving_load import VOCABULARY, FilePrompts, RandomPrompts
+        from ingot.measure.side.token_load import Ask, check_counts
 
         check_counts({"--prompt-tokens": self.prompt_tokens, "--new-tokens": self.new_tokens})
         if self.load not in ("fixed", "mixed"):
@@ -123,11 +123,11 @@ def serving(flags: ServingFlags) -> None:
 
     Exit code 0: measured; 1: a load of which no request succeeded; 2: usage error, or no such server.
     """
-    from ingot.bench.serving import bench_serving, check_client
+    from ingot.measure.bench.serving.serving_bench import bench_serving, check_client
 
     check_client()
     if flags.png is not None:
-        from ingot.bench.picture import check_matplotlib
+        from ingot.measure.bench.charts.chart_png import check_matplotlib
 
         check_matplotlib("leave out --png")
     with status_shown("starting") as say:
@@ -149,12 +149,17 @@ def _command(words: list[str]) -> str:
 
 
 def _show(record: Record, flags: Any) -> None:
-    from ingot.bench.serving_report import serving_lines, serving_panels, serving_tables, serving_title
+    from ingot.measure.bench.serving.serving_report import (
+        serving_lines,
+        serving_panels,
+        serving_tables,
+        serving_title,
+    )
 
     title, lines = serving_title(record), serving_lines(record)
     drawn = serving_panels(record) if flags.png is not None else []
     if drawn:
-        from ingot.bench.picture import write_png
+        from ingot.measure.bench.charts.chart_png import write_png
 
         write_png(drawn, title, lines, Path(flags.png))
     if flags.as_json:

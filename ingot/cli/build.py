@@ -22,7 +22,7 @@ from ingot.cli.steps import bar_shown, parts_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 
 if TYPE_CHECKING:
-    from ingot.evaluate.proving import Proving
+    from ingot.measure.evaluate.planned_metrics import Proving
 
 Finish = Callable[[Path], None]
 _LENGTH = f"the model's, at most {DEFAULT_MAX_SEQ_LEN}"
@@ -149,7 +149,7 @@ def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) ->
         return None
 
     def finish(folder: Path) -> None:
-        from ingot.evaluate.metrics import keep, measure
+        from ingot.measure.evaluate.proof_metrics import keep, measure
 
         shown.close()
         with bar_shown() as progress:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
 
-    from ingot.compare.table import Table
+    from ingot.measure.side.text_table import Table
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LATE_CONTROL = re.compile(r"[\x7f-\x9f]")  # JSON need not escape them
@@ -109,7 +109,7 @@ def print_error(error: IngotError, takes: Collection[str] | None = None) -> None
 
 def print_table(table: Table) -> None:
     """On stdout, with lines on a terminal, as aligned text elsewhere."""
-    from ingot.compare.table import plain
+    from ingot.measure.side.text_table import plain
 
     if not stdout().is_terminal:
         stdout().print(plain(table), markup=False)

@@ -37,7 +37,7 @@ from ingot.config.schemes import LADDERED, MILDEST, WEIGHT_ONLY, choosing, liste
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.evaluate.doctor import Diagnosis
+    from ingot.measure.evaluate.doctor import Diagnosis
 
 LIMIT = 64
 _NONE_HOLDS = 1
@@ -131,11 +131,11 @@ def doctor(flags: DoctorFlags) -> None:
         raise ConfigError("the file exists", seen=out, flag="--force replaces it; --out chooses another file")
     chosen = read_quant(flags.quant, group=flags.group_size, symmetric=flags.symmetric)
     set_threads(flags.threads)
-    from ingot.evaluate.data import read_data
-    from ingot.evaluate.doctor import Wanted, check_wanted, needs_of, records_of
-    from ingot.evaluate.doctor import doctor as run
-    from ingot.evaluate.doctor.session import MAX_TOKENS
-    from ingot.evaluate.perplexity import Reading
+    from ingot.measure.evaluate.data_file import read_data
+    from ingot.measure.evaluate.doctor import Wanted, check_wanted, needs_of, records_of
+    from ingot.measure.evaluate.doctor import doctor as run
+    from ingot.measure.evaluate.doctor.doctor_session import MAX_TOKENS
+    from ingot.measure.evaluate.perplexity import Reading
 
     reading = Reading(flags.window, None, flags.max_tokens or MAX_TOKENS)
     options = given(least=flags.least, up_to=flags.up_to, device=flags.device)
@@ -159,7 +159,7 @@ def doctor(flags: DoctorFlags) -> None:
 def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
     """Show, write, and leave with 1 where there is nothing to build."""
     from ingot.engine.whole_file import whole
-    from ingot.evaluate.doctor.report import comments, record, tables, verdict
+    from ingot.measure.evaluate.doctor.doctor_report import comments, record, tables, verdict
 
     command, out = command_line(), flags.out
     told = record(found, command)

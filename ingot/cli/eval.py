@@ -21,14 +21,14 @@ from ingot.cli.steps import bar_shown
 from ingot.cli.transcribe_flags import transcribe_flags_at
 
 if TYPE_CHECKING:
-    from ingot.evaluate.answering import Asking
-    from ingot.evaluate.captions import Captioning
-    from ingot.evaluate.data import OfFolder
-    from ingot.evaluate.hearing import Asked
-    from ingot.evaluate.items import Item
-    from ingot.evaluate.limits import Limit
-    from ingot.evaluate.perplexity import Reading
-    from ingot.evaluate.record import Evaluation
+    from ingot.measure.evaluate.data_file import OfFolder
+    from ingot.measure.evaluate.data_item import Item
+    from ingot.measure.evaluate.eval_record import Evaluation
+    from ingot.measure.evaluate.loss_limits import Limit
+    from ingot.measure.evaluate.perplexity import Reading
+    from ingot.measure.evaluate.scored_answers import Asking
+    from ingot.measure.evaluate.scored_captions import Captioning
+    from ingot.measure.evaluate.scored_transcripts import Asked
 
 _BEYOND = 1
 _LANG = "What ROUGE counts: en (words), zh (characters), or auto: characters if the reference has CJK."
@@ -55,8 +55,8 @@ def summarize(
     template: Annotated[str | None, option("Prompt text around {article}.", shown=_TEMPLATE)] = None,
 ) -> None:
     """ROUGE-1, 2, L and Lsum of greedy summaries. Needs the package rouge-score (Ingot's extra "eval")."""
-    from ingot.evaluate.answering import Asking, asks
-    from ingot.evaluate.answering import summarize as run
+    from ingot.measure.evaluate.scored_answers import Asking, asks
+    from ingot.measure.evaluate.scored_answers import summarize as run
 
     asking = Asking(flags.max_new_tokens, flags.chat, template, lang, stemmer)
     _evaluate(flags, "summarize", run, asking, asks)
@@ -66,8 +66,8 @@ def summarize(
 @field_flags("flags")
 def answers(flags: AskFlags) -> None:
     """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
-    from ingot.evaluate.answering import Asking, asks
-    from ingot.evaluate.answering import answers as run
+    from ingot.measure.evaluate.scored_answers import Asking, asks
+    from ingot.measure.evaluate.scored_answers import answers as run
 
     _evaluate(flags, "answers", run, Asking(flags.max_new_tokens, flags.chat), asks)
 
@@ -76,7 +76,7 @@ def answers(flags: AskFlags) -> None:
 @field_flags("flags")
 def perplexity(flags: ReadFlags) -> None:
     """Perplexity and bits per byte of running text, with sliding windows."""
-    from ingot.evaluate.perplexity import perplexity as run
+    from ingot.measure.evaluate.perplexity import perplexity as run
 
     _evaluate(flags, "perplexity", run, flags.reading())
 
@@ -88,7 +88,7 @@ def divergence(flags: ReadFlags) -> None:
 
     --against names the reference. Without --stride the windows do not overlap.
     """
-    from ingot.evaluate.divergence import divergence as run
+    from ingot.measure.evaluate.token_divergence import divergence as run
 
     if flags.against is None:
         _start(flags, "divergence")
@@ -107,8 +107,8 @@ def caption(
 
     Without captions in the data they are compared with those of --against.
     """
-    from ingot.evaluate.captions import Captioning, shows
-    from ingot.evaluate.captions import caption as run
+    from ingot.measure.evaluate.scored_captions import Captioning, shows
+    from ingot.measure.evaluate.scored_captions import caption as run
     from ingot.processors.picture_folder import picture_records
 
     folder = flags.data if flags.data.is_dir() else flags.data.parent
@@ -125,8 +125,8 @@ def wer(flags: HearFlags, options: dict[str, Any]) -> None:
     Texts are normalised as Whisper's own evaluation does it. The temperature is 0, so that both sides draw
     nothing.
     """
-    from ingot.evaluate.hearing import Asked, hears
-    from ingot.evaluate.hearing import wer as run
+    from ingot.measure.evaluate.scored_transcripts import Asked, hears
+    from ingot.measure.evaluate.scored_transcripts import wer as run
     from ingot.speech.options import TranscribeOptions
 
     folder = flags.data if flags.data.is_dir() else flags.data.parent
@@ -135,7 +135,7 @@ def wer(flags: HearFlags, options: dict[str, Any]) -> None:
 
 def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
     """The limits; and the threads that everything runs on."""
-    from ingot.evaluate.limits import limits_for
+    from ingot.measure.evaluate.loss_limits import limits_for
 
     if flags.max_delta and flags.against is None:
         raise typer.BadParameter(
@@ -153,7 +153,7 @@ def _evaluate(
     needs: Callable[[Item], str | None] = lambda item: None,
     of_folder: OfFolder | None = None,
 ) -> None:
-    from ingot.evaluate.data import read_data
+    from ingot.measure.evaluate.data_file import read_data
 
     limits = _start(flags, verb)
     where, limit, skip = field_pairs(flags.where), flags.limit, flags.skip_bad
@@ -181,7 +181,7 @@ def _finish(flags: EvalFlags, found: Evaluation) -> None:
 
 
 def _show(record: dict[str, Any]) -> None:
-    from ingot.evaluate.report import headline, tables, verdict
+    from ingot.measure.evaluate.eval_report import headline, tables, verdict
 
     for line in headline(record):
         stdout().print(line, markup=False)

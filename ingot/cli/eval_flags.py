@@ -31,8 +31,8 @@ from ingot.cli.flags import (
 from ingot.cli.limits import KvDtype, MemoryFraction, TokenBudget, runtime_values
 
 if TYPE_CHECKING:
-    from ingot.evaluate.perplexity import Reading
-    from ingot.evaluate.side import SideSpec
+    from ingot.measure.evaluate.eval_side import SideSpec
+    from ingot.measure.evaluate.perplexity import Reading
 
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 
@@ -90,7 +90,7 @@ class EvalFlags:
 
     def sides(self) -> tuple[SideSpec, SideSpec | None]:
         """The side that is evaluated, and the reference."""
-        from ingot.evaluate.side import SideSpec, other_spec
+        from ingot.measure.evaluate.eval_side import SideSpec, other_spec
 
         spec = SideSpec(
             self.engine,
@@ -144,6 +144,6 @@ class ReadFlags(EvalFlags):
 
     def reading(self) -> Reading:
         """The windows."""
-        from ingot.evaluate.perplexity import Reading
+        from ingot.measure.evaluate.perplexity import Reading
 
         return Reading(self.window, self.stride, self.max_tokens)

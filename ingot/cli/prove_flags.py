@@ -18,7 +18,7 @@ from ingot.cli.eval_flags import DTYPES
 from ingot.cli.flags import option
 
 if TYPE_CHECKING:
-    from ingot.evaluate.proving import Proving
+    from ingot.measure.evaluate.planned_metrics import Proving
 
 _PANEL = "Metrics in the proof (docs/proof.md)"
 
@@ -84,7 +84,7 @@ class ProveFlags:
         """
         if self.prove is None:
             return None
-        from ingot.evaluate.proving import plan_proving
+        from ingot.measure.evaluate.planned_metrics import plan_proving
 
         return plan_proving(
             self.prove,

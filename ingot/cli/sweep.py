@@ -31,11 +31,11 @@ from ingot.config.schemes import WITHOUT_SAMPLES
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.bench.latency import Latency
-    from ingot.bench.side import SideSpec
-    from ingot.bench.sweep import Record, Sweep
-    from ingot.bench.sweep_line import Quality
-    from ingot.bench.transcribing import Transcribing
+    from ingot.measure.bench.bench_side import SideSpec
+    from ingot.measure.bench.latency import Latency
+    from ingot.measure.bench.sweep.sweep_line import Quality
+    from ingot.measure.bench.sweep.sweep_session import Record, Sweep
+    from ingot.measure.bench.transcription_speed import Transcribing
 
 REPEATS = 3
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
@@ -89,7 +89,7 @@ class SweepFlags:
 
     def spec(self) -> SideSpec:
         """What is opened, and where."""
-        from ingot.bench.side import SideSpec
+        from ingot.measure.bench.bench_side import SideSpec
 
         return SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device))
 
@@ -113,8 +113,8 @@ class SweepFlags:
         Raises:
             BadParameter: a flag is of the other kind of model.
         """
-        from ingot.bench.latency import Latency
-        from ingot.bench.transcribing import Transcribing
+        from ingot.measure.bench.latency import Latency
+        from ingot.measure.bench.transcription_speed import Transcribing
 
         of_text = given(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
         of_clips = given(clips=self.clips, tokens_per_second=self.tokens_per_second)
@@ -134,7 +134,7 @@ class SweepFlags:
 
     def wanted(self, spec: SideSpec, shape: Latency | Transcribing, told: dict[str, Any] | None) -> Sweep:
         """The sweep, with what its record says of the quality."""
-        from ingot.bench.sweep import Sweep
+        from ingot.measure.bench.sweep.sweep_session import Sweep
 
         return Sweep(
             spec,
@@ -160,7 +160,7 @@ def sweep(flags: SweepFlags) -> None:
     if out is None:
         raise typer.BadParameter("give the folder for the results", param_hint="--out")
     if not no_png:
-        from ingot.bench.picture import check_matplotlib
+        from ingot.measure.bench.charts.chart_png import check_matplotlib
 
         check_matplotlib()
     if flags.draw:
@@ -172,7 +172,7 @@ def sweep(flags: SweepFlags) -> None:
     done = False
     try:
         with ends_once(), status_shown("starting") as say:
-            from ingot.bench.sweep import run_sweep
+            from ingot.measure.bench.sweep.sweep_session import run_sweep
 
             run_sweep(wanted, out, quality=quality, fresh=flags.fresh, command=command_line(), say=say)
         done = True
@@ -185,7 +185,7 @@ def sweep(flags: SweepFlags) -> None:
 
 def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
     """What is measured, by the kind of model, and what measures its quality."""
-    from ingot.bench.kernels import read_shape
+    from ingot.measure.bench.kernel_bench.kernel_times import read_shape
 
     spec = flags.spec()
     hears = not read_shape(spec).config.modality.takes_text
@@ -219,14 +219,14 @@ def _words(text: str, flag: str) -> tuple[str, ...]:
 
 def _batches(text: str) -> tuple[int, ...]:
     """The sizes in growing order; none for ``auto``."""
-    from ingot.bench.load import parse_batches
+    from ingot.measure.side.token_load import parse_batches
 
     return () if text.strip() == "auto" else tuple(sorted(set(parse_batches(text))))
 
 
 def _finish(out: Path, flags: SweepFlags) -> bool:
     """Write the results of a folder's points, and show them; whether something is missing in them."""
-    from ingot.bench.sweep_report import broken
+    from ingot.measure.bench.sweep.sweep_report import broken
 
     record = _write(out, flags.no_png)
     if flags.as_json:
@@ -237,7 +237,7 @@ def _finish(out: Path, flags: SweepFlags) -> bool:
 
 
 def _show(record: Record, out: Path) -> None:
-    from ingot.bench.sweep_report import limits, sweep_lines, sweep_table, sweep_title
+    from ingot.measure.bench.sweep.sweep_report import limits, sweep_lines, sweep_table, sweep_title
 
     for line in (sweep_title(record), *sweep_lines(record)):
         stdout().print(line, markup=False)
@@ -253,17 +253,17 @@ def _show(record: Record, out: Path) -> None:
 
 
 def _write_what_there_is(out: Path, no_png: bool) -> None:
-    from ingot.bench.sweep_store import POINTS, read_points
+    from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
 
     if read_points(out / POINTS):
         _write(out, no_png)
 
 
 def _write(out: Path, no_png: bool) -> Record:
-    from ingot.bench.picture_html import Page, write_html
-    from ingot.bench.sweep_record import record_of
-    from ingot.bench.sweep_report import limits, panels, sweep_lines, sweep_table, sweep_title
-    from ingot.bench.sweep_store import POINTS, read_points
+    from ingot.measure.bench.charts.chart_html import Page, write_html
+    from ingot.measure.bench.sweep.sweep_record import record_of
+    from ingot.measure.bench.sweep.sweep_report import limits, panels, sweep_lines, sweep_table, sweep_title
+    from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
 
     record = record_of(read_points(out / POINTS))
     (out / "sweep.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -271,7 +271,7 @@ def _write(out: Path, no_png: bool) -> Record:
     page = Page(title, lines, sweep_table(record), limits(record), record["commands"])
     write_html(drawn, page, out / "sweep.html")
     if drawn and not no_png:
-        from ingot.bench.picture import write_png
+        from ingot.measure.bench.charts.chart_png import write_png
 
         write_png(drawn, title, lines, out / "sweep.png")
     return record

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.bench.side import SideSpec
-    from ingot.evaluate.data import DataFile
-    from ingot.evaluate.side import SideSpec as Evaluated
+    from ingot.measure.bench.bench_side import SideSpec
+    from ingot.measure.evaluate.data_file import DataFile
+    from ingot.measure.evaluate.eval_side import SideSpec as Evaluated
 
 _METRIC = "perplexity"
 _OF_SPEECH = "wer"
@@ -38,8 +38,8 @@ class TextQuality:
         Raises:
             IngotError: the side or the data cannot be read.
         """
-        from ingot.evaluate.data import read_data
-        from ingot.evaluate.perplexity import perplexity
+        from ingot.measure.evaluate.data_file import read_data
+        from ingot.measure.evaluate.perplexity import perplexity
 
         items = read_data(Path(self.data), limit=self.limit)
         found = perplexity(_evaluated(spec), None, items, ())
@@ -65,7 +65,7 @@ class SpeechQuality:
         Raises:
             IngotError: the side or the data cannot be read, or a library is not installed.
         """
-        from ingot.evaluate.hearing import Asked, wer
+        from ingot.measure.evaluate.scored_transcripts import Asked, wer
 
         found = wer(_evaluated(spec), None, self._items(), (), Asked())
         rate = found.record["sides"][0]["metrics"][_OF_SPEECH]
@@ -81,8 +81,8 @@ class SpeechQuality:
         return {"metric": _OF_SPEECH, "file": self.data, "sha256": digest, "limit": self.limit}
 
     def _items(self) -> DataFile:
-        from ingot.evaluate.data import read_data
-        from ingot.evaluate.hearing import hears
+        from ingot.measure.evaluate.data_file import read_data
+        from ingot.measure.evaluate.scored_transcripts import hears
 
         path = Path(self.data)
         needs = hears(path if path.is_dir() else path.parent)
@@ -91,7 +91,7 @@ class SpeechQuality:
 
 def _evaluated(spec: SideSpec) -> Evaluated:
     """The same side, as evaluations open it."""
-    from ingot.evaluate.side import SideSpec
+    from ingot.measure.evaluate.eval_side import SideSpec
 
     if spec.path is None:
         raise ConfigError(

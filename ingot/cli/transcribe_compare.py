@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from ingot.cli.transcribe_flags import TranscribeFlags
-    from ingot.compare.hearing import Hearing
-    from ingot.compare.spec import ModelSpec
+    from ingot.measure.side.model_spec import ModelSpec
+    from ingot.measure.side.timed_transcripts import Hearing
 
 _FAILED = 1
 _SIDES = ("ingot", "huggingface")
@@ -56,8 +56,8 @@ def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], option
 
 
 def _specs(flags: TranscribeFlags, limits: Limits) -> list[ModelSpec]:
-    from ingot.compare.huggingface import check_huggingface
-    from ingot.compare.spec import HUGGINGFACE, ModelSpec, against_parts
+    from ingot.measure.side.huggingface import check_huggingface
+    from ingot.measure.side.model_spec import HUGGINGFACE, ModelSpec, against_parts
 
     is_class, path = against_parts(flags.compare or "")
     if not is_class:
@@ -89,8 +89,8 @@ def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Ten
 
 
 def _heard(spec: ModelSpec, name: str, samples: dict[str, torch.Tensor], asked: Any) -> dict[str, Any]:
-    from ingot.compare.hearing import hear_all
-    from ingot.compare.speech import open_listener
+    from ingot.measure.side.timed_transcripts import hear_all
+    from ingot.measure.side.transcribers import open_listener
 
     with bar_shown() as progress:
         progress(f"{name}: loading", 0, len(samples))
@@ -135,7 +135,7 @@ def _record(asked: Any, names: Sequence[str], ours: dict[str, Any], theirs: dict
 
 
 def _show(record: dict[str, Any]) -> None:
-    from ingot.compare.table import Table, number, times
+    from ingot.measure.side.text_table import Table, number, times
 
     rows = [
         (

@@ -41,8 +41,8 @@ def triton(
         from ingot.triton.repository import write_model
         from ingot.triton.service import trusted_side
         from ingot.triton.settings import Settings
-    from ingot.compare.spec import model_of
     from ingot.config.modality import expect_text
+    from ingot.measure.side.model_spec import model_of
 
     limits.arguments()  # which says now what is out of range
     instead = "`ingot serve ENGINE` serves a speech engine"

@@ -15,9 +15,6 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.bench.ceiling import Ceiling
-from ingot.bench.opening import open_side
-from ingot.bench.side import SideSpec
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import HostMemory
 from ingot.engine import loader, memory_error, random_weights
@@ -26,6 +23,9 @@ from ingot.engine.ledger import CPU_CACHE_BYTES, Ledger, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.memory_sizes import CPU_PROCESS_BYTES
 from ingot.errors import OutOfMemoryError
+from ingot.measure.bench.bench_side import SideSpec
+from ingot.measure.bench.bench_sides import open_side
+from ingot.measure.bench.ceiling import Ceiling
 from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -65,7 +65,7 @@ def available(monkeypatch: pytest.MonkeyPatch) -> SetMemory:
         monkeypatch.setattr(memory_error, "host_memory", lambda: found)
 
     ceiling = Ceiling(1.0, 1.0, "fp32", 1, 1)
-    monkeypatch.setattr("ingot.bench.session.measure_ceiling", lambda *_: ceiling)
+    monkeypatch.setattr("ingot.measure.bench.bench_session.measure_ceiling", lambda *_: ceiling)
     return set_memory
 
 
@@ -259,9 +259,9 @@ class TestWithoutLedger:
         def refuse(*_: Any, **__: Any) -> None:
             raise OutOfMemoryError("Hugging Face's class does not fit this machine's memory")
 
-        monkeypatch.setattr("ingot.compare.huggingface.expect_class_room", refuse)
-        monkeypatch.setattr("ingot.compare.huggingface._read", lambda *_, **__: pytest.fail("loaded"))
-        monkeypatch.setattr("ingot.align.reference.check_class", lambda folder: None)
+        monkeypatch.setattr("ingot.measure.side.huggingface.expect_class_room", refuse)
+        monkeypatch.setattr("ingot.measure.side.huggingface._read", lambda *_, **__: pytest.fail("loaded"))
+        monkeypatch.setattr("ingot.measure.align.original.check_class", lambda folder: None)
         words = {
             "bench": (*VERBS["bench"][:2], "{checkpoint}", *VERBS["bench"][3:], "--against", "hf"),
             "eval": (*VERBS["eval"][:2], "{checkpoint}", *VERBS["eval"][3:], "--against", "hf"),

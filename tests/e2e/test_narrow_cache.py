@@ -11,9 +11,6 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.bench.load import Ask
-from ingot.bench.opening import open_side
-from ingot.bench.side import SideSpec
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.ledger import ledger
 from ingot.engine.ledger_source import read_setting
@@ -26,6 +23,9 @@ from ingot.layers.batch import LayerCache
 from ingot.llm.replay import FACTOR
 from ingot.llm.repro import capture_layer, replay
 from ingot.llm.verify import verify
+from ingot.measure.bench.bench_side import SideSpec
+from ingot.measure.bench.bench_sides import open_side
+from ingot.measure.side.token_load import Ask
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids, save_model, tiny_config

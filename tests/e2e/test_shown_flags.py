@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.bench.ceiling import Ceiling
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype
 from ingot.engine import loader, memory_error
@@ -28,6 +27,7 @@ from ingot.engine.ledger import CONTEXT_BYTES, WORKSPACE_BYTES, Capacity, Ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.memory_error import explained
 from ingot.errors import OutOfMemoryError
+from ingot.measure.bench.ceiling import Ceiling
 from ingot.runtime import executor, setup
 from ingot.runtime.runner import Runner
 from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown
@@ -178,7 +178,7 @@ class TestVerbs:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         ceiling = Ceiling(1.0, 1.0, "fp16", 1, 1)  # measuring one takes half a minute in fp16 on a CPU
-        monkeypatch.setattr("ingot.bench.session.measure_ceiling", lambda *_: ceiling)
+        monkeypatch.setattr("ingot.measure.bench.bench_session.measure_ceiling", lambda *_: ceiling)
         card(card_lacking(bill(engines["usual"]), 100 * KIB))
         failed = call(VERBS[verb], tmp_path, engines["usual"])
         assert failed.exit_code == (2 if verb == "eval" else 1)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ingot import LLM
-from tests.align import old_qwen
 from tests.e2e.tiny import write_tiny
+from tests.measure.align import old_qwen
 from tests.tiny_models import random_ids
 from tests.unit.test_rotary import angles
 

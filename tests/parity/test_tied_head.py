@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration
 
 from ingot import LLM, Input, Prompt, build
-from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.manifest import Manifest
 from ingot.llm.verify import verify
-from tests.align import old_qwen
+from ingot.measure.align.align_session import align
 from tests.e2e.tiny import write_tiny
 from tests.encoders.speech import FRAMES, MELS, write_speech
+from tests.measure.align import old_qwen
 from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
 
 KINDS = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2"]

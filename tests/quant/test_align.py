@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.align.report import facts
-from ingot.align.session import align
-from ingot.align.trace import run_steps, trace
 from ingot.config.quant import QuantConfig
 from ingot.engine.dequantized import write_dequantized
 from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
+from ingot.measure.align.align_report import facts
+from ingot.measure.align.align_session import align
+from ingot.measure.align.trace import run_steps, trace
 from tests.quant.conftest import Made
 from tests.tiny_models import make_model, random_ids, tiny_config
 

@@ -13,7 +13,6 @@ import soundfile
 import torch
 
 from ingot import LLM, Input, Prompt, build
-from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.rptq import RptqConfig
@@ -25,6 +24,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
+from ingot.measure.align.align_session import align
 from ingot.processors.audio import read_audio
 from ingot.processors.log_mel import HOP, log_mel
 from tests.e2e.terminal import ingot

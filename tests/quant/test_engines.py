@@ -11,11 +11,6 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.align.report import facts, report_json
-from ingot.align.session import align
-from ingot.bench.load import Ask
-from ingot.bench.opening import open_side
-from ingot.bench.side import SideSpec
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.compare import compare_engines
@@ -28,6 +23,11 @@ from ingot.llm.replay import replay
 from ingot.llm.repro import capture_layer
 from ingot.llm.repro import replay as replay_layer
 from ingot.llm.verify import verify
+from ingot.measure.align.align_report import facts, report_json
+from ingot.measure.align.align_session import align
+from ingot.measure.bench.bench_side import SideSpec
+from ingot.measure.bench.bench_sides import open_side
+from ingot.measure.side.token_load import Ask
 from ingot.quant.int8_both import Int8Both
 from tests.quant.conftest import Made
 from tests.tiny_models import random_ids

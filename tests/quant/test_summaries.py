@@ -9,7 +9,7 @@ import pytest
 
 from ingot import LLM, SamplingParams, build
 from ingot.config.quant import QuantConfig
-from ingot.evaluate.rouge import Rouge
+from ingot.measure.evaluate.rouge import Rouge
 from tests.quant.pocket import HELDOUT, POCKET, Pocket
 
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.errors import ConfigError
-from ingot.evaluate.data import read_data
-from ingot.evaluate.divergence import kl_rows
-from ingot.evaluate.doctor import Diagnosis, Wanted, doctor
-from ingot.evaluate.doctor.patterns import mixed
+from ingot.measure.evaluate.data_file import read_data
+from ingot.measure.evaluate.doctor import Diagnosis, Wanted, doctor
+from ingot.measure.evaluate.doctor.scheme_patterns import mixed
+from ingot.measure.evaluate.token_divergence import kl_rows
 from ingot.processors.audio import read_audio
 from ingot.processors.log_mel import fit, log_mel
 from ingot.speech.transcriber import Transcriber

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.compare.spec import ModelSpec, longest, model_of
 from ingot.engine.describe import describe
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, NoSuchPathError, TokenizerError
 from ingot.llm.prompts import Input, Prompt
+from ingot.measure.side.model_spec import ModelSpec, longest, model_of
 from ingot.speech.transcriber import Transcriber
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from ingot.engine.builder import build
-from ingot.evaluate.wer import Wer
+from ingot.measure.evaluate.wer import Wer
 from ingot.speech.recording import Transcript
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.writers import WRITERS

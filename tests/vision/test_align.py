@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.align.session import Report, align
 from ingot.engine.loader import Engine
 from ingot.image.reader import Picture
+from ingot.measure.align.align_session import Report, align
 from ingot.runtime.encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, Tiny, write_files
 from tests.vision.test_proof import FAULTS, PREPARED, _pixels_of
@@ -95,7 +95,7 @@ def _planted(monkeypatch: pytest.MonkeyPatch, plant: Callable[[Engine], None]) -
         plant(llm.engine)
         return llm
 
-    monkeypatch.setattr("ingot.align.session.LLM", opened)
+    monkeypatch.setattr("ingot.measure.align.align_session.LLM", opened)
 
 
 @pytest.mark.parametrize("fault", STAGES)

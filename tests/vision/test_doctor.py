@@ -18,14 +18,14 @@ from ingot.engine.assemble import Assembly
 from ingot.engine.calibrate import dense_model
 from ingot.engine.text import read_text_parts
 from ingot.errors import ConfigError
-from ingot.evaluate.data import read_data
-from ingot.evaluate.divergence import kl_rows
-from ingot.evaluate.doctor import needs_of
-from ingot.evaluate.doctor.captioned import captioned_texts
-from ingot.evaluate.doctor.options import options_of
-from ingot.evaluate.doctor.patterns import layer_index, layer_of, mixed, operator
-from ingot.evaluate.doctor.probe import Probe, Text
 from ingot.llm.prompts import Input, Prompt
+from ingot.measure.evaluate.data_file import read_data
+from ingot.measure.evaluate.doctor import needs_of
+from ingot.measure.evaluate.doctor.caption_texts import captioned_texts
+from ingot.measure.evaluate.doctor.precision_options import options_of
+from ingot.measure.evaluate.doctor.precision_probe import Probe, Text
+from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, mixed, operator
+from ingot.measure.evaluate.token_divergence import kl_rows
 from tests.e2e.terminal import ingot
 from tests.vision.conftest import POCKET
 from tests.vision.files import TINY, Tiny, pixels, write_files

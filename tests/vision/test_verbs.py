@@ -11,10 +11,6 @@ import torch
 from typer.testing import CliRunner
 
 from ingot import LLM, build
-from ingot.bench.latency import Latency
-from ingot.bench.side import SideSpec
-from ingot.bench.sweep import Sweep, run_sweep
-from ingot.bench.sweep_line import measure_line
 from ingot.cli.main import app
 from ingot.engine.assemble import model_of
 from ingot.engine.manifest import Manifest
@@ -23,6 +19,10 @@ from ingot.engine.tuner.search import encoder_steps
 from ingot.engine.tuner.steps import Steps
 from ingot.llm.explain import explain_request
 from ingot.llm.prompts import Input, Prompt
+from ingot.measure.bench.bench_side import SideSpec
+from ingot.measure.bench.latency import Latency
+from ingot.measure.bench.sweep.sweep_line import measure_line
+from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
 from tests.vision.conftest import COLOUR, POCKET, image
 from tests.vision.files import TINY, write_files
 

@@ -1,0 +1,213 @@
+"""The checking decoder run stage by stage.
+
+Owns the way from its places (layers/checking.py) to the stages of stages.py, and the order in which a whole
+model runs. What a stage's value becomes is for who derives from ``StagedRun``. Knows no verdict.
+
+    run_tokens(run, Span(0, ids, start, offset))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
+from ingot.config.build import BuildConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.engine.assemble import Assembly, empty_model, model_of
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
+from ingot.engine.reference import ReferenceRun, Span, Weights, WeightSource
+from ingot.engine.reference_encoder import keep_for, own_stages
+from ingot.layers.checking_rotary import plain_section
+from ingot.layers.checking_stages import Passage
+from ingot.layers.decoder import Decoder
+from ingot.measure.align.stages.stage_names import CONVS
+
+_WITHIN = {
+    "attn_in": "input_norm",
+    "attended": "attended",
+    "cross_in": "cross_norm",
+    "cross_attended": "cross_attended",
+    "mlp_in": "post_norm",
+    "inner": "inner",
+}
+_AROUND = {name: name for name in (*CONVS, "encoder.ln_vision", "encoder.projector", "logits")}
+_AROUND |= {"encoder.norm": "encoder.final_norm", "encoder.qformer.norm": "encoder.qformer.embedding"}
+_AROUND |= {"encoder.vit.patch_embedding": "encoder.vit.patch_embedding"}
+_KEYS_VALUES, _LAST_NORM = ".encoder_attn.kv_proj", ".mlp_norm"
+_BRANCHES = {"self_attn": "attention", "encoder_attn": "cross_attention", "mlp": "mlp"}
+_POST = "encoder.qformer.layers."  # whose norms stand behind sums
+_SUMS = {"attention": "residual", "cross_attention": "cross_residual", "mlp": "output"}
+
+
+class StagedRun(ReferenceRun):
+    """A run that hands every stage to ``reached``."""
+
+    _within = ""  # the layer, or another stage of an encoder
+    _branch = ""
+
+    def reached(self, stage: str, computed: torch.Tensor) -> torch.Tensor:
+        """What to go on with."""
+        raise NotImplementedError
+
+    def within(self, name: str) -> None:
+        """The stages that follow are of this layer."""
+        self._within = name
+
+    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """The place's stage, where it is one."""
+        post = self._within.startswith(_POST)
+        if post and place == "attn_in":  # what the layer takes, which is a stage of another
+            return computed
+        if place in _WITHIN:
+            return self.reached(f"{self._within}.{_WITHIN[place]}", computed)
+        if place in _AROUND:
+            return self.reached(_AROUND[place], computed)
+        if place.endswith(f"{_KEYS_VALUES}/in"):
+            return self.encoder_output(computed)
+        if place.endswith(_KEYS_VALUES):
+            halves = zip(("cross_keys", "cross_values"), computed.chunk(2, dim=-1), strict=True)
+            return torch.cat([self.reached(f"{self._within}.{name}", half) for name, half in halves], dim=-1)
+        if place.endswith("/in"):
+            return self.bridge_input(computed)
+        if place.endswith(_LAST_NORM):
+            return self.reached(f"{self._within}.output", computed)
+        if place != "stream":
+            return computed
+        if "layers." in self._within:
+            last = "mlp_residual" if post and self._branch == "mlp" else _SUMS[self._branch]
+            return self.reached(f"{self._within}.{last}", computed)
+        return self.reached(self._within.replace(".embed_positions", ".embedding") or "embedding", computed)
+
+    def encoder_output(self, computed: torch.Tensor) -> torch.Tensor:
+        """The encoder's last stage as keys and values of the layer read it."""
+        return computed
+
+    def bridge_input(self, computed: torch.Tensor) -> torch.Tensor:
+        """What the product between encoder and decoder takes."""
+        return computed
+
+    def branch(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        """The stage of attention or of an MLP."""
+        self._branch = _BRANCHES[name.rpartition(".")[2]]
+        return self.reached(f"{self._within}.{self._branch}", output)
+
+    def layer_of(self, index: int, hidden: torch.Tensor, span: Span) -> torch.Tensor:
+        """A layer of the decoder, for a span's tokens."""
+        self.within(f"layers.{index}")
+        return self.layer(index, hidden, self._spans(span), _unseen)
+
+    def _spans(self, span: Span) -> Sequence[Span]:
+        """The same list for every layer, so that positions are turned once."""
+        if self._own_spans != [span]:
+            self._own_spans = [span]
+        return self._own_spans
+
+    _own_spans: Sequence[Span] = ()
+
+    def ends(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last norm and the logits."""
+        self.within("")
+        return self.logits(self.reached("final_norm", self.final_norm(hidden, _unseen)))
+
+
+def run_tokens(run: StagedRun, span: Span) -> torch.Tensor:
+    """New tokens of a sequence through the whole decoder; their logits [T, vocab_size]."""
+    run.within("")
+    hidden = run.embed([span])
+    for index in range(run.config.num_layers):
+        hidden = run.layer_of(index, hidden, span)
+        run.weights.release()
+    logits = run.ends(hidden)
+    run.weights.release()
+    return logits
+
+
+def run_encoder(run: StagedRun, features: torch.Tensor) -> None:
+    """Features [mels, frames] through the encoder, and each layer's keys and values of its outputs."""
+    at = Passage.of(run.features(features))
+    for stage in own_stages(run, _unseen):
+        at = at.through(stage)
+        run.weights.release()
+    for index in range(1 if run.config.splices else run.config.num_layers):
+        run_cross(run, index, at.hidden)
+
+
+def run_encoder_stage(run: StagedRun, name: str, at: Passage) -> None:
+    """One of an encoder's stages, of an input that is before it."""
+    at.through(next(stage for stage in own_stages(run, _unseen) if stage.name == name))
+    run.weights.release()
+
+
+def run_cross(run: StagedRun, layer: int, encoded: torch.Tensor) -> None:
+    """What a decoder layer reads of the encoder's outputs: keys and values, or the first spliced rows."""
+    run.within(f"layers.{layer}")
+    keep_for(run, 0, layer, _unseen, encoded)
+
+
+class Stored(NamedTuple):
+    """The empty modules of an engine or a checkpoint, and its tensors."""
+
+    model: Decoder
+    weights: WeightSource
+
+    @classmethod
+    def of(cls, path: Path, build: BuildConfig, device: torch.device) -> Stored:
+        """An engine with the weights that it stores; a checkpoint's are dense, in the dtype of ``build``."""
+        if is_engine(path):
+            model = model_of(Manifest.read(path))
+            return cls(model, Weights(path / WEIGHTS_FILE, model, device))
+        source = open_checkpoint(path)
+        assembly = Assembly.of(source, build, QuantConfig())
+        shape = assembly.architecture, assembly.model_config, build
+        return cls(empty_model(*shape, QuantConfig(), KernelPlan()), _Assembled(assembly, source, device))
+
+    def span(self, ids: Sequence[int], start: int, prompt_len: int, *, encodes: bool) -> Span:
+        """New tokens of a request with this many prompt tokens."""
+        rotary = self.model.rotary
+        rows = 0 if rotary is None else rotary.max_positions
+        offset = plain_section(self.model.config.rope, prompt_len) * rows
+        return Span(0, tuple(ids), start, offset, 0 if encodes else None)
+
+
+class _Assembled:
+    """A checkpoint's tensors by the engine's names."""
+
+    def __init__(self, assembly: Assembly, source: Checkpoint, device: torch.device) -> None:
+        self.device = device
+        self._assembly, self._source = assembly, source
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._assembly.original(name, self._source)
+
+    def release(self) -> None:
+        """As of the checkpoint."""
+
+
+class RoundedWeights:
+    """Dense weights, biases and norms rounded to a dtype, where that is coarser than theirs."""
+
+    def __init__(self, stored: Stored, dtype: torch.dtype) -> None:
+        self.device = stored.weights.device
+        self._wide_norms = stored.model.config.wide_norms
+        self._weights, self._dtype = stored.weights, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._weights[name]
+        if not (tensor.is_floating_point() and name.endswith((".weight", ".bias"))):
+            return tensor
+        coarser = torch.finfo(self._dtype).eps > torch.finfo(tensor.dtype).eps
+        kept = self._wide_norms and "norm" in name
+        return tensor.to(self._dtype) if coarser and not kept else tensor
+
+    def release(self) -> None:
+        """As of the weights."""
+        self._weights.release()
+
+
+def _unseen(name: str, output: torch.Tensor) -> None:
+    return

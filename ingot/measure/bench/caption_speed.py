@@ -1,0 +1,267 @@
+"""Questions about pictures: how fast they are encoded, when the first token comes, how long the answers take.
+
+Owns the pictures, the prompts around them and the figures. Knows no output format.
+
+    wanted = Captioning(pictures=40, batches=(1, 40))
+    entries = measure_captioning(side, wanted)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.config.base import JsonConfig
+from ingot.config.modality import PICTURE
+from ingot.config.model import DecoderConfig
+from ingot.config.sampling import SamplingParams
+from ingot.device import on_device
+from ingot.errors import ConfigError
+from ingot.layers.encoder_pass import EncoderPass
+from ingot.llm import LLM
+from ingot.measure.bench.bench_side import Say, SideSpec, silent
+from ingot.measure.bench.bench_sides import IngotSide
+from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
+from ingot.measure.bench.doubts import doubts
+from ingot.measure.side.model_spec import HUGGINGFACE
+from ingot.measure.side.timed_run import Run, median, spread
+from ingot.measure.side.token_load import check_counts
+from ingot.processors.prompt import Input, Prompt
+
+BEFORE = (
+    105  # tokens before the picture, of the original's 141 around it: its system text and "###Human: <Img>"
+)
+METHOD = (
+    "pixels of random values, decoding of files not counted; the text is the same in all prompts; greedy, a "
+    "fixed number of tokens with the end token suppressed; the encoder from pixels on the device"
+)
+
+
+@dataclass(frozen=True)
+class Captioning(JsonConfig):
+    """What is measured: all pictures, for each batch size, ``repeats`` times.
+
+    Attributes:
+        batches: pictures that are answered together; the others wait.
+        prompt_tokens: around each picture.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+
+    pictures: int = 40
+    batches: tuple[int, ...] = (1, 40)
+    prompt_tokens: int = 141
+    new_tokens: int = 80
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = {"--pictures": self.pictures, "--repeats": self.repeats, "--batch": min(self.batches)}
+        check_counts(counts | {"--prompt-tokens": self.prompt_tokens, "--new-tokens": self.new_tokens})
+
+    def longest(self, config: DecoderConfig) -> int:
+        """Tokens of a request."""
+        assert config.encoder is not None
+        return self.prompt_tokens + config.encoder.max_positions + self.new_tokens
+
+
+@dataclass
+class _Turn:
+    """All pictures once: the runs of batches, one after another."""
+
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(run.seconds for run in self.runs)
+
+
+def measure_captioning(
+    side: IngotSide, wanted: Captioning, say: Say = silent, name: str = ""
+) -> list[dict[str, Any]]:
+    """One entry a batch size, in the order asked for.
+
+    ``seconds``: of all pictures, of each turn. ``pictures_per_s``, ``output_tokens_per_s``: of the median
+    turn. ``ttft_ms``: from the call that brings a batch, of each request of each turn. ``encoder_ms``: of a
+    batch's pictures through the encoder alone; ``encoder_pictures_per_s`` of the median. ``stages_ms``: its
+    parts, each waited for, so that they take longer together.
+    """
+    entries = []
+    for batch in wanted.batches:
+        say(f"{name}: batch {batch}, warming up")
+        _turn(side, wanted, batch, seed=-1)
+        turns = []
+        for repeat in range(wanted.repeats):
+            say(f"{name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
+            turns.append(_turn(side, wanted, batch, seed=repeat))
+        say(f"{name}: batch {batch}, the encoder")
+        encoder = _encoder_figures(side.llm, min(batch, wanted.pictures), wanted)
+        entries.append(_entry(batch, turns, wanted) | encoder)
+    return entries
+
+
+def measure_pictures(
+    spec: SideSpec, wanted: Captioning, ceiling: Ceiling | None, say: Say = silent
+) -> tuple[dict[str, Any], Ceiling]:
+    """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
+
+    Raises:
+        IngotError: it cannot be loaded, takes no pictures, or its requests are too short.
+    """
+    say(f"loading {spec.title}")
+    with closing(IngotSide(spec)) as side:
+        _check_length(side, wanted)
+        most = min(max(wanted.batches), wanted.pictures)
+        side.make_room(most, wanted.longest(side.llm.engine.manifest.model))
+        if ceiling is None:
+            say("the machine's ceiling")
+            ceiling = measure_ceiling(side.device, side.dtype)
+        say(f"warming up {spec.title}")
+        side.warm_up(most)
+        results = measure_captioning(side, wanted, say, spec.title)
+        record = {"name": spec.title, "spec": spec.to_json(), "facts": side.facts(), "results": results}
+    return record | {"doubts": doubts([_steady(entry) for entry in results])}, ceiling
+
+
+def check_pictures(spec: SideSpec, config: DecoderConfig) -> None:
+    """Refuse a side that cannot see, before anything is loaded.
+
+    Raises:
+        ConfigError: it is Hugging Face's class, or its model takes no pictures.
+    """
+    if spec.kind == HUGGINGFACE:
+        what = "Hugging Face has no class of MiniGPT-4 to compare with"
+        raise ConfigError(what, seen="--against hf", flag="--against ENGINE")
+    if config.modality is not PICTURE:
+        what = "bench caption needs a model of pictures"
+        raise ConfigError(what, seen=config.modality.model, flag="an engine of MiniGPT-4")
+
+
+def _check_length(side: IngotSide, wanted: Captioning) -> None:
+    longest = wanted.longest(side.llm.engine.manifest.model)
+    if longest > side.max_seq_len:
+        raise ConfigError(
+            "prompt, picture and answer are longer than the engine's requests",
+            seen=f"{longest} tokens",
+            allowed=f"at most {side.max_seq_len}",
+            flag="fewer --prompt-tokens or --new-tokens, or an engine with a larger --max-seq-len",
+        )
+
+
+def _steady(entry: dict[str, Any]) -> dict[str, Any]:
+    """What does not depend on how many requests share a step."""
+    return {name: entry[name] for name in ("batch", "seconds")}
+
+
+def _turn(side: IngotSide, wanted: Captioning, batch: int, seed: int) -> _Turn:
+    """Other pictures in each turn, so that none is known."""
+    params = SamplingParams(max_new_tokens=wanted.new_tokens, ignore_eos=True)
+    turn = _Turn()
+    for first in range(0, wanted.pictures, batch):
+        count = min(batch, wanted.pictures - first)
+        prompts = _prompts(side.llm, wanted, count, (wanted.seed, seed, first, batch))
+        arrivals: list[list[float]] = [[] for _ in prompts]
+        begun = time.perf_counter()
+        for position, piece in side.llm.stream_many(prompts, params):
+            arrivals[position] += [time.perf_counter()] * len(piece.token_ids)
+        turn.runs.append(Run.of(begun, arrivals, time.perf_counter()))
+    return turn
+
+
+def _prompts(llm: LLM, wanted: Captioning, count: int, seed: Sequence[int]) -> list[Any]:
+    config = llm.engine.manifest.model
+    ids = torch.randint(
+        3, config.vocab_size, (wanted.prompt_tokens,), generator=torch.Generator().manual_seed(wanted.seed)
+    ).tolist()
+    before = min(BEFORE, wanted.prompt_tokens - 1)
+    parts = [part for part in (ids[:before], ids[before:]) if part]
+    return [Prompt([*parts[:-1], Input(one), parts[-1]]) for one in _pictures(config, count, seed)]
+
+
+def _pictures(config: DecoderConfig, count: int, seed: Sequence[int]) -> torch.Tensor:
+    """[count, 3, side, side] of normal values, on the CPU."""
+    assert config.encoder is not None
+    generator = torch.Generator().manual_seed(hash(tuple(seed)) & (1 << 62) - 1)
+    return torch.randn(count, *map(int, config.encoder.features), generator=generator)
+
+
+def _entry(batch: int, turns: Sequence[_Turn], wanted: Captioning) -> dict[str, Any]:
+    seconds = [turn.seconds for turn in turns]
+    middle, tokens = median(seconds), wanted.pictures * wanted.new_tokens
+    first = [one for turn in turns for run in turn.runs for one in run.ttft_s]
+    return {
+        "batch": batch,
+        "seconds": spread(seconds),
+        "pictures_per_s": round(wanted.pictures / middle, 3),
+        "ttft_ms": spread(first, 1e3),
+        "tokens": tokens,
+        "output_tokens_per_s": round(tokens / middle, 1),
+    }
+
+
+@torch.inference_mode()
+def _encoder_figures(llm: LLM, count: int, wanted: Captioning) -> dict[str, Any]:
+    """Of ``count`` pictures together, beside no request."""
+    device, model = llm.engine.device, llm.engine.model
+    forward_pass = EncoderPass(fused=device.type == "cuda")
+    with on_device(device):
+        pixels = _pictures(model.config, count, (wanted.seed, 7)).to(device, llm.engine.dtype)
+        encode = partial(model.encode, pixels, forward_pass)
+        encode()
+        whole = [_timed(encode, device) for _ in range(wanted.repeats)]
+        assert isinstance(model.encoder, nn.Module)
+        with _stages(model.encoder, device) as parts:
+            for _ in range(wanted.repeats):
+                encode()
+    return {
+        "encoder_ms": spread(whole, 1e3),
+        "encoder_pictures_per_s": round(count / median(whole), 1),
+        "stages_ms": {name: spread(times, 1e3) for name, times in parts.items()},
+    }
+
+
+def _timed(call: Any, device: torch.device) -> float:
+    _wait(device)
+    begun = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - begun
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _stages(encoder: nn.Module, device: torch.device) -> Iterator[dict[str, list[float]]]:
+    """Seconds of each of an encoder's parts, call by call."""
+    found: dict[str, list[float]] = defaultdict(list)
+    begun: dict[str, float] = {}
+
+    def before(name: str) -> None:
+        _wait(device)
+        begun[name] = time.perf_counter()
+
+    def after(name: str) -> None:
+        _wait(device)
+        found[name].append(time.perf_counter() - begun[name])
+
+    handles = []
+    for name, part in encoder.named_children():
+        handles.append(part.register_forward_pre_hook(lambda *_, name=name: before(name)))
+        handles.append(part.register_forward_hook(lambda *_, name=name: after(name)))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,168 @@
+"""Every kernel of a model, timed in a CUDA graph beside the machine's ceiling and PyTorch.
+
+Owns the walk over the cases and their figures. Knows no kernel and no output format.
+
+    shape = read_shape(SideSpec(random_weights="benchmarks/shapes/llama-7b.json"))
+    entries = measure_kernels(shape, Kernels(rows=(1, 8)), device, ceiling)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.config.base import JsonConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
+from ingot.device import on_device, parse_dtype
+from ingot.engine.describe import describe
+from ingot.engine.loader import lowered
+from ingot.engine.manifest import is_engine
+from ingot.engine.plan_file import usable_plan
+from ingot.engine.random_weights import config_manifest
+from ingot.errors import ConfigError, DeviceError
+from ingot.layers.ways import folds
+from ingot.measure.bench.bench_side import Say, SideSpec, silent
+from ingot.measure.bench.ceiling import Ceiling
+from ingot.measure.bench.kernel_bench.kernel_case import Case, Effort, Inputs, beyond_l2, graph_us
+from ingot.measure.bench.kernel_bench.kernel_cases import Setting, all_cases
+from ingot.measure.bench.kernel_bench.kernel_layer import LayerStack
+from ingot.measure.bench.latency import check_length
+from ingot.measure.side.freed_memory import free_memory, gpu_memory
+from ingot.measure.side.timed_run import spread
+
+
+@dataclass(frozen=True)
+class Kernels(JsonConfig):
+    """What is measured: decode steps of ``rows`` requests that see ``context`` tokens each, and prefill
+    attention over ``prompt_tokens``.
+    """
+
+    rows: tuple[int, ...] = (1, 8, 32, 64)
+    context: int = 640
+    prompt_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if min(*self.rows, self.context, self.prompt_tokens) < 1:
+            raise ConfigError(
+                "rows and tokens must be at least 1",
+                seen=f"rows {self.rows}, {self.prompt_tokens} prompt tokens, {self.context} in all",
+                flag="--batch, --prompt-tokens, --new-tokens",
+            )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model whose kernels are measured; ``folded``: its products have norm and activation inside."""
+
+    config: DecoderConfig
+    plan: KernelPlan
+    dtype: torch.dtype
+    max_seq_len: int
+    folded: bool
+
+
+def read_shape(spec: SideSpec) -> Shape:
+    """The shape of an engine, a checkpoint or a config; reads no weights.
+
+    Raises:
+        IngotError: it cannot be read.
+    """
+    plan = KernelPlan()
+    if spec.random_weights is not None:
+        manifest = config_manifest(
+            Path(spec.random_weights), spec.dtype, spec.max_batch_size, spec.max_seq_len
+        )
+    else:
+        assert spec.path is not None
+        folder = resolve_checkpoint(spec.path)
+        found = describe(folder)
+        manifest, plan = found.manifest, found.plan
+        if is_engine(folder):
+            manifest = lowered(manifest, max_seq_len=spec.max_seq_len)
+    dtype = manifest.build.dtype if spec.dtype == "auto" else spec.dtype
+    model, longest = manifest.model, manifest.build.max_seq_len
+    return Shape(model, plan, parse_dtype(dtype), longest, folds(model))
+
+
+def measure_kernels(
+    shape: Shape, wanted: Kernels, device: torch.device, ceiling: Ceiling, say: Say = silent
+) -> list[dict[str, Any]]:
+    """One entry a case: microseconds of Ingot's kernel and of PyTorch's operators, GB/s and TFLOP/s of the
+    work that is needed at least, and its share of the ceiling.
+
+    Inputs take turns so that the L2 cache does not serve them, but in cases that say ``cached``.
+
+    Raises:
+        DeviceError: the device is no GPU.
+        ConfigError: the requests are longer than the engine's limit.
+        OutOfMemoryError: the inputs do not fit.
+    """
+    if device.type != "cuda":
+        raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
+    check_length(wanted.context, shape.max_seq_len, "the engine's limit", "--prompt-tokens, --new-tokens")
+    small = gpu_memory("the kernels' inputs do not fit", "smaller --batch or --prompt-tokens")
+    with small, on_device(device), torch.inference_mode():
+        setting = Setting(
+            shape.config,
+            usable_plan(shape.plan, device, shape.dtype)[0],
+            Inputs(device, shape.dtype, beyond_l2(device)),
+            tuple(wanted.rows),
+            wanted.context,
+            wanted.prompt_tokens,
+            shape.max_seq_len,
+            shape.folded,
+        )
+        entries = [_entry(case, ceiling, say) for case in all_cases(setting)]
+        return [*entries, *_layers(setting, ceiling, say)]
+
+
+def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling: Ceiling) -> dict[str, Any]:
+    us, torch_us = spread(ours), spread(theirs)
+    assert us is not None
+    assert torch_us is not None
+    gb_s, tflop_s = effort.num_bytes / us["p50"] / 1e3, effort.flops / us["p50"] / 1e6
+    share = tflop_s / ceiling.matmul_tflop_s if effort.compute_bound else gb_s / ceiling.read_gb_s
+    return {
+        "op": effort.op,
+        "shape": effort.shape,
+        "rows": effort.rows,
+        "cached": effort.cached,
+        "us": us,
+        "gb_s": round(gb_s, 1),
+        "tflop_s": round(tflop_s, 3),
+        "bound": "matmul" if effort.compute_bound else "read",
+        "share_of_ceiling": None if effort.cached else round(share, 4),  # no memory limits what is cached
+        "torch_us": torch_us,
+        "torch_ratio": round(torch_us["p50"] / us["p50"], 3),
+        "note": effort.note,
+        "raw_us": [round(t, 3) for t in ours],
+        "raw_torch_us": [round(t, 3) for t in theirs],
+    }
+
+
+def _entry(case: Case, ceiling: Ceiling, say: Say) -> dict[str, Any]:
+    say(f"{case.effort.op}, {case.effort.shape}, {case.effort.rows} rows")
+    ours, theirs = graph_us(case.ours, case.calls), graph_us(case.torch, case.calls)
+    entry = kernel_entry(case.effort, ours, theirs, ceiling)
+    free_memory()
+    return entry
+
+
+def _layers(setting: Setting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:
+    stack, config = LayerStack(setting), setting.config
+    token = 2 * config.kv_size * setting.inputs.dtype.itemsize
+    for rows in setting.rows:
+        say(f"decoder layer, {rows} rows")
+        num_bytes = stack.bytes + rows * setting.context * token
+        flops = 2.0 * rows * stack.num_weights + 4.0 * rows * setting.context * config.q_size
+        shape = f"{config.hidden_size}, {setting.context} tokens"
+        ours, theirs = stack.ours(rows), stack.torch(rows)
+        effort = Effort("decoder layer", shape, rows, num_bytes, flops)
+        yield kernel_entry(effort, ours, theirs, ceiling)
+        torch.cuda.empty_cache()

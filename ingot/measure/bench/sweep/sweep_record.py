@@ -1,0 +1,133 @@
+"""What the points of a sweep say together.
+
+Owns the record of a folder's points and its Pareto line. Measures nothing.
+
+    record = record_of(store.records)
+    pareto([(15.9, 120.0), (16.2, 230.0), (17.0, 200.0)])      # costs and gains: [0, 1]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ingot.errors import ConfigError
+from ingot.measure.bench.bench_session import METHOD
+from ingot.measure.bench.sweep.sweep_line import OK
+from ingot.measure.bench.transcription_speed import METHOD as CLIPS_METHOD
+
+SCHEMA = 1
+LOWER_IS_BETTER = frozenset({"perplexity", "kl", "divergence", "wer", "loss"})
+_POINT = ("batch", "figures", "memory", "facts", "ceiling", "doubts", "at")
+Record = dict[str, Any]
+
+
+def record_of(records: list[Record]) -> Record:
+    """What a folder's points say together; a later record of the same point stands for it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not records:
+        raise ConfigError("there are no measured points", flag="--out with a folder of a sweep")
+    names = dict.fromkeys(record["line"] for record in records)
+    lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
+    last = records[-1]
+    return {
+        "schema": SCHEMA,
+        "verb": "sweep",
+        "commands": list(dict.fromkeys(record["command"] for record in records)),
+        "commits": list(dict.fromkeys(record["machine"]["commit"] for record in records)),
+        "machine": last["machine"],
+        "settings": last["settings"],
+        "shape": last["shape"],
+        "method": CLIPS_METHOD if of_clips(last["settings"]) else METHOD,
+        "lines": lines,
+        "pareto": best(lines),
+    }
+
+
+def best(lines: list[Record]) -> Record:
+    """The Pareto line: of each line's fastest point against its quality where at least two lines have the
+    same figure, else of all points against memory.
+    """
+    metric = _common_metric(lines)
+    points = [(line, point) for line in lines for point in line["points"]]
+    if metric is not None:
+        rated = [line for line in lines if metric in line["quality"] and line["points"]]
+        points = [(line, max(line["points"], key=speed)) for line in rated]
+    costs = [
+        memory_gb(point) if metric is None else quality_cost(metric, line["quality"][metric])
+        for line, point in points
+    ]
+    kept = pareto([(cost, speed(point)) for cost, (_, point) in zip(costs, points, strict=True)])
+    named = [[points[i][0]["name"], points[i][1]["batch"]] for i in kept]
+    return {"against": metric or "memory", "points": named}
+
+
+def of_clips(settings: Record) -> bool:
+    """Whether points are of clips that a model hears; others are of requests with prompts."""
+    return "clips" in settings
+
+
+def speed(point: Record) -> float:
+    """Output tokens per second; of clips seconds of audio per second."""
+    figures = point["figures"]
+    return float(figures["rtfx"] if "rtfx" in figures else figures["output_tokens_per_s"])
+
+
+def memory_gb(point: Record) -> float:
+    """What a point takes: of a GPU's memory at its peak; on a CPU, where a process's other memory drowns a
+    model's, its weights and cache.
+    """
+    memory = point["memory"]
+    if "peak_gpu_gb" in point["facts"]:
+        return float(memory["peak_gb"])
+    return float(memory["weights_gb"] + memory["cache_gb"])
+
+
+def quality_cost(metric: str, value: float) -> float:
+    """Lower is better, whatever the metric."""
+    return value if lower_is_better(metric) else -value
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a figure of this name counts faults."""
+    return any(word in LOWER_IS_BETTER for word in metric.lower().split("_"))
+
+
+def pareto(choices: Sequence[tuple[float, float]]) -> list[int]:
+    """The places of the (cost, gain) pairs such that no other costs as little or less and gains as much or
+    more, in order of cost. Of equal pairs the first stands for all.
+    """
+    order = sorted(range(len(choices)), key=lambda i: (choices[i][0], -choices[i][1], i))
+    kept: list[int] = []
+    for i in order:
+        if not kept or choices[i][1] > choices[kept[-1]][1]:
+            kept.append(i)
+    return kept
+
+
+def _line_record(name: str, records: list[Record]) -> Record:
+    newest = {record["batch"]: record for record in records if "status" in record}
+    points = [newest[batch] for batch in sorted(newest) if newest[batch]["status"] == OK]
+    ends = [record for record in newest.values() if record["status"] != OK]
+    end = min(ends, key=lambda record: record["batch"]) if ends else None
+    rated = [record for record in records if "quality" in record]
+    first = records[0]
+    return {
+        "name": name,
+        "kind": first["kind"],
+        "dtype": first["dtype"],
+        "quant": first["quant"],
+        "quality": rated[-1]["quality"] if rated else {},
+        "no_quality": rated[-1].get("reason") if rated else None,
+        "points": [{key: p[key] for key in _POINT} for p in points],
+        "limit": None if end is None else {key: end[key] for key in ("batch", "status", "reason")},
+    }
+
+
+def _common_metric(lines: list[Record]) -> str | None:
+    counts = Counter(metric for line in lines if line["points"] for metric in line["quality"])
+    return next((metric for metric, count in counts.items() if count > 1), None)

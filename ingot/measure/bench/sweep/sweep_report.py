@@ -1,0 +1,214 @@
+"""A sweep told in a title, a table and panels to draw.
+
+Owns which figures of a sweep are shown, and in which units. Knows no terminal and no file format.
+
+    print(plain(sweep_table(record)))
+    panels(record)
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from ingot.measure.bench.charts.chart_layout import COLORS, OTHER_COLOR, Mark, Panel, Series
+from ingot.measure.bench.sweep.sweep_line import DIED
+from ingot.measure.bench.sweep.sweep_record import lower_is_better, memory_gb, of_clips, speed
+from ingot.measure.side.text_table import Table, number, numbers, percent
+
+Record = dict[str, Any]
+_SMALL_GB = 1.0
+
+
+def sweep_title(record: Record) -> str:
+    found, settings = record["machine"], record["settings"]
+    random = ", random weights" if settings["random_weights"] else ""
+    return f"{settings['model']}{random} on {found.get('gpu') or found['cpu'] or 'unknown CPU'}"
+
+
+def sweep_lines(record: Record) -> list[str]:
+    """What the figures stand on: shape of the model and the requests, versions, method."""
+    shape, settings, found = record["shape"], record["settings"], record["machine"]
+    threads = settings["threads"] or found["cpu_threads_used"]
+    cores = "" if "gpu" in found else f", CPU threads: {threads}"
+    commits = ", ".join(commit or "unknown commit" for commit in record["commits"])
+    return [
+        f"{shape['architecture']}: hidden {shape['hidden_size']}, {shape['num_layers']} layers, "
+        f"{shape['num_heads']} heads, intermediate {shape['intermediate_size']}, "
+        f"vocabulary {shape['vocab_size']}",
+        f"{_load(settings)}, {settings['repeats']} repeats; {record['method']}",
+        f"torch {found['torch']}, triton {found['triton'] or 'none'}, ingot {found['ingot']} "
+        f"({commits}){cores}",
+    ]
+
+
+def _load(settings: Record) -> str:
+    if of_clips(settings):
+        return f"{settings['clips']} clips of {settings['tokens_per_second']:g} tokens per second of audio"
+    return f"requests of {settings['prompt_tokens']} prompt tokens and {settings['new_tokens']} new"
+
+
+def limits(record: Record) -> list[str]:
+    """Where each line ended that met a limit, and which have no quality though one was asked for."""
+    ended = [(line["name"], line["limit"]) for line in record["lines"] if line["limit"] is not None]
+    without = [line for line in record["lines"] if line["no_quality"] is not None]
+    endings = {DIED: "could not be measured"}
+    return [
+        *(
+            f"{name}: batch {end['batch']} {endings.get(end['status'], end['status'])} ({end['reason']})"
+            for name, end in ended
+        ),
+        *(f"{line['name']}: no quality ({line['no_quality']})" for line in without),
+    ]
+
+
+def broken(record: Record) -> bool:
+    """Whether something else than memory kept a point or a quality from being measured."""
+    return any(
+        line["no_quality"] is not None or (line["limit"] or {}).get("status") == DIED
+        for line in record["lines"]
+    )
+
+
+def sweep_table(record: Record) -> Table:
+    """A row for each precision and batch, and one for a size that does not fit."""
+    settings = record["settings"]
+    measured = _CLIPS if of_clips(settings) else _REQUESTS
+    metrics = list(dict.fromkeys(metric for line in record["lines"] for metric in line["quality"]))
+    front = {(name, batch) for name, batch in record["pareto"]["points"]}
+    unit, scale = memory_unit(record)
+    rows = []
+    for line in record["lines"]:
+        for point in line["points"]:
+            note = "Pareto" if (line["name"], point["batch"]) in front else ""
+            rows.append((*_cells(line, point, scale, measured), *_quality(line, metrics), note))
+        if line["limit"] is not None:
+            blank = ("-",) * (len(measured) + len(_MEMORY))
+            named = (line["name"], str(line["limit"]["batch"]))
+            rows.append((*named, *blank, *_quality(line, metrics), line["limit"]["status"]))
+    memory = tuple(f"{name} {unit}" for name in _MEMORY)
+    if of_clips(settings):
+        title = f"sweep, {settings['clips']} clips"
+    else:
+        title = f"sweep, {settings['prompt_tokens']} prompt tokens, {settings['new_tokens']} new"
+    return Table(title, ("precision", "batch", *measured, *memory, *metrics, "note"), tuple(rows))
+
+
+def memory_unit(record: Record) -> tuple[str, float]:
+    """GB, or MB and 1000 where all points are small."""
+    most = max((memory_gb(p) for line in record["lines"] for p in line["points"]), default=_SMALL_GB)
+    return ("GB", 1.0) if most >= _SMALL_GB else ("MB", 1000.0)
+
+
+def panels(record: Record) -> list[Panel]:
+    """Speed against memory and against latency, and against quality where the lines have it.
+
+    The Pareto line is in the panel of what it is about. None where there are no points.
+    """
+    lines = [line for line in record["lines"] if line["points"]]
+    if not lines:
+        return []
+    palette, axis = _colors(lines), _axis(lines[0]["points"][0])
+    unit, scale = memory_unit(record)
+    of = "peak GPU memory" if "gpu" in record["machine"] else "weights and KV cache"
+    front = {(name, batch) for name, batch in record["pareto"]["points"]}
+    by_memory = record["pareto"]["against"] == "memory"
+    series = _series(lines, palette, lambda line, p: memory_gb(p) * scale)
+    title = "Speed against memory, by batch size"
+    found = [_panel(title, f"{of}, {unit}", axis, series, front if by_memory else set())]
+    if all(point["figures"].get("decode_ms") for line in lines for point in line["points"]):
+        step = "ms per decode step (one token per request)"
+        series = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
+        found.append(_panel("Speed against latency, by batch size", step, axis, series, set()))
+    if not by_memory:
+        found.append(_quality_panel(lines, palette, record["pareto"]))
+    return found
+
+
+_REQUESTS = {  # the columns, and the figures in them
+    "TTFT ms": "ttft_ms.p50",
+    "decode ms": "decode_ms.p50",
+    "prompt tok/s": "prompt_tokens_per_s",
+    "output tok/s": "output_tokens_per_s",
+    "req/s": "requests_per_s",
+    "MBU": "mbu",
+}
+_CLIPS = {
+    "seconds": "seconds.p50",
+    "RTFx": "rtfx",
+    "clip ms": "clip_ms.p50",
+    "output tok/s": "tokens_per_s",
+}
+_SHARES = ("mbu",)
+_MEMORY = ("weights", "cache", "peak")
+
+
+def _cells(line: Record, point: Record, scale: float, measured: dict[str, str]) -> tuple[str, ...]:
+    figures = point["figures"]
+    sizes = (point["memory"][f"{name}_gb"] for name in _MEMORY)
+    return (
+        line["name"],
+        str(point["batch"]),
+        *(percent(figures[one]) if one in _SHARES else numbers(figures, one)[0] for one in measured.values()),
+        *(number(None if size is None else size * scale) for size in sizes),
+    )
+
+
+def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
+    """To six digits, as precisions differ in late ones."""
+    found = [line["quality"].get(metric) for metric in metrics]
+    return tuple("-" if value is None else f"{value:.6g}" for value in found)
+
+
+def _colors(lines: list[Record]) -> dict[str, str]:
+    """Colours in order; Hugging Face's is its own."""
+    free = count()
+    return {
+        line["name"]: OTHER_COLOR if line["kind"] == "hf" else COLORS[next(free) % len(COLORS)]
+        for line in lines
+    }
+
+
+def _series(lines: list[Record], palette: dict[str, str], x: Any) -> tuple[Series, ...]:
+    return tuple(
+        Series(
+            line["name"],
+            palette[line["name"]],
+            tuple(_mark(line, point, x(line, point), str(point["batch"])) for point in line["points"]),
+            line["kind"] == "hf",
+        )
+        for line in lines
+    )
+
+
+def _mark(line: Record, point: Record, x: float, label: str) -> Mark:
+    fast = speed(point)
+    told = f"{line['name']}, batch {point['batch']}: {number(fast)} {_axis(point)} at {number(x)}"
+    return Mark(x, fast, label, told)
+
+
+def _axis(point: Record) -> str:
+    return "seconds of audio/s" if "rtfx" in point["figures"] else "output tokens/s"
+
+
+def _panel(
+    title: str, x_label: str, y_label: str, series: tuple[Series, ...], front: set[tuple[str, int]]
+) -> Panel:
+    """With the Pareto line through the marks that are on it."""
+    kept = {(name, str(batch)) for name, batch in front}
+    line = sorted((m.x, m.y) for one in series for m in one.marks if (one.name, m.label) in kept)
+    return Panel(title, x_label, y_label, series, tuple(line))
+
+
+def _quality_panel(lines: list[Record], palette: dict[str, str], best: Record) -> Panel:
+    metric = best["against"]
+    series = []
+    for line in (line for line in lines if metric in line["quality"]):
+        point = max(line["points"], key=speed)
+        mark = _mark(line, point, line["quality"][metric], f"{line['name']}, {point['batch']}")
+        series.append(Series(line["name"], palette[line["name"]], (mark,), line["kind"] == "hf"))
+    names = {name for name, _ in best["points"]}
+    front = sorted((one.marks[0].x, one.marks[0].y) for one in series if one.name in names)
+    x_label = f"{metric} ({'lower' if lower_is_better(metric) else 'higher'} is better)"
+    title = "Speed against quality, at the fastest batch size"
+    return Panel(title, x_label, _axis(point), tuple(series), tuple(front))

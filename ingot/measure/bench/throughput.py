@@ -1,0 +1,82 @@
+"""Many requests at once: how much comes out a second, and how long each one waits.
+
+Owns the method and its figures. Knows no engine and no output format.
+
+    entry = measure_throughput(side, mixed(256), 3, ceiling)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.measure.bench.bench_side import Say, Side, silent
+from ingot.measure.bench.ceiling import Ceiling
+from ingot.measure.bench.latency import check_fits
+from ingot.measure.side.step_work import Work
+from ingot.measure.side.timed_run import Run, median, spread
+from ingot.measure.side.token_load import Load, PromptSource, check_counts
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A load, answered ``repeats`` times.
+
+    Raises:
+        ConfigError: ``repeats`` is below 1.
+    """
+
+    load: Load
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        check_counts({"--repeats": self.repeats})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"load": self.load.to_json(), "repeats": self.repeats}
+
+
+def measure_throughput(
+    side: Side, load: Load, repeats: int, ceiling: Ceiling, say: Say = silent
+) -> dict[str, Any]:
+    """Answer the load ``repeats`` times, after one whole run that is thrown away.
+
+    ``ttft_ms`` counts from the moment when all requests were given, waiting included; ``tpot_ms`` is of each
+    request after its first token; both over the requests of all repeats. Tokens/s and requests/s are those
+    of the median run. ``mfu``: operations of the whole load / its time / matmul ceiling.
+
+    Raises:
+        ConfigError: a request is longer than the side can take.
+    """
+    check_fits(side, 1, load.longest)
+    source = PromptSource(side.vocab_size)
+    say(f"{side.name}: warming up")
+    side.answer(load.asks, source.prompts(load.asks))
+    runs = []
+    for repeat in range(repeats):
+        say(f"{side.name}: {load.name}, run {repeat + 1} of {repeats}")
+        runs.append(side.answer(load.asks, source.prompts(load.asks)))
+    return throughput_entry(load, runs, side.work, ceiling)
+
+
+def throughput_entry(load: Load, runs: list[Run], work: Work, ceiling: Ceiling) -> dict[str, Any]:
+    seconds = median([r.seconds for r in runs])
+    return {
+        "seconds": spread([r.seconds for r in runs]),
+        "requests_per_s": round(len(load.asks) / seconds, 3),
+        "output_tokens_per_s": round(load.new_tokens / seconds, 1),
+        "prompt_tokens_per_s": round(load.prompt_tokens / seconds, 1),
+        "ttft_ms": spread([t for r in runs for t in r.ttft_s], 1e3),
+        "tpot_ms": spread([t for r in runs for t in r.tpot_s], 1e3),
+        "mfu": round(load_flops(work, load) / seconds / (ceiling.matmul_tflop_s * 1e12), 4),
+        "raw": [r.to_json() for r in runs],
+    }
+
+
+def load_flops(work: Work, load: Load) -> float:
+    """Operations of a whole load: each prompt's prefill, then a decode step for every further token."""
+    return sum(
+        work.prefill_flops(1, a.prompt_tokens)
+        + (a.new_tokens - 1) * work.decode_flops(1, a.prompt_tokens + a.new_tokens / 2)
+        for a in load.asks
+    )

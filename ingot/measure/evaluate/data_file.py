@@ -1,0 +1,230 @@
+"""Files of items.
+
+Owns reading JSON lines, JSON lists and running text, and the list of lines that cannot be used. Knows no
+metric.
+
+    data = read_data(Path("articles.jsonl"), limit=100)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.config.json_text import JsonError, parse_json
+from ingot.errors import ConfigError
+from ingot.measure.evaluate.data_item import SHAPES, BadRecord, Item, item_of
+from ingot.processors.librispeech import TRANSCRIPTS, librispeech, transcripts
+from ingot.processors.picture_folder import picture_files
+
+_TOLD = 5  # bad lines that an error names with their reasons, or values of a field
+_MOST_OTHERS, _MOST_LETTERS = 10_000, 40
+OfFolder = Callable[[Path], Iterator[tuple[int, Any]]]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line (or an element of a list, from 1) that is no item, and why."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """What was read: the items, the lines that were passed over, and how the items were chosen."""
+
+    path: Path
+    items: tuple[Item, ...]
+    bad: tuple[Bad, ...] = ()
+    where: tuple[tuple[str, str], ...] = ()
+    limit: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """From which recordings and pictures are named."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "file": str(self.path),
+            "sha256": _sha256(self.path),
+            "where": dict(self.where),
+            "limit": self.limit,
+            "items": len(self.items),
+            "bad_lines": [bad.number for bad in self.bad],
+        }
+
+
+def read_data(
+    path: Path,
+    *,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    where: Sequence[tuple[str, str]] = (),
+    needs: Callable[[Item], str | None] = lambda item: None,
+    of_folder: OfFolder = librispeech,
+) -> DataFile:
+    """The first ``limit`` items of a file (None: all).
+
+    ``.txt`` is one running text, ``.json`` a list of records, anything else a record a line.
+
+    Args:
+        skip_bad: pass bad lines over instead of refusing the file.
+        where: (field, value) pairs: only records that have all of them.
+        needs: why an item does not serve the evaluation; None where it does.
+        of_folder: the records of a folder, numbered: of LibriSpeech, or of pictures.
+
+    Raises:
+        ConfigError: the file cannot be read, holds bad lines, or nothing of it can be used.
+    """
+    if path.suffix == ".txt":
+        if where:
+            raise ConfigError("a .txt file has no fields to filter by", seen=path, flag="leave out --where")
+        return DataFile(path, (_running_text(path, needs),))
+    records = of_folder(path) if path.is_dir() else _records(path)
+    items: list[Item] = []
+    bad: list[Bad] = []
+    others: list[Any] = []  # a few records that do not match
+    for number, record in records:
+        if limit is not None and len(items) == limit:
+            break
+        try:
+            if isinstance(record, BadRecord):
+                raise record
+            if not where or _matches(record, where):
+                items.append(_fit(item_of(record, number), needs))
+            elif len(others) < _MOST_OTHERS:
+                others.append(record)
+        except BadRecord as error:
+            bad.append(Bad(number, str(error)))
+    if where and not items and not bad:
+        raise _no_match(path, where, others)
+    _check(path, items, bad, skip_bad)
+    return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Any]]:
+    return _elements(path) if path.suffix == ".json" else _lines(path)
+
+
+def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
+    text = _decoded(path)
+    if not text.strip():
+        raise ConfigError("the text is empty", seen=path, flag="--data")
+    item = Item(1, text=text)
+    why = needs(item)
+    if why is not None:
+        raise ConfigError(
+            "a .txt file is running text, which only perplexity and divergence read",
+            seen=f"{path}: {why}",
+            allowed="records with a question and its answer, in .jsonl or .json (docs/evaluation.md)",
+            flag="--data FILE.jsonl",
+        )
+    return item
+
+
+def _fit(item: Item, needs: Callable[[Item], str | None]) -> Item:
+    why = needs(item)
+    if why is not None:
+        raise BadRecord(why)
+    return item
+
+
+def _matches(record: object, where: Sequence[tuple[str, str]]) -> bool:
+    return isinstance(record, dict) and all(
+        field in record and str(record[field]) == value for field, value in where
+    )
+
+
+def _no_match(path: Path, where: Sequence[tuple[str, str]], others: list[Any]) -> ConfigError:
+    """That no record has the values wanted, with those that there are."""
+    wanted = " and ".join(f"{field}={value}" for field, value in where)
+    records = [record for record in others if isinstance(record, dict)]
+    told = []
+    for field, _ in where:
+        counts = Counter(str(record[field])[:_MOST_LETTERS] for record in records if field in record)
+        few = ", ".join(value for value, _ in counts.most_common(_TOLD))
+        more = f" and {len(counts) - _TOLD} more" if len(counts) > _TOLD else ""
+        told.append(f"{field}: {few}{more}" if counts else f"no record has {field}")
+    if not any(field in record for record in records for field, _ in where):
+        names = dict.fromkeys(str(name) for record in records for name in record)
+        told.append(f"fields: {', '.join(names)}")
+    return ConfigError(f"no record of {path} has {wanted}", seen="; ".join(told), flag="--where")
+
+
+def _check(path: Path, items: list[Item], bad: list[Bad], skip_bad: bool) -> None:
+    if bad and not skip_bad:
+        unit = "record" if path.suffix == ".json" else "line"
+        told = [f"{unit} {one.number}: {one.why}" for one in bad[:_TOLD]]
+        if len(bad) > _TOLD:
+            told.append(f"and {len(bad) - _TOLD} more: {', '.join(str(b.number) for b in bad[_TOLD:][:20])}")
+        count = f"{len(bad)} {unit}s" if len(bad) > 1 else f"one {unit}"
+        raise ConfigError(
+            f"{count} of {path} cannot be used",
+            seen="; ".join(told),
+            allowed=SHAPES,
+            flag=f"--skip-bad, or correct the {unit}s",
+        )
+    if not items:
+        seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
+        raise ConfigError(f"{path} has no items", seen=seen, allowed=SHAPES, flag="--data")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each line that is not blank, with its number; a ``BadRecord`` in place of one that is no JSON."""
+    for number, line in enumerate(_bytes(path).split(b"\n"), start=1):
+        if line.strip():
+            yield number, _parsed(line)
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return parse_json(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return BadRecord("not UTF-8")
+    except JsonError as error:
+        return BadRecord(f"not JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})")
+
+
+def _elements(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        found = parse_json(_decoded(path))
+    except JsonError as error:
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--data") from None
+    if not isinstance(found, list):
+        raise ConfigError(
+            "a .json file must be a list of records",
+            seen=f"{path}: {type(found).__name__}",
+            allowed=SHAPES,
+            flag="--data",
+        )
+    yield from enumerate(found, start=1)
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return _bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--data, converted to UTF-8") from None
+
+
+def _bytes(path: Path) -> bytes:
+    """The file without a byte-order mark."""
+    try:
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise ConfigError("the data cannot be read", seen=error, flag="--data") from None
+
+
+def _sha256(path: Path) -> str:
+    """Of a file; or of a folder's transcripts, captions or pictures, one after another."""
+    found = hashlib.sha256()
+    of_folder = transcripts if any(path.rglob(TRANSCRIPTS)) else picture_files
+    for file in of_folder(path) if path.is_dir() else [path]:
+        found.update(file.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,131 @@
+"""What a checkpoint is measured on: running text, recordings with transcripts, pictures with captions.
+
+Owns the choice between them by the kind of model, and the exact numbers that a record tells. Knows no passes.
+
+    data = read_data(path, needs=needs_of("checkpoint", path))
+    samples = samples_of(source, config, data, reading)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.checkpoint.reader import Checkpoint
+from ingot.config.modality import PICTURE
+from ingot.config.model import DecoderConfig
+from ingot.engine.text import read_text_parts
+from ingot.errors import ConfigError
+from ingot.measure.evaluate.data_file import DataFile, OfFolder
+from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.doctor.caption_texts import captioned, captioned_texts
+from ingot.measure.evaluate.doctor.precision_probe import Text
+from ingot.measure.evaluate.doctor.transcript_texts import one_window, spoken_texts
+from ingot.measure.evaluate.eval_side import SideSpec
+from ingot.measure.evaluate.perplexity import Reading, counts_of, prepare
+from ingot.measure.evaluate.token_divergence import DEFAULT_WINDOW
+from ingot.measure.side.model_spec import model_of, most_tokens
+from ingot.processors.librispeech import librispeech
+from ingot.processors.picture_folder import picture_records
+from ingot.speech.window import Vocabulary
+
+
+@dataclass(frozen=True)
+class Samples:
+    """As a probe reads them, exact numbers, and how they were read."""
+
+    texts: list[Text]
+    counts: dict[str, Any]
+    reading: Reading
+
+
+def needs_of(checkpoint: str, data: Path) -> Callable[[Item], str | None]:
+    """Why an item of a file does not serve a checkpoint: a model of speech needs recordings with transcripts,
+    a model of pictures needs pictures with captions.
+
+    Raises:
+        IngotError: the checkpoint cannot be read.
+    """
+    config = model_of(checkpoint)
+    folder = data if data.is_dir() else data.parent
+    if config.modality is PICTURE:
+        return captioned(folder)
+    return (lambda item: None) if config.modality.takes_text else one_window(folder, config)
+
+
+def records_of(checkpoint: str) -> OfFolder:
+    """How a folder of data is read for a checkpoint.
+
+    Raises:
+        IngotError: the checkpoint cannot be read.
+    """
+    return picture_records if model_of(checkpoint).modality is PICTURE else librispeech
+
+
+def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+    """The items of a file as this model reads them.
+
+    Raises:
+        ConfigError: an item does not serve, or the reading does not fit the model.
+        RequestError: a recording or a picture cannot be read.
+    """
+    if config.modality is PICTURE:
+        return _captioned(source, config, data, reading)
+    return (_written if config.modality.takes_text else _spoken)(source, config, data, reading)
+
+
+def check_ids(item: Item, ids: Sequence[int], vocab: int) -> None:
+    """Raises:
+    ConfigError: an id of an item is not the model's.
+    """
+    odd = next((i for i in ids if not 0 <= i < vocab), None)
+    if odd is not None:
+        raise ConfigError(
+            f"item {item.number} has a token id outside the vocabulary",
+            seen=odd,
+            allowed=f"0 to {vocab - 1}",
+            flag="--data",
+        )
+
+
+def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+    """Every window as a text of its own, its counted places those of a divergence."""
+    spec = SideSpec(str(source.folder))
+    reading, documents, short = prepare([spec], data, reading, DEFAULT_WINDOW, apart=True)
+    texts = []
+    for document in documents:
+        check_ids(document.item, document.ids, config.vocab_size)
+        for window in document.windows:
+            counted = range(window.counted.start, window.counted.stop)
+            texts.append(Text(tuple(document.ids[window.begin : window.end]), counted))
+    return Samples(texts, counts_of(documents, short), reading)
+
+
+def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+    """Every caption as the answer to a question about its picture."""
+    if reading.window is not None:
+        seen = f"--window {reading.window}"
+        raise ConfigError("a caption is read whole", seen=seen, flag="--max-tokens instead of --window")
+    room = most_tokens(SideSpec(str(source.folder)), config)
+    texts = captioned_texts(data, read_text_parts(source), config, reading.max_tokens, room)
+    return Samples(texts, _counts(texts), reading)
+
+
+def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+    """Every transcript as a text that follows from its recording."""
+    if reading.window is not None:
+        seen = f"--window {reading.window}"
+        raise ConfigError("a transcript is read whole", seen=seen, flag="--max-tokens instead of --window")
+    tokenizer = read_text_parts(source).tokenizer
+    vocabulary = Vocabulary.of_model(config, tokenizer, config.max_positions, source.generation_config)
+    texts = spoken_texts(data, vocabulary, config, reading.max_tokens)
+    for item, text in zip(data.items, texts, strict=True):
+        check_ids(item, text.ids, config.vocab_size)
+    return Samples(texts, _counts(texts), reading)
+
+
+def _counts(texts: Sequence[Text]) -> dict[str, Any]:
+    counted = sum(len(text.counted) for text in texts)
+    return {"documents": len(texts), "tokens": sum(len(t.ids) for t in texts), "counted_tokens": counted}

@@ -1,0 +1,84 @@
+"""Recordings with their transcripts, as a model that hears is taught them.
+
+Owns which recordings serve, and the prompt and the features of each. Knows no passes.
+
+    data = read_data(path, needs=one_window(path.parent, config))
+    texts = spoken_texts(data, vocabulary, config, most=2048)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ingot.config.model import DecoderConfig
+from ingot.errors import ConfigError
+from ingot.measure.evaluate.data_file import DataFile
+from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.doctor.precision_probe import Text
+from ingot.measure.evaluate.scored_transcripts import hears
+from ingot.processors.audio import RATE, audio_seconds, read_audio
+from ingot.processors.languages import language_code
+from ingot.processors.log_mel import HOP
+from ingot.speech.recording import first_window, window_frames
+from ingot.speech.window import Vocabulary
+
+
+def one_window(folder: Path, config: DecoderConfig) -> Callable[[Item], str | None]:
+    """Why an item does not serve: its recording, named from ``folder`` on, must be of one window."""
+    heard, seconds = hears(folder), window_frames(config) * HOP / RATE
+
+    def why(item: Item) -> str | None:
+        found = heard(item)
+        if found is not None:
+            return found
+        took = audio_seconds(folder / (item.audio or ""))
+        return f"the recording takes {took:.1f} s, a window {seconds:g} s" if took > seconds else None
+
+    return why
+
+
+def spoken_texts(
+    data: DataFile, vocabulary: Vocabulary, config: DecoderConfig, most: int | None
+) -> list[Text]:
+    """Start, language and task, then at most ``most`` tokens of each transcript (None: all), without
+    timestamps; what counts is expected from the last token of the prompt on, the end token included.
+
+    Raises:
+        ConfigError: an item does not serve, or its transcript is too long.
+        RequestError: a recording cannot be read, or the model does not know its language.
+    """
+    why = one_window(data.folder, config)
+    found = []
+    for item in data.items:
+        told = why(item)
+        if told is not None:
+            raise ConfigError(f"item {item.number} cannot be used", seen=told, flag="--data, or --skip-bad")
+        prompt = vocabulary.tokens.prompt(_language(item, vocabulary), "transcribe", timestamps=False)
+        ids = [*prompt, *vocabulary.ids(item.text or "")[:most]]
+        if len(ids) > vocabulary.longest:
+            raise ConfigError(
+                f"the transcript of item {item.number} is longer than the model's context",
+                seen=f"{len(ids)} tokens",
+                allowed=vocabulary.longest,
+                flag="--max-tokens",
+            )
+        features = first_window(read_audio(data.folder / (item.audio or "")), config)
+        found.append(Text(tuple(ids), range(len(prompt) - 1, len(ids)), features))
+    return found
+
+
+def _language(item: Item, vocabulary: Vocabulary) -> str | None:
+    """Its code; a model of English alone asks for none.
+
+    Raises:
+        ConfigError: a model of many languages is not told which.
+    """
+    if item.language is None and vocabulary.tokens.multilingual:
+        raise ConfigError(
+            f"item {item.number} does not say its language",
+            seen=item.audio,
+            allowed='{"audio": "…", "text": "…", "language": "en"}',
+            flag="--data",
+        )
+    return None if item.language is None else language_code(item.language)

@@ -1,0 +1,181 @@
+"""What a model is asked for an item.
+
+Owns the prompt templates, the cut of articles that are too long, and running text as token ids. Knows no
+model and no metric.
+
+    case = Prompter(text, most_tokens=900).case(item)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingot.engine.text import TextParts
+from ingot.errors import ConfigError
+from ingot.measure.evaluate.data_item import Item, Message
+from ingot.measure.evaluate.rouge import is_cjk
+from ingot.processors.chat import ChatFormat
+from ingot.processors.tokenizer import Tokenizer
+
+ARTICLE = "{article}"
+CHAT_TEMPLATES = {
+    "en": "Summarize the following article in a few sentences:\n\n{article}",
+    "zh": "请用几句话概括下面的文章：\n\n{article}",
+}
+PLAIN_TEMPLATES = {"en": "{article}\n\nTL;DR:", "zh": "{article}\n\n总结："}
+
+_SAMPLES = 20  # items whose ids are compared to tell that two tokenizers are one
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt for an item. ``stops`` end the answer; ``cut_tokens`` of the article were left out."""
+
+    item: Item
+    prompt_ids: list[int]
+    asked: str
+    stops: tuple[str, ...] = ()
+    cut_tokens: int = 0
+
+
+class Prompter:
+    """Makes prompts of at most ``most_tokens``.
+
+    Args:
+        text: tokenizer and chat format of the engine.
+        chat: articles and prompts as a user's message; None: articles where the engine has a chat format.
+        template: text around ``{article}``; None: the language's own.
+
+    Raises:
+        ConfigError: there is no tokenizer, no chat format for ``chat``, or no place for the article.
+    """
+
+    def __init__(
+        self, text: TextParts, most_tokens: int, *, chat: bool | None = None, template: str | None = None
+    ) -> None:
+        if chat and text.chat is None:
+            fix = "use --no-chat, or rebuild with --chat-template chatml"
+            raise ConfigError("the engine has no chat template", flag=fix)
+        if template is not None and ARTICLE not in template:
+            raise ConfigError(f"the template has no {ARTICLE}", seen=template, flag="--template")
+        if most_tokens < 1:
+            raise ConfigError(
+                "the new tokens leave no room for a prompt", seen=most_tokens, flag="--max-new-tokens"
+            )
+        self._tokenizer = need_tokenizer(text)
+        self._format = text.chat
+        self._most = most_tokens
+        self._chat = chat
+        self._template = template
+
+    def case(self, item: Item) -> Case | None:
+        """The item's prompt; None where it is too long and cannot be cut."""
+        if item.article is not None:
+            return self._article(item, item.article)
+        if item.messages is not None:
+            return self._whole(item, item.messages[-1]["content"], self._chat_ids(item.messages), chat=True)
+        assert item.prompt is not None, "an item that asks has an article, a prompt or messages"
+        chat = bool(self._chat)
+        return self._whole(item, item.prompt, self._ids(item.prompt, chat), chat=chat)
+
+    def _whole(self, item: Item, asked: str, ids: list[int], *, chat: bool) -> Case | None:
+        return Case(item, ids, asked, self._stops(chat)) if len(ids) <= self._most else None
+
+    def _article(self, item: Item, article: str) -> Case | None:
+        """The article in its template, cut from its end by as many tokens as are too many."""
+        chat = self._format is not None if self._chat is None else self._chat
+        templates = CHAT_TEMPLATES if chat else PLAIN_TEMPLATES
+        template = self._template or templates["zh" if is_cjk(article) else "en"]
+
+        fitted = self._fitted(article, lambda part: self._ids(template.replace(ARTICLE, part), chat))
+        if fitted is None:
+            return None
+        part, ids, cut = fitted
+        return Case(item, ids, template.replace(ARTICLE, part), self._stops(chat), cut)
+
+    def _fitted(self, article: str, build: Callable[[str], list[int]]) -> tuple[str, list[int], int] | None:
+        """(the part of the article that fits, the prompt's ids, tokens cut off)."""
+        ids = build(article)
+        if len(ids) <= self._most:
+            return article, ids, 0
+        tokens = self._tokenizer.encode(article, add_special_tokens=False, parse_special=False)
+        keep = min(len(tokens) - 1, len(tokens) - (len(ids) - self._most))
+        while keep > 0:
+            part = self._tokenizer.decode(tokens[:keep], skip_special_tokens=False).rstrip("\ufffd")
+            ids = build(part)
+            if len(ids) <= self._most:
+                return part, ids, len(tokens) - keep
+            keep -= len(ids) - self._most
+        return None
+
+    def _ids(self, text: str, chat: bool) -> list[int]:
+        if chat:
+            return self._chat_ids([{"role": "user", "content": text}])
+        return self._tokenizer.encode(text, parse_special=False)
+
+    def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        return need_chat(self._format).prompt_ids(messages, self._tokenizer)
+
+    def _stops(self, chat: bool) -> tuple[str, ...]:
+        return self._format.stop_strings if chat and self._format is not None else ()
+
+
+def need_tokenizer(text: TextParts) -> Tokenizer:
+    """Raises:
+    ConfigError: there is none.
+    """
+    if text.tokenizer is None:
+        raise ConfigError(
+            "the engine has no tokenizer, but the data has texts",
+            flag="use --data with token_ids (perplexity and divergence only)",
+        )
+    return text.tokenizer
+
+
+def need_chat(chat: ChatFormat | None) -> ChatFormat:
+    """Raises:
+    ConfigError: there is none.
+    """
+    if chat is None:
+        raise ConfigError(
+            "the engine has no chat template, but the data has messages",
+            flag="use --data with prompts, or rebuild with --chat-template chatml",
+        )
+    return chat
+
+
+def document_ids(item: Item, text: TextParts) -> list[int]:
+    """The item as running text: its ids, its text or article, or what it asks and the first answer."""
+    if item.token_ids is not None:
+        return list(item.token_ids)
+    tokenizer = need_tokenizer(text)
+    whole = item.text or item.article
+    if whole is not None:
+        return tokenizer.encode(whole, parse_special=False)
+    if item.messages is not None:
+        ids = need_chat(text.chat).prompt_ids(item.messages, tokenizer)
+    else:
+        ids = tokenizer.encode(item.prompt or "", parse_special=False)
+    answer = item.references[0] if item.references else ""
+    return [*ids, *tokenizer.encode(answer, add_special_tokens=False, parse_special=False)]
+
+
+def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[Item]) -> None:
+    """Two models are compared on the same ids: refuse those to which the ids mean something else.
+
+    Raises:
+        ConfigError: an item's text has other ids in the other model.
+    """
+    if ours.tokenizer is None or theirs.tokenizer is None:
+        return
+    for item in items[:_SAMPLES]:
+        for text in filter(None, (item.text, item.article, item.prompt, *item.references)):
+            sample = text[:1000]
+            ids = [one.encode(sample, add_special_tokens=False) for one in (ours.tokenizer, theirs.tokenizer)]
+            if ids[0] != ids[1]:
+                raise ConfigError(
+                    "the two models have different tokenizers, so their results cannot be compared",
+                    seen=f"item {item.number}: {len(ids[0])} and {len(ids[1])} tokens, or other ids",
+                    flag="--against a model with the same vocabulary",
+                )

@@ -1,0 +1,211 @@
+"""Perplexity of running text.
+
+Owns the sum of log-likelihoods over sliding windows, by document and in all, and bits per byte. Knows no
+terminal.
+
+    evaluation = perplexity(SideSpec(path="engine"), None, data, [], Reading(window=1024, stride=512))
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from ingot.engine.text import TextParts
+from ingot.errors import ConfigError
+from ingot.measure.evaluate.data_file import DataFile
+from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
+from ingot.measure.evaluate.eval_prompts import document_ids
+from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
+from ingot.measure.evaluate.eval_side import SideSpec, common_text, usual_window
+from ingot.measure.evaluate.eval_sides import open_side
+from ingot.measure.evaluate.loss_limits import Limit, judge
+from ingot.measure.evaluate.text_windows import Window, windows
+from ingot.measure.side.model_spec import longest
+from ingot.processors.tokenizer import Tokenizer
+
+DEFAULT_WINDOW = 2048
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts are read.
+
+    Attributes:
+        window: tokens computed together; None: the smaller model's limit (``usual_window``), at most 2048.
+        stride: from one window to the next; None: half a window.
+        max_tokens: of each text; None: all.
+    """
+
+    window: int | None = None
+    stride: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text as ids, with the windows that it is read in and the bytes that its counted tokens stand for
+    (None without a tokenizer).
+    """
+
+    item: Item
+    ids: list[int]
+    windows: tuple[Window, ...]
+    num_bytes: int | None
+
+    @property
+    def counted(self) -> int:
+        return sum(window.end - window.first for window in self.windows)
+
+
+def perplexity(
+    spec: SideSpec,
+    other: SideSpec | None,
+    data: DataFile,
+    limits: Sequence[Limit],
+    reading: Reading | None = None,
+    progress: Progress = no_progress,
+) -> Evaluation:
+    """exp of the mean negative log-likelihood by counted token, all documents together; its mean in nats;
+    and bits per byte of text.
+
+    Raises:
+        IngotError: a side cannot be opened, or a window does not fit it.
+    """
+    specs = [spec] if other is None else [spec, other]
+    reading, documents, short = prepare(specs, data, reading or Reading(), DEFAULT_WINDOW)
+    losses, runs = zip(*(_read(one, documents, progress) for one in specs), strict=True)
+    deltas = [] if other is None else judge(limits, runs[0].metrics, runs[1].metrics)
+    record = make_record(
+        "perplexity", data, asdict(reading), runs, deltas, counts=counts_of(documents, short)
+    )
+    return Evaluation(record, [_row(i, d, specs, losses) for i, d in enumerate(documents)])
+
+
+def prepare(
+    specs: Sequence[SideSpec], data: DataFile, reading: Reading, most: int, *, apart: bool = False
+) -> tuple[Reading, list[Document], int]:
+    """The reading with its defaults filled in, the documents, and how many were too short to count.
+
+    Args:
+        most: the largest window that is taken unasked.
+        apart: the stride that is taken unasked is the window, instead of half of it.
+
+    Raises:
+        ConfigError: an item is a picture, window or stride are out of range, or no document has two tokens.
+    """
+    for item in data.items:
+        if item.image is not None:
+            raise ConfigError(
+                f"item {item.number} cannot be used", seen=ONLY_CAPTION, flag="--data with texts"
+            )
+    text = common_text(specs, data.items)
+    room = min(map(longest, specs))
+    window = min(*map(usual_window, specs), most) if reading.window is None else reading.window
+    if window > room:
+        raise ConfigError("the window is larger than the context", seen=window, allowed=room, flag="--window")
+    stride = reading.stride or (window if apart else max(1, window // 2))
+    reading = replace(reading, window=window, stride=stride)
+    documents = [_document(item, text, reading, window, stride) for item in data.items]
+    kept = [document for document in documents if document.counted]
+    if not kept:
+        raise ConfigError("no text has two tokens", seen=f"{len(documents)} texts", flag="--data")
+    return reading, kept, len(documents) - len(kept)
+
+
+def counts_of(documents: Sequence[Document], short: int) -> Record:
+    """Exact numbers of what was read."""
+    return {
+        "documents": len(documents),
+        "too_short": short,
+        "tokens": sum(len(document.ids) for document in documents),
+        "counted_tokens": sum(document.counted for document in documents),
+        "windows": sum(len(document.windows) for document in documents),
+        "counted_bytes": _total_bytes(documents),
+    }
+
+
+def _document(item: Item, text: TextParts, reading: Reading, window: int, stride: int) -> Document:
+    ids = document_ids(item, text)[: reading.max_tokens]
+    cuts = tuple(windows(len(ids), window, stride))
+    num_bytes = None if text.tokenizer is None else _counted_bytes(item, ids, cuts, text.tokenizer)
+    return Document(item, ids, cuts, num_bytes)
+
+
+def _counted_bytes(item: Item, ids: list[int], cuts: Sequence[Window], tokenizer: Tokenizer) -> int:
+    """Bytes of the text that the counted tokens stand for: none for special tokens, nor for the space that
+    SentencePiece puts before a text.
+    """
+    sizes = [0 if tokenizer.is_special(token) else len(tokenizer.token_bytes(token)) for token in ids]
+    whole = item.text or item.article
+    first = next((place for place, size in enumerate(sizes) if size), None)
+    if whole is not None and first is not None and not whole.startswith(" "):
+        sizes[first] -= tokenizer.token_bytes(ids[first]).startswith(b" ")
+    return sum(sum(sizes[cut.first : cut.end]) for cut in cuts)
+
+
+def each_window(
+    documents: Sequence[Document], what: str, progress: Progress
+) -> Iterator[tuple[int, Window, list[int]]]:
+    """The place of each window's document, the window and its ids; ``progress`` is told when it is done."""
+    total, done = sum(len(document.windows) for document in documents), 0
+    for place, document in enumerate(documents):
+        for window in document.windows:
+            yield place, window, document.ids[window.begin : window.end]
+            done += 1
+            progress(what, done, total)
+
+
+def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> tuple[list[float], SideRun]:
+    """Each document's negative log-likelihood in nats, and the run."""
+    progress(f"{spec.name}: loading", 0, sum(len(document.windows) for document in documents))
+    losses, seconds, tokens = [0.0] * len(documents), 0.0, 0
+    with open_side(spec) as side:
+        side.log_likelihood(documents[0].ids[:2])  # what only the first call waits for
+        for place, window, ids in each_window(documents, spec.name, progress):
+            start = time.perf_counter()
+            found = side.log_likelihood(ids)
+            seconds += time.perf_counter() - start
+            tokens += len(ids)
+            losses[place] -= found[window.counted].double().sum().item()
+        run = SideRun(spec, side.facts(), seconds, tokens)
+    run.metrics = metrics_of(sum(losses), documents)
+    return losses, run
+
+
+def metrics_of(loss: float, documents: Sequence[Document]) -> dict[str, float | None]:
+    """Perplexity, nats a token and bits a byte of a whole loss in nats."""
+    nats = loss / sum(document.counted for document in documents)
+    num_bytes = _total_bytes(documents)
+    return {
+        "perplexity": _exp(nats),
+        "nats_per_token": nats,
+        "bits_per_byte": loss / math.log(2) / num_bytes if num_bytes else None,
+    }
+
+
+def _total_bytes(documents: Sequence[Document]) -> int | None:
+    known = [document.num_bytes for document in documents if document.num_bytes is not None]
+    return sum(known) if len(known) == len(documents) else None
+
+
+def _exp(nats: float) -> float:
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def _row(place: int, document: Document, specs: Sequence[SideSpec], losses: Sequence[list[float]]) -> Record:
+    row: Record = {
+        "number": document.item.number,
+        "id": document.item.id,
+        "tokens": len(document.ids),
+        "counted_tokens": document.counted,
+        "windows": len(document.windows),
+    }
+    for spec, loss in zip(specs, losses, strict=True):
+        row[spec.name] = metrics_of(loss[place], [document])
+    return row

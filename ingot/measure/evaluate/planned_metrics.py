@@ -1,0 +1,215 @@
+"""What is to be measured for an engine's proof.
+
+Owns which data asks for which evaluation, the thresholds, and every check that needs no engine. Knows no
+metric's arithmetic and no terminal.
+
+    plan = plan_proving(Path("text.txt"), "checkpoint", against="hf")       # before the build
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.modality import EVAL_WER, expect_text
+from ingot.engine.manifest import is_engine
+from ingot.engine.proof import manifest_hash
+from ingot.engine.text import TextParts, read_text_parts
+from ingot.errors import ConfigError
+from ingot.measure.evaluate.data_file import DataFile, read_data
+from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.eval_prompts import need_tokenizer
+from ingot.measure.evaluate.eval_side import SideSpec, check_side, check_tokens_of, other_spec
+from ingot.measure.evaluate.loss_limits import limits_for
+from ingot.measure.evaluate.rouge import KINDS, check_rouge
+from ingot.measure.evaluate.scored_answers import asks
+from ingot.measure.side.model_spec import HUGGINGFACE, against_parts, model_of
+
+DELTA = "_delta"
+_BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
+VALUES: dict[str, tuple[str, ...]] = {  # what a verb measures of each side
+    "perplexity": ("perplexity",),
+    "divergence": (),
+    "summarize": KINDS,
+    "answers": ("exact", "contains"),
+}
+VERBS = tuple(VALUES)
+
+
+@dataclass(frozen=True)
+class Proving:
+    """What is measured, all of it checked.
+
+    Attributes:
+        sha256: of the data file when it was read.
+        verbs: those of ``ingot eval``.
+        reference: what is compared with; None: nothing.
+        against: what the proof calls it.
+        thresholds: the worst that a metric may be, by its name.
+    """
+
+    data: DataFile
+    sha256: str
+    verbs: tuple[str, ...]
+    reference: SideSpec | None = None
+    against: str | None = None
+    thresholds: dict[str, float] = field(default_factory=dict)
+
+
+def plan_proving(
+    data: Path,
+    checkpoint: str | Path,
+    *,
+    against: str | None = None,
+    against_dtype: str = "auto",
+    samples: int | None = None,
+    verbs: Sequence[str] = (),
+    thresholds: Sequence[str] = (),
+    chat_template: str | None = None,
+    revision: str | None = None,
+) -> Proving:
+    """Read the data and check all that would otherwise fail only after the build.
+
+    Args:
+        data: a file as docs/evaluation.md describes them.
+        against: ``hf`` (Hugging Face's class on the checkpoint), ``hf:CHECKPOINT``, or another engine or
+            checkpoint.
+        samples: the first N items; None: all.
+        verbs: those of ``ingot eval``; none: what the data's shape asks for.
+        thresholds: ``NAME=X``, the worst that a metric of that name may be.
+
+    Raises:
+        IngotError: data, reference or a threshold cannot be used; ``fix`` names flags of ``ingot build``.
+    """
+    folder = resolve_checkpoint(checkpoint, revision=revision)
+    items = _read(data, samples, verbs)
+    chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
+    _check_verbs(chosen, against)
+    own = SideSpec(str(folder))
+    expect_text(model_of(own.path).modality, "--prove", EVAL_WER)
+    reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
+    if reference is not None:
+        check_side(reference)
+    with open_checkpoint(folder) as source:
+        text = read_text_parts(source, chat_template)
+    _check_text(text, reference, items)
+    worst = _thresholds(thresholds, names_of(chosen, compared=against is not None))
+    name = None if against is None else _name(against)
+    return Proving(items, items.facts()["sha256"], chosen, reference, name, worst)
+
+
+def names_of(verbs: Sequence[str], *, compared: bool) -> dict[str, Literal["lower", "higher"]]:
+    """The metrics that verbs give, and which way each is better; ``compared``: with those of differences."""
+    found: dict[str, Literal["lower", "higher"]] = {}
+    for verb in verbs:
+        found |= {name: "lower" if name == "perplexity" else "higher" for name in VALUES[verb]}
+        if compared:
+            found |= {delta_name(verb, limit.metric): "lower" for limit in limits_for(verb)}
+    return found
+
+
+def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
+    """The data; what is wrong with it, in the words of ``ingot build``."""
+    if samples is not None and path.suffix == ".txt":
+        raise ConfigError(
+            "--prove-samples needs records, but a .txt file is one text",
+            seen=path,
+            flag="leave out --prove-samples, or use a shorter text",
+        )
+    needs = asks if {"summarize", "answers"} & set(verbs) else lambda item: None
+    try:
+        return read_data(path, limit=samples, needs=needs)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, seen=error.seen, allowed=error.allowed, flag="--prove, with a file that can be used"
+        ) from None
+
+
+def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
+    """What the shape of the data asks for.
+
+    Raises:
+        ConfigError: its items are of several shapes.
+    """
+    shapes = {_shape(item) for item in data.items}
+    if len(shapes) > 1:
+        raise ConfigError(
+            "the data mixes several kinds of items",
+            seen=f"{data.path}: {', '.join(sorted(shapes))}",
+            flag=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
+        )
+    of_texts = ("perplexity", "divergence") if compared else ("perplexity",)
+    return {"articles": ("summarize",), "questions": ("answers",), "texts": of_texts}[shapes.pop()]
+
+
+def _shape(item: Item) -> str:
+    if not item.asks:
+        return "texts"
+    return "articles" if item.article is not None else "questions"
+
+
+def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
+    unknown = [verb for verb in verbs if verb not in VERBS]
+    if unknown:
+        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, flag="--prove-with")
+    if "divergence" in verbs and against is None:
+        raise ConfigError("a divergence needs a reference", flag="--against")
+    if "summarize" in verbs:
+        check_rouge()
+
+
+def _name(against: str) -> str:
+    """What a proof calls a reference: no folder above it, which is of this machine; an engine by its hash."""
+    is_class, path = against_parts(against)
+    if path is None:
+        return against
+    prefix, folder = f"{HUGGINGFACE}:" if is_class else "", Path(path)
+    if not folder.is_dir():
+        return against
+    name = prefix + folder.resolve().name
+    return f"{name} ({manifest_hash(folder)[:12]})" if is_engine(folder) else name
+
+
+def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> None:
+    """That the engine can read the data, and as the reference does."""
+    if any(item.token_ids is None for item in data.items):
+        try:
+            need_tokenizer(text)
+        except ConfigError as error:
+            raise ConfigError(error.what, flag="use --prove with token_ids") from None
+    if any(item.messages is not None for item in data.items) and text.chat is None:
+        raise ConfigError(
+            "the checkpoint has no chat template, but the data has messages",
+            flag="use --chat-template chatml, or --prove with prompts",
+        )
+    if reference is not None:
+        check_tokens_of(reference, text, data.items)
+
+
+def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in given:
+        name, _, value = one.partition("=")
+        if name not in names:
+            raise ConfigError(
+                "no such metric is measured", seen=one, allowed=[f"{n}=X" for n in names], flag="--threshold"
+            )
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = math.nan
+        if not math.isfinite(found[name]) or found[name] < 0:
+            raise ConfigError(
+                "a threshold must be 0 or more", seen=one, allowed=f"{name}=X", flag="--threshold"
+            )
+    return found
+
+
+def delta_name(verb: str, metric: str) -> str:
+    """What a proof calls a difference; a divergence is one already."""
+    return metric if verb == "divergence" else metric + DELTA

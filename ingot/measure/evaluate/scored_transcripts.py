@@ -1,0 +1,152 @@
+"""Transcripts of both sides of the same recordings, compared with the right ones.
+
+Owns the evaluation wer: who hears what in which language, error rates, and how many transcripts are the same.
+Knows no terminal.
+
+    evaluation = wer(SideSpec(path="engine"), other, data, limits_for("wer"), Asked())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot.measure.evaluate.data_file import DataFile
+from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
+from ingot.measure.evaluate.eval_side import SideSpec, check_side
+from ingot.measure.evaluate.loss_limits import Limit, judge
+from ingot.measure.evaluate.wer import Wer
+from ingot.measure.side.model_spec import HUGGINGFACE
+from ingot.measure.side.timed_transcripts import Hearing, hear_all
+from ingot.measure.side.transcribers import model_config, open_listener
+from ingot.processors.audio import audio_seconds
+from ingot.processors.languages import language_code
+from ingot.speech.options import TranscribeOptions
+from ingot.speech.recording import mel_bins
+
+_QUEUED = 8  # recordings that wait for each that is heard
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How recordings are heard.
+
+    Attributes:
+        options: of all; a recording's own language goes before theirs.
+        batch: recordings at once; None: an engine's limit. The class of Hugging Face has a batch of its own.
+    """
+
+    options: TranscribeOptions = field(default_factory=lambda: TranscribeOptions(temperatures=(0.0,)))
+    batch: int | None = None
+
+
+@dataclass
+class _Side:
+    run: SideRun
+    took: Hearing
+
+
+def hears(folder: Path) -> Callable[[Item], str | None]:
+    """Why an item does not serve; its recording is named from ``folder`` on."""
+
+    def why(item: Item) -> str | None:
+        if item.audio is None:
+            return "no audio with its text"
+        path = folder / item.audio
+        if not path.is_file():
+            return f"there is no such audio file: {path}"
+        return None if audio_seconds(path) else f"no audio that can be read: {path}"
+
+    return why
+
+
+def wer(
+    spec: SideSpec,
+    other: SideSpec | None,
+    data: DataFile,
+    limits: Sequence[Limit],
+    asked: Asked,
+    progress: Progress = no_progress,
+) -> Evaluation:
+    """WER and CER of both sides in percent, over all recordings together.
+
+    Raises:
+        IngotError: a side cannot be opened or takes no speech, a recording cannot be read, or a library is
+            not installed.
+    """
+    metric = Wer()
+    specs = [spec] if other is None else [spec, other]
+    for one in specs:
+        check_side(one)
+        mel_bins(model_config(one))
+    sides = [_heard(one, data, asked, progress) for one in specs]
+    languages = [
+        _language(item, asked.options) or heard.language or "en"
+        for item, heard in zip(data.items, sides[0].took.heard, strict=True)
+    ]
+    right = [item.text or "" for item in data.items]
+    for side in sides:
+        side.run.metrics = asdict(metric.rates(right, [one.text for one in side.took.heard], languages))
+    deltas = [] if other is None else judge(limits, sides[0].run.metrics, sides[1].run.metrics)
+    rows = [_row(metric, place, item, languages, sides) for place, item in enumerate(data.items)]
+    counts = {"recordings": len(rows), "audio_seconds": round(sum(sides[0].took.audio), 3)}
+    more: Record = {"counts": counts, "agreement": None, "differing": []}
+    if other is not None:
+        more |= {"agreement": _agreement(sides), "differing": [row for row in rows if not row["same_text"]]}
+    settings = asked.options.to_json() | {"batch": asked.batch}
+    runs = [side.run for side in sides]
+    return Evaluation(make_record("wer", data, settings, runs, deltas, **more), rows)
+
+
+def _heard(spec: SideSpec, data: DataFile, asked: Asked, progress: Progress) -> _Side:
+    """All recordings; those of an engine wait for it in a queue, those of a class come in its batches."""
+    total = len(data.items)
+    progress(f"{spec.name}: loading", 0, total)
+    paths = [data.folder / (item.audio or "") for item in data.items]
+    options = [asked.options.replace(language=_language(item, asked.options)) for item in data.items]
+    is_class = spec.kind == HUGGINGFACE
+    with open_listener(spec, batch=spec.batch if is_class else asked.batch) as listener:
+        listener.warm_up()
+        facts = listener.facts()
+        most = int(facts["batch"])
+        together = most if most == 1 else _QUEUED * most
+        took = hear_all(
+            listener, paths, options, together, lambda done: progress(str(spec.name), done, total)
+        )
+    tokens = sum(len(one.token_ids) for one in took.heard)
+    return _Side(SideRun(spec, facts, took.seconds, 0, tokens, audio_seconds=sum(took.audio)), took)
+
+
+def _language(item: Item, options: TranscribeOptions) -> str | None:
+    return options.language if item.language is None else language_code(item.language)
+
+
+def _agreement(sides: Sequence[_Side]) -> Record:
+    pairs = list(zip(sides[0].took.heard, sides[1].took.heard, strict=True))
+    same = sum(a.text == b.text for a, b in pairs)
+    return {
+        "answers": len(pairs),
+        "same_tokens": sum(a.token_ids == b.token_ids for a, b in pairs),
+        "same_text": same,
+        "different_text": len(pairs) - same,
+    }
+
+
+def _row(metric: Wer, place: int, item: Item, languages: Sequence[str], sides: Sequence[_Side]) -> Record:
+    row: dict[str, Any] = {
+        "number": item.number,
+        "id": item.id,
+        "audio": item.audio,
+        "audio_seconds": round(sides[0].took.audio[place], 3),
+        "language": languages[place],
+        "text": item.text,
+        "same_text": len({side.took.heard[place].text for side in sides}) == 1,
+    }
+    for side in sides:
+        heard = side.took.heard[place]
+        rates = metric.rates([item.text or ""], [heard.text], [languages[place]])
+        row[str(side.run.spec.name)] = {"text": heard.text, "language": heard.language, **asdict(rates)}
+    return row

@@ -1,0 +1,318 @@
+"""Hugging Face's class, opened beside an engine.
+
+Owns the package's only use of ``transformers``: whether it has a class, loading that, its greedy ``generate``
+in padded batches, and its tokenizer. Its defaults hold (attention, cache, eager) unless a caller asks for
+others. Knows nothing of what is done with the class.
+
+    opened = OpenClass(ModelSpec("checkpoint", kind="hf"))
+    opened.complete([[1, 2, 3]], new_tokens=8)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.device import dtype_name, parse_dtype, resolve_device
+from ingot.engine.builder import build_config
+from ingot.engine.host_room import expect_class_room
+from ingot.engine.manifest import is_engine
+from ingot.engine.random_weights import config_manifest
+from ingot.errors import CheckpointError, DeviceError, to_install
+from ingot.measure.side.freed_memory import free_memory, gpu_memory, lacks_memory, seconds_since
+from ingot.measure.side.model_spec import ModelSpec, decoder_config, most_tokens
+from ingot.measure.side.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
+
+_PAD = 0
+
+
+class OpenClass:
+    """``AutoModelForCausalLM`` of what a spec names; for Qwen v1, which the library lacks, its Qwen2 class.
+
+    Args:
+        random_weights: a config.json or its folder, in place of the spec's path.
+    """
+
+    def __init__(self, spec: ModelSpec, random_weights: str | None = None) -> None:
+        check_huggingface(spec.path)
+        transformers = _transformers()
+        start = time.perf_counter()
+        self.device = resolve_device(spec.device)
+        is_random = random_weights is not None
+        source = Path(random_weights) if random_weights is not None else resolve_checkpoint(spec.path or "")
+        self.config = decoder_config(_config(source))
+        self.dtype = _dtype(source, spec.dtype, self.device, is_random=is_random)
+        fix = "leave out --against hf, or use --device cuda"
+        self.model = load_class(source, self.dtype, self.device, fix, is_random=is_random)
+        self.model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)  # never ends early
+        self.load_s = seconds_since(start, self.device)
+        self.max_seq_len = most_tokens(spec, self.config)
+        self.vocab_size = int(self.model.config.vocab_size)
+        self._version = transformers.__version__
+
+    @torch.inference_mode()
+    def complete(self, prompts: Sequence[list[int]], new_tokens: int, **options: Any) -> torch.Tensor:
+        """Greedy tokens after prompts that are padded on the left: [prompts, at most new_tokens].
+
+        Args:
+            options: of ``generate``.
+        """
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), _PAD)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        done: torch.Tensor = self.model.generate(
+            ids.to(self.device),
+            attention_mask=mask.to(self.device),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            **options,
+        )
+        return done[:, width:]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "class": type(self.model).__name__,
+            "transformers": self._version,
+            "attention": self.model.config._attn_implementation,
+            "dtype": dtype_name(self.dtype),
+            "load_s": round(self.load_s, 3),
+        }
+
+    def close(self) -> None:
+        """Free the weights for the model after this one."""
+        del self.model
+        free_memory()
+
+
+def check_huggingface(path: str | None, flag: str = "--against") -> None:
+    """Say early what would only fail once the class's turn comes.
+
+    Raises:
+        DeviceError: transformers is not installed.
+        CheckpointError: the path is an engine.
+    """
+    _need_transformers(f"{flag} hf", "pip install transformers")
+    if path is not None and is_engine(Path(path)):
+        raise CheckpointError(
+            "Hugging Face's class reads a checkpoint, not an engine",
+            seen=path,
+            flag=f"{flag} hf:CHECKPOINT, with the checkpoint that the engine was built from",
+        )
+
+
+def check_class(folder: Path) -> str | None:
+    """Why there is no class for this checkpoint; None where there is one.
+
+    Raises:
+        DeviceError: transformers is not installed.
+    """
+    fix = f"{to_install('align')}, or --original ingot for Ingot's own fp32 path"
+    _need_transformers("--original hf", fix)
+    kind = str(_config(folder).get("model_type"))
+    missing = f"transformers {version('transformers')} has no class for {kind!r}"
+    if not _has_package(kind):  # read from the disk: the import takes a second, and is of no use then
+        return missing
+    import transformers
+
+    names = transformers.models.auto.modeling_auto
+    known = {*names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
+    return None if kind in known else missing
+
+
+def load_class(
+    source: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    fix: str,
+    *,
+    is_random: bool = False,
+    num_layers: int | None = None,
+    widest: torch.dtype | None = None,
+    attention: str | None = None,
+    flag: str | None = None,
+) -> Any:
+    """The class on the device, if there is room for it.
+
+    Args:
+        source: a checkpoint's folder; with ``is_random`` a config.json or its folder.
+        fix: what needs less of a CPU's memory.
+        num_layers: how many of the first layers are kept; None: all.
+        widest: dtype that it will be cast to, where that is wider than ``dtype``.
+        attention: of ``transformers``; None: the class's own.
+        flag: what to change where the class cannot load the checkpoint.
+
+    Raises:
+        OutOfMemoryError: it does not fit.
+        CheckpointError: the class cannot load the checkpoint.
+    """
+    hf = _config(source)
+    expect_class_room(hf, widest or dtype, device, fix, num_layers)
+    options = {"attn_implementation": attention} if attention else {}
+    with class_memory("a larger GPU, or --device cpu"):
+        try:
+            model = _read(source, hf, dtype, device, options, num_layers, is_random=is_random)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            if lacks_memory(error):
+                raise
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            what = "Hugging Face's class cannot load this"
+            raise CheckpointError(what, seen=f"{source}: {why}", flag=flag) from None
+        return model.to(device).eval()
+
+
+def class_log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
+    """Features [mels, N // 160] of samples [N] at 16 kHz, by the class that prepares Whisper's."""
+    extractor = _transformers().WhisperFeatureExtractor(feature_size=mels)
+    found = extractor(samples.numpy(), sampling_rate=16000, padding=False, truncation=False)
+    return torch.from_numpy(found["input_features"][0])
+
+
+def class_memory(fix: str) -> AbstractContextManager[None]:
+    return gpu_memory("Hugging Face's class does not fit", fix)
+
+
+def class_features(mels: int) -> Any:
+    """The class's own way from samples to log-mel features."""
+    return _transformers().WhisperFeatureExtractor(feature_size=mels)
+
+
+def generation_config(folder: Path | None, **values: Any) -> Any:
+    """How a class generates: as the folder's own file says, or by ``values`` where it has none for speech."""
+    kind = _transformers().GenerationConfig
+    if folder is not None and (folder / "generation_config.json").is_file():
+        found = kind.from_pretrained(folder, local_files_only=True)
+        if getattr(found, "no_timestamps_token_id", None) is not None:
+            return found
+    return kind(**values)
+
+
+class ClassTokenizer:
+    """Hugging Face's tokenizer of a folder."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, folder: Path) -> ClassTokenizer | None:
+        only_tiktoken = (folder / "qwen.tiktoken").is_file() and not (folder / "tokenizer.json").is_file()
+        if importlib.util.find_spec("transformers") is None or only_tiktoken:  # Qwen v1's own code reads it
+            return None
+        try:
+            return cls(_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+            return None
+
+    def ids(self, text: str) -> list[int]:
+        """Text → ids, special tokens added as its files say."""
+        found: list[int] = self._tokenizer(text)["input_ids"]
+        return found
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
+        """Messages → prompt and ids; None without a chat template."""
+        if not self._tokenizer.chat_template:
+            return None
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return text, self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _need_transformers(flag: str, fix: str) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise DeviceError(f"transformers is not installed, and {flag} needs it", fix=fix)
+
+
+def _has_package(kind: str) -> bool:
+    found = importlib.util.find_spec("transformers")
+    roots = (found.submodule_search_locations if found is not None else None) or ()
+    return any((Path(root) / "models" / kind.replace("-", "_")).is_dir() for root in roots)
+
+
+def _transformers() -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _config(source: Path) -> dict[str, Any]:
+    return read_json(source / CONFIG if source.is_dir() else source)
+
+
+def _dtype(source: Path, wanted: str, device: torch.device, *, is_random: bool) -> torch.dtype:
+    """As Ingot chooses it: the weights' own on a GPU, or the config's without weights; fp32 on a CPU."""
+    if wanted != "auto":
+        return parse_dtype(wanted)
+    if device.type == "cpu":
+        return torch.float32
+    if is_random:
+        return parse_dtype(config_manifest(source, wanted).build.dtype)
+    with open_checkpoint(source) as checkpoint:
+        return parse_dtype(build_config(checkpoint, wanted, DEFAULT_MAX_BATCH_SIZE, None, None).dtype)
+
+
+def _read(
+    source: Path,
+    hf: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    options: dict[str, Any],
+    num_layers: int | None,
+    *,
+    is_random: bool,
+) -> Any:
+    """The class; random weights are made on the device, others read on the CPU."""
+    transformers = _transformers()
+    hears = hf.get("model_type") == "whisper"
+    auto = transformers.AutoModelForSpeechSeq2Seq if hears else transformers.AutoModelForCausalLM
+    is_qwen_v1 = QWEN_V1 in (hf.get("architectures") or ())
+    if is_qwen_v1:
+        config = transformers.Qwen2Config(**qwen2_config(decoder_config(hf)))
+        if not is_random and _has_head(source):
+            config.tie_word_embeddings = False
+    elif is_random:
+        values = {k: v for k, v in hf.items() if k not in ("model_type", "dtype", "torch_dtype")}
+        config = transformers.AutoConfig.for_model(hf.get("model_type"), **values)
+    else:
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+    if num_layers is not None and hears:
+        config.decoder_layers = num_layers
+    elif num_layers is not None:
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+    if is_random:
+        with device:
+            return auto.from_config(config, dtype=dtype, **options)
+    if is_qwen_v1:
+        return _fill_qwen2(auto.from_config(config, dtype=dtype, **options), source)
+    return auto.from_pretrained(source, config=config, dtype=dtype, local_files_only=True, **options)
+
+
+def _has_head(folder: Path) -> bool:
+    """Whether a checkpoint of Qwen v1 stores a head, which is used then, whatever its config says."""
+    with open_checkpoint(folder) as checkpoint:
+        return "lm_head.weight" in checkpoint.tensors
+
+
+def _fill_qwen2(model: Any, folder: Path) -> Any:
+    with open_checkpoint(folder) as checkpoint:
+        missing = model.load_state_dict(qwen2_weights(checkpoint), strict=False)
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    odd = [*(name for name in missing.missing_keys if name not in tied), *missing.unexpected_keys]
+    if odd:
+        raise ValueError(f"tensors do not fit Qwen2: {odd}")
+    return model

@@ -1,0 +1,361 @@
+"""Two ways to hear the same recordings: Ingot, and Hugging Face's class.
+
+Owns both behind one interface, and how the class is asked for what Ingot is asked for: the same windows,
+rules and thresholds. Knows nothing of what is measured.
+
+    with open_listener(spec) as listener: listener.hear([samples], TranscribeOptions())[0].text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import GENERATION_CONFIG
+from ingot.config.model import DecoderConfig
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.errors import ConfigError, RequestError
+from ingot.llm import LLM
+from ingot.measure.side.freed_memory import free_memory
+from ingot.measure.side.huggingface import OpenClass, class_features, class_memory, generation_config
+from ingot.measure.side.model_spec import (
+    HUGGINGFACE,
+    ModelSpec,
+    decoder_config,
+    folder_of,
+    model_of,
+    read_text,
+)
+from ingot.measure.side.opened_engine import OpenEngine
+from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
+from ingot.speech.options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
+from ingot.speech.recording import Transcript, mel_bins
+from ingot.speech.together import together
+from ingot.speech.transcriber import Transcriber
+from ingot.speech.window import Vocabulary
+
+_FRAMES = WINDOW // HOP  # of a window
+_FLAG = "--against"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one side makes of a recording; ``token_ids`` are those of its text, without timestamps."""
+
+    text: str
+    token_ids: list[int]
+    language: str | None = None
+
+
+class Listener(Protocol):
+    """A model that hears recordings, float32 [N] at 16 kHz, on the CPU; at most ``batch`` of them at once."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+
+    def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
+        """Recordings that are given together, each with its options."""
+        ...
+
+    def resize(self, batch: int) -> None:
+        """Room for exactly ``batch`` recordings at once; the weights stay.
+
+        Raises:
+            OutOfMemoryError: there is no such room.
+        """
+        ...
+
+    def warm_up(self) -> None: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+def open_listener(
+    spec: ModelSpec, *, batch: int | None = None, random_weights: str | None = None
+) -> AbstractContextManager[Listener]:
+    """Load what the spec names; leaving the block frees it.
+
+    Args:
+        batch: recordings together; None: an engine's own limit.
+
+    Raises:
+        ConfigError: an engine was built for a smaller batch.
+        IngotError: it cannot be loaded, or takes no speech.
+    """
+    mel_bins(model_config(spec, random_weights))
+    if spec.kind == HUGGINGFACE:
+        return closing(ClassListener(spec, batch or 1, random_weights))
+    if random_weights is None and batch is not None:
+        _check_batch(folder_of(spec.path or ""), batch)
+    return closing(IngotListener(spec, batch, random_weights))
+
+
+def _check_batch(folder: Path, batch: int) -> None:
+    most = Manifest.read(folder).build.max_batch_size if is_engine(folder) else batch
+    if batch > most:
+        raise ConfigError(
+            "the batch is larger than the engine's max_batch_size",
+            seen=batch,
+            allowed=f"<= {most}",
+            flag="--batch, or build with a larger --max-batch-size",
+        )
+
+
+def model_config(spec: ModelSpec, random_weights: str | None = None) -> DecoderConfig:
+    """What a model is, without its weights.
+
+    Raises:
+        IngotError: it cannot be read.
+    """
+    if random_weights is not None:
+        path = Path(random_weights)
+        return decoder_config(read_json(path / CONFIG if path.is_dir() else path))
+    return model_of(spec.path or "")
+
+
+class IngotListener(OpenEngine):
+    """An engine whose windows share steps."""
+
+    def __init__(self, spec: ModelSpec, batch: int | None, random_weights: str | None) -> None:
+        super().__init__(spec, spec.runtime(), batch, random_weights)
+        self.transcriber = Transcriber.of_llm(self.llm)
+        self.batch = self.llm.executor.admission.max_batch_size
+
+    def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
+        pairs = list(zip(recordings, asked, strict=True))
+        return list(together(lambda pair, left: self._one(*pair), pairs, self.batch))
+
+    def warm_up(self) -> None:
+        self.llm.warm_up(kinds=["greedy"])
+        self.hear([torch.zeros(RATE)], [_SHORT])
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"device": str(self.device), "batch": self.batch}
+
+    def resize(self, batch: int) -> None:
+        """Other caches over the same weights: of exactly ``batch`` whole windows."""
+        engine, runtime = self.llm.engine, self.llm.runtime
+        limits = engine.manifest.build.replace(max_batch_size=batch)
+        engine = replace(engine, manifest=engine.manifest.replace(build=limits))
+        blocks = batch * -(-self.max_seq_len // runtime.block_size)
+        del self.transcriber, self.llm
+        free_memory()
+        self.llm = LLM.of_engine(engine, runtime.replace(cache_tokens=blocks * runtime.block_size))
+        self.transcriber, self.batch = Transcriber.of_llm(self.llm), batch
+
+    def close(self) -> None:
+        del self.transcriber
+        super().close()
+
+    def _one(self, samples: torch.Tensor, options: TranscribeOptions) -> Heard:
+        return heard_of(self.transcriber(samples, **vars(options)), self.transcriber.vocabulary)
+
+
+def heard_of(found: Transcript, vocabulary: Vocabulary) -> Heard:
+    """A transcript without its times."""
+    ids = [token for segment in found.segments for token in segment.tokens if token < vocabulary.tokens.end]
+    return Heard(found.text.strip(), ids, found.language)
+
+
+class ClassListener(OpenClass):
+    """``WhisperForConditionalGeneration`` by its own ``generate``, on features of its own extractor.
+
+    It is given the windows that the original hears: a recording ends where it ends and not after 30 seconds.
+    Ids are told as text by Ingot's tokenizer.
+    """
+
+    def __init__(self, spec: ModelSpec, batch: int, random_weights: str | None) -> None:
+        super().__init__(spec, random_weights)
+        tokenizer = (
+            None if random_weights is not None or spec.path is None else read_text(spec.path).tokenizer
+        )
+        folder = None if random_weights is not None else resolve_checkpoint(spec.path or "")
+        told = folder / GENERATION_CONFIG if folder is not None else None
+        generation = read_json(told) if told is not None and told.exists() else {}
+        longest = self.config.max_positions
+        self.vocabulary = Vocabulary.of_model(self.config, tokenizer, longest, generation)
+        self.batch = batch
+        self._extract = class_features(mel_bins(self.config))
+        values = _generation(self.vocabulary)
+        self.model.generation_config = generation_config(folder, **values)
+
+    def resize(self, batch: int) -> None:
+        """Padded batches of ``batch`` recordings from now on."""
+        free_memory()
+        self.batch = batch
+
+    @torch.inference_mode()
+    def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
+        """In padded batches of recordings with the same options, the shortest first."""
+        found: dict[int, Heard] = {}
+        for places in _alike(recordings, asked, self.batch):
+            together = [recordings[place] for place in places]
+            with class_memory("--against-batch"):
+                found |= zip(places, self._together(together, asked[places[-1]]), strict=True)
+        return [found[place] for place in range(len(recordings))]
+
+    def warm_up(self) -> None:
+        self.hear([torch.zeros(RATE)], [_SHORT])
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"device": str(self.device), "batch": self.batch}
+
+    def _together(self, recordings: list[torch.Tensor], options: TranscribeOptions) -> list[Heard]:
+        frames = [len(samples) // HOP for samples in recordings]
+        if not all(frames):  # the class cannot: nothing is said in them
+            kept = [i for i, count in enumerate(frames) if count]
+            told = self._together([recordings[i] for i in kept], options) if kept else []
+            rest = iter(told)
+            return [next(rest) if count else Heard("", []) for count in frames]
+        given = self._asked(options, max(frames))
+        whole = [self._features(samples) for samples in recordings]
+        if "language" in given and given["language"] is None:
+            given["language"] = self._languages(whole)
+        features = [one[:, :count] for one, count in zip(whole, frames, strict=True)]
+        if len(features) > 1:
+            # The class hears recordings of a batch to their own ends where the longest has two windows.
+            width = max(*frames, _FRAMES + (1 if options.timestamps else 0))
+            mask = torch.arange(width) < torch.tensor(frames)[:, None]
+            given["attention_mask"] = mask.long().to(self.device)
+            features = [fit(one, width) for one in features]
+        joined = torch.stack(features).to(self.device, self.dtype)
+        found = self.model.generate(joined, return_segments=True, **given)
+        spoken = given.get("language")
+        languages = spoken if isinstance(spoken, list) else [spoken] * len(recordings)
+        return [self._heard(*one) for one in zip(found["segments"], languages, strict=True)]
+
+    def _languages(self, features: Sequence[torch.Tensor]) -> list[str]:
+        """Of the first 30 seconds of each, silence included."""
+        codes = {token: code for code, token in self.vocabulary.tokens.languages.items()}
+        windows = torch.stack([one[:, :_FRAMES] for one in features]).to(self.device, self.dtype)
+        found = self.model.detect_language(input_features=windows)
+        return [codes[token] for token in found.flatten().tolist()]
+
+    def _features(self, samples: torch.Tensor) -> torch.Tensor:
+        """[mels, frames], as the original makes them: of the recording with 30 seconds of silence."""
+        padded = fit(samples, len(samples) + WINDOW).numpy()
+        made = self._extract(
+            padded, sampling_rate=RATE, truncation=False, padding=False, return_tensors="pt",
+            device=str(self.device),
+        )  # fmt: skip
+        found: torch.Tensor = made["input_features"][0]
+        return found
+
+    def _heard(self, segments: Sequence[dict[str, Any]], language: str | None) -> Heard:
+        pieces = [one["tokens"].tolist() for one in segments]
+        texts = [self.vocabulary.text(piece) for piece in pieces]
+        ids = [token for piece in pieces for token in piece if token < self.vocabulary.tokens.end]
+        return Heard("".join(texts).strip(), ids, language)
+
+    def _asked(self, options: TranscribeOptions, frames: int) -> dict[str, Any]:
+        """Arguments of ``generate``.
+
+        Raises:
+            RequestError: the class cannot do it.
+        """
+        if frames > _FRAMES and not options.timestamps:
+            fix = "recordings of at most 30 s, or timestamps"
+            raise RequestError("Hugging Face's class needs timestamps behind 30 s", fix=fix)
+        lacking = [name for name, plain in _LACKING.items() if getattr(options, name) != plain]
+        if lacking:
+            raise RequestError("Hugging Face's class does not have these options", seen=lacking, flag=_FLAG)
+        tokens, most = self.vocabulary.tokens, self.vocabulary.longest // 2
+        reads = options.condition_on_previous_text or options.initial_prompt
+        given: dict[str, Any] = {
+            "return_timestamps": options.timestamps,
+            "temperature": options.temperatures,
+            "compression_ratio_threshold": options.compression_ratio,
+            "logprob_threshold": options.logprob,
+            "no_speech_threshold": options.no_speech if options.logprob is not None else None,
+            "condition_on_prev_tokens": options.condition_on_previous_text,
+            "num_beams": options.beam_size or 1,
+            "length_penalty": options.length_exponent,
+        }
+        if options.max_new_tokens is not None:
+            given["max_new_tokens"] = min(options.max_new_tokens, most)
+        elif not reads or frames <= _FRAMES:
+            given["max_new_tokens"] = most
+        if tokens.multilingual:
+            given |= {"language": options.language, "task": options.task}
+        suppressed = self._suppressed(options)
+        if suppressed is not None:
+            given["suppress_tokens"] = suppressed
+        if options.initial_prompt:
+            ids = self.vocabulary.ids(options.initial_prompt)
+            given["prompt_ids"] = torch.tensor([tokens.previous, *ids], device=self.device)
+        return given
+
+    def _suppressed(self, options: TranscribeOptions) -> list[int] | None:
+        """Ids that never occur; None: as the checkpoint says."""
+        if options.suppress is None and options.timestamps:
+            return None
+        rules, tokens = self.vocabulary.rules(options), self.vocabulary.tokens
+        times = [] if options.timestamps else range(tokens.first_timestamp, self.config.vocab_size)
+        return sorted({*rules.suppressed, *times} - {tokens.no_timestamps})
+
+
+_SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)
+_LACKING: dict[str, Any] = {
+    "hotwords": None,
+    "carry_initial_prompt": False,
+    "patience": None,
+    "prefix": None,
+    "suppress_blank": True,
+    "max_initial_timestamp": MAX_INITIAL_TIMESTAMP,
+    "chunked": False,
+    "clip_timestamps": (),
+    "word_timestamps": False,  # windows begin behind words
+    "hallucination_silence_threshold": None,
+}
+
+
+def _alike(
+    recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions], most: int
+) -> Iterator[list[int]]:
+    """Places of recordings that can share a batch. Where options differ in their number of tokens alone, the
+    batch goes on for its longest.
+    """
+    places = sorted(range(len(recordings)), key=lambda i: (repr(_kind(asked[i])), len(recordings[i])))
+    batch: list[int] = []
+    for place in places:
+        if batch and (len(batch) == most or _kind(asked[place]) != _kind(asked[batch[0]])):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def _kind(options: TranscribeOptions) -> TranscribeOptions:
+    return options.replace(max_new_tokens=None)
+
+
+def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Values of a generation_config.json for a checkpoint that has none."""
+    tokens, rules = vocabulary.tokens, vocabulary.rules(TranscribeOptions())
+    return {
+        "is_multilingual": tokens.multilingual,
+        "no_timestamps_token_id": tokens.no_timestamps,
+        "prev_sot_token_id": tokens.previous,
+        "lang_to_id": {f"<|{code}|>": token for code, token in tokens.languages.items()},
+        "task_to_id": {"transcribe": tokens.transcribe, "translate": tokens.translate},
+        # The class itself suppresses <|notimestamps|>, which it forces where it wants no timestamps.
+        "suppress_tokens": sorted(set(rules.suppressed) - {tokens.no_timestamps}),
+        "begin_suppress_tokens": list(rules.begin_suppressed),
+        "max_initial_timestamp_index": vocabulary.last_first,
+        "max_length": vocabulary.longest,
+        "decoder_start_token_id": tokens.start,
+        "bos_token_id": tokens.end,
+        "eos_token_id": tokens.end,
+        "pad_token_id": tokens.end,
+    }
