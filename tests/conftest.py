@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from xdist.scheduler import LoadFileScheduling
 
+from tests.forked import start_helper
 from tests.grid import mark_the_rest_slow
 
 if not torch.cuda.is_available():
@@ -131,6 +133,15 @@ def pytest_collection_finish() -> None:
     """The libraries and the tests stay: the collections that Ingot asks for need not walk through them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Processes of tests begin where this one is now: with all libraries, and before any test."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and passed on
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not session.config.option.collectonly and not torch.cuda.is_available():
+        start_helper()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

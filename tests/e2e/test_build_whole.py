@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from ingot import LLM, build
 from ingot.errors import BuildError
 from tests.e2e.folders import contents, run_python
+from tests.forked import MAY_FORK
 from tests.tiny_models import tiny_config
 
 
@@ -94,7 +95,7 @@ class TestWholeOrNot:
         assert contents(engine) == before
         assert [p.name for p in engine.parent.iterdir()] == ["engine"]
 
-    KILLED = """
+    KILLED = f"""{MAY_FORK}
 import os, signal, sys
 from ingot import build
 count = []

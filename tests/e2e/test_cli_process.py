@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from pathlib import Path
@@ -19,26 +17,19 @@ import pytest
 
 from ingot.engine.builder import build
 from tests.e2e.tiny import write_tiny
+from tests.forked import take_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds; only a failing test waits this long
 INGOT = [sys.executable, "-m", "ingot"]
 
-# Runs its arguments as a shell would: a test runner in the background passes "ignore Ctrl-C" on to what it
-# starts.
-AS_IN_A_SHELL = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-# A build that takes about 20 seconds: 17 tensors, each of which waits.
-SLOW_BUILD = """
+# A build that takes about 7 seconds: 17 tensors, each of which waits.
+SLOW_BUILD = """# may be forked
 import sys, time
 from ingot.cli.main import app
 from ingot.engine.weights_file import WeightsWriter
 add = WeightsWriter.add
-WeightsWriter.add = lambda self, *values: (time.sleep(1.2), add(self, *values))
+WeightsWriter.add = lambda self, *values: (time.sleep(0.4), add(self, *values))
 app(sys.argv[1:], prog_name="ingot")
 """
 
@@ -52,7 +43,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(words: list[object], **pipes: object) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
-    words = [sys.executable, "-c", AS_IN_A_SHELL, *words]
     return subprocess.Popen([str(w) for w in words], env=environment, cwd=ROOT, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
@@ -148,7 +138,7 @@ class Terminal:
             stdout=other,
             stderr=other,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that its Ctrl-C is a signal
+            preexec_fn=take_terminal,
         )
         os.close(other)
         self.seen = b""

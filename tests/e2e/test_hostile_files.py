@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from ingot.llm.repro import capture_layer, replay
 from ingot.llm.repro_bundle import read_bundle, write_bundle
 from tests.e2e.folders import ROOT
 from tests.e2e.terminal import ingot
+from tests.forked import MAY_FORK
 from tests.tiny_models import random_ids
 
 TEXTS = {
@@ -292,35 +295,24 @@ def test_names_in_files_cannot_steer_the_terminal(checkpoint: Path, engine: Path
 
 def on_a_terminal(code: str, *arguments: object) -> str:
     """What a process writes whose stdout and stderr are a terminal."""
-    pieces: list[bytes] = []
-
-    def read(fd: int) -> bytes:
-        try:
-            pieces.append(os.read(fd, 4096))
-        except OSError:
-            return b""
-        return pieces[-1]
-
-    before = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        pid, fd = pty.fork()
-        if pid == 0:
-            os.execv(sys.executable, [sys.executable, "-c", code, *map(str, arguments)])
-        while read(fd):
-            pass
-        os.waitpid(pid, 0)
-        os.close(fd)
-    finally:
-        os.chdir(before)
-    return b"".join(pieces).decode()
+    own, other = pty.openpty()
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(words, stdin=other, stdout=other, stderr=other, cwd=ROOT)
+    os.close(other)
+    text = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while piece := os.read(own, 4096):
+            text += piece
+    os.close(own)
+    process.wait()
+    return text.decode()
 
 
 def test_on_a_terminal_only_our_colours_are_codes(engine: Path, tmp_path: Path) -> None:
     """A file that the manifest does not name is told by its name, whatever that is."""
     other = Path(shutil.copytree(engine, tmp_path / "engine"))
     (other / EVIL.replace("/", "")).touch()
-    code = "import sys; from ingot.cli.main import app; app(sys.argv[1:])"
+    code = f"{MAY_FORK}\nimport sys; from ingot.cli.main import app; app(sys.argv[1:])"
     told = on_a_terminal(code, "run", other, "a", "--device", "cpu", "--max-new-tokens", "1")
     assert "\\x1b[2J" in told, told
     assert "\x1b[2J" not in told

@@ -128,13 +128,15 @@ class Server:
         return self.child_pids(b"engine_process")
 
     def child_pids(self, words: bytes) -> list[int]:
-        """Processes that the server started and whose command line holds these words."""
+        """Processes that the server started and whose command line, or name where it is a fork, holds these
+        words.
+        """
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and (folder / "stat").exists():
                 try:
                     parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                    line = (folder / "cmdline").read_bytes()
+                    line = (folder / "cmdline").read_bytes() + (folder / "comm").read_bytes()
                 except OSError:
                     continue
                 if parent == self.process.pid and words in line:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -323,9 +322,8 @@ def test_ctrl_c_ends_it(whisper: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.wav"
     soundfile.write(long, 0.1 * torch.randn(200 * 16000, generator=torch.Generator().manual_seed(1)), 16000)
     words = [sys.executable, "-m", "ingot", "transcribe", str(whisper), str(long), *QUICK, "--threads", "1"]
-    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # where tests run in a shell's background
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    work = subprocess.Popen(words, **pipes, preexec_fn=listens)
+    work = subprocess.Popen(words, **pipes)
     assert work.stdout is not None
     assert work.stdout.readline().strip()
     work.send_signal(signal.SIGINT)

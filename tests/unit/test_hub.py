@@ -17,6 +17,7 @@ import pytest
 
 from ingot.checkpoint.hub import resolve_checkpoint, small_files
 from ingot.errors import CheckpointError
+from tests.forked import MAY_FORK
 
 MAIN, OTHER = "a" * 40, "b" * 40
 INDEX = json.dumps(
@@ -42,7 +43,7 @@ def lay_out(cache: Path, commit: str, files: dict[str, str], ref: str | None = N
     return snapshot
 
 
-SCRIPT = """
+SCRIPT = f"""{MAY_FORK}
 import sys
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.errors import CheckpointError
