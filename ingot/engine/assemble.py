@@ -20,25 +20,26 @@ from torch import nn
 
 from ingot.checkpoint.reader import GENERATION_CONFIG, Checkpoint
 from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve
-from ingot.config.build import BuildConfig
+from ingot.config.build import DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, stored_quant
 from ingot.engine.manifest import Manifest
-from ingot.engine.reference_encoder import can_calibrate
-from ingot.engine.rotated import check_rotation, rotated
+from ingot.engine.text import TextParts
 from ingot.engine.tied_head import untied_if_stored
 from ingot.errors import BuildError, ConfigError
-from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.layers.norm import RMSNorm
 from ingot.models.base import Architecture
+from ingot.models.empty import empty_model, stored_tensors
 from ingot.models.hf_values import check_end_tokens
-from ingot.models.registry import architecture_named, find_architecture
+from ingot.models.registry import architecture_named, can_calibrate, find_architecture
+from ingot.quant.rotated import rotated
 from ingot.quant.values import Values
+from ingot.version import VERSION
 
 Load = Callable[[str], torch.Tensor]
 
@@ -192,25 +193,6 @@ def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Te
     return cast
 
 
-def empty_model(
-    architecture: Architecture,
-    config: DecoderConfig,
-    build: BuildConfig,
-    quant: QuantConfig,
-    plan: KernelPlan,
-) -> Decoder:
-    """The modules on the meta device: shapes without memory.
-
-    Raises:
-        ConfigError: ``quant`` rotates a model that a rotation would change.
-    """
-    if quant.rotation:
-        check_rotation(config)
-    ctx = BuildContext(quant, plan, parse_dtype(build.dtype))
-    with torch.device("meta"):
-        return architecture.build(config, ctx, build.max_seq_len)
-
-
 def model_of(manifest: Manifest, plan: KernelPlan | None = None) -> Decoder:
     """The empty modules of an engine; without a plan kernels have their defaults."""
     architecture = architecture_named(manifest.model.architecture)
@@ -287,11 +269,6 @@ def storing_modules(model: Decoder) -> Iterator[StoringModule]:
             yield StoringModule(path, module, leaves, f"{'embed_tokens' if copied else path}.weight")
 
 
-def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:
-    """Parameters in module order; a tied head is left out."""
-    return dict(model.named_parameters())
-
-
 def logical_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
     """What a weight map must deliver: shapes before packing, tied weights included."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -334,3 +311,46 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             flag="--layers",
         )
     return config.cut(start, end)
+
+
+def build_config(
+    source: Checkpoint,
+    dtype: str,
+    max_batch_size: int,
+    max_seq_len: int | None,
+    layers: str | tuple[int, int] | None,
+) -> BuildConfig:
+    """A build's values with every ``auto`` replaced by what the checkpoint says."""
+    dtype = _source_dtype(source) if dtype == "auto" else dtype_name(parse_dtype(dtype))
+    if max_seq_len is None:
+        architecture = find_architecture(source.config.get("architectures") or ())
+        max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
+    kept = parse_layers(layers) if isinstance(layers, str) else layers
+    return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
+
+
+def _source_dtype(source: Checkpoint) -> str:
+    """The dtype that most of the checkpoint's weights have, as fp16, bf16 or fp32 (fp64 becomes fp32)."""
+    counts: dict[str, int] = {}
+    for info in source.tensors.values():
+        name = dtype_name(info.dtype)
+        size = 1
+        for dim in info.shape:
+            size *= dim
+        counts[name] = counts.get(name, 0) + size
+    best = max(counts, key=lambda name: counts[name], default="fp32")
+    return best if best in ("fp16", "bf16") else "fp32"
+
+
+def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:
+    """The manifest of an assembly, without the hashes that only writing gives."""
+    return Manifest(
+        ingot_version=VERSION,
+        model=assembly.model_config,
+        build=assembly.build,
+        quant=assembly.quant,
+        generation=source.generation_config,
+        stop_ids=text.stop_ids,
+        chat_template=text.chat_template,
+        source_dtype=assembly.source_dtype,
+    )

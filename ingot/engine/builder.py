@@ -22,13 +22,13 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
 from ingot.checkpoint.minigpt4 import MiniGPT4Files
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
-from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly
+from ingot.device import parse_dtype, resolve_device
+from ingot.engine.assemble import Assembly, build_config, make_manifest
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.golden import make_proof
 from ingot.engine.host_room import dense_bytes, expect_room
@@ -39,7 +39,6 @@ from ingot.engine.manifest import (
     PROOF_FILE,
     TOKENIZER_FOLDER,
     WEIGHTS_FILE,
-    Manifest,
     TensorEntry,
 )
 from ingot.engine.memory_sizes import largest_weight_bytes
@@ -60,10 +59,8 @@ from ingot.engine.tuner import tune_model
 from ingot.engine.weights_file import WeightsWriter
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
-from ingot.models.registry import find_architecture
 from ingot.processors.calibration_data import SAMPLES, CalibrationData
 from ingot.processors.calibration_speech import SHAPES
-from ingot.version import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -178,35 +175,6 @@ def build(
         except OSError as error:
             raise BuildError("cannot write to the engine's folder", seen=error, fix="-o") from error
     return target
-
-
-def build_config(
-    source: Checkpoint,
-    dtype: str,
-    max_batch_size: int,
-    max_seq_len: int | None,
-    layers: str | tuple[int, int] | None,
-) -> BuildConfig:
-    """A build's values with every ``auto`` replaced by what the checkpoint says."""
-    dtype = _source_dtype(source) if dtype == "auto" else dtype_name(parse_dtype(dtype))
-    if max_seq_len is None:
-        architecture = find_architecture(source.config.get("architectures") or ())
-        max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
-    kept = parse_layers(layers) if isinstance(layers, str) else layers
-    return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
-
-
-def _source_dtype(source: Checkpoint) -> str:
-    """The dtype that most of the checkpoint's weights have, as fp16, bf16 or fp32 (fp64 becomes fp32)."""
-    counts: dict[str, int] = {}
-    for info in source.tensors.values():
-        name = dtype_name(info.dtype)
-        size = 1
-        for dim in info.shape:
-            size *= dim
-        counts[name] = counts.get(name, 0) + size
-    best = max(counts, key=lambda name: counts[name], default="fp32")
-    return best if best in ("fp16", "bf16") else "fp32"
 
 
 def _size(assembly: Assembly, text: TextParts) -> int:
@@ -377,20 +345,6 @@ def _prove(
         found = Proof.of(found.claims.replace(source=figures), found.made)
         (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
         write_when(folder, round(time.perf_counter() - start, 3))
-
-
-def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:
-    """The manifest of an assembly, without the hashes that only writing gives."""
-    return Manifest(
-        ingot_version=VERSION,
-        model=assembly.model_config,
-        build=assembly.build,
-        quant=assembly.quant,
-        generation=source.generation_config,
-        stop_ids=text.stop_ids,
-        chat_template=text.chat_template,
-        source_dtype=assembly.source_dtype,
-    )
 
 
 def _copy_text(folder: Path, text: TextParts) -> dict[str, str]:

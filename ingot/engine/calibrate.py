@@ -26,13 +26,14 @@ import torch
 
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly, empty_model, in_encoder
+from ingot.engine.assemble import Assembly, in_encoder
 from ingot.engine.reference import EXACT, ReferenceRun, Span
 from ingot.engine.reference_encoder import stage_names
 from ingot.engine.walk_halves import DecoderHalf, EncoderHalf, Half, Progress, Told, num_tokens
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
+from ingot.models.empty import empty_model
 from ingot.quant.calibration import InputStatistics
 
 BATCH_TOKENS = 4096  # computed at once, at least one sample

@@ -23,8 +23,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly, logical_shapes, model_of
-from ingot.engine.builder import build_config, make_manifest
+from ingot.engine.assemble import Assembly, build_config, logical_shapes, make_manifest, model_of
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.memory_sizes import cache_dtype, encoded_position_bytes, kv_bytes_per_token
 from ingot.engine.plan_file import read_own_plan, usable_plan

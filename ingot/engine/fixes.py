@@ -20,8 +20,8 @@ from ingot.config.schemes import SCHEMES, WEIGHT_ONLY
 from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
-from ingot.engine.reference_encoder import can_calibrate
-from ingot.engine.rotated import can_rotate
+from ingot.models.registry import can_calibrate
+from ingot.quant.rotated import can_rotate
 
 Goal = Literal["fits", "loads"]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]

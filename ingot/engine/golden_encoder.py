@@ -26,9 +26,10 @@ from ingot.engine.golden_pictures import exact_pixels, golden_values
 from ingot.engine.golden_speech import HOP, exact_log_mel, golden_samples
 from ingot.engine.proof import InputClaim
 from ingot.engine.reference import ReferenceRun
-from ingot.engine.reference_encoder import encode, encoder_stages, plain_encoder
+from ingot.engine.reference_encoder import encode, encoder_stages
 from ingot.engine.sketch import Checksum, Sketch, distance, rounded
 from ingot.layers.checking_stages import Passage
+from ingot.models.registry import plain_encoder
 
 _FRAMES_OF_A_POSITION = 2
 _NUDGE = 1000  # of so many values a resize may round one to the other level

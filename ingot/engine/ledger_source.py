@@ -22,8 +22,7 @@ from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import expect_stored
-from ingot.engine.assemble import Assembly, check_max_seq_len, check_samples, model_of
-from ingot.engine.builder import build_config
+from ingot.engine.assemble import Assembly, build_config, check_max_seq_len, check_samples, model_of
 from ingot.engine.ledger import Setting
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.random_weights import config_manifest

@@ -24,8 +24,7 @@ from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.assemble import Assembly, cast_weight, model_of, stored_tensors
-from ingot.engine.builder import build_config, make_manifest
+from ingot.engine.assemble import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.integrity import TensorHashes, check_header
 from ingot.engine.ledger import Setting
 from ingot.engine.manifest import REBUILD, WEIGHTS_FILE, Manifest
@@ -37,6 +36,7 @@ from ingot.engine.weights_file import readable
 from ingot.errors import ConfigError, EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import loaded_dtype
+from ingot.models.empty import stored_tensors
 
 NO_ROOM = "the weights do not fit in the device's memory"
 _log = logging.getLogger(__name__)

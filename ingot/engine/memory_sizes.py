@@ -29,11 +29,11 @@ from ingot.config.step_sizes import (
 )
 from ingot.config.units import size_text
 from ingot.device import dtype_name
-from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.kernels.attention.scores import capped_rows
 from ingot.kernels.cache.scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
+from ingot.models.empty import empty_model, stored_tensors
 from ingot.models.registry import architecture_named
 from ingot.quant.linear_scheme import LinearScheme
 

@@ -22,13 +22,14 @@ from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.assemble import Choice, check_max_seq_len, empty_model, logical_shapes, packed_tensors
+from ingot.engine.assemble import Choice, check_max_seq_len, logical_shapes, packed_tensors
 from ingot.engine.loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
 from ingot.engine.manifest import Manifest
 from ingot.engine.memory_error import explained
 from ingot.engine.text import TextParts
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
+from ingot.models.empty import empty_model
 from ingot.models.registry import architecture_named, find_architecture
 from ingot.version import VERSION
 

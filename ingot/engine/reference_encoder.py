@@ -18,19 +18,8 @@ import torch
 from ingot.config.model import DecoderConfig
 from ingot.engine.reference import ReferenceRun, See
 from ingot.layers.checking import Hooks, PlainAttention
-from ingot.layers.checking_stages import Passage, PlainEncoder, Stage
-from ingot.models.registry import architecture_named
-
-
-def plain_encoder(config: DecoderConfig) -> PlainEncoder | None:
-    """The encoder of a model; None where there is none, or its architecture declares no stages."""
-    made = architecture_named(config.architecture).plain_encoder if config.encoder is not None else None
-    return None if made is None else made(config)
-
-
-def can_calibrate(config: DecoderConfig) -> bool:
-    """Whether calibration can go through a model: it has text alone, or an encoder with stages."""
-    return config.encoder is None or plain_encoder(config) is not None
+from ingot.layers.checking_stages import Passage, Stage
+from ingot.models.registry import plain_encoder
 
 
 def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> None:

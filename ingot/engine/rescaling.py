@@ -21,7 +21,7 @@ import torch
 from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.engine.assemble import in_encoder
-from ingot.engine.reference_encoder import plain_encoder
+from ingot.models.registry import plain_encoder
 from ingot.quant.folding import (
     fold_into_columns,
     fold_into_norm,

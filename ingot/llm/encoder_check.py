@@ -15,7 +15,7 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.engine.reference import Arithmetic, KeysValues, ReferenceRun, WeightSource
-from ingot.engine.reference_encoder import encode, plain_encoder
+from ingot.engine.reference_encoder import encode
 from ingot.layers.decoder import Decoder
 from ingot.layers.step_record import Recorded, copied
 from ingot.llm.encoder_record import encoder_walked
@@ -23,6 +23,7 @@ from ingot.llm.llm import LLM
 from ingot.llm.product_noise import ProductNoise
 from ingot.llm.step_judge import ENCODED, Judge
 from ingot.llm.step_witness import MODULES, TAKEN, rounded_by
+from ingot.models.registry import plain_encoder
 from ingot.processors.prompt import Input, Prompt
 
 _HOST = torch.device("cpu")

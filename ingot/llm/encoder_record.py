@@ -25,11 +25,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ingot.engine.reference_encoder import plain_encoder
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
 from ingot.layers.observer import Observer
 from ingot.llm.llm import LLM
+from ingot.models.registry import plain_encoder
 
 See = Callable[[str, torch.Tensor], None]
 KEYS_VALUES = ".encoder_attn.kv_proj"

@@ -23,7 +23,7 @@ from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.plan_file import machine_of
-from ingot.engine.reference_encoder import plain_encoder, stage_names
+from ingot.engine.reference_encoder import stage_names
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.checking import Hooks
 from ingot.layers.checking_stages import Stage
@@ -51,6 +51,7 @@ from ingot.llm.repro_layer import (
     rotary_table,
     stored_weights,
 )
+from ingot.models.registry import plain_encoder
 from ingot.runtime.one_layer import LayerInputs, record_calls, run_layer
 from ingot.version import VERSION
 

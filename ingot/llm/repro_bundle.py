@@ -31,10 +31,11 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype
-from ingot.engine.reference_encoder import plain_encoder, stage_names
+from ingot.engine.reference_encoder import stage_names
 from ingot.engine.whole_file import whole
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError, NoSuchPathError
 from ingot.layers.checking_stages import LayerShape
+from ingot.models.registry import plain_encoder
 from ingot.runtime.one_layer import LayerInputs
 
 BUNDLE_VERSION = 2

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError, EngineError
+from ingot.layers.checking_stages import PlainEncoder
 from ingot.models.base import Architecture
 from ingot.models.gemma2 import GEMMA2
 from ingot.models.gpt2 import GPT2
@@ -74,3 +76,14 @@ def architecture_named(name: str) -> Architecture:
     raise EngineError(
         "the engine's architecture is unknown", seen=name, allowed=[a.name for a in ARCHITECTURES]
     )
+
+
+def plain_encoder(config: DecoderConfig) -> PlainEncoder | None:
+    """The encoder of a model; None where there is none, or its architecture declares no stages."""
+    made = architecture_named(config.architecture).plain_encoder if config.encoder is not None else None
+    return None if made is None else made(config)
+
+
+def can_calibrate(config: DecoderConfig) -> bool:
+    """Whether calibration can go through a model: it has text alone, or an encoder with stages."""
+    return config.encoder is None or plain_encoder(config) is not None

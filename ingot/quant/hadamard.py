@@ -2,7 +2,7 @@
 
 Owns the rotation of a dimension by a matrix that is fixed by its size alone: signs, then a Hadamard
 transform of the largest power of two, then Hartley's transform of what is left. Knows no layer, and not why
-a rotation changes nothing (engine/rotated.py).
+a rotation changes nothing (quant/rotated.py).
 
     turned = rotate(weight)              # weight · R, any [..., K], on the weight's device
     turned = rotate(weight, dim=0)       # Rᵀ · weight

@@ -13,8 +13,8 @@ from ingot import LLM, SamplingParams, build
 from ingot.config.build import BuildConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import empty_model
 from ingot.errors import CheckpointError, ConfigError, RequestError
+from ingot.models.empty import empty_model
 from ingot.models.registry import find_architecture
 from recipes.random_checkpoint import SHAPES as RECIPE_SHAPES
 from recipes.random_checkpoint import write_checkpoint, write_samples

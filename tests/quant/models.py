@@ -14,8 +14,7 @@ import torch
 
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly
-from ingot.engine.builder import build_config
+from ingot.engine.assemble import Assembly, build_config
 from ingot.engine.calibrate import CalibratedLayer, Load, Statistic, Walk, dense_model
 from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
 from ingot.layers.decoder import Decoder

@@ -12,11 +12,11 @@ import torch
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine import rotated as engine_rotated
-from ingot.engine.assemble import empty_model
-from ingot.engine.rotated import rotated
 from ingot.errors import ConfigError
+from ingot.models.empty import empty_model
 from ingot.quant import hadamard
+from ingot.quant import rotated as engine_rotated
+from ingot.quant.rotated import rotated
 from tests.quant.models import log_probs, opened, planned
 from tests.tiny_models import random_ids, save_model, tiny_config
 

@@ -14,8 +14,7 @@ import torch
 from ingot import LLM, Input, Prompt, SamplingParams, build
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly
-from ingot.engine.builder import build_config
+from ingot.engine.assemble import Assembly, build_config
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.manifest import Manifest
 from ingot.engine.quantize import read_samples

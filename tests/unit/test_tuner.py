@@ -13,7 +13,6 @@ from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import OPS, KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import empty_model
 from ingot.engine.tuner import search, tune_model
 from ingot.engine.tuner.candidates import Tiles
 from ingot.engine.tuner.search import Search, agrees, measured_steps
@@ -28,6 +27,7 @@ from ingot.kernels.product import small_gate_up, small_linear, small_qkv
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import products
 from ingot.layers.decoder import Decoder
+from ingot.models.empty import empty_model
 from ingot.models.registry import architecture_named
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from ingot.config.encoder import EncoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype
-from ingot.engine.assemble import empty_model, logical_shapes, packed_tensors
+from ingot.engine.assemble import logical_shapes, packed_tensors
 from ingot.engine.tuner.trial import TrialPlan
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
@@ -30,6 +30,7 @@ from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
 from ingot.layers.ways import Step, Ways, fuses
+from ingot.models.empty import empty_model
 from ingot.models.registry import architecture_named
 
 LAYERS = 4

@@ -25,7 +25,7 @@ from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.builder import build_config
+from ingot.engine.assemble import build_config
 from ingot.engine.host_room import expect_class_room
 from ingot.engine.manifest import is_engine
 from ingot.engine.random_weights import config_manifest

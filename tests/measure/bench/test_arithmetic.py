@@ -14,7 +14,6 @@ import torch
 from ingot.config.build import BuildConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import empty_model
 from ingot.errors import ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
@@ -24,6 +23,7 @@ from ingot.measure.bench.throughput import load_flops, throughput_entry
 from ingot.measure.side.step_work import Work, causal_pairs, read_bytes
 from ingot.measure.side.timed_run import Run, percentile, spread
 from ingot.measure.side.token_load import Ask, Load, PromptSource, fixed, mixed, parse_batches
+from ingot.models.empty import empty_model
 from ingot.models.registry import find_architecture
 
 SHAPES = Path(__file__).parents[3] / "benchmarks" / "shapes"

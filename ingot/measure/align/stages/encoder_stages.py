@@ -17,9 +17,10 @@ import torch
 
 from ingot.config.modality import PICTURE
 from ingot.config.model import DecoderConfig
-from ingot.engine.reference_encoder import plain_encoder, stage_names
+from ingot.engine.reference_encoder import stage_names
 from ingot.layers.checking_stages import PlainEncoder
 from ingot.measure.align.stages.stage_names import CONVS, FEATURES
+from ingot.models.registry import plain_encoder
 
 _PRE_NORM = {
     "attended": "input_norm",

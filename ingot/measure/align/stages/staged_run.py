@@ -18,7 +18,7 @@ from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import BuildConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly, empty_model, model_of
+from ingot.engine.assemble import Assembly, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
 from ingot.engine.reference import ReferenceRun, Span, Weights, WeightSource
 from ingot.engine.reference_encoder import keep_for, own_stages
@@ -26,6 +26,7 @@ from ingot.layers.checking_rotary import plain_section
 from ingot.layers.checking_stages import Passage
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.stages.stage_names import CONVS
+from ingot.models.empty import empty_model
 
 _WITHIN = {
     "attn_in": "input_norm",

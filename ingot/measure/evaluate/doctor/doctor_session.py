@@ -23,8 +23,7 @@ from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import SCHEMES
 from ingot.device import parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly
-from ingot.engine.builder import build_config
+from ingot.engine.assemble import Assembly, build_config
 from ingot.engine.calibrate import dense_model
 from ingot.engine.golden import steady_threads
 from ingot.engine.host_room import dense_bytes, expect_room

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.config.schemes import LADDERED, SCHEMES, choosing, ladder
-from ingot.engine.assemble import Assembly, empty_model
+from ingot.engine.assemble import Assembly
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
+from ingot.models.empty import empty_model
 from ingot.quant.linear_scheme import LinearScheme
 
 DENSE = "none"
