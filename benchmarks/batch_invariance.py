@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 
 from ingot import LLM, SamplingParams
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.product.invariant_linear import invariant_linear
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.runtime.executor import Executor
 from ingot.runtime.setup import make_executor

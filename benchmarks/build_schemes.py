@@ -25,7 +25,7 @@ import torch
 from build import peak_host_gb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.device import resolve_device
 from ingot.measure.side.machine import machine
 from recipes import random_checkpoint

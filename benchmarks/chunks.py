@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from timing import READ_GB_S, graph_us
 
 from ingot import SamplingParams
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.cache.scales import NARROW_CACHES
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 from ingot.runtime.step_buffer import StepBuffer

@@ -27,10 +27,10 @@ from timing import graph_us  # noqa: E402
 from whisper import NAMES, SHAPES, noise  # noqa: E402
 
 from ingot import LLM  # noqa: E402
+from ingot.audio.log_mel import features_by  # noqa: E402
 from ingot.kernels.norm.layer_norm import layer_norm  # noqa: E402
 from ingot.layers.decoder import Decoder  # noqa: E402
 from ingot.measure.side.machine import machine  # noqa: E402
-from ingot.processors.log_mel import features_by  # noqa: E402
 
 FLOPS, BYTES = 800e12, 3.0e12
 WAYS = {

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from ingot import build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.device import resolve_device
-from ingot.llm.verify import verify
 from ingot.measure.side.machine import machine
+from ingot.proof.verify_engine import verify
 from recipes.random_checkpoint import write_samples
 from tests.tiny_models import save_model, tiny_config
 

@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from ingot.device import resolve_device
-from ingot.llm.verify import verify
 from ingot.measure.side.machine import machine
+from ingot.proof.verify_engine import verify
 from tests.e2e.faults import FAULTS, SCHEMES, build_scheme, faulty
 
 Row = dict[str, Any]

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingot.config.grammar import Grammar
-from ingot.structured.grammars import GrammarMatcher, mask_words
-from ingot.structured.lark import lark_of
-from ingot.structured.vocabulary import new_matcher, vocabulary
+from ingot.config.grammar_spec import Grammar
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, mask_words
+from ingot.text.grammar.lark import lark_of
+from ingot.text.grammar.vocabulary import new_matcher, vocabulary
 
 SECONDS = 100e-6  # per mask; llguidance takes some 40 µs for JSON and 150,000 tokens, at worst 15 ms
 _MASKS = 16

@@ -27,7 +27,7 @@ from timing import READ_GB_S, compact, graph_us
 from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
-from ingot.layers.batch import LayerCache
+from ingot.layers.forward_batch import LayerCache
 
 BLOCK, LONGEST, BUDGET, HEAD_DIM = 64, 4096, 2.2e9, 128
 DTYPES = {"fp16": torch.float16, "int8": torch.int8}

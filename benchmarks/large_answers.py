@@ -22,13 +22,13 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from ingot.serve.answering import Answering  # noqa: E402
-from ingot.serve.chat import ChatCall  # noqa: E402
+from ingot.serve.api.chat_completions import ChatCall  # noqa: E402
+from ingot.serve.engine_calls.answering import Answering  # noqa: E402
+from ingot.serve.engine_calls.process_protocol import Logprob, News, Ready  # noqa: E402
 from ingot.serve.grammar_checks import GrammarChecks  # noqa: E402
 from ingot.serve.json_parts import in_parts  # noqa: E402
-from ingot.serve.model import ServedModel, TextSide  # noqa: E402
-from ingot.serve.protocol import Logprob, News, Ready  # noqa: E402
-from ingot.serve.schemas import ChatRequest, decode  # noqa: E402
+from ingot.serve.request_schemas import ChatRequest, decode  # noqa: E402
+from ingot.serve.served_model import ServedModel, TextSide  # noqa: E402
 
 N, TOKENS, TOP = 128, 100, 20
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
 from ingot.device import resolve_device
-from ingot.engine.ledger import Capacity, Ledger, ledger
-from ingot.engine.loader import setting_of
+from ingot.engine.engine_loader import setting_of
 from ingot.measure.side.machine import machine
+from ingot.memory.ledger import Capacity, Ledger, ledger
 from ingot.runtime.setup import measured_activations
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.half_matcher import HalfMatcher, text_matcher
 from ingot import LLM, SamplingParams
 from ingot.measure.side.machine import machine
-from ingot.structured.grammars import GrammarMatcher
+from ingot.text.grammar.grammar_compiler import GrammarMatcher
 
 DRAWN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
 CASES: dict[str, dict[str, Any]] = {

@@ -27,9 +27,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM
-from ingot.config.encoder import EncoderConfig
+from ingot.config.encoder_config import EncoderConfig
 from ingot.layers.encoder_pass import EncoderPass
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.side.machine import machine
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
 

@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.pictures import AFTER, BEFORE, CAPTIONS, SHAPE, WORDS, figures, timed
 from ingot import LLM
-from ingot.engine.random_weights import STD
+from ingot.building.random_weights import STD
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.measure.side.machine import machine
 

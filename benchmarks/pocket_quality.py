@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.scored_answers import Asking, answers, summarize

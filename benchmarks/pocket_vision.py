@@ -23,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM, build
-from ingot.config.quant_file import read_quant
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import resolve_device
 from ingot.measure.side.machine import machine
 from recipes.vision.draw import draw

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from ingot import SamplingParams
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.layers.context import BuildContext
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.layers.build_context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.runtime.executor import Executor
 from ingot.runtime.setup import make_executor

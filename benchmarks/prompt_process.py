@@ -26,9 +26,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from neighbours import Maker  # noqa: E402
 
 from ingot.errors import RequestError  # noqa: E402
-from ingot.llm.prompts import Chat, chat_ids  # noqa: E402
+from ingot.llm.prompt_inputs import Chat, chat_ids  # noqa: E402
 from ingot.serve.long_prompts import LongPrompts, TooLongError  # noqa: E402
-from ingot.serve.model import TextSide  # noqa: E402
+from ingot.serve.served_model import TextSide  # noqa: E402
 
 SLEEP = 0.005
 WAYS = {"thread": 0.005, "short_switches": 0.0005, "process": 0.005}

@@ -26,8 +26,8 @@ from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, packed_splits
 from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
-from ingot.quant.values import Quantized
-from ingot.quant.weight_only import WeightOnly
+from ingot.quant.quantized_values import Quantized
+from ingot.quant.schemes.weight_only import WeightOnly
 
 GROUP, HEAD_DIM = 128, 128
 SPLIT = ("o", "down")  # a norm that adds up parts comes after them

@@ -45,7 +45,7 @@ def configuration(args: argparse.Namespace, router: str | None) -> dict[str, Any
         deployment["request_router_config"] = {"request_router_class": router}
     engine = {"path": str(args.engine.resolve()), "name": "m", "threads": 1, "unproven": True}
     application = {"name": "ingot", "route_prefix": "/", "args": {"engines": [engine]}}
-    application |= {"import_path": "ingot.serve.ray.application:build", "deployments": [deployment]}
+    application |= {"import_path": "ingot.adapters.ray.application:build", "deployments": [deployment]}
     return {"applications": [application]}
 
 

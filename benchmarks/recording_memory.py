@@ -36,7 +36,7 @@ path, what, model = sys.argv[1:]
 import torch
 torch.set_num_threads(1)
 if what == "read":
-    from ingot.processors.audio import read_audio
+    from ingot.audio.recording_samples import read_audio
     read_audio("examples/speech/talk.ogg")
     work = lambda: read_audio(path)
 elif what == "transcribe":
@@ -46,9 +46,9 @@ elif what == "transcribe":
     t("examples/speech/talk.ogg", **options)
     work = lambda: t(path, **options)
 else:
-    from ingot.processors.audio_worker import limits, question, samples_of
-    from ingot.processors.limited_process import LimitedProcess
-    process = LimitedProcess("ingot.processors.audio_worker", limits(3 * 3600.0))
+    from ingot.audio.audio_worker import limits, question, samples_of
+    from ingot.sandbox.limited_process import LimitedProcess
+    process = LimitedProcess("ingot.audio.audio_worker", limits(3 * 3600.0))
     ask = lambda name: samples_of(process.ask_bytes(question(open(name, "rb").read(), 3 * 3600.0)))
     ask("examples/speech/talk.ogg")
     work = lambda: ask(path)

@@ -23,8 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import pocket_quality
-from ingot.config.quant import QuantConfig
-from ingot.config.rptq import RptqConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.rptq_options import RptqConfig
 from ingot.measure.side.machine import machine
 
 SAMPLES = 128

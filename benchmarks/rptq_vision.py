@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.rptq_sites import config
 from ingot import build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.measure.side.machine import machine
 from recipes.vision.draw import draw, png
 from recipes.vision.evaluate import held_out_items, score_engine, summary

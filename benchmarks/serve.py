@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.measure.side.machine import machine
 
 FIRSTS = 25  # requests, one at a time, of the time to the first token

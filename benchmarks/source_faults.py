@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from ingot import build
-from ingot.config.quant import QuantConfig
+from ingot.building import builder
+from ingot.building.source.source_check import SourceCheck, compare_with_source
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.device import resolve_device
-from ingot.engine import builder
-from ingot.engine.source.check import SourceCheck, compare_with_source
 from ingot.measure.side.machine import machine
 from tests.quant.source_faults import FAULTS, SCHEMES, built, planted, samples_of, write_source
 

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.serve import executor_alone
 from benchmarks.triton_server import TritonServer, started
 from ingot import LLM, SamplingParams
+from ingot.adapters.triton.model_repository import write_model
+from ingot.adapters.triton.triton_settings import Settings
 from ingot.measure.side.machine import machine
-from ingot.triton.repository import write_model
-from ingot.triton.settings import Settings
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -37,15 +37,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
+from ingot.audio.log_mel import WINDOW, features_by
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
 from ingot.measure.side.machine import machine
 from ingot.measure.side.timed_run import spread
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.log_mel import WINDOW, features_by
-from ingot.processors.prompt import Input, Prompt
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.window import Vocabulary
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Vocabulary
+from ingot.text.prompt import Input, Prompt
 
 SHAPES = Path(__file__).parent / "shapes"
 NAMES = sorted(file.stem.removeprefix("whisper-") for file in SHAPES.glob("whisper-*.json"))

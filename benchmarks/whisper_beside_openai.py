@@ -27,9 +27,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from ingot.checkpoint.openai import names_of
+from ingot.audio.recording_samples import read_audio
+from ingot.checkpoint.openai_whisper import names_of
 from ingot.measure.side.machine import machine
-from ingot.processors.audio import read_audio
 from ingot.speech.transcriber import Transcriber
 
 ROOT = Path(__file__).resolve().parents[1]

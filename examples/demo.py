@@ -19,7 +19,7 @@ from rich.text import Text
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM, IngotError, SamplingParams, Transcriber, build
 from ingot.cli.inspect import show
-from ingot.engine.describe import describe
+from ingot.engine.engine_facts import describe
 from recipes.vision.draw import draw, png
 from recipes.vision.scenes import held_out_scene
 

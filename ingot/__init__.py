@@ -10,20 +10,20 @@ What needs PyTorch is imported when it is first used, so that ``ingot --help`` d
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ingot.config.grammar import Grammar
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
+from ingot.config.grammar_spec import Grammar
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import IngotError
 from ingot.version import VERSION
 
 if TYPE_CHECKING:
-    from ingot.engine.builder import build
-    from ingot.engine.tuner import tune
+    from ingot.building.builder import build
+    from ingot.building.tuner import tune
     from ingot.llm import LLM, Answer, Output, Piece
-    from ingot.llm.prompts import Chat
-    from ingot.llm.verify import verify
-    from ingot.processors.prompt import Embeddings, Input, Prompt
+    from ingot.llm.prompt_inputs import Chat
+    from ingot.proof.verify_engine import verify
     from ingot.speech.transcriber import Transcriber
+    from ingot.text.prompt import Embeddings, Input, Prompt
 
 __version__ = VERSION
 __all__ = [
@@ -47,17 +47,17 @@ __all__ = [
 
 _HOMES = {
     "Answer": "ingot.llm",
-    "Chat": "ingot.llm.prompts",
-    "Embeddings": "ingot.processors.prompt",
-    "Input": "ingot.processors.prompt",
+    "Chat": "ingot.llm.prompt_inputs",
+    "Embeddings": "ingot.text.prompt",
+    "Input": "ingot.text.prompt",
     "LLM": "ingot.llm",
     "Output": "ingot.llm",
     "Piece": "ingot.llm",
-    "Prompt": "ingot.processors.prompt",
+    "Prompt": "ingot.text.prompt",
     "Transcriber": "ingot.speech.transcriber",
-    "build": "ingot.engine.builder",
-    "tune": "ingot.engine.tuner",
-    "verify": "ingot.llm.verify",
+    "build": "ingot.building.builder",
+    "tune": "ingot.building.tuner",
+    "verify": "ingot.proof.verify_engine",
 }
 
 

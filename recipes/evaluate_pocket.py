@@ -79,7 +79,7 @@ class EngineAnswers:
 
     def __call__(self, conversations: Sequence[Messages], max_new: int) -> list[str]:
         """One answer for each conversation."""
-        from ingot.config.sampling import SamplingParams
+        from ingot.config.sampling_params import SamplingParams
 
         params = SamplingParams(max_new_tokens=max_new, temperature=0.0)
         return [answer.text or "" for answer in self.llm.chat(list(conversations), params)]

@@ -91,7 +91,7 @@ def brief_proofs() -> Iterator[int]:
     """Builds prove with 5 new tokens a golden case: enough to leave a cache's block. Gives how many it is
     for users.
     """
-    from ingot.engine import golden
+    from ingot.building.golden import golden_cases as golden
 
     whole = golden.NEW_TOKENS
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -102,7 +102,7 @@ def brief_proofs() -> Iterator[int]:
 @pytest.fixture
 def whole_proofs(brief_proofs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds prove as they do for users."""
-    monkeypatch.setattr("ingot.engine.golden.NEW_TOKENS", brief_proofs)
+    monkeypatch.setattr("ingot.building.golden.golden_cases.NEW_TOKENS", brief_proofs)
 
 
 @pytest.fixture(scope="session")

@@ -36,12 +36,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAY_FORK = "# may be forked"
-_ENGINE = "ingot.serve.engine_process"
+_ENGINE = "ingot.serve.engine_calls.engine_process"
 _SET_NAME, _SET_CHILD_SUBREAPER = 15, 36  # of prctl
 _REREAD = ("HF_", "INGOT_")  # variables that modules read when they are imported
 _INTERPRETERS = ("LANG", "LC_", "MALLOC", "PYTHON", "TRITON_")  # what cannot be changed afterwards
 _FRESH = ("huggingface_hub", "ingot", "sitecustomize", "tests")
-_IMPORTED = ("ingot.cli.main", "ingot.llm", "ingot.engine.builder", "ingot.serve.server", _ENGINE)
+_IMPORTED = ("ingot.cli.main", "ingot.llm", "ingot.building.builder", "ingot.serve.server", _ENGINE)
 _prctl = ctypes.CDLL(None).prctl
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _helper: socket.socket | None = None  # of this process

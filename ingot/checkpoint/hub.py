@@ -26,9 +26,9 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from ingot.checkpoint.layout import CONFIG, TEMPLATES, find_layout, list_files
-from ingot.checkpoint.minigpt4 import MiniGPT4Files, is_minigpt4
-from ingot.checkpoint.openai import is_openai
+from ingot.checkpoint.checkpoint_files import CONFIG, TEMPLATES, find_layout, list_files
+from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
+from ingot.checkpoint.openai_whisper import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
 _SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")

@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ingot.checkpoint.layout import read_json
+from ingot.checkpoint.checkpoint_files import read_json
 from ingot.checkpoint.packed_keys import check_packed_keys
-from ingot.config.quant import QuantConfig
-from ingot.config.schemes import GROUPS, SCHEMES, WEIGHT_ONLY, listed, stored_as
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.scheme_table import GROUPS, SCHEMES, WEIGHT_ONLY, listed, stored_as
 from ingot.errors import CheckpointError
 
 # AutoGPTQ's and AutoAWQ's, which say the same beside config.json, or instead of it.

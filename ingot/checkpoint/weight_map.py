@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.checkpoint.layout import shorten
-from ingot.checkpoint.reader import Checkpoint
-from ingot.checkpoint.rules import (
+from ingot.checkpoint.checkpoint_files import shorten
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.checkpoint.name_rules import (
     Concat,
     Filled,
     Ignore,
@@ -39,7 +39,7 @@ from ingot.checkpoint.rules import (
     Transpose,
     has_layer,
 )
-from ingot.checkpoint.shard import TensorInfo
+from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.errors import CheckpointError
 
 __all__ = [

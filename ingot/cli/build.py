@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import size_text, stderr, stdout
-from ingot.cli.files_flags import PartFlags
-from ingot.cli.flags import RARELY, Device, Revision, field_flags, given, given_of, option
-from ingot.cli.metric_text import metric_line
-from ingot.cli.prove_flags import ProveFlags
-from ingot.cli.quant_flags import RARE_QUANT, QuantFlags
-from ingot.cli.signals import ends_once
-from ingot.cli.steps import bar_shown, parts_shown
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.cli.options.files_flags import PartFlags
+from ingot.cli.options.flags import RARELY, Device, Revision, field_flags, given, given_of, option
+from ingot.cli.options.prove_flags import ProveFlags
+from ingot.cli.options.quant_flags import RARE_QUANT, QuantFlags
+from ingot.cli.terminal.console import size_text, stderr, stdout
+from ingot.cli.terminal.metric_text import metric_line
+from ingot.cli.terminal.signals import ends_once
+from ingot.cli.terminal.step_list import bar_shown, parts_shown
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 
 if TYPE_CHECKING:
     from ingot.measure.evaluate.planned_metrics import Proving
@@ -93,7 +93,7 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
         raise typer.BadParameter(what, param_hint="--prove")
     quant = quantized.config()
     with ends_once():
-        from ingot.engine import builder
+        from ingot.building import builder
 
         plan_of_metrics = proving.plan(str(checkpoint), flags.revision, flags.chat_template)
         with ExitStack() as shown:
@@ -122,7 +122,7 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
 
 def _tell_of_ranges(engine: Path, calib: Path | None) -> None:
     """Name the file that a calibrated build leaves beside its engine."""
-    from ingot.engine.calibration_cache import cache_path
+    from ingot.building.calibration.calibration_cache import cache_path
 
     file = cache_path(engine)
     if calib is not None and file.is_file():

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_json, stdout
-from ingot.cli.flags import AsJson, option
-from ingot.cli.steps import status_shown
+from ingot.cli.options.flags import AsJson, option
+from ingot.cli.terminal.console import print_json, stdout
+from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
-    from ingot.engine.compare import Comparison, FieldChange, LayerChange, TensorChange
+    from ingot.engine.engine_diff import Comparison, FieldChange, LayerChange, TensorChange
     from ingot.engine.manifest import TensorEntry
 
 _ALL = "List every tensor, including those of quantized layers."
@@ -28,7 +28,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Explain how two engines differ. Exit code 0: equal, 1: different, 2: cannot be compared."""
-    from ingot.engine.compare import compare_engines
+    from ingot.engine.engine_diff import compare_engines
 
     with status_shown("comparing") as say:
         progress = None if say is None else lambda name, done, total: say(f"{name} ({done}/{total})")
@@ -68,7 +68,7 @@ def _value(value: Any) -> str:
 
 
 def _file_line(change: FieldChange) -> str:
-    from ingot.engine.compare import ABSENT
+    from ingot.engine.engine_diff import ABSENT
 
     if change.left == ABSENT:
         return f"{change.name}: only in B"

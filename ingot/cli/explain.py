@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.console import aligned, print_json, stdout, write
-from ingot.cli.flags import AsJson, EnginePath
 from ingot.cli.inspect import local_folder
-from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
-from ingot.cli.sampling import flag_name, sampling_flags, with_given
+from ingot.cli.options.flags import AsJson, EnginePath
+from ingot.cli.options.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+from ingot.cli.options.sampling_flags import flag_name, sampling_flags, with_given
+from ingot.cli.terminal.console import aligned, print_json, stdout, write
 from ingot.config.modality import expect_text
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def explain(
     differently for this request.
     """
     request = one_prompt(messages, prompt, ids)
-    from ingot.engine.describe import read_text_side
-    from ingot.llm.defaults import default_params
-    from ingot.llm.explain import explain_request
+    from ingot.engine.engine_facts import read_text_side
+    from ingot.llm.explain_prompt import explain_request
+    from ingot.llm.sampling_defaults import default_params
 
     manifest, text = read_text_side(local_folder(engine))
     expect_text(manifest.model.modality, "`ingot explain`")

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ingot.cli.console import print_facts, print_json, size_text, stdout
-from ingot.cli.flags import AsJson, EnginePath, option
-from ingot.cli.metric_text import metric_line
+from ingot.cli.options.flags import AsJson, EnginePath, option
+from ingot.cli.terminal.console import print_facts, print_json, size_text, stdout
+from ingot.cli.terminal.metric_text import metric_line
 from ingot.config.modality import SPEECH
 from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:
-    from ingot.config.sampling import SamplingParams
-    from ingot.engine.describe import Description
+    from ingot.config.sampling_params import SamplingParams
+    from ingot.engine.engine_facts import Description
 
 _FEW = 12  # languages that are named
 
@@ -28,8 +28,8 @@ def inspect(
 
     Reads no weights, so it finds no damage to them: `ingot verify` does.
     """
-    from ingot.engine.describe import describe
-    from ingot.llm.defaults import default_params
+    from ingot.engine.engine_facts import describe
+    from ingot.llm.sampling_defaults import default_params
 
     found = describe(local_folder(engine))
     params = default_params(found.manifest.generation)

@@ -20,22 +20,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ingot.cli.align import align
-from ingot.cli.bench import bench
 from ingot.cli.build import build
-from ingot.cli.chat.verb import chat
-from ingot.cli.console import PrintableLog, print_error, stderr
+from ingot.cli.chat.chat import chat
 from ingot.cli.diff import diff
-from ingot.cli.doctor import doctor
-from ingot.cli.eval import evaluate
 from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
+from ingot.cli.measure.align import align
+from ingot.cli.measure.bench import bench
+from ingot.cli.measure.doctor import doctor
+from ingot.cli.measure.eval import evaluate
+from ingot.cli.measure.sweep import sweep
 from ingot.cli.merge_delta import merge_delta
 from ingot.cli.plan import plan
 from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.serve import serve
-from ingot.cli.sweep import sweep
+from ingot.cli.terminal.console import PrintableLog, print_error, stderr
 from ingot.cli.transcribe import transcribe
 from ingot.cli.triton import triton
 from ingot.cli.tune import tune

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import size_text, stderr
-from ingot.cli.flags import option
-from ingot.cli.signals import ends_once
-from ingot.cli.steps import bar_shown
+from ingot.cli.options.flags import option
+from ingot.cli.terminal.console import size_text, stderr
+from ingot.cli.terminal.signals import ends_once
+from ingot.cli.terminal.step_list import bar_shown
 
 
 def merge_delta(
@@ -23,7 +23,7 @@ def merge_delta(
 ) -> None:
     """Add a delta to its base: a checkpoint. An interrupted merge leaves nothing behind."""
     with ends_once():
-        from ingot.engine import merging
+        from ingot.building import delta_merge as merging
 
         with bar_shown() as progress:
             merge = merging.merge_delta(base, delta, output, force=force, progress=progress)

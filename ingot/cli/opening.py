@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ingot.cli.console import size_text, stderr
-from ingot.cli.flags import given, set_threads
-from ingot.cli.limits import Limits
-from ingot.cli.steps import status_shown
+from ingot.cli.options.flags import given, set_threads
+from ingot.cli.options.limit_flags import Limits
+from ingot.cli.terminal.console import size_text, stderr
+from ingot.cli.terminal.step_list import status_shown
 from ingot.config.modality import TRANSCRIBE, expect_text
 from ingot.errors import EngineError, to_install
 

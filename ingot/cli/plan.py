@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.console import aligned, print_json, size_text, stdout
-from ingot.cli.flags import RARELY, AsJson, Revision, field_flags, given_of, option
-from ingot.cli.limits import cache_tokens, memory_fraction, runtime_values, token_budget
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
-from ingot.config.schemes import NARROW
+from ingot.cli.options.flags import RARELY, AsJson, Revision, field_flags, given_of, option
+from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
+from ingot.cli.terminal.console import aligned, print_json, size_text, stdout
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.config.quantization.scheme_table import NARROW
 from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
 if TYPE_CHECKING:
-    from ingot.engine.fixes import CardRow, Fix
-    from ingot.engine.ledger import Capacity, Ledger
-    from ingot.engine.memory_sizes import HostBytes
+    from ingot.memory.ledger import Capacity, Ledger
+    from ingot.memory.memory_fixes import CardRow, Fix
+    from ingot.memory.memory_sizes import HostBytes
 
 _NO_GPU = (
     "no GPU on this machine, so no verdict: see the table of cards below, or ask about one with --gpu 24GiB"
@@ -91,10 +91,10 @@ def plan(flags: PlanFlags) -> None:
     "Fits" means that the KV cache holds a full batch of the longest requests, or --cache-tokens.
     If it does not fit, the changes that make it fit are listed, cheapest first.
     """
-    from ingot.config.runtime import RuntimeConfig
-    from ingot.engine.fixes import fits_by_card, fixes
-    from ingot.engine.ledger import host_ledger, ledger
-    from ingot.engine.ledger_source import read_setting
+    from ingot.building.ledger_source import read_setting
+    from ingot.config.runtime_config import RuntimeConfig
+    from ingot.memory.ledger import host_ledger, ledger
+    from ingot.memory.memory_fixes import fits_by_card, fixes
 
     runtime = runtime_values(flags)
     kind, capacity = _capacity(flags.gpu)
@@ -112,8 +112,8 @@ def plan(flags: PlanFlags) -> None:
 def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
     """The kind of machine and what it has; None where ``auto`` finds no GPU."""
     from ingot.device import resolve_device
-    from ingot.engine.ledger import Capacity
-    from ingot.engine.memory_error import capacity_of
+    from ingot.memory.ledger import Capacity
+    from ingot.memory.memory_error import capacity_of
 
     if gpu in ("auto", "cpu") or gpu.startswith("cuda"):
         try:
@@ -171,7 +171,7 @@ def _bill_rows(bill: Ledger) -> Iterator[tuple[str, ...]]:
 
 
 def _verdict(bill: Ledger) -> Iterator[str]:
-    from ingot.engine.fixes import CARDS
+    from ingot.memory.memory_fixes import CARDS
 
     if bill.capacity is None:
         yield _NO_GPU

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_facts, print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads, field_flags, option, set_threads
-from ingot.cli.limits import Limits
-from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.opening import open_llm
+from ingot.cli.options.flags import AsJson, Device, Threads, field_flags, option, set_threads
+from ingot.cli.options.limit_flags import Limits
+from ingot.cli.options.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+from ingot.cli.terminal.console import print_facts, print_json, size_text, stderr, stdout
 from ingot.errors import ConfigError, NoSuchPathError
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
-    from ingot.llm.prompts import Messages, Prompt, PromptLike
-    from ingot.llm.repro import Replay
-    from ingot.llm.repro_bundle import Bundle
+    from ingot.llm.prompt_inputs import Messages, Prompt, PromptLike
+    from ingot.proof.repro_bundle import Bundle
+    from ingot.proof.repro_run import Replay
 
 _NO_VERDICT = 2  # exit code
 
@@ -85,7 +85,7 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
     if target.exists():
         raise ConfigError("the file exists", seen=target, flag="--out, with another name")
     bundle = _capture(flags.engine, name, flags.layer, flags, limits)
-    from ingot.llm.repro_bundle import write_bundle
+    from ingot.proof.repro_bundle import write_bundle
 
     size = write_bundle(target, bundle)
     if flags.as_json:
@@ -108,7 +108,7 @@ def _capture(engine: str, name: str, layer: str, flags: ReproFlags, limits: Limi
     half, index = _place(layer)
     request, step = _prompt(flags), flags.step or 0
     llm = open_llm(engine, flags.device, flags.threads, limits, "`ingot repro`", instead=None)
-    from ingot.llm.repro import capture_layer
+    from ingot.proof.repro_run import capture_layer
 
     if flags.audio is not None:
         request = _spoken(llm, request, flags.audio, flags.language)
@@ -159,10 +159,10 @@ def _spoken(llm: LLM, said: PromptLike | Messages | None, audio: str, language: 
     """A window of a recording with the ids that begin its transcript: those given, or start, language and
     task, and the text so far.
     """
+    from ingot.audio.recording_samples import read_audio
     from ingot.config.modality import SPEECH
-    from ingot.llm.prompts import Input, Prompt
-    from ingot.processors.audio import read_audio
-    from ingot.speech.recording import first_window
+    from ingot.llm.prompt_inputs import Input, Prompt
+    from ingot.speech.recording_features import first_window
     from ingot.speech.transcriber import Transcriber
 
     engine = llm.engine
@@ -193,8 +193,8 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
 def _replay(path: Path, flags: ReproFlags) -> None:
     """Replay a bundle and exit by what it gives."""
     from ingot.device import resolve_device
-    from ingot.llm.repro import replay
-    from ingot.llm.repro_bundle import read_bundle
+    from ingot.proof.repro_bundle import read_bundle
+    from ingot.proof.repro_run import replay
 
     set_threads(flags.threads)
     bundle = read_bundle(path)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_json, speed_text, stderr, write
-from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags, option
-from ingot.cli.grammar import GrammarFlags
-from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
-from ingot.cli.prompts import ManyIds, PromptFile, PromptGiven, read_prompts
-from ingot.cli.sampling import flag_name, sampling_flags, with_given
-from ingot.config.sampling import SamplingParams
+from ingot.cli.options.flags import AsJson, Device, EnginePath, Threads, field_flags, option
+from ingot.cli.options.grammar_flags import GrammarFlags
+from ingot.cli.options.limit_flags import Limits
+from ingot.cli.options.prompt_sources import ManyIds, PromptFile, PromptGiven, read_prompts
+from ingot.cli.options.sampling_flags import flag_name, sampling_flags, with_given
+from ingot.cli.terminal.console import print_json, speed_text, stderr, write
+from ingot.config.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ingot.llm import LLM, Answer, Output
     from ingot.llm.llm import Messages, PromptLike
-    from ingot.processors.tokenizer import Tokenizer
+    from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 _IMAGE = "A picture that stands before each prompt, of an engine that takes pictures; may be repeated."

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import stderr
-from ingot.cli.flags import Threads, field_flags, given, given_of, option
-from ingot.cli.limits import PANEL as LIMITS
-from ingot.cli.limits import Limits
 from ingot.cli.opening import server_packages
-from ingot.cli.page_flags import PANEL, PageFlags
-from ingot.cli.serve_file import ServeFile, behind, flag_types, read_serve_file
-from ingot.config.serve import ServeConfig
+from ingot.cli.options.flags import Threads, field_flags, given, given_of, option
+from ingot.cli.options.limit_flags import PANEL as LIMITS
+from ingot.cli.options.limit_flags import Limits
+from ingot.cli.options.page_flags import PANEL, PageFlags
+from ingot.cli.options.serve_file import ServeFile, behind, flag_types, read_serve_file
+from ingot.cli.terminal.console import stderr
+from ingot.config.server_config import ServeConfig
 from ingot.errors import RequestError
 
 if TYPE_CHECKING:
-    from ingot.serve.model import TextSide
-    from ingot.serve.protocol import Load
-    from ingot.web.process import PageProcess
+    from ingot.adapters.web.page_process import PageProcess
+    from ingot.serve.engine_calls.process_protocol import Load
+    from ingot.serve.served_model import TextSide
 
 _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
@@ -169,7 +169,7 @@ def check_key(key: str | None) -> None:
 def _check_page(page: PageFlags, web: bool) -> None:
     """What would keep the page from starting is known before engines are loaded."""
     if web:
-        from ingot.web.process import check_page
+        from ingot.adapters.web.page_process import check_page
 
         check_page(page.config("http://127.0.0.1", ()))  # the server's own, which is not known yet
     elif page != PageFlags():
@@ -179,7 +179,7 @@ def _check_page(page: PageFlags, web: bool) -> None:
 def _page_process(
     page: PageFlags, url: str, key: str | None, hosts: tuple[str, ...]
 ) -> contextlib.closing[PageProcess]:
-    from ingot.web.process import PageProcess
+    from ingot.adapters.web.page_process import PageProcess
 
     return contextlib.closing(PageProcess(page.config(url, hosts), key))
 
@@ -237,7 +237,7 @@ def _text_sides(models: list[Model]) -> list[TextSide]:
     from ingot.engine.manifest import is_engine
 
     with server_packages():
-        from ingot.serve.model import TextSide
+        from ingot.serve.served_model import TextSide
         from ingot.serve.server import serve  # noqa: F401
 
     paths = [Path(one.path) if is_engine(Path(one.path)) else resolve_checkpoint(one.path) for one in models]
@@ -251,7 +251,7 @@ def _text_sides(models: list[Model]) -> list[TextSide]:
 
 
 def _load(side: TextSide, model: Model) -> Load:
-    from ingot.serve.protocol import Load
+    from ingot.serve.engine_calls.process_protocol import Load
 
     values = model.limits.arguments()  # which says now what is out of range
     runtime = values.pop("runtime").to_json() if "runtime" in values else {}

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ingot.cli.console import stderr, stdout, write
-from ingot.cli.flags import field_flags, given, set_threads
-from ingot.cli.limits import Limits
-from ingot.cli.recordings import STDIN, source_name, source_of, tell_failure, tell_left_out
-from ingot.cli.steps import Progress, parts_shown
-from ingot.cli.transcribe_flags import TranscribeFlags, layout_of, options_as_flags, transcribe_flags
+from ingot.cli.options.flags import field_flags, given, set_threads
+from ingot.cli.options.limit_flags import Limits
+from ingot.cli.options.transcribe_flags import TranscribeFlags, layout_of, options_as_flags, transcribe_flags
+from ingot.cli.terminal.console import stderr, stdout, write
+from ingot.cli.terminal.recordings import STDIN, source_name, source_of, tell_failure, tell_left_out
+from ingot.cli.terminal.step_list import Progress, parts_shown
 from ingot.errors import IngotError, RequestError
 
 if TYPE_CHECKING:
-    from ingot.speech.files import Told
-    from ingot.speech.recording import Transcript
+    from ingot.speech.recording_features import Transcript
+    from ingot.speech.recording_files import Told
     from ingot.speech.subtitles import SubtitleLayout
     from ingot.speech.transcriber import Transcriber
 
@@ -43,7 +43,7 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     Exit code 0: done; 1: some recordings failed or files of a folder were left out, the others are written;
     2: usage error.
     """
-    from ingot.speech.files import recordings
+    from ingot.speech.recording_files import recordings
 
     layout = layout_of(flags, options)
     names, left_out = recordings(flags.files)
@@ -57,7 +57,7 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     written = None if folder is None or flags.compare else _paths(names, folder, flags.format)
     set_threads(flags.threads)
     if flags.compare is not None:
-        from ingot.cli.transcribe_compare import compare
+        from ingot.cli.measure.transcribe_compare import compare
 
         compare(flags, limits, names, options)
         raise typer.Exit(_FAILED if left_out else 0)
@@ -75,7 +75,7 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
 
 
 def _tell_missing(names: Sequence[str]) -> None:
-    from ingot.processors.audio import no_such_file
+    from ingot.audio.recording_samples import no_such_file
 
     for name in names:
         tell_failure(name, no_such_file(name))
@@ -108,8 +108,8 @@ class _Work:
 
     def run(self, transcriber: Transcriber, options: dict[str, Any], *, together: bool) -> None:
         """All of them. Text of one goes out as it comes."""
-        from ingot.processors.audio import audio_seconds
-        from ingot.speech.files import transcribe_each
+        from ingot.audio.recording_samples import audio_seconds
+        from ingot.speech.recording_files import transcribe_each
 
         sources = [source_of(name) for name in self.names]
         lengths = [audio_seconds(source) for source in sources]
@@ -141,8 +141,8 @@ class _Work:
             self._put(position, found)
 
     def _put(self, position: int, found: Transcript) -> None:
-        from ingot.engine.whole_file import whole
-        from ingot.speech.writers import written
+        from ingot.config.files.atomic_write import whole
+        from ingot.speech.transcript_writers import written
 
         if self.paths is None:
             if self.format != "txt":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from ingot.cli.console import stderr
-from ingot.cli.flags import EngineFolder, Threads, field_flags, given_of, option
-from ingot.cli.limits import Limits
 from ingot.cli.opening import server_packages
+from ingot.cli.options.flags import EngineFolder, Threads, field_flags, given_of, option
+from ingot.cli.options.limit_flags import Limits
+from ingot.cli.terminal.console import stderr
 from ingot.errors import DeviceError
 
 _REPOSITORY = "Model repository; other models in it stay as they are."
@@ -38,9 +38,9 @@ def triton(
     Limits go into the model's config.pbtxt and can be changed there.
     """
     with server_packages():
-        from ingot.triton.repository import write_model
-        from ingot.triton.service import trusted_side
-        from ingot.triton.settings import Settings
+        from ingot.adapters.triton.model_repository import write_model
+        from ingot.adapters.triton.triton_service import trusted_side
+        from ingot.adapters.triton.triton_settings import Settings
     from ingot.config.modality import expect_text
     from ingot.measure.side.model_spec import model_of
 

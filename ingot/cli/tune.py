@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import aligned, print_json, stderr, stdout
-from ingot.cli.flags import AsJson, Device, EngineFolder, given, option
-from ingot.cli.signals import ends_once
-from ingot.cli.steps import steps_shown
+from ingot.cli.options.flags import AsJson, Device, EngineFolder, given, option
+from ingot.cli.terminal.console import aligned, print_json, stderr, stdout
+from ingot.cli.terminal.signals import ends_once
+from ingot.cli.terminal.step_list import steps_shown
 
 if TYPE_CHECKING:
-    from ingot.engine.tuner import Choice, Tuning
+    from ingot.building.tuner import Choice, Tuning
 
 
 def tune(
@@ -26,7 +26,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Measure the kernels' tile sizes on this GPU and write the engine's plan.json."""
-    from ingot.engine import tuner
+    from ingot.building import tuner
 
     with ends_once(), steps_shown() as progress:
         names = None if ops is None else [name.strip() for name in ops.split(",")]

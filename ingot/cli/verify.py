@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import print_facts, print_json, stdout
-from ingot.cli.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
-from ingot.cli.limits import MemoryFraction
-from ingot.cli.metric_text import metric_line
-from ingot.cli.steps import status_shown
+from ingot.cli.options.flags import AsJson, Device, EngineFolder, Threads, given, option, set_threads
+from ingot.cli.options.limit_flags import MemoryFraction
+from ingot.cli.terminal.console import print_facts, print_json, stdout
+from ingot.cli.terminal.metric_text import metric_line
+from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
     from ingot.engine.source_figures import SourceFigures
-    from ingot.llm.verify import Verification
+    from ingot.proof.verify_engine import Verification
 
 _WIDE = 0.1  # a limit of rows of logits, of their size, that tells of nothing but itself
 
@@ -37,8 +37,8 @@ def verify(
     nothing could be replayed. The result is written to verify.json in the engine, if its folder is writable.
     """
     with status_shown("loading") as progress:
-        from ingot.config.runtime import RuntimeConfig
-        from ingot.llm.verify import verify
+        from ingot.config.runtime_config import RuntimeConfig
+        from ingot.proof.verify_engine import verify
 
         set_threads(threads)
         runtime = RuntimeConfig(**given(memory_fraction=memory_fraction))
@@ -109,7 +109,7 @@ def _worst(found: Verification) -> str:
 
 
 def _limits(limits: dict[str, float]) -> str:
-    from ingot.llm.replay import percent
+    from ingot.proof.golden_replay import percent
 
     if limits["logits"] > _WIDE:
         share = percent(limits["logits"])

@@ -6,10 +6,10 @@ import signal
 import threading
 from typing import Annotated
 
-from ingot.cli.console import stderr
-from ingot.cli.flags import field_flags, option
-from ingot.cli.page_flags import PANEL, PageFlags
+from ingot.cli.options.flags import field_flags, option
+from ingot.cli.options.page_flags import PANEL, PageFlags
 from ingot.cli.serve import check_key
+from ingot.cli.terminal.console import stderr
 
 _URL = "OpenAI-compatible server that the page asks."
 _HOSTS = "Name by which readers may reach the page beside localhost; may be repeated."
@@ -30,7 +30,7 @@ def web(
     Whoever reaches the page can use the server, also where the server has a key.
     """
     check_key(api_key)
-    from ingot.web.process import launched, said
+    from ingot.adapters.web.page_process import launched, said
 
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ingot.config.grammar import Grammar
-from ingot.config.transcript import TranscriptRules
+from ingot.config.grammar_spec import Grammar
+from ingot.config.transcript_rules import TranscriptRules
 
 
 class SamplingValues(TypedDict, total=False):

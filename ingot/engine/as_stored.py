@@ -13,15 +13,15 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.checkpoint.packed import PackedLayers
+from ingot.checkpoint.name_rules import Concat, Rename, Transpose
 from ingot.checkpoint.packed_config import FROM_ORIGINAL
 from ingot.checkpoint.packed_layouts import PackedWeight
-from ingot.checkpoint.rules import Concat, Rename, Transpose
+from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
-from ingot.config.quant import HEAD, SOURCES, QuantConfig
+from ingot.config.quantization.quant_config import HEAD, SOURCES, QuantConfig
 from ingot.device import dtype_name
 from ingot.errors import BuildError, CheckpointError, ConfigError
-from ingot.quant.values import Quantized
+from ingot.quant.quantized_values import Quantized
 
 Mapped = Mapping[str, MappedTensor]
 

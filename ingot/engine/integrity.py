@@ -23,8 +23,8 @@ from types import TracebackType
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ingot.checkpoint.layout import shorten
-from ingot.checkpoint.links import leads_outside
+from ingot.checkpoint.checkpoint_files import shorten
+from ingot.checkpoint.outside_links import leads_outside
 from ingot.engine.manifest import (
     MANIFEST_FILE,
     NOTE_FILE,

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.config.base import JsonConfig
-from ingot.config.build import MANIFEST_FILE, BuildConfig
-from ingot.config.json_text import load_json
-from ingot.config.model import DecoderConfig
-from ingot.config.quant import QuantConfig
-from ingot.config.schemes import WITH_8_BITS
+from ingot.config.build_config import MANIFEST_FILE, BuildConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.files.json_text import load_json
+from ingot.config.json_config import JsonConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.scheme_table import WITH_8_BITS
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
-from ingot.processors.chat import FORMATS
+from ingot.text.chat.chat_renderer import FORMATS
 
 FORMAT_VERSION = 3
 WEIGHTS_FILE = "weights.safetensors"

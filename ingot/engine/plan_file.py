@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import triton
 
-from ingot.config.json_text import load_json, parse_json, read_text
-from ingot.config.plan import KernelPlan, Machine
+from ingot.config.files.atomic_write import whole
+from ingot.config.files.json_text import load_json, parse_json, read_text
+from ingot.config.kernel_plan import KernelPlan, Machine
 from ingot.engine.manifest import PLAN_FILE
-from ingot.engine.whole_file import whole
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError
 
 _log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from functools import partial
 
 import torch
 
-from ingot.config.model import DecoderConfig
-from ingot.engine.reference import ReferenceRun, See
-from ingot.layers.checking import Hooks, PlainAttention
-from ingot.layers.checking_stages import Passage, Stage
-from ingot.models.registry import plain_encoder
+from ingot.config.decoder_config import DecoderConfig
+from ingot.engine.reference_run import ReferenceRun, See
+from ingot.models.model_registry import plain_encoder
+from ingot.reference.plain_layer import Hooks, PlainAttention
+from ingot.reference.plain_stage import Passage, Stage
 
 
 def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> None:

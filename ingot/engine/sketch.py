@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ingot.config.base import JsonConfig
+from ingot.config.json_config import JsonConfig
 
 NUM_PROJECTIONS = 8
 _DIGITS = 9

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ingot.config.base import JsonConfig
+from ingot.config.json_config import JsonConfig
 
 _DIGITS = 3
 

@@ -7,10 +7,10 @@ Owns the comparison of the two where config.json ties them and the checkpoint st
 
 from __future__ import annotations
 
-from ingot.checkpoint.reader import Checkpoint
+from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.checkpoint.weight_map import stored_copies
-from ingot.config.model import DecoderConfig
-from ingot.models.base import Architecture
+from ingot.config.decoder_config import DecoderConfig
+from ingot.models.architecture import Architecture
 
 
 def untied_if_stored(

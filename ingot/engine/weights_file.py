@@ -24,7 +24,7 @@ from typing import BinaryIO
 import torch
 from safetensors import SafetensorError
 
-from ingot.config.json_text import MAX_BYTES, JsonError, parse_json
+from ingot.config.files.json_text import MAX_BYTES, JsonError, parse_json
 from ingot.engine.manifest import REBUILD, TensorEntry
 from ingot.errors import EngineError
 

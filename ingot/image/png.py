@@ -11,7 +11,7 @@ import io
 
 import numpy as np
 
-from ingot.image.decode import check_package
+from ingot.image.image_decoder import check_package
 
 
 def png_of(values: np.ndarray) -> bytes:

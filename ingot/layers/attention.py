@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import TileTable
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import TileTable
 from ingot.kernels.attention.int8_heads import OutScales, scales_at
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
@@ -23,8 +23,8 @@ from ingot.kernels.attention.prefill_attention import prefill_attention
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.checks import merge_tiles
 from ingot.kernels.tiles.prefill_tiles import default_tiles
-from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.context import BuildContext, empty_weight
+from ingot.layers.build_context import BuildContext, empty_weight
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.attention.int8_heads import OutScales
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
-from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
 
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.config.model import DecoderConfig
-from ingot.config.quant import HEAD
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.quantization.quant_config import HEAD
 from ingot.kernels.activation.softcap import softcap
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.forms import RawForm, Rows
+from ingot.layers.forward_batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import make_mlp
 from ingot.layers.norm import make_norm

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ingot.layers.context import BuildContext, empty_weight
+from ingot.layers.build_context import BuildContext, empty_weight
 
 
 class Embedding(nn.Module):

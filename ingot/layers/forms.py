@@ -35,8 +35,8 @@ from ingot.kernels.rows.endings import Ending, InInt8, OperandOrder, Rows
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.cross_attention import CrossAttention
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm
 

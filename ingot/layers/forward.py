@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forms import Rows
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.norm import Norm
 from ingot.layers.products import LayerProducts, Product

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ingot.config.plan import TileTable
+from ingot.config.kernel_plan import TileTable
 from ingot.layers.attention import Attention
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.linear import Linear

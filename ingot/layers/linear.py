@@ -1,7 +1,7 @@
 """Linear layers over a scheme.
 
 Owns the module that holds one linear layer's stored tensors. Knows no number format
-(``quant/linear_scheme.py`` does) and no model.
+(``quant/schemes/linear_scheme.py`` does) and no model.
 
     Linear(4096, 12288, bias=True, ctx=ctx.at("up_proj"))(x)
 """
@@ -13,10 +13,10 @@ from torch import nn
 
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import StoredWeight
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
 from ingot.layers.norm import RMSNorm
-from ingot.quant.linear_scheme import BlockProduct, LinearScheme
-from ingot.quant.schemes import Dense
+from ingot.quant.schemes.linear_scheme import BlockProduct, LinearScheme
+from ingot.quant.schemes.scheme_registry import Dense
 
 
 class Linear(nn.Module):

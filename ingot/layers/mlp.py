@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ingot.config.encoder import StackConfig
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import StackConfig
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul
 from ingot.kernels.activation.plain import Plain, plain_activation
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
 from ingot.layers.linear import Linear
 
 

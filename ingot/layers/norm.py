@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import TileTable
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import TileTable
 from ingot.kernels.norm.kernel import Parts
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
-from ingot.layers.context import BuildContext, empty_weight
+from ingot.layers.build_context import BuildContext, empty_weight
 
 
 class Norm(nn.Module):

@@ -25,7 +25,6 @@ from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.forms import (
     BlockForm,
     DenseForm,
@@ -36,6 +35,7 @@ from ingot.layers.forms import (
     Rows,
     overlap_tiles,
 )
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import Norm

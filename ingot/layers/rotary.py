@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 
-from ingot.config.model import RopeConfig
+from ingot.config.decoder_config import RopeConfig
 
 
 class RotaryTable(nn.Module):

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.kernels.product.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.product.packed_matmul import takes_operand
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS, MAX_ROWS
-from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.layers.forward_batch import LayerCache
 from ingot.layers.linear import Linear, all_dense
 from ingot.layers.norm import Norm
 from ingot.layers.products import (

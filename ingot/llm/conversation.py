@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Piece
-from ingot.processors.turns import Question, Turn, Turns
+from ingot.text.chat.chat_turns import Question, Turn, Turns
 
 _ANSWER_SHARE = 4  # an answer is promised at most this part (1/4) of max_seq_len
 

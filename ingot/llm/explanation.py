@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ingot.config.base import JsonConfig
+from ingot.config.json_config import JsonConfig
 
 Origin = Literal["request", "generation_config", "default"]
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
+from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
-from ingot.engine.text import TextParts
-from ingot.llm.defaults import read_defaults
 from ingot.llm.explanation import StopRule
+from ingot.llm.sampling_defaults import read_defaults
 from ingot.llm.stop_origins import CONFIG, CONFIG_OR_TOKENIZER, eos_ids
-from ingot.processors.chat_format import ChatML, FramedFormat
+from ingot.text.chat.chat_format import ChatML, FramedFormat
 
 _NEW_TOKENS = 20  # when neither call nor generation_config names a length
 _VALUES = {

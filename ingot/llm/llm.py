@@ -16,35 +16,35 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import torch
 
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.building.random_weights import engine_from_config
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.modality import expect_text
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
 from ingot.config.sampling_values import SamplingValues
 from ingot.device import dtype_name, resolve_device
-from ingot.engine.loader import Engine
-from ingot.engine.random_weights import engine_from_config
+from ingot.engine.engine_loader import Engine
 from ingot.errors import EngineError, RequestError
-from ingot.llm.active import ActiveRequest
-from ingot.llm.calls import Calls, Progress, only_async_pieces, only_pieces
-from ingot.llm.cross_attention import cross_attention
-from ingot.llm.defaults import default_params, named_params, params_for
-from ingot.llm.embedding import embed, with_text
-from ingot.llm.explain import explain_request
+from ingot.llm.active_requests import ActiveRequest
+from ingot.llm.batch_calls import Calls, Progress, only_async_pieces, only_pieces
+from ingot.llm.cross_attention_call import cross_attention
+from ingot.llm.embedding_call import embed, with_text
+from ingot.llm.explain_prompt import explain_request
 from ingot.llm.explanation import Explanation
-from ingot.llm.opening import executor_of, open_engine
+from ingot.llm.open_engine import executor_of, open_engine
 from ingot.llm.outputs import Output, Piece
-from ingot.llm.pictures import Pictures, encoded
-from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, prompt_entry, split_prompts
-from ingot.processors.chat import ChatFormat
-from ingot.processors.prompt import Input, Prompt
-from ingot.processors.tokenizer import Tokenizer
+from ingot.llm.picture_prompts import Pictures, encoded
+from ingot.llm.prompt_inputs import Chat, Entry, Messages, PromptLike, prompt_entry, split_prompts
+from ingot.llm.sampling_defaults import default_params, named_params, params_for
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.tap import Seen, tap
+from ingot.text.chat.chat_renderer import ChatFormat
+from ingot.text.prompt import Input, Prompt
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ingot.image.reader import Source
+    from ingot.image.image_reader import Source
 
 
 class LLM:

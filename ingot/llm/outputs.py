@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ingot.config.sampling import SamplingParams
-from ingot.processors.detokenizer import IncrementalDetokenizer, StopStrings
-from ingot.processors.tokenizer import Tokenizer
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.executor import Update
 from ingot.runtime.request import FinishReason
 from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer, StopStrings
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Reason = Literal["stop", "length", "abort"]
 

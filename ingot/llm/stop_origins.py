@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
+from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
-from ingot.engine.text import TextParts
 from ingot.llm.explanation import StopRule
-from ingot.processors.chat_format import ChatML
+from ingot.text.chat.chat_format import ChatML
 
 GENERATION, CONFIG, TOKENIZER = "generation_config", "config.json", "tokenizer"
 CHAT, REQUEST = "chat format", "request"

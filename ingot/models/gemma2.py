@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from ingot.checkpoint.rules import PlusOne
+from ingot.checkpoint.name_rules import PlusOne
 from ingot.checkpoint.weight_map import Rule, WeightMap
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, integer, number, refused
 from ingot.models.llama_layout import llama_weight_map
-from ingot.models.rope import ROPE_KEYS, longest, rope_from_hf
+from ingot.models.rope_config import ROPE_KEYS, longest, rope_from_hf
 
 _ACTIVATION = "gelu_pytorch_tanh"
 _KINDS = ("sliding_attention", "full_attention")

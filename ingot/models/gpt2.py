@@ -8,9 +8,9 @@ transposed here.
 from __future__ import annotations
 
 from ingot.checkpoint.weight_map import Ignore, Rename, Rule, Tie, Transpose, WeightMap
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, number
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}

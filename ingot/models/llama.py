@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ingot.models.base import Architecture
+from ingot.models.architecture import Architecture
 from ingot.models.llama_layout import OWN_LLAMA_KEYS, llama_weight_map, own_llama_config
 
 LLAMA = Architecture(

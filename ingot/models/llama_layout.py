@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, Tie, WeightMap
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import LayerRange
+from ingot.models.architecture import LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, number, optional_integer
-from ingot.models.rope import ROPE_KEYS, longest, rope_from_hf
+from ingot.models.rope_config import ROPE_KEYS, longest, rope_from_hf
 
 # "pretraining_tp" splits products into sums of parts; the others say what the rest of the config says.
 _IDLE = {"pretraining_tp", "max_seq_len", "max_seq_length", "model_max_length", "is_llama_config"}

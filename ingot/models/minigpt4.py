@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ingot.checkpoint.minigpt4 import ARCHITECTURE, JOINED, MODEL, SECTION
+from ingot.checkpoint.minigpt4_files import ARCHITECTURE, JOINED, MODEL, SECTION
 from ingot.checkpoint.weight_map import (
     Concat,
     Filled,
@@ -24,21 +24,21 @@ from ingot.checkpoint.weight_map import (
     Squeezed,
     WeightMap,
 )
-from ingot.config.base import JsonConfig
-from ingot.config.encoder import EncoderConfig, StackConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig, StackConfig
+from ingot.config.json_config import JsonConfig
 from ingot.config.modality import PICTURE
-from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.layers.checking_vision import PlainQFormer, PlainVisionEncoder
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
+from ingot.layers.encoder_blocks.qformer import QFormer, QFormerConfig
+from ingot.layers.encoder_blocks.vit import VisionTransformer
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
-from ingot.layers.qformer import QFormer, QFormerConfig
-from ingot.layers.vit import VisionTransformer
-from ingot.models.base import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, integer
 from ingot.models.llama_layout import OWN_LLAMA_KEYS, llama_weight_map, own_llama_config
+from ingot.reference.plain_vision import PlainQFormer, PlainVisionEncoder
 
 _VIT_EPS, _LN_VISION_EPS, _QFORMER_EPS = 1e-6, 1e-5, 1e-12
 _PLACEHOLDER = 0  # LLaMA's <unk>, which no text becomes
@@ -116,7 +116,7 @@ def settings_of(config: DecoderConfig) -> VisionSettings:
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of the joined files (checkpoint/minigpt4.py) → DecoderConfig."""
+    """config.json of the joined files (checkpoint/minigpt4_files.py) → DecoderConfig."""
     own = hf.get(SECTION)
     if not isinstance(own, dict):
         raise CheckpointError(

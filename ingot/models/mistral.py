@@ -6,9 +6,9 @@ Source: the Hugging Face class ``MistralForCausalLM``.
 
 from __future__ import annotations
 
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import Architecture
+from ingot.models.architecture import Architecture
 from ingot.models.hf_values import HfConfig
 from ingot.models.llama_layout import (
     LLAMA_KEYS,

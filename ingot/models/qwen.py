@@ -9,9 +9,9 @@ Source: the published ``QWenLMHeadModel``; figures of it are golden test data.
 from __future__ import annotations
 
 from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, Tie, WeightMap
-from ingot.config.model import DecoderConfig, RopeConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, number, optional_integer
 
 # What the published class does, whatever else its config could say.

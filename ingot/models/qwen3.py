@@ -6,8 +6,8 @@ Source: the Hugging Face class ``Qwen3ForCausalLM``.
 
 from __future__ import annotations
 
-from ingot.config.model import DecoderConfig
-from ingot.models.base import Architecture
+from ingot.config.decoder_config import DecoderConfig
+from ingot.models.architecture import Architecture
 from ingot.models.hf_values import HfConfig, flag
 from ingot.models.llama_layout import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ingot.errors import CheckpointError, RequestError
-from ingot.processors.languages import CODES
-from ingot.processors.tokenizer_base import Tokenizer
-from ingot.processors.tokenizer_whisper import LANGUAGES, whisper_rules
+from ingot.text.languages import CODES
+from ingot.text.tokenizer.tokenizer_base import Tokenizer
+from ingot.text.tokenizer.tokenizer_whisper import LANGUAGES, whisper_rules
 
 if TYPE_CHECKING:  # reading checkpoints imports torch, which `ingot --help` does not wait for
     from ingot.models.whisper_generation import SpeechGeneration

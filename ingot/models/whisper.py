@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
-from ingot.config.encoder import EncoderConfig, StackConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig, StackConfig
 from ingot.config.modality import SPEECH
-from ingot.config.model import DecoderConfig
-from ingot.layers.checking_speech import PlainSpeechEncoder
-from ingot.layers.context import BuildContext
-from ingot.layers.convolution import FrameConvolution
+from ingot.layers.build_context import BuildContext
 from ingot.layers.embedding import Embedding
-from ingot.layers.encoder import EncoderStack
+from ingot.layers.encoder_blocks.convolution import FrameConvolution
+from ingot.layers.encoder_blocks.encoder import EncoderStack
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.norm import LayerNorm
-from ingot.models.base import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, refused
 from ingot.models.whisper_generation import SpeechGeneration
+from ingot.reference.plain_speech import PlainSpeechEncoder
 
 _KEYS = frozenset(
     {"vocab_size", "d_model", "num_mel_bins", "max_source_positions", "max_target_positions"}

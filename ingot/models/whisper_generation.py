@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.checkpoint.reader import GENERATION_CONFIG
+from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG
 from ingot.models.hf_values import refused
 
 _MOST = 1 << 31  # no vocabulary has so many

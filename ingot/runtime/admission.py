@@ -12,14 +12,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ingot.config.sampling import SamplingParams
-from ingot.config.transcript import TranscriptRules
+from ingot.config.sampling_params import SamplingParams
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.request import Probe, Request
-from ingot.structured.grammars import GrammarMatcher, Grammars
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

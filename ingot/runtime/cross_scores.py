@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ingot.layers.batch import LayerCache
+from ingot.layers.forward_batch import LayerCache
 from ingot.layers.observer import Observed
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 

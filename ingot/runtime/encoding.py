@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
-from ingot.layers.batch import LayerCache, Spliced
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.encoder import Encoder
+from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
+from ingot.layers.forward_batch import LayerCache, Spliced
 from ingot.layers.observer import Observer
 from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob

@@ -21,13 +21,13 @@ from dataclasses import replace
 import torch
 
 from ingot.config.modality import TEXT
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
-from ingot.engine.ledger import Setting
-from ingot.engine.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
+from ingot.memory.ledger import Setting
+from ingot.memory.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.cross_scores import Head, Scores
@@ -46,7 +46,7 @@ from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_d
 from ingot.runtime.step_ahead import StepAhead
 from ingot.runtime.token_logprobs import TokenLogprobs, with_probe
 from ingot.runtime.update import Update
-from ingot.structured.grammars import GrammarMatcher, Grammars
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
 
 __all__ = ["Executor", "Update"]
 _PATIENCE = 0.0005  # seconds that a step ahead waits for masks: the device is busy with the one before it

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ingot.errors import RequestError
 from ingot.runtime.request import Request
 from ingot.runtime.token_masks import TokenMasks
-from ingot.structured.grammars import mask_words
+from ingot.text.grammar.grammar_compiler import mask_words
 
 Bits = npt.NDArray[np.int32]
 _MOST_THREADS = 8

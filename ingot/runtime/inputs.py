@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ingot.config.encoder import EncoderConfig
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig
 from ingot.errors import RequestError
-from ingot.layers.encoder import Encoder
+from ingot.layers.encoder_blocks.encoder import Encoder
 
 _MOST_THREADS = 8
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.layers.batch import ForwardBatch
 from ingot.layers.forward import Between
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.forward import Forward
 from ingot.runtime.moment import Moment
 from ingot.runtime.pace import Pace

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from ingot.engine.memory_sizes import cache_dtype
-from ingot.layers.batch import Encoded, ForwardBatch, LayerCache
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.encoder import EncoderLayer
+from ingot.layers.encoder_blocks.encoder import EncoderLayer
+from ingot.layers.forward_batch import Encoded, ForwardBatch, LayerCache
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.products import LayerProducts, Product
+from ingot.memory.memory_sizes import cache_dtype
 
 
 @dataclass

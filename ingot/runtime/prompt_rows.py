@@ -19,9 +19,9 @@ import torch
 
 from ingot.device import dtype_name
 from ingot.errors import RequestError
-from ingot.layers.batch import Spliced
 from ingot.layers.decoder import Decoder
-from ingot.quant.hadamard import rotate
+from ingot.layers.forward_batch import Spliced
+from ingot.quant.methods.hadamard import rotate
 from ingot.runtime.inputs import Content, RequestInput
 from ingot.runtime.scheduler import ScheduledBatch
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
 from ingot.errors import RequestError
 from ingot.runtime.admission import Admission

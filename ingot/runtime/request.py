@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.inputs import EncoderEntry, RequestInput
-from ingot.structured.grammars import GrammarMatcher
+from ingot.text.grammar.grammar_compiler import GrammarMatcher
 
 
 class FinishReason(StrEnum):

@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 
 from ingot.config.step_sizes import batch_buckets, most_tokens
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.ways import fuses
 from ingot.runtime.cross_scores import ScoreReader, Scores
 from ingot.runtime.encoder_line import EncoderLine

@@ -14,7 +14,7 @@ import torch
 
 from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
-from ingot.layers.batch import ForwardBatch
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.forward import Forward
 from ingot.runtime.sampler import Newest, SamplingTensors, sample
 from ingot.runtime.token_feed import TokenFeed

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import EngineError, RequestError
 from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER

@@ -12,17 +12,17 @@ from typing import cast
 
 import torch
 
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.ledger import Capacity, Setting, blocks_in, ledger
-from ingot.engine.memory_error import explained, measured, out_of_memory
-from ingot.engine.memory_sizes import cache_dtype, encoded_at_once
-from ingot.engine.step_memory import layered_share
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.encoder import Encoder
+from ingot.layers.encoder_blocks.encoder import Encoder
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.invariance import make_batch_invariant
+from ingot.memory.ledger import Capacity, Setting, blocks_in, ledger
+from ingot.memory.memory_error import explained, measured, out_of_memory
+from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
+from ingot.memory.step_memory import layered_share
 from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.executor import Executor
@@ -33,7 +33,7 @@ from ingot.runtime.pace import Pace
 from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.runner import Runner, make_caches
 from ingot.runtime.scheduler import Chunking
-from ingot.structured.grammars import Grammars
+from ingot.text.grammar.grammar_compiler import Grammars
 
 
 def make_executor(

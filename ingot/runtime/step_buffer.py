@@ -23,7 +23,7 @@ from ingot.config.step_sizes import tile_list_length
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import parts_of
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
-from ingot.layers.batch import Encoded, ForwardBatch, Split
+from ingot.layers.forward_batch import Encoded, ForwardBatch, Split
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.sampler import (
     DRAW_DOUBLES,

@@ -19,7 +19,7 @@ from ingot.errors import RequestError
 from ingot.layers.attention import Attention, HeadNorm
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.encoder import BidirectionalAttention
+from ingot.layers.encoder_blocks.encoder import BidirectionalAttention
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.rotary import RotaryTable
 from ingot.runtime.executor import Executor

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ingot.config.sampling import MAX_BIASES
+from ingot.config.sampling_params import MAX_BIASES
 from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT, BiasTable, count_dtype
 from ingot.runtime.request import Request
 

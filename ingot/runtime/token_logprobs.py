@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.config.sampling import MAX_LOGPROBS
+from ingot.config.sampling_params import MAX_LOGPROBS
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.logprobs import logprobs
 from ingot.runtime.log_normaliser import log_normaliser

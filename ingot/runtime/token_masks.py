@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ingot.structured.grammars import mask_words
+from ingot.text.grammar.grammar_compiler import mask_words
 
 
 class _HostSide(NamedTuple):

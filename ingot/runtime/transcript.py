@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ingot.config.transcript import TranscriptRules
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.kernels.sampling.transcript import TranscriptTables
 from ingot.runtime.request import Request
-from ingot.structured.grammars import mask_words
+from ingot.text.grammar.grammar_compiler import mask_words
 
 
 class Mark(NamedTuple):

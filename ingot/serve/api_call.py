@@ -21,15 +21,15 @@ from typing import Any
 
 import msgspec
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import Piece
-from ingot.llm.prompts import PromptLike
-from ingot.serve.answering import Answering, Job
-from ingot.serve.errors import ApiError
-from ingot.serve.formats import Form
+from ingot.llm.prompt_inputs import PromptLike
+from ingot.serve.api_errors import ApiError
+from ingot.serve.engine_calls.answering import Answering, Job
 from ingot.serve.json_parts import Rows, in_parts
-from ingot.serve.model import ServedModel
-from ingot.serve.schemas import Sampling
+from ingot.serve.request_schemas import Sampling
+from ingot.serve.response_formats import Form
+from ingot.serve.served_model import ServedModel
 
 DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()

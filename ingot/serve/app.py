@@ -16,18 +16,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config.hosts import HostRule
-from ingot.config.serve import ServeConfig
+from ingot.config.allowed_hosts import HostRule
+from ingot.config.server_config import ServeConfig
 from ingot.models.speech_tokens import Task
+from ingot.serve.api.chat_completions import ChatCall
+from ingot.serve.api.completions import CompletionCall
+from ingot.serve.api.embeddings_endpoint import EmbeddingCall
+from ingot.serve.api.explain_endpoint import HEADER, ExplainedCall, wants_explanation
+from ingot.serve.api.responses import ResponseCall
+from ingot.serve.api.simple_chat import SimpleChat
+from ingot.serve.api.tokenize_endpoint import detokenize, tokenize, tokenizer_info
+from ingot.serve.api.transcriptions import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionCall
 from ingot.serve.api_call import ApiCall
-from ingot.serve.chat import ChatCall
-from ingot.serve.completions import CompletionCall
-from ingot.serve.ears import Ears
-from ingot.serve.embeddings import EmbeddingCall
-from ingot.serve.errors import ApiError, bad_request, stopping, unavailable
-from ingot.serve.explaining import HEADER, ExplainedCall, wants_explanation
-from ingot.serve.forms import Uploads, read_form
-from ingot.serve.http import (
+from ingot.serve.api_errors import ApiError, bad_request, stopping, unavailable
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.http.form_bodies import Uploads, read_form
+from ingot.serve.http.http_bodies import (
     ClientLeftError,
     Guard,
     error_answer,
@@ -37,12 +41,9 @@ from ingot.serve.http import (
     until_left,
     whole_answer,
 )
-from ingot.serve.metrics import Metrics
-from ingot.serve.model import ServedModel
-from ingot.serve.openapi import document
-from ingot.serve.pictures import BODY_BYTES
-from ingot.serve.responses import ResponseCall
-from ingot.serve.schemas import (
+from ingot.serve.openapi_page import document
+from ingot.serve.picture_service import BODY_BYTES
+from ingot.serve.request_schemas import (
     AUDIO_LISTS,
     AudioRequest,
     ChatRequest,
@@ -55,9 +56,8 @@ from ingot.serve.schemas import (
     TokenizeRequest,
     decode,
 )
-from ingot.serve.simple_chat import SimpleChat
-from ingot.serve.tokens import detokenize, tokenize, tokenizer_info
-from ingot.serve.transcriptions import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionCall
+from ingot.serve.served_model import ServedModel
+from ingot.serve.speech_service import Ears
 from ingot.version import VERSION
 
 _SPARE = 64  # requests beside those in the engines' queues, so that these say what is full

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from ingot.config.grammar import Grammar
+from ingot.config.grammar_spec import Grammar
 from ingot.errors import RequestError
-from ingot.processors.limited_process import LimitedProcess
-from ingot.serve.errors import ApiError, refused, stopping, too_busy, unavailable
-from ingot.structured.grammar_check import COMPILE_LIMITS, TrialDiedError, new_probe, try_grammar
-from ingot.structured.vocabulary import STATES_BYTES
+from ingot.sandbox.limited_process import LimitedProcess
+from ingot.serve.api_errors import ApiError, refused, stopping, too_busy, unavailable
+from ingot.text.grammar.grammar_check import COMPILE_LIMITS, TrialDiedError, new_probe, try_grammar
+from ingot.text.grammar.vocabulary import STATES_BYTES
 
 _WORKERS = 2  # each asks a process of its own, which may take seconds for a hostile grammar
 _MOST_WAITING = 64

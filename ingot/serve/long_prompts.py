@@ -18,9 +18,9 @@ import msgspec
 
 from ingot.engine.manifest import Manifest
 from ingot.errors import RequestError
-from ingot.llm.prompts import Chat
-from ingot.processors.limited_process import LimitedProcess, ProcessEndedError
-from ingot.processors.prompt_worker import LIMITS, ids_of
+from ingot.llm.prompt_inputs import Chat
+from ingot.sandbox.limited_process import LimitedProcess, ProcessEndedError
+from ingot.text.prompt_worker import LIMITS, ids_of
 
 LONG = 8192  # characters, with those below
 _VALUE = 32  # characters that a value of its own counts as
@@ -46,7 +46,7 @@ class LongPrompts:
         self._most = most
         generation, chosen = manifest.generation, manifest.chat_template
         self._text = {"folder": str(folder), "generation": generation, "chat_template": chosen}
-        self._process = LimitedProcess("ingot.processors.prompt_worker", LIMITS)
+        self._process = LimitedProcess("ingot.text.prompt_worker", LIMITS)
 
     def chat_ids(self, chat: Chat, inputs: Sequence[tuple[int, int]] = ()) -> tuple[list[int], list[int]]:
         """Ids of a conversation, and how many are before each of the ``inputs``: message and part.

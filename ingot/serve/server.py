@@ -18,21 +18,21 @@ from typing import Any, cast
 import msgspec
 import uvicorn
 
-from ingot.config.hosts import HostRule
-from ingot.config.serve import ServeConfig
+from ingot.config.allowed_hosts import HostRule
+from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError, EngineError
+from ingot.serve.api_errors import stopping
 from ingot.serve.app import ServerState, make_app
-from ingot.serve.connections import Accepting, Connection, Connections, raise_file_limit
-from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import stopping
-from ingot.serve.garbage import leave_out_what_is_loaded
+from ingot.serve.engine_calls.engine_client import EngineClient
+from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
+from ingot.serve.engine_calls.process_protocol import Load
+from ingot.serve.engine_calls.restarts import RestartPolicy
+from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.grammar_checks import GrammarChecks
-from ingot.serve.http import HEADER_BYTES
-from ingot.serve.log_limit import limit_log
-from ingot.serve.metrics import Metrics
-from ingot.serve.model import ServedModel, TextSide
-from ingot.serve.protocol import Load
-from ingot.serve.restarts import RestartPolicy
+from ingot.serve.http.connections import Accepting, Connection, Connections, raise_file_limit
+from ingot.serve.http.http_bodies import HEADER_BYTES
+from ingot.serve.http.log_limit import limit_log
+from ingot.serve.served_model import ServedModel, TextSide
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.processors.log_mel import WINDOW_SECONDS
-from ingot.speech.options import APPENDED, PREPENDED
+from ingot.audio.log_mel import WINDOW_SECONDS
 from ingot.speech.segments import Segment, Word
+from ingot.speech.speech_options import APPENDED, PREPENDED
 
 _UNLIKELY = 0.15  # probability of a word
 _SHORT, _LONG = 0.133, 2.0  # seconds of a word

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ingot.audio.log_mel import HOP, RATE
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.log_mel import HOP, RATE
-from ingot.speech.window import Decoded, Vocabulary
+from ingot.speech.window_decoding import Decoded, Vocabulary
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ingot.errors import RequestError
-from ingot.speech.recording import Transcript
+from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment, Word
 
 _PAUSE = 3.0  # seconds from the beginning of a word to that of the next

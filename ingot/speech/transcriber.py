@@ -18,20 +18,20 @@ from typing import Any, Self, TypeVar, Unpack
 import numpy as np
 import torch
 
+from ingot.audio.log_mel import HOP, RATE, WINDOW, LongLogMel
+from ingot.audio.recording_samples import Recording, read_audio, samples_of_array
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
-from ingot.llm.prompts import Input, Prompt
-from ingot.processors.audio import Recording, read_audio, samples_of_array
-from ingot.processors.log_mel import HOP, RATE, WINDOW, LongLogMel
-from ingot.speech.alignment import alignment_heads
+from ingot.llm.prompt_inputs import Input, Prompt
+from ingot.speech.batched_windows import Left, together, told
+from ingot.speech.dtw_alignment import alignment_heads
 from ingot.speech.option_values import EngineValues, TranscribeValues
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Request, Transcript, mel_bins, transcribe_recording
+from ingot.speech.recording_features import Request, Transcript, mel_bins, transcribe_recording
 from ingot.speech.segments import Segment, moved
-from ingot.speech.together import Left, together, told
-from ingot.speech.voice import Detector, VoiceDetector, speech_chunks
-from ingot.speech.window import Decoded, Vocabulary, decode_window, detect_language
-from ingot.speech.words import AskedScores
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.voice_activity import Detector, VoiceDetector, speech_chunks
+from ingot.speech.window_decoding import Decoded, Vocabulary, decode_window, detect_language
+from ingot.speech.word_times import AskedScores
 
 _FILES_IN_CHUNKS = 2  # at once: while one ends, the next fills the steps
 _VAD = "samples -> [(start, end), ...] in seconds"

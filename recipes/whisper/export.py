@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
-from ingot.processors.tokenizer import load_tokenizer
+from ingot.text.tokenizer.tokenizer import load_tokenizer
 from recipes.fp16 import half
 from recipes.whisper.model import Shape
 from recipes.whisper.vocabulary import SpeechVocabulary

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ingot.processors.log_mel import HOP as FRAME
-from ingot.processors.log_mel import log_mel
+from ingot.audio.log_mel import HOP as FRAME
+from ingot.audio.log_mel import log_mel
 from recipes.whisper.utterances import HOP, RATE
 from recipes.whisper.windows import Batch
 

@@ -14,11 +14,11 @@ from unittest.mock import patch
 import torch
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.loader import Engine
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import Engine
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.layers.linear import Linear
-from ingot.quant import int8_products
+from ingot.quant.schemes.scheme_registry import int8_products
 
 Change = Callable[[Linear, int], None]
 Sums = Callable[[Int8Rows, Int8Weight, int], torch.Tensor]  # fp32 [M, N], before the rows' scales

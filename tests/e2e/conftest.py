@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ingot import LLM, build
-from ingot.config.build import BuildConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.build_config import BuildConfig
+from ingot.config.runtime_config import RuntimeConfig
 from tests.e2e.mixed import Make
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config

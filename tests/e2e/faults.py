@@ -17,9 +17,9 @@ from unittest.mock import patch
 import torch
 
 from ingot import LLM, build
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.loader import Engine
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import Engine
 from ingot.layers import attention, forms, mlp, products
 from ingot.layers.decoder import Decoder
 from ingot.layers.rotary import RotaryTable

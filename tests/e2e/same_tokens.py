@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from tests.e2e.turns import turns
 from tests.e2e.watch import Steps, check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config

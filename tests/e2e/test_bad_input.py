@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ingot import LLM, IngotError, Prompt, SamplingParams, build
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import CheckpointError, ConfigError, DeviceError, OutOfMemoryError, RequestError
-from ingot.llm.defaults import default_params
+from ingot.llm.sampling_defaults import default_params
 from tests.e2e.watch import before_steps, check_idle
 from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.layers.attention import Attention
 from ingot.layers.linear import Linear
-from ingot.quant.schemes import InvariantDense
+from ingot.quant.schemes.scheme_registry import InvariantDense
 from ingot.runtime.scheduler import ScheduledBatch
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import BuildError, CheckpointError, ConfigError, RequestError
 from tests.e2e.folders import contents, run_python
 from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
@@ -60,7 +60,7 @@ for dtype in ("auto", "bf16"):
         calib.write_text("One day a dog ran. " * 40)
         chosen = QuantConfig(scheme="w8a8", activations="static")
         clock = iter((datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 2, 2, tzinfo=UTC)))
-        monkeypatch.setattr("ingot.engine.proof.datetime", SimpleNamespace(now=lambda zone: next(clock)))
+        monkeypatch.setattr("ingot.engine.proof_file.datetime", SimpleNamespace(now=lambda zone: next(clock)))
         found = []
         for name in ("a", "b"):
             engine = build(folder, tmp_path / name, device="cpu", quant=chosen, calib=calib)

@@ -147,7 +147,7 @@ class TestDisk:
     ) -> None:
         """/dev/full answers every write as a full disk does."""
         before = contents(engine)
-        monkeypatch.setattr(f"ingot.engine.builder.{file}", "/dev/full")
+        monkeypatch.setattr(f"ingot.building.builder.{file}", "/dev/full")
         with pytest.raises(BuildError, match=r"disk is full.*nothing was kept"):
             build(checkpoint, engine, device="cpu", force=True)
         assert contents(engine) == before

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.testing import CliRunner
 
+from ingot.building.builder import build
 from ingot.cli.main import app
-from ingot.engine.builder import build
 from ingot.engine.manifest import Manifest
 from ingot.engine.plan_file import read_own_plan
 from ingot.version import VERSION
@@ -253,7 +253,9 @@ def test_the_bar_of_a_build_shows_every_part_from_its_beginning(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = io.StringIO()
-    monkeypatch.setattr("ingot.cli.steps.stderr", lambda: Console(file=shown, force_terminal=True, width=120))
+    monkeypatch.setattr(
+        "ingot.cli.terminal.step_list.stderr", lambda: Console(file=shown, force_terminal=True, width=120)
+    )
     monkeypatch.setattr("rich.live.Live.start", lambda live, **_: None)  # no thread: what is told is drawn
     update = Progress.update
 

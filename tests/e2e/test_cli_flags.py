@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config.build import BuildConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.builder import build
+from ingot.building.builder import build
+from ingot.config.build_config import BuildConfig
+from ingot.config.runtime_config import RuntimeConfig
 from tests.e2e.terminal import ingot
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.engine.builder import build
+from ingot.building.builder import build
 from tests.e2e.tiny import write_tiny
 from tests.forked import take_terminal
 

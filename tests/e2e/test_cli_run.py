@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ingot import LLM, SamplingParams
-from ingot.cli.sampling import _HELP
+from ingot.cli.options.sampling_flags import _HELP
 from ingot.llm.conversation import Conversation
 from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import END_OF_TEXT, write_tiny

@@ -15,17 +15,19 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.config.runtime import RuntimeConfig
+from ingot.building import random_weights
+from ingot.building.ledger_source import read_setting
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import HostMemory
-from ingot.engine import loader, memory_error, random_weights
-from ingot.engine.host_room import dense_bytes, expect_class_room, expect_room
-from ingot.engine.ledger import CPU_CACHE_BYTES, Ledger, ledger
-from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_sizes import CPU_PROCESS_BYTES
+from ingot.engine import engine_loader as loader
 from ingot.errors import OutOfMemoryError
 from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.bench.ceiling import Ceiling
+from ingot.memory import memory_error
+from ingot.memory.host_memory import dense_bytes, expect_class_room, expect_room
+from ingot.memory.ledger import CPU_CACHE_BYTES, Ledger, ledger
+from ingot.memory.memory_sizes import CPU_PROCESS_BYTES
 from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -223,7 +225,7 @@ class TestDefaultCache:
         self, engine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The engine's own cache holds one longest request here; requests of a batch must not wait."""
-        monkeypatch.setattr("ingot.engine.ledger.CPU_CACHE_BYTES", 0)
+        monkeypatch.setattr("ingot.memory.ledger.CPU_CACHE_BYTES", 0)
         spec = SideSpec(path=str(engine), device="cpu")
         side = open_side(spec)
         each = side.memory().cache // (MAX_SEQ_LEN // 64)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ingot import LLM, Embeddings, Prompt, SamplingParams, build
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import RequestError
 from tests.tiny_models import make_model, random_ids, save_model, tiny_config
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine import golden
-from ingot.engine.loader import load_engine
+from ingot.building.golden import golden_cases as golden
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.kernels.weight import stored_weight
-from ingot.llm.step_check import check_steps
-from ingot.llm.verify import verify
+from ingot.proof.step_check import check_steps
+from ingot.proof.verify_engine import verify
 from ingot.runtime import sampler
 from tests.e2e.block_faults import block_fault
 from tests.e2e.faults import FAULTS, SCHEMES, build_scheme, faulty

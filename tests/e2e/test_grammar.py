@@ -15,8 +15,8 @@ import pytest
 from ingot import LLM, Chat, Grammar, RuntimeConfig, SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer
-from ingot.structured.grammars import Grammars
-from ingot.structured.tool_calls import ArgumentsDelta, CallStart, ToolCallParser
+from ingot.text.grammar.grammar_compiler import Grammars
+from ingot.text.parsing.tool_calls import ArgumentsDelta, CallStart, ToolCallParser
 from tests.e2e.watch import check_idle, watch
 
 POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket-chat"

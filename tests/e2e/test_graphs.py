@@ -16,7 +16,7 @@ import torch
 from triton import knobs
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import (
     DRAW_KINDS,
     TOKEN_BUCKETS,

@@ -20,10 +20,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM
-from ingot.config.json_text import MAX_BYTES, JsonError, load_json, parse_json
+from ingot.config.files.json_text import MAX_BYTES, JsonError, load_json, parse_json
 from ingot.errors import ConfigError, EngineError, IngotError, RequestError
-from ingot.llm.repro import capture_layer, replay
-from ingot.llm.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_run import capture_layer, replay
 from tests.e2e.folders import ROOT
 from tests.e2e.terminal import ingot
 from tests.forked import MAY_FORK
@@ -321,7 +321,7 @@ def test_on_a_terminal_only_our_colours_are_codes(engine: Path, tmp_path: Path) 
 
 def test_a_line_of_progress_is_overwritten() -> None:
     code = (
-        "from ingot.cli.steps import steps_shown\n"
+        "from ingot.cli.terminal.step_list import steps_shown\n"
         "with steps_shown() as show: show('first \\x1b[2J', 0, 2); show('second', 1, 2)"
     )
     told = on_a_terminal(code)

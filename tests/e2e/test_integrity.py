@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
-from ingot.engine.compare import compare_engines
-from ingot.engine.loader import load_engine
+from ingot.engine.engine_diff import compare_engines
+from ingot.engine.engine_loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, EngineError
-from ingot.llm.verify import verify
 from ingot.measure.bench.bench_side import SideSpec, read_tokenizer
+from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from tests.e2e.mixed import GREEDY, PENALISED, PROMPTS, SAMPLED, TOLD, Make, alone, ids_of, mixed_params
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids

@@ -10,12 +10,12 @@ import torch
 from triton import knobs
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import LAYERED_TOKENS
-from ingot.engine.ledger import ledger
-from ingot.engine.loader import setting_of
-from ingot.engine.step_memory import layered_bytes, step_buffer_bytes
+from ingot.engine.engine_loader import setting_of
 from ingot.layers.forward import Between
+from ingot.memory.ledger import ledger
+from ingot.memory.step_memory import layered_bytes, step_buffer_bytes
 from tests.e2e.same_tokens import ALONE, Asked, Rows, alone, run
 from tests.e2e.turns import turns
 from tests.e2e.watch import check_idle, watch

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine import memory_error
-from ingot.engine.ledger import Capacity, ledger
-from ingot.engine.ledger_source import read_setting
-from ingot.engine.loader import setting_of
+from ingot.building.ledger_source import read_setting
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import setting_of
 from ingot.errors import OutOfMemoryError
+from ingot.memory import memory_error
+from ingot.memory.ledger import Capacity, ledger
 from ingot.runtime import executor
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_counts import TokenCounts
@@ -80,7 +80,7 @@ class TestLoadedModels:
         assert setting.wanted_blocks == llm.executor.blocks.num_blocks
 
     def test_step_buffers(self) -> None:
-        from ingot.engine.step_memory import step_buffer_bytes
+        from ingot.memory.step_memory import step_buffer_bytes
 
         buffer = StepBuffer(40, 3, 7, 5, torch.device("cpu"), 2)
         counts = 0 if buffer._arrivals is None else buffer._arrivals.nbytes
@@ -92,7 +92,7 @@ class TestLoadedModels:
 
     def test_token_counts(self, checkpoints: dict[str, Path]) -> None:
         """Beside them sampling takes what depends on the batch alone."""
-        from ingot.engine.step_memory import sampling_bytes
+        from ingot.memory.step_memory import sampling_bytes
 
         config = read_setting(str(checkpoints["llama"]), dtype="fp32").model
         for batch in (3, 6):
@@ -134,9 +134,9 @@ class TestRunningOut:
     @pytest.mark.parametrize(
         ("place", "kind", "told"),
         [
-            ("ingot.engine.loader.cast_weight", "engine", "the weights do not fit"),
-            ("ingot.engine.loader.cast_weight", "checkpoint", "the weights do not fit"),
-            ("ingot.engine.random_weights.fill", "config", "the weights do not fit"),
+            ("ingot.engine.engine_loader.cast_weight", "engine", "the weights do not fit"),
+            ("ingot.engine.engine_loader.cast_weight", "checkpoint", "the weights do not fit"),
+            ("ingot.building.random_weights.fill", "config", "the weights do not fit"),
             ("ingot.runtime.setup.make_caches", "checkpoint", "too little device memory to run"),
         ],
     )

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.cli.limits import Limits
-from ingot.config.build import BuildConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.ledger import ledger
-from ingot.engine.loader import setting_of
+from ingot.cli.options.limit_flags import Limits
+from ingot.config.build_config import BuildConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import setting_of
 from ingot.errors import ConfigError, RequestError
-from ingot.llm.verify import verify
+from ingot.memory.ledger import ledger
+from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
 from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import write_tiny

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.ledger import ledger
-from ingot.engine.ledger_source import read_setting
-from ingot.engine.loader import setting_of
+from ingot.building.ledger_source import read_setting
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.kernels.cache import scales as cache_scales
 from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales
-from ingot.layers.batch import LayerCache
-from ingot.llm.replay import FACTOR
-from ingot.llm.repro import capture_layer, replay
-from ingot.llm.verify import verify
+from ingot.layers.forward_batch import LayerCache
 from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.side.token_load import Ask
+from ingot.memory.ledger import ledger
+from ingot.proof.golden_replay import FACTOR
+from ingot.proof.repro_run import capture_layer, replay
+from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ingot import LLM
-from ingot.engine.proof import Case, Metric, Proof, read_note, read_proof, read_when
+from ingot.engine.proof_file import Case, Metric, Proof, read_note, read_proof, read_when
 from ingot.layers import mlp
-from ingot.llm.verify import verify
+from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
 from tests.e2e.terminal import ingot
 from tests.e2e.test_verify import kinds_and_names, off, rewrite
@@ -93,7 +93,7 @@ class TestStanding:
         assert "layers.0.mlp" in caplog.text
         caplog.clear()
         with monkeypatch.context() as patch:
-            patch.setattr("ingot.engine.proof.platform.node", lambda: "elsewhere")
+            patch.setattr("ingot.engine.proof_file.platform.node", lambda: "elsewhere")
             LLM(engine, "cpu")
         assert not caplog.records, "another machine's failure is not this one's"
         assert verify(engine, "cpu").verdict == "proven"

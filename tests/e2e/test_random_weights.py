@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.build import BuildConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
+from ingot.config.build_config import BuildConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import CheckpointError, ConfigError, RequestError
-from ingot.models.empty import empty_model
-from ingot.models.registry import find_architecture
+from ingot.models.empty_model import empty_model
+from ingot.models.model_registry import find_architecture
 from recipes.random_checkpoint import SHAPES as RECIPE_SHAPES
 from recipes.random_checkpoint import write_checkpoint, write_samples
 

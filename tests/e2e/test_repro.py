@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
 from ingot.errors import BuildError, CheckpointError, EngineError, NoSuchPathError, RequestError
 from ingot.layers import mlp as mlps
 from ingot.layers import norm as norms
-from ingot.llm.repro import capture_layer, relative_l2, replay
-from ingot.llm.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_run import capture_layer, relative_l2, replay
 from tests.e2e.mixed import Make
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny

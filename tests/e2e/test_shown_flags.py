@@ -19,15 +19,16 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.runtime import RuntimeConfig
+from ingot.building.ledger_source import read_setting
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
-from ingot.engine import loader, memory_error
-from ingot.engine.fixes import Fix
-from ingot.engine.ledger import CONTEXT_BYTES, WORKSPACE_BYTES, Capacity, Ledger, Setting, ledger
-from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_error import explained
+from ingot.engine import engine_loader as loader
 from ingot.errors import OutOfMemoryError
 from ingot.measure.bench.ceiling import Ceiling
+from ingot.memory import memory_error
+from ingot.memory.ledger import CONTEXT_BYTES, WORKSPACE_BYTES, Capacity, Ledger, Setting, ledger
+from ingot.memory.memory_error import explained
+from ingot.memory.memory_fixes import Fix
 from ingot.runtime import executor, setup
 from ingot.runtime.runner import Runner
 from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import EngineError, RequestError
 from tests.e2e.mixed import GREEDY, SAMPLED, Make
 from tests.e2e.watch import before_steps, check_idle, watch

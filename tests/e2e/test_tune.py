@@ -16,14 +16,16 @@ import torch
 
 import ingot
 from ingot import LLM, SamplingParams
-from ingot.config.plan import KernelPlan, Machine
-from ingot.engine import describe, loader, plan_file
-from ingot.engine.builder import build
-from ingot.engine.compare import compare_engines
+from ingot.building.builder import build
+from ingot.building.tuner import tuning
+from ingot.config.kernel_plan import KernelPlan, Machine
+from ingot.engine import engine_facts as describe
+from ingot.engine import engine_loader as loader
+from ingot.engine import plan_file
+from ingot.engine.engine_diff import compare_engines
 from ingot.engine.plan_file import read_own_plan, read_plan, usable_plan, write_plan
-from ingot.engine.tuner import tuning
 from ingot.errors import BuildError, ConfigError, DeviceError, EngineError
-from ingot.llm.verify import verify
+from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot as run
 from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 from tests.tiny_models import save_model, tiny_config

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import SmolLM3Config
 
 from ingot import LLM, build
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
 from ingot.errors import CheckpointError, IngotError, TokenizerError
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import edit_config, save_model, tiny_config

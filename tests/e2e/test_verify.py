@@ -14,12 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
-from ingot.engine import golden
+from ingot.building.golden import golden_cases as golden
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof import Made, Proof, digest, read_proof
+from ingot.engine.proof_file import Made, Proof, digest, read_proof
 from ingot.layers import attention, mlp, norm
-from ingot.llm.replay import FACTOR
-from ingot.llm.verify import Verification, verify
+from ingot.proof.golden_replay import FACTOR
+from ingot.proof.verify_engine import Verification, verify
 from tests.e2e.folders import ROOT, contents
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -91,10 +91,10 @@ class TestProven:
         self, built: Built, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In bf16 the engine is far from the fp32 proof, and within bf16's own noise."""
-        monkeypatch.setattr("ingot.engine.loader.compute_dtype", lambda *_: torch.bfloat16)
+        monkeypatch.setattr("ingot.engine.engine_loader.compute_dtype", lambda *_: torch.bfloat16)
         found = verify(built[kind], "cpu", note=False)
         assert (found.verdict, found.dtype) == ("proven", "bf16"), found.failures
-        monkeypatch.setattr("ingot.llm.replay.dtype_name", lambda _: "fp32")
+        monkeypatch.setattr("ingot.proof.golden_replay.dtype_name", lambda _: "fp32")
         failed = verify(built[kind], "cpu", note=False)
         assert failed.verdict == "failed"
         assert failed.first_bad_module == "layers.0.self_attn"
@@ -276,7 +276,7 @@ class TestNumbers:
         assert kinds[kinds.index("module") :][:2] == ["module", "engine"]
 
     def test_another_tokenizer_is_told(self, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ingot.processors.tokenizer_tiktoken import TiktokenTokenizer
+        from ingot.text.tokenizer.tokenizer_tiktoken import TiktokenTokenizer
 
         plain = TiktokenTokenizer.encode
         monkeypatch.setattr(TiktokenTokenizer, "encode", lambda self, text: [1, *plain(self, text)])

@@ -11,8 +11,8 @@ import pytest
 from transformers import LlavaForConditionalGeneration, WhisperForConditionalGeneration
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.models.registry import ARCHITECTURES, register
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.models.model_registry import ARCHITECTURES, register
 from tests.encoders.pictures import PICTURES, write_pictures
 from tests.encoders.speech import write_speech
 

@@ -18,15 +18,15 @@ from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, WeightMap
-from ingot.config.encoder import EncoderConfig, StackConfig
-from ingot.config.model import DecoderConfig
-from ingot.layers.context import BuildContext, empty_weight
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig, StackConfig
+from ingot.layers.build_context import BuildContext, empty_weight
 from ingot.layers.embedding import Embedding
-from ingot.layers.encoder import EncoderStack
+from ingot.layers.encoder_blocks.encoder import EncoderStack
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
-from ingot.models.base import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, integer
 from ingot.models.llama_layout import LLAMA_KEYS, llama_config, llama_weight_map
 from tests.tiny_models import randomize, tiny_config

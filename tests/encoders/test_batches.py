@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
-from ingot.engine.ledger import Setting, ledger
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
 from ingot.layers.decoder import Decoder
-from ingot.processors.prompt import Input, Prompt
+from ingot.memory.ledger import Setting, ledger
 from ingot.runtime import encoder_graphs
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.inputs import EncoderEntry, EncoderJob, InputRules
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.runner import make_caches
+from ingot.text.prompt import Input, Prompt
 from tests.encoders.conftest import Side
 from tests.encoders.speech import FRAMES, LAYERS, MELS, POSITIONS
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ingot import LLM, Input, Prompt, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import ENCODER_SHARE
 from ingot.runtime import encoder_graphs, encoder_line
 from ingot.runtime.encoder_graphs import EncoderGraphs

@@ -12,8 +12,8 @@ import torch
 
 from ingot import LLM
 from ingot.errors import RequestError
-from ingot.processors.prompt import Input, Prompt
 from ingot.runtime.scheduler import ScheduledBatch
+from ingot.text.prompt import Input, Prompt
 from tests.e2e.tiny import write_tiny
 from tests.encoders import test_pictures, test_speech
 from tests.encoders.conftest import Side

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.layers.products import LayerProducts
 from ingot.layers.ways import ALL, Step
 from tests.encoders.conftest import Side

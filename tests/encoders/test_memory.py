@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.config.encoder import EncoderConfig
-from ingot.config.model import DecoderConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.ledger import Setting, ledger
-from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_sizes import encoding_bytes, weight_bytes
-from ingot.engine.step_memory import step_buffer_bytes
+from ingot.building.ledger_source import read_setting
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import ConfigError
-from ingot.models.registry import ARCHITECTURES, register
+from ingot.memory.ledger import Setting, ledger
+from ingot.memory.memory_sizes import encoding_bytes, weight_bytes
+from ingot.memory.step_memory import step_buffer_bytes
+from ingot.models.model_registry import ARCHITECTURES, register
 from ingot.models.whisper import WHISPER
 from ingot.runtime.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot

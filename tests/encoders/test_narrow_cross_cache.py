@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.ledger import ledger
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.manifest import Manifest
 from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales, dequantize_heads
-from ingot.layers.batch import LayerCache
-from ingot.llm.verify import verify
+from ingot.layers.forward_batch import LayerCache
+from ingot.memory.ledger import ledger
+from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.e2e.test_narrow_cache import MOST_KL
 from tests.encoders.conftest import Side

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest

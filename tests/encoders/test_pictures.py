@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ingot import LLM, Embeddings, Input, Prompt, SamplingParams, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError, RequestError
 from tests.encoders.conftest import Side
 from tests.encoders.pictures import IMAGE, PICTURE, POSITIONS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_tokens
 from tests.encoders.speech import write_speech
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -13,10 +13,10 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ingot import LLM, Embeddings, Input, Prompt, SamplingParams, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, RequestError
-from ingot.llm.verify import verify
+from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.encoders.conftest import Side
 from tests.encoders.speech import FRAMES, MELS, VOCAB

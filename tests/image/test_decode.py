@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from ingot.errors import RequestError
-from ingot.image import decode as module
-from ingot.image.decode import FIRST_FRAME, MOST_PIXELS, decode
+from ingot.image import image_decoder as module
+from ingot.image.image_decoder import FIRST_FRAME, MOST_PIXELS, decode
 from tests.image.pictures import MODEL, SIDE, bicubic, file_of, over_white, png
 
 ALPHA = np.random.default_rng(8).integers(0, 256, (SIDE, SIDE), np.uint8)
@@ -330,7 +330,7 @@ def test_damage_is_a_refusal_or_another_picture(kind: str) -> None:
 def test_other_readers_of_pillow_are_not_imported() -> None:
     """Nor torch, which would be most of the process's memory."""
     program = (
-        "import sys; from ingot.image.worker import answer_bytes, question\n"
+        "import sys; from ingot.image.image_worker import answer_bytes, question\n"
         f"assert answer_bytes(question({file_of(MODEL)!r}, 4))[0] == b'rgb8'\n"
         "assert answer_bytes(question(b'%!PS-Adobe-3.0 EPSF', 4))[0] == b'fail'\n"
         "print([name for name in sys.modules if name == 'torch' or name.endswith('ImagePlugin')])"

@@ -15,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from ingot.config.picture import CLIP_MEAN, CLIP_STD, PictureFeatures
+from ingot.config.picture_config import CLIP_MEAN, CLIP_STD, PictureFeatures
 from ingot.errors import ConfigError, RequestError
-from ingot.image import reader as module
-from ingot.image.decode import FIRST_FRAME
-from ingot.image.reader import Picture, PictureReader, read_picture
-from ingot.image.worker import LIMITS
-from ingot.processors.limited_process import LimitedProcess
+from ingot.image import image_reader as module
+from ingot.image.image_decoder import FIRST_FRAME
+from ingot.image.image_reader import Picture, PictureReader, read_picture
+from ingot.image.image_worker import LIMITS
+from ingot.sandbox.limited_process import LimitedProcess
 from tests.image.pictures import MODEL, SIDE, bicubic, file_of
 from tests.image.test_decode import bomb
 

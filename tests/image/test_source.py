@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError
-from ingot.image import source as module
-from ingot.image.source import file_bytes
+from ingot.image import image_source as module
+from ingot.image.image_source import file_bytes
 
 FILE = bytes(range(256)) * 3
 CODED = base64.b64encode(FILE).decode()

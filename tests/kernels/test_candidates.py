@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.plan import OPS
+from ingot.config.kernel_plan import OPS
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.checks import merge_tiles

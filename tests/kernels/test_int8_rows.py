@@ -16,8 +16,8 @@ from ingot.kernels.rows.int8_rows import (
     int8_sums,
     quantize_rows,
 )
+from ingot.quant.methods.smoothquant import fake_per_tensor
 from ingot.quant.plain_rows import rounded_rows
-from ingot.quant.smoothquant import fake_per_tensor
 
 
 @pytest.fixture(autouse=True)

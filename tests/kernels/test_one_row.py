@@ -8,7 +8,7 @@ import torch
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.kernels.cache.scales import gather_tokens
-from ingot.layers.batch import LayerCache
+from ingot.layers.forward_batch import LayerCache
 
 CPU = torch.device("cpu")
 BLOCKS, HEADS, SIZE, DIM = 12, 2, 4, 8

@@ -15,7 +15,7 @@ from ingot.kernels.attention.prefill_attention import prefill_attention, prefill
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import LEAST_PART, most_parts, parts_of
 from ingot.layers import attention as layer
-from ingot.layers.batch import LayerCache
+from ingot.layers.forward_batch import LayerCache
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 from ingot.runtime.step_buffer import StepBuffer

@@ -26,7 +26,7 @@ from ingot.kernels.weight.stored_weight import (
     symmetric_zero,
     unpacked,
 )
-from ingot.quant.plain_unpacking import meaning
+from ingot.quant.schemes.plain_unpacking import meaning
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_small_products import EPS, NARROW, normed64, qkv_arguments, weights
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
-from ingot.config.transcript import TranscriptRules
+from ingot.config.sampling_params import SamplingParams
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.kernels.checks import KernelArgumentError
 from ingot.kernels.sampling.transcript import (
     TranscriptRows,

@@ -22,9 +22,9 @@ from langchain_core.prompts import ChatPromptTemplate
 from pydantic import ValidationError
 
 from ingot import LLM, RuntimeConfig, SamplingParams
+from ingot.adapters.langchain.langchain_messages import as_conversation
 from ingot.errors import CheckpointError, RequestError
 from ingot.langchain import ChatIngot
-from ingot.langchain.messages import as_conversation
 from tests.e2e.tiny import write_tiny
 from tests.e2e.watch import check_idle
 

@@ -67,5 +67,5 @@ def test_ingot_needs_no_langchain() -> None:
 
 
 def test_a_missing_extra_is_named() -> None:
-    code = "import sys; sys.modules['langchain_core'] = None; import ingot.langchain"
+    code = "import sys; sys.modules['langchain_core'] = None; import ingot.adapters.langchain"
     assert "pip install -c constraints.txt '.[langchain]'" in python(code).splitlines()[-1]

@@ -14,10 +14,10 @@ from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 
 from ingot import LLM
+from ingot.adapters.langchain.langchain_messages import as_conversation
+from ingot.adapters.langchain.langchain_tools import ToolStream, ToolUse
 from ingot.errors import RequestError
 from ingot.langchain import ChatIngot
-from ingot.langchain.messages import as_conversation
-from ingot.langchain.tools import ToolStream, ToolUse
 from tests.langchain.conftest import POCKET
 
 TEMPLATE = """{% if tools %}<|im_start|>system

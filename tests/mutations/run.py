@@ -4,7 +4,7 @@ Owns the copy and the verdicts. The bugs are data, in the TOML files beside this
 
     [[mutation]]
     name = "margin always true"
-    file = "ingot/llm/replay.py"
+    file = "ingot/proof/golden_replay.py"
     text = "if margin <= 2 * FACTOR * floor.logprobs:"      # once in the file
     becomes = "if True:"
     tests = ["tests/e2e/test_replay.py"]                    # files or test ids

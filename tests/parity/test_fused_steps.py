@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.product import packed_matmul
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.weight.stored_weight import StoredWeight

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.model import RopeConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.decoder_config import RopeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.rotary import RotaryTable, frequencies
 from tests.tiny_models import edit_config

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import CheckpointError
 from tests.tiny_models import edit_config, make_model, random_ids, save_model, tiny_config
 

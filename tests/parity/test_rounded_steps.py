@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.layers import forms, ways
 from ingot.layers.linear import linears
 from ingot.layers.ways import Step
-from ingot.quant.int8_both import Int8Both
+from ingot.quant.schemes.int8_both import Int8Both
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config
 

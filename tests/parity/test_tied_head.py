@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration
 
 from ingot import LLM, Input, Prompt, build
-from ingot.config.quant import QuantConfig
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
-from ingot.llm.verify import verify
 from ingot.measure.align.align_session import align
+from ingot.proof.verify_engine import verify
 from tests.e2e.tiny import write_tiny
 from tests.encoders.speech import FRAMES, MELS, write_speech
 from tests.measure.align import old_qwen

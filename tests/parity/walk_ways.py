@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.layers.batch import ForwardBatch
 from ingot.layers.forward import Operations
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.llm.outputs import Output
 from ingot.runtime.forward import Forward
 from tests.parity.led_walk import Lead

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.quant import QuantConfig
-from ingot.engine.loader import engine_in_memory
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.engine_loader import engine_in_memory
 from ingot.layers.linear import linears
 from ingot.llm.outputs import Output
 from tests.tiny_models import random_ids

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ingot import build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from tests.e2e.tiny import write_tiny
 from tests.quant.pocket import Pocket
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly, build_config
-from ingot.engine.calibrate import CalibratedLayer, Load, Statistic, Walk, dense_model
-from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
+from ingot.building.calibration.calibrate import CalibratedLayer, Load, Statistic, Walk, dense_model
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly, build_config
+from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, Span
 from ingot.layers.decoder import Decoder
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from tests.quant.models import divergence
 
 ROOT = Path(__file__).parents[2]

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from ingot import build
-from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import model_of
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import model_of
 from ingot.engine.manifest import MANIFEST_FILE, PROOF_FILE, WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader, WeightsWriter
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.values import InBlocks, Quantized
+from ingot.quant.quantized_values import InBlocks, Quantized
+from ingot.quant.schemes.int8_blocks import Int8Blocks
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 SCHEMES: dict[str, QuantConfig] = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.config.quant import QuantConfig
-from ingot.engine.dequantized import write_dequantized
-from ingot.engine.int8_inputs import Int8Input, rounding
+from ingot.building.dequantized import write_dequantized
+from ingot.building.int8_inputs import Int8Input, rounding
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
 from ingot.measure.align.align_report import facts

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import ConfigError
-from ingot.quant.awq import clip_limits, clipped, search_scales
-from ingot.quant.folding import (
+from ingot.quant.methods.awq import clip_limits, clipped, search_scales
+from ingot.quant.methods.channel_folding import (
     class_max,
     fold_into_columns,
     fold_into_norm,
@@ -17,7 +17,7 @@ from ingot.quant.folding import (
     one_a_class,
     value_rows,
 )
-from ingot.quant.rounding import CLIP_RATIOS, dequantize, quantize
+from ingot.quant.methods.rounding import CLIP_RATIOS, dequantize, quantize
 from tests.quant.inputs import inputs, weights
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, int8_product
-from ingot.quant.block_noise import block_noise
+from ingot.quant.schemes.block_noise import block_noise
 
 
 def product(

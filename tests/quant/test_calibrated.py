@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.config.quant import QuantConfig
-from ingot.engine import input_statistics
-from ingot.engine.assemble import Assembly
-from ingot.engine.calibration_cache import cache_path
-from ingot.engine.compare import compare_engines
+from ingot.building.calibration import input_statistics
+from ingot.building.calibration.calibration_cache import cache_path
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly
+from ingot.engine.engine_diff import compare_engines
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, OutOfMemoryError
 from ingot.layers.linear import linears
-from ingot.quant import weight_only
+from ingot.quant.schemes.scheme_registry import weight_only
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 from tests.quant.models import divergence

@@ -13,20 +13,20 @@ import soundfile
 import torch
 
 from ingot import LLM, Input, Prompt, build
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
-from ingot.config.rptq import RptqConfig
-from ingot.engine import input_statistics
-from ingot.engine.calibrate import CalibratedLayer, Walk
+from ingot.audio.log_mel import HOP, log_mel
+from ingot.audio.recording_samples import read_audio
+from ingot.building.calibration import input_statistics
+from ingot.building.calibration.calibrate import CalibratedLayer, Walk
+from ingot.building.calibration.rescaling import fold, rescaling_sites
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.quantization.rptq_options import RptqConfig
 from ingot.engine.manifest import Manifest
-from ingot.engine.rescaling import fold, rescaling_sites
 from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import linears
-from ingot.llm.verify import verify
 from ingot.measure.align.align_session import align
-from ingot.processors.audio import read_audio
-from ingot.processors.log_mel import HOP, log_mel
+from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, LAYERS, MELS, write_speech
 from tests.quant.models import CPU, divergence, opened

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import BuildError
-from ingot.quant.calibration import ChannelRange, InputStatistics, TokenSample
+from ingot.quant.methods.activation_statistics import ChannelRange, InputStatistics, TokenSample
 from tests.quant.inputs import inputs
 
 

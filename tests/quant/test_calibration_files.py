@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.engine.calibration_cache import cache_path, calibration_key, read_ranges, write_ranges
-from ingot.engine.text import TextParts, read_text_parts
+from ingot.building.calibration.calibration_cache import (
+    cache_path,
+    calibration_key,
+    read_ranges,
+    write_ranges,
+)
+from ingot.building.calibration.calibration_data import read_calibration_data
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.errors import ConfigError
-from ingot.processors.calibration_data import read_calibration_data
-from ingot.quant.calibration import ChannelRange
+from ingot.quant.methods.activation_statistics import ChannelRange
 from tests.e2e.tiny import write_tiny
 from tests.quant.inputs import inputs
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.config.quant import QuantConfig
-from ingot.config.rptq import RptqConfig
-from ingot.engine.calibrate import Walk
+from ingot.building.calibration.calibrate import Walk
+from ingot.building.calibration.calibration_rows import holds_rows, read_calibration_rows
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.rptq_options import RptqConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
-from ingot.processors.calibration_rows import holds_rows, read_calibration_rows
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 from tests.quant.models import opened
@@ -176,7 +176,7 @@ def test_the_report_of_a_build_has_both_kinds(
     made: Made, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the records are spliced ones: no file has both yet, so the walk is given them."""
-    from ingot.engine import quantize
+    from ingot.building.calibration import quantize
 
     rows = embedded(checkpoints["llama"], scale=50.0)
     walk = quantize.Walk

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingot import LLM
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from tests.quant.clear_answers import ClearAnswers
 from tests.tiny_models import save_model, tiny_config
 

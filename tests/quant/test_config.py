@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingot.cli.quant_flags import QuantFlags
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import quant_text, read_quant
-from ingot.config.rptq import RptqConfig, site_of
+from ingot.cli.options.quant_flags import QuantFlags
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import quant_text, read_quant
+from ingot.config.quantization.rptq_options import RptqConfig, site_of
 from ingot.errors import ConfigError
 
 MIXED = {"layers.0.*": "w4a16", "*.down_proj": "w8a16", "layers.1.self_attn.o_proj": "none"}

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ingot import build
-from ingot.config.quant import QuantConfig
-from ingot.engine.compare import compare_engines
-from ingot.engine.meaning import EngineWeights
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.engine_diff import compare_engines
+from ingot.engine.weight_meaning import EngineWeights
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from ingot import LLM, Input, Prompt, SamplingParams, build
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.describe import describe
-from ingot.engine.ledger import ledger
-from ingot.engine.loader import setting_of
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_facts import describe
+from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.layers import attention, cross_attention, forms, norm, products
 from ingot.layers.linear import linears
-from ingot.llm.verify import verify
-from ingot.quant import int8_products
+from ingot.memory.ledger import ledger
+from ingot.proof.verify_engine import verify
+from ingot.quant.schemes.scheme_registry import int8_products
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, MELS, POSITIONS, write_speech
 from tests.parity.kernel_witness import Witness, interpreted

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from ingot import LLM, Input, Prompt, SamplingParams, build
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import products
-from ingot.layers.encoder import BidirectionalAttention
+from ingot.layers.encoder_blocks.encoder import BidirectionalAttention
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forms import Int8Form
 from ingot.layers.step_record import Recorded
-from ingot.llm.step_check import check_steps
-from ingot.llm.verify import verify
+from ingot.proof.step_check import check_steps
+from ingot.proof.verify_engine import verify
 from tests.encoders.speech import FRAMES, LAYERS, MELS, SIZE, write_speech
 from tests.quant.test_encoder_decoder import SCHEMES
 from tests.unit.tracking import AllocationTracker

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.quant import QuantConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
-from ingot.engine.memory_sizes import weight_bytes
 from ingot.errors import CheckpointError, ConfigError
 from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
-from ingot.llm.verify import verify
 from ingot.measure.evaluate.eval_side import SideSpec, other_spec
 from ingot.measure.evaluate.eval_sides import open_side
-from ingot.quant import int4_in_int8, int8_products, weight_only
+from ingot.memory.memory_sizes import weight_bytes
+from ingot.proof.verify_engine import verify
+from ingot.quant.schemes.scheme_registry import int4_in_int8, int8_products, weight_only
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 

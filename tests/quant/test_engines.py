@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.compare import compare_engines
-from ingot.engine.ledger import ledger
-from ingot.engine.loader import setting_of
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_diff import compare_engines
+from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import CalibrationEntry, Manifest
-from ingot.engine.proof import read_proof
+from ingot.engine.proof_file import read_proof
 from ingot.layers.linear import linears
-from ingot.llm.replay import replay
-from ingot.llm.repro import capture_layer
-from ingot.llm.repro import replay as replay_layer
-from ingot.llm.verify import verify
 from ingot.measure.align.align_report import facts, report_json
 from ingot.measure.align.align_session import align
 from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.side.token_load import Ask
-from ingot.quant.int8_both import Int8Both
+from ingot.memory.ledger import ledger
+from ingot.proof.golden_replay import replay
+from ingot.proof.repro_run import capture_layer
+from ingot.proof.repro_run import replay as replay_layer
+from ingot.proof.verify_engine import verify
+from ingot.quant.schemes.int8_both import Int8Both
 from tests.quant.conftest import Made
 from tests.tiny_models import random_ids
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly
-from ingot.engine.calibrate import CalibratedLayer, Load
-from ingot.engine.calibrate import Held as HeldLayer
-from ingot.engine.rescaling import fold, rescaling_sites
-from ingot.engine.smooth_layers import SmoothLayers
+from ingot.building.calibration.calibrate import CalibratedLayer, Load
+from ingot.building.calibration.calibrate import Held as HeldLayer
+from ingot.building.calibration.rescaling import fold, rescaling_sites
+from ingot.building.calibration.smooth_layers import SmoothLayers
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly
 from ingot.layers.linear import linears
-from ingot.quant.calibration import InputStatistics
+from ingot.quant.methods.activation_statistics import InputStatistics
 from tests.quant.conftest import Made
 from tests.quant.models import CPU, log_probs, opened, planned
 from tests.tiny_models import random_ids, save_model, tiny_config

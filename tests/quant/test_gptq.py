@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.quant.gptq import GridRule, HessianSum, gptq, output_error
-from ingot.quant.rounding import Grid, dequantize, quantize
+from ingot.quant.methods.gptq import GridRule, HessianSum, gptq, output_error
+from ingot.quant.methods.rounding import Grid, dequantize, quantize
 from tests.quant.inputs import inputs, weights
 
 DEAD = 40  # the golden input column that is always 0

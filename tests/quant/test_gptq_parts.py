@@ -10,9 +10,9 @@ import torch
 
 from ingot.errors import BuildError
 from ingot.kernels.weight.gptq_block import gptq_block_reference, gptq_block_triton
-from ingot.quant import gptq as module
-from ingot.quant.gptq import Compensated, HessianSum, gptq
-from ingot.quant.rounding import best_grid, in_groups
+from ingot.quant.methods import gptq as module
+from ingot.quant.methods.gptq import Compensated, HessianSum, gptq
+from ingot.quant.methods.rounding import best_grid, in_groups
 from tests.quant.inputs import inputs, weights
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.quant.hadamard import odd_part, rotate, rotate_back, signs
+from ingot.quant.methods.hadamard import odd_part, rotate, rotate_back, signs
 
 SIZES = (1, 2, 3, 7, 8, 12, 32, 48, 64, 96, 130, 256, 640, 896)
 

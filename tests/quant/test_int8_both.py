@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import BuildError
 from ingot.kernels.rows.int8_rows import dequantize_rows, quantize_rows
 from ingot.layers.linear import Linear, loaded_dtype
-from ingot.quant import int8_products
-from ingot.quant.int8_both import Int8Both
 from ingot.quant.plain_rows import rounded_rows
-from ingot.quant.schemes import make_scheme
+from ingot.quant.schemes.int8_both import Int8Both
+from ingot.quant.schemes.scheme_registry import int8_products, make_scheme
 
 FORMS = [Int8Both(), Int8Both(per_tensor=True), Int8Both(static=True), Int8Both(input_group=8)]
 STEP = torch.tensor([0.03])

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.product.int8_linear import int8_linear
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
 from ingot.layers.linear import linears
-from ingot.llm.verify import verify
 from ingot.measure.align.align_session import align
+from ingot.proof.verify_engine import verify
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 pytestmark = pytest.mark.gpu

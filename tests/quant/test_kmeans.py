@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.quant.kmeans import kmeans
+from ingot.quant.methods.kmeans import kmeans
 
 KINDS = ("loud", "even", "few values", "equal", "flat", "far off")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.engine.source.limits import Rule, clipped
-from ingot.quant.gptq import gptq
-from ingot.quant.moved_weights import Moves
-from ingot.quant.plain_unpacking import PlainGrid, in_groups
-from ingot.quant.rounding import dequantize
-from ingot.quant.weight_only import WeightOnly
+from ingot.building.source.rounding_limits import Rule, clipped
+from ingot.quant.methods.gptq import gptq
+from ingot.quant.methods.moved_weights import Moves
+from ingot.quant.methods.rounding import dequantize
+from ingot.quant.schemes.plain_unpacking import PlainGrid, in_groups
+from ingot.quant.schemes.weight_only import WeightOnly
 
 ROWS, COLUMNS, GROUP, TOKENS = 96, 128, 32, 40
 MOVES = Moves(chosen=True, least=2**-11)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.llm.verify import verify
-from ingot.quant.schemes import make_scheme
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.proof.verify_engine import verify
+from ingot.quant.schemes.scheme_registry import make_scheme
 from tests.quant.clear_answers import ClearAnswers
 from tests.quant.packed_checkpoints import Packing, reference_logits, write_packed
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.quant import QuantConfig
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.layers.linear import linears
-from ingot.llm.verify import verify
 from ingot.measure.align.align_session import align
+from ingot.proof.verify_engine import verify
 from tests.e2e.terminal import ingot
 from tests.quant.models import divergence
 from tests.quant.packed_checkpoints import (

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.packed_config import PackedFormat, packed_format
-from ingot.checkpoint.reader import open_checkpoint
 from ingot.errors import CheckpointError
 from tests.quant.packed_checkpoints import (
     Packing,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, Input, Prompt, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.linear import linears

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.config.quant import QuantConfig
-from ingot.config.rptq import RptqConfig
-from ingot.engine.reference import EXACT, ReferenceRun, Span
-from ingot.quant.rounding import dequantize, quantize
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.rptq_options import RptqConfig
+from ingot.engine.reference_run import EXACT, ReferenceRun, Span
+from ingot.quant.methods.rounding import dequantize, quantize
 from tests.quant.models import Changed, opened
 from tests.quant.pocket import LINEAR, POCKET, Pocket, write_loud, write_pocket
 

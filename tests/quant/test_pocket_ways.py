@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.engine.calibrate import CalibratedLayer, Load, Walk
-from ingot.engine.text import read_text_parts
+from ingot.building.calibration.calibrate import CalibratedLayer, Load, Walk
+from ingot.building.calibration.calibration_data import read_calibration_data
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.engine.engine_text import read_text_parts
 from ingot.layers.decoder import Decoder
-from ingot.processors.calibration_data import read_calibration_data
-from ingot.quant.awq import search_scales
-from ingot.quant.calibration import InputStatistics
-from ingot.quant.folding import fold_into_columns, fold_into_norm
-from ingot.quant.gptq import gptq
-from ingot.quant.rounding import dequantize, quantize
-from ingot.quant.smoothquant import fake_per_channel, fake_per_token, search_smoothing
+from ingot.quant.methods.activation_statistics import InputStatistics
+from ingot.quant.methods.awq import search_scales
+from ingot.quant.methods.channel_folding import fold_into_columns, fold_into_norm
+from ingot.quant.methods.gptq import gptq
+from ingot.quant.methods.rounding import dequantize, quantize
+from ingot.quant.methods.smoothquant import fake_per_channel, fake_per_token, search_smoothing
 from tests.quant.models import CPU, divergence, log_probs, opened
 
 ROOT = Path(__file__).parents[2]

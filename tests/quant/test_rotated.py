@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError
-from ingot.models.empty import empty_model
-from ingot.quant import hadamard
-from ingot.quant import rotated as engine_rotated
-from ingot.quant.rotated import rotated
+from ingot.models.empty_model import empty_model
+from ingot.quant.methods import hadamard
+from ingot.quant.methods import rotated_weights as engine_rotated
+from ingot.quant.methods.rotated_weights import rotated
 from tests.quant.models import log_probs, opened, planned
 from tests.tiny_models import random_ids, save_model, tiny_config
 

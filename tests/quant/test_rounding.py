@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.quant.rounding import bounds, dequantize, quantize
-from ingot.quant.values import Quantized
+from ingot.quant.methods.rounding import bounds, dequantize, quantize
+from ingot.quant.quantized_values import Quantized
 from tests.quant.inputs import weights
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -185,7 +185,7 @@ def test_refusals_name_the_row() -> None:
 def test_pieces_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weights(10, 96)
     whole = quantize(weight, 4, 32, symmetric=False, clip=True)
-    monkeypatch.setattr("ingot.quant.rounding._PIECE", 200)
+    monkeypatch.setattr("ingot.quant.methods.rounding._PIECE", 200)
     pieces = quantize(weight, 4, 32, symmetric=False, clip=True)
     for name in ("values", "scales", "zeros"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.quant.clusters import (
+from ingot.quant.methods.channel_clusters import (
     block_lengths,
     block_ranges,
     channel_orders,
@@ -19,11 +19,11 @@ from ingot.quant.clusters import (
     orders_by_heads,
     whole_clusters,
 )
-from ingot.quant.gptq import gptq
+from ingot.quant.methods.gptq import gptq
+from ingot.quant.methods.rounding import dequantize
+from ingot.quant.methods.rptq import averaged_ranges, narrowed, scales_of, two_levels
 from ingot.quant.plain_rows import rounded_blocks
-from ingot.quant.rounding import dequantize
-from ingot.quant.rptq import averaged_ranges, narrowed, scales_of, two_levels
-from ingot.quant.values import InBlocks
+from ingot.quant.quantized_values import InBlocks
 from tests.quant.inputs import inputs, weights
 
 
@@ -286,7 +286,7 @@ class TestTwoLevels:
         weight = weights(64, 256, seed=4)
         plain = torch.ones(256)
         found = two_levels(weight, 64, plain)
-        from ingot.quant.rounding import best_grid, in_groups
+        from ingot.quant.methods.rounding import best_grid, in_groups
 
         blocks = in_groups(weight, 64)
         free = best_grid(blocks, 4, True, torch.float32, tuple(1 - s / 40 for s in range(21)))

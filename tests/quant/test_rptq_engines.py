@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 
 from ingot import LLM
-from ingot.config.quant import QuantConfig
-from ingot.config.rptq import RptqConfig, site_of
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine import rptq_layers
-from ingot.engine.calibrate import Walk
-from ingot.engine.loader import load_engine
+from ingot.building.calibration import rptq_layers
+from ingot.building.calibration.calibrate import Walk
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.rptq_options import RptqConfig, site_of
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
-from ingot.llm.step_check import check_steps
-from ingot.quant.calibration import InputStatistics, Rows
-from ingot.quant.clusters import channel_orders, orders_by_heads
-from ingot.quant.int8_blocks import Int8Blocks
+from ingot.proof.step_check import check_steps
+from ingot.quant.methods.activation_statistics import InputStatistics, Rows
+from ingot.quant.methods.channel_clusters import channel_orders, orders_by_heads
+from ingot.quant.schemes.int8_blocks import Int8Blocks
 from tests.quant.conftest import Made
 from tests.quant.models import CPU, opened
 from tests.tiny_models import random_ids

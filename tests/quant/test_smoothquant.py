@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ingot.errors import ConfigError
-from ingot.quant.folding import fold_into_columns, fold_into_norm, value_rows
-from ingot.quant.smoothquant import (
+from ingot.quant.methods.channel_folding import fold_into_columns, fold_into_norm, value_rows
+from ingot.quant.methods.smoothquant import (
     fake_per_channel,
     fake_per_tensor,
     fake_per_token,

@@ -14,23 +14,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import build
-from ingot.checkpoint import rules
-from ingot.config.quant import QuantConfig
-from ingot.engine.proof import read_proof
-from ingot.engine.source.check import SourceCheck, compare_with_source
-from ingot.engine.source.names import OPENAI, TABLES, made_of
-from ingot.engine.source.narrow import judge_narrow
-from ingot.engine.source.origin import Known
-from ingot.engine.source.packed import Packing as Form
-from ingot.engine.source.packed import meant
+from ingot.building.source.quantized_check import judge_narrow
+from ingot.building.source.source_check import SourceCheck, compare_with_source
+from ingot.building.source.source_names import OPENAI, TABLES, made_of
+from ingot.building.source.source_packed import Packing as Form
+from ingot.building.source.source_packed import meant
+from ingot.building.source.tensor_origin import Known
+from ingot.checkpoint import name_rules as rules
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.proof_file import read_proof
 from ingot.errors import BuildError, CheckpointError
 from ingot.layers.linear import Linear
-from ingot.llm.verify import verify
-from ingot.models.registry import ARCHITECTURES
-from ingot.quant.int4_in_int8 import Int4InInt8
-from ingot.quant.int8_both import Int8Both
-from ingot.quant.linear_scheme import LinearScheme
-from ingot.quant.weight_only import WeightOnly
+from ingot.models.model_registry import ARCHITECTURES
+from ingot.proof.verify_engine import verify
+from ingot.quant.schemes.int4_in_int8 import Int4InInt8
+from ingot.quant.schemes.int8_both import Int8Both
+from ingot.quant.schemes.linear_scheme import LinearScheme
+from ingot.quant.schemes.weight_only import WeightOnly
 from tests.e2e.terminal import ingot
 from tests.quant.packed_checkpoints import Packing, write_packed
 from tests.quant.source_faults import DOWN, FAULTS, QKV, SCHEMES, Stored, built, planted, write_source

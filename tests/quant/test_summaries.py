@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot import LLM, SamplingParams, build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.measure.evaluate.rouge import Rouge
 from tests.quant.pocket import HELDOUT, POCKET, Pocket
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ingot.engine.calibrate import Walk
+from ingot.building.calibration.calibrate import Walk
 from ingot.errors import BuildError, ConfigError
 from tests.quant.models import layers_of, opened
 from tests.tiny_models import random_ids, save_model, tiny_config

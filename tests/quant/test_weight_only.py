@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.weight.stored_weight import dequantized, row_pieces
-from ingot.quant.schemes import make_scheme
-from ingot.quant.weight_only import WeightOnly
+from ingot.quant.schemes.scheme_registry import make_scheme
+from ingot.quant.schemes.weight_only import WeightOnly
 
 FORMS = [(8, 0, True), (4, 0, True), (4, 0, False), (4, 32, True), (4, 64, False), (4, 128, False)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -71,7 +71,7 @@ def test_product_is_that_of_the_dequantized_weight(scheme: str, monkeypatch: pyt
     x = torch.randn(2, 3, 72)
     expected = torch.nn.functional.linear(x, made.dequantize(tensors, 72, torch.float32), bias)
     torch.testing.assert_close(made.apply(x, tensors), expected, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("ingot.quant.weight_only.PIECE", 5 * 72)
+    monkeypatch.setattr("ingot.quant.schemes.weight_only.PIECE", 5 * 72)
     torch.testing.assert_close(made.apply(x, tensors), expected, rtol=1e-5, atol=1e-5)
     invariant = made.batch_invariant()
     together = invariant.apply(x[0], tensors)

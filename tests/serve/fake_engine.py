@@ -12,7 +12,7 @@ import socket
 import time
 from pathlib import Path
 
-from ingot.serve.protocol import (
+from ingot.serve.engine_calls.process_protocol import (
     Add,
     Failed,
     Gauges,

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Piece
-from ingot.processors.limited_process import ProcessEndedError
 from ingot.runtime.selection import TokenLogprobs
-from ingot.serve import completions
-from ingot.serve.answer_parts import AnswerParts
-from ingot.serve.chat import ChatCall
-from ingot.serve.completions import CompletionCall
-from ingot.serve.ears import Ears
-from ingot.serve.errors import ApiError
-from ingot.serve.formats import MAX_SCHEMA_BYTES, check_size
-from ingot.serve.model import ServedModel
-from ingot.serve.responses import ResponseCall
-from ingot.serve.schemas import ResponsesRequest
+from ingot.sandbox.limited_process import ProcessEndedError
+from ingot.serve.api import completions
+from ingot.serve.api.answer_parts import AnswerParts
+from ingot.serve.api.chat_completions import ChatCall
+from ingot.serve.api.completions import CompletionCall
+from ingot.serve.api.responses import ResponseCall
+from ingot.serve.api_errors import ApiError
+from ingot.serve.request_schemas import ResponsesRequest
+from ingot.serve.response_formats import MAX_SCHEMA_BYTES, check_size
+from ingot.serve.served_model import ServedModel
+from ingot.serve.speech_service import Ears
 
 TEXT = 'OK.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

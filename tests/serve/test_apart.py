@@ -16,8 +16,8 @@ import pytest
 
 from ingot.engine.manifest import Manifest
 from ingot.errors import EngineError
+from ingot.serve.engine_calls.text_files import TextFiles, check_manifest
 from ingot.serve.long_prompts import LONG
-from ingot.serve.text_files import TextFiles, check_manifest
 from tests.serve.client import Server, started
 from tests.serve.conftest import NAME
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ingot.serve.errors import ApiError
-from ingot.serve.schemas import (
+from ingot.serve.api_errors import ApiError
+from ingot.serve.request_schemas import (
     AudioRequest,
     ChatRequest,
     CompletionRequest,

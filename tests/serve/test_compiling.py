@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from ingot import Grammar, SamplingParams
-from ingot.engine.describe import read_text_side
+from ingot.engine.engine_facts import read_text_side
 from ingot.errors import RequestError
-from ingot.processors.limited_process import ProcessLimits
+from ingot.sandbox.limited_process import ProcessLimits
 from ingot.serve import grammar_checks
-from ingot.serve.compiling import Compiled, Compiling
-from ingot.serve.errors import ApiError
-from ingot.serve.link import Link
-from ingot.serve.protocol import Abort, Add, frame
-from ingot.structured.grammar_check import TrialDiedError, new_probe, try_grammar
-from ingot.structured.grammars import GrammarMatcher, Grammars, mask_words
+from ingot.serve.api_errors import ApiError
+from ingot.serve.engine_calls.grammar_compiling import Compiled, Compiling
+from ingot.serve.engine_calls.process_link import Link
+from ingot.serve.engine_calls.process_protocol import Abort, Add, frame
+from ingot.text.grammar.grammar_check import TrialDiedError, new_probe, try_grammar
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars, mask_words
 from tests.serve.client import PATIENCE, ROOT
 
 POCKET = ROOT / "models" / "pocket-chat"
@@ -313,7 +313,7 @@ class TestBytes:
             size = try_grammar(probe, large)
             assert small < 2 << 20 < 4 << 20 < size < 32 << 20
             assert abs(try_grammar(probe, large) - size) < 4 << 20  # what was freed is not counted
-            monkeypatch.setattr("ingot.structured.grammar_check.MOST_BYTES", 2 << 20)
+            monkeypatch.setattr("ingot.text.grammar.grammar_check.MOST_BYTES", 2 << 20)
             with pytest.raises(RequestError, match=r"compiled grammar is too large; seen: \d+ MiB"):
                 try_grammar(probe, large)
             try_grammar(probe, Grammar.regex("[a-z]{1,5}"))
@@ -325,7 +325,7 @@ class TestBytes:
             assert try_grammar(probe, Grammar.regex("a")) < 4 << 20
 
     def test_an_engine_keeps_as_many_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ingot.structured.grammars._KEPT_BYTES", 100 << 20)
+        monkeypatch.setattr("ingot.text.grammar.grammar_compiler._KEPT_BYTES", 100 << 20)
         grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
         sizes = {"a": 20, "b": 30, "c": 10, "d": 90, "e": 1}  # MiB, and each has 8 for its states
         kept = []
@@ -339,7 +339,7 @@ class TestBytes:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """All its answers share them: it would fail for good, as long as it is kept."""
-        monkeypatch.setattr("ingot.structured.vocabulary._LEXER_STATES", 300)
+        monkeypatch.setattr("ingot.text.grammar.vocabulary._LEXER_STATES", 300)
         grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
         params = SamplingParams(grammar=Grammar.regex("(.*a.{60}b|.*b.{60}a)"))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingot.config.serve import ServeConfig
+from ingot.config.server_config import ServeConfig
 from tests.e2e.terminal import ingot
 from tests.serve.client import ROOT
 

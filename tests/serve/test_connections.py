@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from ingot.config.hosts import HostRule
-from ingot.config.serve import ServeConfig
-from ingot.serve import connections as rooms
+from ingot.config.allowed_hosts import HostRule
+from ingot.config.server_config import ServeConfig
 from ingot.serve import server as servers
 from ingot.serve.app import ServerState
-from ingot.serve.connections import Accepting, Connection, Connections, raise_file_limit
-from ingot.serve.log_limit import RepeatLimit
-from ingot.serve.metrics import Metrics
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.http.connections import Accepting, Connection, Connections, raise_file_limit
+from ingot.serve.http.http_bodies import connections as rooms
+from ingot.serve.http.log_limit import RepeatLimit
 from ingot.serve.server import _Server, listening
 
 HEALTH = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -383,7 +383,7 @@ class TestLog:
 
     def test_what_repeats_is_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
-        monkeypatch.setattr("ingot.serve.log_limit.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("ingot.serve.http.log_limit.time.monotonic", lambda: now[0])
         limit = RepeatLimit(lines=2, seconds=60)
         assert [limit.filter(self.record(1, i)) for i in range(5)] == [True, True, False, False, False]
         assert limit.filter(self.record(2))  # another place

@@ -19,11 +19,11 @@ import torch
 from torch.nn.functional import normalize
 
 from ingot import LLM
-from ingot.serve.answering import Job
-from ingot.serve.embeddings import EmbeddingCall
+from ingot.serve.api.embeddings_endpoint import EmbeddingCall
+from ingot.serve.engine_calls.answering import Job
 from ingot.serve.json_parts import in_parts
-from ingot.serve.model import ServedModel
-from ingot.serve.schemas import EmbeddingRequest
+from ingot.serve.request_schemas import EmbeddingRequest
+from ingot.serve.served_model import ServedModel
 from tests.serve.client import PATIENCE, Server, wait_for
 from tests.serve.conftest import MAX_SEQ_LEN, NAME, chat
 from tests.serve.published import Schema

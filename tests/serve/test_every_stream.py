@@ -17,19 +17,17 @@ import msgspec
 import pytest
 
 from ingot import SamplingParams
-from ingot.config.serve import ServeConfig
-from ingot.serve.answering import Answering, Job
+from ingot.config.server_config import ServeConfig
+from ingot.serve.api.chat_completions import ChatCall
+from ingot.serve.api.completions import CompletionCall
+from ingot.serve.api.embeddings_endpoint import EmbeddingCall
+from ingot.serve.api.responses import ResponseCall
+from ingot.serve.api.simple_chat import SimpleChat
+from ingot.serve.api_errors import ApiError, stopping
 from ingot.serve.app import ServerState, make_app
-from ingot.serve.chat import ChatCall
-from ingot.serve.completions import CompletionCall
-from ingot.serve.ears import Ears, Whole
-from ingot.serve.embeddings import EmbeddingCall
-from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import ApiError, stopping
-from ingot.serve.grammar_checks import GrammarChecks
-from ingot.serve.metrics import Metrics
-from ingot.serve.model import ServedModel, TextSide
-from ingot.serve.protocol import (
+from ingot.serve.engine_calls.answering import Answering, Job
+from ingot.serve.engine_calls.engine_client import EngineClient
+from ingot.serve.engine_calls.process_protocol import (
     Abort,
     Add,
     Embed,
@@ -42,8 +40,9 @@ from ingot.serve.protocol import (
     Scored,
     Step,
 )
-from ingot.serve.responses import ResponseCall
-from ingot.serve.schemas import (
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.grammar_checks import GrammarChecks
+from ingot.serve.request_schemas import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -51,8 +50,9 @@ from ingot.serve.schemas import (
     SimpleChatRequest,
     decode,
 )
-from ingot.serve.simple_chat import SimpleChat
-from ingot.speech.options import TranscribeOptions
+from ingot.serve.served_model import ServedModel, TextSide
+from ingot.serve.speech_service import Ears, Whole
+from ingot.speech.speech_options import TranscribeOptions
 from tests.serve.client import PATIENCE, ROOT, is_gone
 
 POCKET = ROOT / "models" / "pocket-chat"
@@ -475,7 +475,7 @@ def test_answerings_of_several_prompts_count_all_their_choices() -> None:
 
 def test_messages_of_scores_are_small() -> None:
     """A part of a long prompt's scores takes the server's decoder a few milliseconds."""
-    from ingot.serve.scoring import PART_VALUES
+    from ingot.serve.engine_calls.prompt_scoring import PART_VALUES
 
     data = msgspec.msgpack.encode(Scored("7", [LOGPROB] * (PART_VALUES // 3)))
     assert len(data) < 64 << 10

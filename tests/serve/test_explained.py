@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ingot import LLM
+from ingot.serve.engine_calls.process_protocol import Ready
 from ingot.serve.grammar_checks import GrammarChecks
-from ingot.serve.model import ServedModel, TextSide
-from ingot.serve.protocol import Ready
+from ingot.serve.served_model import ServedModel, TextSide
 from tests.serve.client import JSON, Server
 from tests.serve.conftest import chat, completion
 

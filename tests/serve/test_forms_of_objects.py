@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from starlette.datastructures import UploadFile
 
-from ingot.serve.errors import ApiError
-from ingot.serve.forms import _form
-from ingot.serve.schemas import AUDIO_LISTS, AudioRequest, decode
+from ingot.serve.api_errors import ApiError
+from ingot.serve.http.form_bodies import _form
+from ingot.serve.request_schemas import AUDIO_LISTS, AudioRequest, decode
 
 
 def values(*fields: tuple[str, str]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config.hosts import HostRule
+from ingot.config.allowed_hosts import HostRule
 from ingot.serve.app import bare_app
-from ingot.serve.forms import read_form
-from ingot.serve.http import EventStream, read_body
+from ingot.serve.http.form_bodies import read_form
+from ingot.serve.http.http_bodies import EventStream, read_body
 
 LOCAL = {"host": "localhost:8000"}
 FORM = {"content-type": "multipart/form-data; boundary=b"}

@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import TokenLogprobs
-from ingot.serve import answering, json_parts, scoring
-from ingot.serve.answering import Answering, Job
-from ingot.serve.engine_process import EngineLoop
-from ingot.serve.errors import ApiError
-from ingot.serve.http import InParts, whole_answer
+from ingot.serve import json_parts
+from ingot.serve.api.logprob_text import LogprobLists
+from ingot.serve.api_errors import ApiError
+from ingot.serve.engine_calls import answering
+from ingot.serve.engine_calls import prompt_scoring as scoring
+from ingot.serve.engine_calls.answering import Answering, Job
+from ingot.serve.engine_calls.engine_process import EngineLoop
+from ingot.serve.engine_calls.process_link import Link
+from ingot.serve.engine_calls.process_protocol import Abort, Logprob, News, Score, frame
+from ingot.serve.engine_calls.prompt_scoring import scores
+from ingot.serve.http.http_bodies import InParts, whole_answer
 from ingot.serve.json_parts import Rows, in_parts
-from ingot.serve.link import Link
-from ingot.serve.logprob_text import LogprobLists
-from ingot.serve.protocol import Abort, Logprob, News, Score, frame
-from ingot.serve.scoring import scores
 from tests.serve.client import Server
 from tests.serve.conftest import chat, completion
 from tests.unit.fake_executor import check_empty, fake_executor
@@ -142,7 +144,7 @@ class TestWholeAnswers:
         asyncio.run(main())
 
     def test_the_source_may_pause_and_the_client_may_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ingot.serve.http.BODY_SECONDS", 0.1)
+        monkeypatch.setattr("ingot.serve.http.http_bodies.BODY_SECONDS", 0.1)
 
         async def rest() -> AsyncGenerator[bytes, None]:
             for part in (b"b", b"c"):

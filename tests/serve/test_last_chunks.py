@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingot.serve.protocol import Add, Gauges, News, Step
+from ingot.serve.engine_calls.process_protocol import Add, Gauges, News, Step
 from tests.serve.test_every_stream import (
     MESSAGES,
     POCKET,

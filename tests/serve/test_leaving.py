@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from ingot.serve.ears import _in
-from ingot.serve.errors import bad_request
-from ingot.serve.model import ServedModel
+from ingot.serve.api_errors import bad_request
+from ingot.serve.served_model import ServedModel
+from ingot.serve.speech_service import _in
 from tests.serve.client import Server, started, wait_for
 from tests.serve.conftest import chat, completion
 

@@ -14,8 +14,8 @@ import pytest
 from ingot import LLM
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.errors import RequestError
-from ingot.llm.prompts import Chat
-from ingot.serve.http import MOST_COMMAS, MOST_OPENED
+from ingot.llm.prompt_inputs import Chat
+from ingot.serve.http.http_bodies import MOST_COMMAS, MOST_OPENED
 from ingot.serve.long_prompts import LONG, LongPrompts, TooLongError, is_long
 from tests.serve.client import Server
 from tests.serve.conftest import MAX_SEQ_LEN, chat, completion

@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ingot.config.serve import ServeConfig
+from ingot.config.server_config import ServeConfig
 from ingot.serve.app import ServerState, make_app
-from ingot.serve.metrics import Metrics
-from ingot.serve.openapi import document
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.openapi_page import document
 from tests.serve.client import Server, started
 from tests.serve.conftest import chat, completion
 from tests.serve.test_refusals import BAD_CHATS, BAD_COMPLETIONS

@@ -17,16 +17,16 @@ import msgspec
 import pytest
 
 from ingot import LLM, SamplingParams
-from ingot.config.grammar import Grammar
-from ingot.config.serve import ServeConfig
+from ingot.config.grammar_spec import Grammar
+from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError, RequestError
-from ingot.serve import engine_process
-from ingot.serve import link as link_module
-from ingot.serve.answering import Answering, Job
-from ingot.serve.engine_process import EngineLoop
-from ingot.serve.errors import ApiError
-from ingot.serve.link import Link, LinkClosedError
-from ingot.serve.protocol import (
+from ingot.serve.api_errors import ApiError
+from ingot.serve.engine_calls import engine_process
+from ingot.serve.engine_calls import process_link as link_module
+from ingot.serve.engine_calls.answering import Answering, Job
+from ingot.serve.engine_calls.engine_process import EngineLoop
+from ingot.serve.engine_calls.process_link import Link, LinkClosedError
+from ingot.serve.engine_calls.process_protocol import (
     Abort,
     Add,
     Embed,
@@ -47,7 +47,7 @@ from ingot.serve.protocol import (
     frame,
 )
 from ingot.serve.server import listening
-from ingot.structured.grammars import Grammars
+from ingot.text.grammar.grammar_compiler import Grammars
 from tests.e2e.terminal import ingot
 from tests.serve.client import ROOT
 from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
@@ -279,7 +279,7 @@ class TestEngineLoop:
 
 
 def test_scores_do_not_depend_on_chunks(llm: LLM) -> None:
-    from ingot.serve.scoring import keep_scores, scores
+    from ingot.serve.engine_calls.prompt_scoring import keep_scores, scores
 
     ids = llm.prompt_ids("A fire broke out in a hotel. 55 people were brought to safety.")
     logits = llm.logits(ids)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ingot.adapters.ray.merged_answers import Whole, merged
+from ingot.adapters.ray.prompt_prefix import model_and_key
+from ingot.adapters.ray.ray_settings import RayArgs
+from ingot.adapters.ray.replica_choice import ranked
 from ingot.errors import ConfigError
-from ingot.serve.errors import ApiError
-from ingot.serve.metrics import Metrics
-from ingot.serve.protocol import Gauges
-from ingot.serve.ray.choice import ranked
-from ingot.serve.ray.merged import Whole, merged
-from ingot.serve.ray.prefix import model_and_key
-from ingot.serve.ray.settings import RayArgs
+from ingot.serve.api_errors import ApiError
+from ingot.serve.engine_calls.process_protocol import Gauges
+from ingot.serve.engine_calls.server_metrics import Metrics
 
 IDLE = dict.fromkeys("abcd", 0)
 KEYS = [f"key {i}" for i in range(400)]

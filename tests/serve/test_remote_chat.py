@@ -16,7 +16,7 @@ import pytest
 
 from ingot import LLM, SamplingParams
 from ingot.llm.conversation import Conversation
-from ingot.serve import remote
+from ingot.serve import remote_chat as remote
 from tests.e2e.terminal import ingot
 from tests.serve.client import Server, wait_for
 from tests.serve.conftest import NAME
@@ -193,7 +193,9 @@ def test_a_server_without_a_list_of_models() -> None:
 
 
 def test_no_engine_is_loaded() -> None:
-    code = "import sys; import ingot.serve.remote; print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    code = (
+        "import sys; import ingot.serve.remote_chat; print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False False\n"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import Answer, Piece
-from ingot.serve.answer_parts import AnswerParts
-from ingot.serve.errors import ApiError
-from ingot.serve.responses import ResponseCall
-from ingot.serve.schemas import ResponsesRequest, TextOptions
+from ingot.serve.api.answer_parts import AnswerParts
+from ingot.serve.api.responses import ResponseCall
+from ingot.serve.api_errors import ApiError
+from ingot.serve.request_schemas import ResponsesRequest, TextOptions
 
 JOBS = [SimpleNamespace(ids=[1, 2, 3, 4, 5])]
 FORMAT = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}

@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from ingot.serve.response_input import as_chat
-from ingot.serve.schemas import ResponsesRequest
+from ingot.serve.api.response_input import as_chat
+from ingot.serve.request_schemas import ResponsesRequest
 from tests.serve.client import PATIENCE, Server
 from tests.serve.conftest import MAX_SEQ_LEN, TOOLS, chat
 from tests.serve.published import Schema

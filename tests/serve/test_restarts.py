@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from ingot import SamplingParams
-from ingot.config.hosts import HostRule
-from ingot.config.serve import ServeConfig
+from ingot.config.allowed_hosts import HostRule
+from ingot.config.server_config import ServeConfig
 from ingot.errors import EngineError
-from ingot.serve import engine_run
-from ingot.serve.answering import Job
+from ingot.serve.api_errors import ApiError
 from ingot.serve.app import ServerState
-from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import ApiError
-from ingot.serve.link import Link
-from ingot.serve.metrics import Metrics
-from ingot.serve.protocol import Abort, Load, frame
-from ingot.serve.restarts import RestartPolicy, folder_stamp
+from ingot.serve.engine_calls import engine_run
+from ingot.serve.engine_calls.answering import Job
+from ingot.serve.engine_calls.engine_client import EngineClient
+from ingot.serve.engine_calls.process_link import Link
+from ingot.serve.engine_calls.process_protocol import Abort, Load, frame
+from ingot.serve.engine_calls.restarts import RestartPolicy, folder_stamp
+from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.server import _Server
 from tests.serve.client import is_gone
 from tests.serve.fake_engine import BOOT, QUERIES

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ingot.config.serve import ServeConfig
+from ingot.config.server_config import ServeConfig
 from ingot.serve import server
 from ingot.serve.app import _SPARE, ServerState, make_app
-from ingot.serve.http import Guard
-from ingot.serve.metrics import Metrics
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.http.http_bodies import Guard
 from ingot.version import VERSION
 
 

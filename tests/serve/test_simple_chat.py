@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
-from ingot.serve.answering import Job
-from ingot.serve.chat import ChatCall
-from ingot.serve.simple_chat import SimpleChat
+from ingot.config.sampling_params import SamplingParams
+from ingot.serve.api.chat_completions import ChatCall
+from ingot.serve.api.simple_chat import SimpleChat
+from ingot.serve.engine_calls.answering import Job
 from tests.serve.client import Server, wait_for
 from tests.serve.conftest import MAX_SEQ_LEN, chat
 

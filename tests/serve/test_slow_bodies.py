@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ingot.serve import forms, slow_bodies
-from ingot.serve.errors import ApiError
-from ingot.serve.forms import Uploads
-from ingot.serve.http import Guard
+from ingot.serve.api_errors import ApiError
+from ingot.serve.http.form_bodies import Uploads
+from ingot.serve.http.http_bodies import Guard, slow_bodies
+from ingot.serve.http.http_bodies import form_bodies as forms
 
 SOON = 20.0  # seconds; only a failing test waits this long
 PART = {"type": "http.request", "body": b"x", "more_body": True}

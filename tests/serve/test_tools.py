@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 
 from ingot import LLM, Chat, Grammar
-from ingot.serve.answer_parts import AnswerParts, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
-from ingot.serve.errors import ApiError
-from ingot.serve.formats import MAX_SCHEMA_BYTES, Form
-from ingot.serve.tools import read_tools
+from ingot.serve.api.answer_parts import AnswerParts, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
+from ingot.serve.api.tool_fields import read_tools
+from ingot.serve.api_errors import ApiError
+from ingot.serve.response_formats import MAX_SCHEMA_BYTES, Form
 from tests.serve.client import JSON, Server
 from tests.serve.conftest import TOOLS, chat
 from tests.serve.published import Schema

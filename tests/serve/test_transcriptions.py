@@ -13,13 +13,13 @@ from typing import Any
 import openai
 import pytest
 
-from ingot.serve.schemas import AudioRequest
-from ingot.serve.transcriptions import TranscriptionCall, _options
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript
+from ingot.serve.api.transcriptions import TranscriptionCall, _options
+from ingot.serve.request_schemas import AudioRequest
+from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment
+from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.writers import WRITERS
+from ingot.speech.transcript_writers import WRITERS
 from tests.serve.client import PATIENCE, ROOT, Server
 from tests.serve.conftest import EARS, HEARD
 from tests.serve.published import Schema

@@ -25,7 +25,7 @@ GREEDY = '{"max_tokens": 24, "temperature": 0}'
 
 def opened(folder: Path, decoupled: bool = True, **parameters: str) -> Any:
     """A backend as Triton starts it."""
-    from ingot.triton.backend import Backend
+    from ingot.adapters.triton.backend import Backend
 
     texts = {"engine": str(folder), "threads": "1"} | parameters
     config = {"parameters": {k: {"string_value": v} for k, v in texts.items()}, "decoupled": decoupled}
@@ -39,7 +39,7 @@ def triton() -> Iterator[None]:
     sys.modules["triton_python_backend_utils"] = fake_triton.module()
     yield
     del sys.modules["triton_python_backend_utils"]
-    sys.modules.pop("ingot.triton.backend", None)
+    sys.modules.pop("ingot.adapters.triton.backend", None)
 
 
 @pytest.fixture(scope="module")

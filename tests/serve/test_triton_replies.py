@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.serve.errors import ApiError
-from ingot.triton.replies import Part, Replies
+from ingot.adapters.triton.triton_replies import Part, Replies
+from ingot.serve.api_errors import ApiError
 from tests.serve.client import wait_for
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ingot.adapters.triton.model_repository import config_text, write_model
+from ingot.adapters.triton.triton_settings import Settings
+from ingot.adapters.triton.triton_tensors import INPUTS, OUTPUTS
 from ingot.cli.main import app
 from ingot.errors import BuildError, ConfigError, RequestError
-from ingot.triton.repository import config_text, write_model
-from ingot.triton.settings import Settings
-from ingot.triton.tensors import INPUTS, OUTPUTS
 from tests.serve.client import ROOT
 
 TOKEN = re.compile(r'(\s+|#[^\n]*)|("(?:[^"\\\n]|\\.)*"|[\[\]{}:]|[\w-]+)')

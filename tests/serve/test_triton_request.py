@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
-from ingot.serve.errors import ApiError
-from ingot.triton.request import DEFAULT_TOKENS, read
+from ingot.adapters.triton.triton_request import DEFAULT_TOKENS, read
+from ingot.config.sampling_params import SamplingParams
+from ingot.serve.api_errors import ApiError
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.8, top_k=20)
 

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.triton_server import TritonServer, started
 from ingot import LLM, SamplingParams, build
-from ingot.triton.repository import write_model
-from ingot.triton.settings import Settings
+from ingot.adapters.triton.model_repository import write_model
+from ingot.adapters.triton.triton_settings import Settings
 from tests.serve.client import ROOT
 
 pytestmark = pytest.mark.slow

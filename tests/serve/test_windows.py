@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import Answer, Output
-from ingot.llm.prompts import Input, Prompt
-from ingot.serve import ears
-from ingot.serve.windows import WindowReader, Windows
-from ingot.speech.recording import Transcript
-from ingot.speech.window import Asked
-from ingot.speech.words import AskedScores
+from ingot.llm.prompt_inputs import Input, Prompt
+from ingot.serve import speech_service as ears
+from ingot.serve.engine_calls.speech_windows import WindowReader, Windows
+from ingot.speech.recording_features import Transcript
+from ingot.speech.window_decoding import Asked
+from ingot.speech.word_times import AskedScores
 from tests.serve.client import ROOT
 
 SHAPE = (3, 40)
 READ = """
 import sys, json
-from ingot.serve.windows import WindowReader
+from ingot.serve.engine_calls.speech_windows import WindowReader
 print(json.dumps(WindowReader(int(sys.argv[1]), (3, 40)).get(int(sys.argv[2])).tolist()))
 """
 

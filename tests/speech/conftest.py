@@ -9,8 +9,8 @@ import pytest
 import soundfile
 import torch
 
-from ingot.engine.builder import build
-from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.building.builder import build
+from ingot.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.encoders.speech import write_multilingual, write_speech
 
 SIZES = {"gpt2": 51864, "multilingual": 51865}

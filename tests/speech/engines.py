@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ingot.engine.loader import Engine, load_engine
+from ingot.engine.engine_loader import Engine, load_engine
 
 FAULTS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = {
     # what → tensor of the model, what becomes of it, the place that is named

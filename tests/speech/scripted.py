@@ -13,10 +13,10 @@ import torch
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.runtime.token_logprobs import TokenLogprobs
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript, transcribe_recording
-from ingot.speech.window import Asked, Vocabulary
-from ingot.speech.words import AskedScores
+from ingot.speech.recording_features import Transcript, transcribe_recording
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Asked, Vocabulary
+from ingot.speech.word_times import AskedScores
 
 TOKENS = SpeechTokens.of_vocabulary(51865)
 FIRST = TOKENS.first_timestamp

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM
-from ingot.engine.builder import build
+from ingot.audio import log_mel as mels
+from ingot.building.builder import build
 from ingot.errors import CheckpointError, ConfigError
 from ingot.measure.align.align_session import Report, align
 from ingot.measure.align.engine_stages import record_engine
 from ingot.measure.align.stage_verdict import SERVED
 from ingot.measure.align.stages.stage_names import stage_names
-from ingot.processors import log_mel as mels
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech
 from tests.speech.openai import openai_state, save_openai

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.config.encoder import EncoderConfig
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig
 from ingot.errors import EngineError
-from ingot.speech.alignment import alignment_heads, median_filtered, smoothed, token_times, warp
+from ingot.speech.dtw_alignment import alignment_heads, median_filtered, smoothed, token_times, warp
 
 CONFIG = DecoderConfig(
     "whisper", 100, 48, 64, 4, 6, 6, 8, 448, norm="layer_norm", mlp="gelu", wiring="cross",

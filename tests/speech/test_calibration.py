@@ -12,18 +12,18 @@ import soundfile
 import torch
 
 from ingot import LLM, Input, Prompt, SamplingParams, build
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly, build_config
-from ingot.engine.calibration_cache import cache_path
+from ingot.audio.log_mel import RATE, LongLogMel
+from ingot.audio.recording_samples import read_audio
+from ingot.building.calibration.calibration_cache import cache_path
+from ingot.building.calibration.calibration_data import CalibrationData
+from ingot.building.calibration.quantize import read_samples
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly, build_config
+from ingot.engine.engine_text import read_text_parts
 from ingot.engine.manifest import Manifest
-from ingot.engine.quantize import read_samples
-from ingot.engine.text import read_text_parts
 from ingot.errors import ConfigError, RequestError
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.audio import read_audio
-from ingot.processors.calibration_data import CalibrationData
-from ingot.processors.log_mel import RATE, LongLogMel
 from tests.encoders.speech import write_speech
 from tests.speech.openai import save_openai
 

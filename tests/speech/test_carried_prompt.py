@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.audio.log_mel import RATE
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.log_mel import RATE
-from ingot.processors.prompt import Input
 from ingot.runtime.selection import TokenLogprobs
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import transcribe_recording
+from ingot.speech.recording_features import transcribe_recording
 from ingot.speech.segments import Segment
-from ingot.speech.window import Asked, Vocabulary
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Asked, Vocabulary
+from ingot.text.prompt import Input
 from tests.speech.scripted import FIRST, at, scripted
 
 LONGEST, WINDOWS = 40, 4

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.audio.recording_samples import read_audio
 from ingot.errors import RequestError
 from ingot.measure.side.model_spec import HUGGINGFACE, ModelSpec
 from ingot.measure.side.transcribers import Heard, open_listener
-from ingot.processors.audio import read_audio
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions
 from tests.e2e.terminal import ingot
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
+from ingot.audio.log_mel import fit, log_mel
+from ingot.audio.recording_samples import read_audio
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import Diagnosis, Wanted, doctor
 from ingot.measure.evaluate.doctor.scheme_patterns import mixed
 from ingot.measure.evaluate.token_divergence import kl_rows
-from ingot.processors.audio import read_audio
-from ingot.processors.log_mel import fit, log_mel
 from ingot.speech.transcriber import Transcriber
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_multilingual

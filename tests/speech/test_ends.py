@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingot.speech.recording import Transcript
+from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment, Word, end_at
 from ingot.speech.transcriber import Transcriber
 from tests.speech.scripted import FIRST, TOKENS, at, scripted

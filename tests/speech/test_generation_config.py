@@ -13,10 +13,10 @@ from ingot import build
 from ingot.errors import CheckpointError, RequestError
 from ingot.models.speech_tokens import SpeechTokens, non_speech_tokens
 from ingot.models.whisper_generation import SpeechGeneration
-from ingot.processors.tokenizer import Tokenizer
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.window import Vocabulary
+from ingot.speech.window_decoding import Vocabulary
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.encoders.speech import write_speech
 
 VOCAB = 51865

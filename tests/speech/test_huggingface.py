@@ -15,11 +15,11 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from ingot.llm.prompts import Input, Prompt
+from ingot.audio.log_mel import fit, log_mel
+from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.log_mel import fit, log_mel
-from ingot.speech.alignment import smoothed, warp
-from ingot.speech.recording import Transcript
+from ingot.speech.dtw_alignment import smoothed, warp
+from ingot.speech.recording_features import Transcript
 from ingot.speech.transcriber import Transcriber
 from tests.encoders.speech import write_speech
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.engine.describe import describe
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
+from ingot.engine.engine_facts import describe
 from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, NoSuchPathError, TokenizerError
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.side.model_spec import ModelSpec, longest, model_of
 from ingot.speech.transcriber import Transcriber
 from tests.e2e.terminal import ingot

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.models.whisper_generation import SpeechGeneration
-from ingot.processors.prompt import Input
 from ingot.runtime.token_logprobs import TokenLogprobs
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.window import Asked, Vocabulary, detect_language
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Asked, Vocabulary, detect_language
+from ingot.text.prompt import Input
 from tests.speech.scripted import FIRST, TOKENS, at, plain_vocabulary, scripted
 
 # openai-whisper 20250625, by the original's names: parameters of ``transcribe`` in transcribe.py, and those

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from ingot.engine.builder import build
+from ingot.building.builder import build
 from ingot.measure.evaluate.wer import Wer
-from ingot.speech.recording import Transcript
+from ingot.speech.recording_features import Transcript
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.writers import WRITERS
+from ingot.speech.transcript_writers import WRITERS
 from tests.e2e.terminal import ingot
 from tests.serve.client import ROOT, Server, started
 from tests.serve.recordings import TRANSLATE, hear, streamed

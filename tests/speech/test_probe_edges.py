@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
-from ingot.config.transcript import TranscriptRules
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.llm import LLM
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.prompt_inputs import Input, Prompt
 from tests.encoders.speech import FRAMES, MELS, VOCAB, write_speech
 
 BLOCK, FRAMED, NO_SPEECH = 4, 2, 41

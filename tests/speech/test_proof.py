@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.builder import build
-from ingot.engine.golden_speech import exact_log_mel, golden_samples
-from ingot.engine.loader import load_engine
-from ingot.engine.proof import read_proof
-from ingot.layers import encoder
-from ingot.layers.batch import LayerCache
+from ingot.audio import log_mel as mels
+from ingot.audio.log_mel import log_mel
+from ingot.building.builder import build
+from ingot.building.golden.golden_speech import exact_log_mel, golden_samples
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import load_engine
+from ingot.engine.proof_file import read_proof
 from ingot.layers.cross_attention import CrossAttention
-from ingot.llm.replay import replay
-from ingot.llm.step_check import check_steps
-from ingot.llm.verify import verify
-from ingot.processors import log_mel as mels
-from ingot.processors.log_mel import log_mel
+from ingot.layers.encoder_blocks import encoder
+from ingot.layers.forward_batch import LayerCache
+from ingot.proof.golden_replay import replay
+from ingot.proof.step_check import check_steps
+from ingot.proof.verify_engine import verify
 from tests.speech.engines import FAULTS, planted
 
 
@@ -73,7 +73,7 @@ def test_a_fault_is_found_where_it_is(tiny_engine: Path, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["conv1 by 1 %", "positions by one", "down", "cross values"])
 def test_a_fault_fails_verify(tiny_engine: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.llm.verify.load_engine", partial(planted, fault))
+    monkeypatch.setattr("ingot.proof.verify_engine.load_engine", partial(planted, fault))
     found = verify(tiny_engine, "cpu", note=False)
     assert found.verdict == "failed"
     assert found.failures[0].name == FAULTS[fault][2], found.failures
@@ -129,7 +129,7 @@ def test_every_dtype_and_scheme_is_proven(
     build(tiny_checkpoint, tmp_path / "engine", dtype=dtype, device="cpu", quant=scheme)
     found = verify(tmp_path / "engine", "cpu", note=False)
     assert found.verdict == "proven", found.failures
-    monkeypatch.setattr("ingot.llm.verify.load_engine", partial(planted, "last norm"))
+    monkeypatch.setattr("ingot.proof.verify_engine.load_engine", partial(planted, "last norm"))
     found = verify(tmp_path / "engine", "cpu", note=False)
     assert found.failures[0].name == "encoder.norm"
 

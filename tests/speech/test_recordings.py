@@ -17,25 +17,25 @@ import soundfile
 import soxr
 import torch
 
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
-from ingot.config.transcript import TranscriptRules
+from ingot.audio import log_mel as log_mel_module
+from ingot.audio.log_mel import RATE, LongLogMel, features_by, fit, log_mel
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
 from ingot.kernels.cache.scales import NARROW_CACHES
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.llm.outputs import Answer, TokenLogprobs
-from ingot.llm.prompts import Input, Prompt
-from ingot.processors import log_mel as log_mel_module
-from ingot.processors.log_mel import RATE, LongLogMel, features_by, fit, log_mel
+from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.runtime.request import Request
 from ingot.runtime.transcript import Transcripts
-from ingot.speech.files import transcribe_each
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript
+from ingot.speech.recording_features import Transcript
+from ingot.speech.recording_files import transcribe_each
 from ingot.speech.segments import Segment
+from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.window import _best
-from ingot.speech.writers import WRITERS
+from ingot.speech.transcript_writers import WRITERS
+from ingot.speech.window_decoding import _best
 from tests.encoders.speech import write_multilingual
 from tests.speech.test_huggingface import noise, opened
 

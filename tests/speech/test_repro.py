@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import WhisperForConditionalGeneration
 
 from ingot import LLM
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import CheckpointError, EngineError, RequestError
 from ingot.layers import cross_attention
-from ingot.layers import encoder as encoders
-from ingot.llm.prompts import Input, Prompt
-from ingot.llm.repro import capture_layer, replay
-from ingot.llm.repro_bundle import read_bundle, write_bundle
+from ingot.layers.encoder_blocks import encoder as encoders
+from ingot.llm.prompt_inputs import Input, Prompt
+from ingot.proof.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_run import capture_layer, replay
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.audio.log_mel import log_mel
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.outputs import Output
-from ingot.processors.log_mel import log_mel
-from ingot.processors.prompt import Input, Prompt
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.text.prompt import Input, Prompt
 from tests.speech.test_huggingface import Both, noise, opened
 
 NEW, PREVIOUS = 12, tuple(range(300, 380))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import _is_silent
-from ingot.speech.window import Decoded, needs_another
+from ingot.speech.recording_features import _is_silent
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Decoded, needs_another
 
 LOGPROBS, SILENCES, RATIOS = (-1.1, -1.0, -0.9), (0.5, 0.6, 0.7), (2.3, 2.4, 2.5)
 THRESHOLDS = ((-1.0, None), (0.6, None), (2.4, None))

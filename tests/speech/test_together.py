@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.speech.together import Left, together, told
+from ingot.speech.batched_windows import Left, together, told
 
 Tell = Callable[[int], None]
 

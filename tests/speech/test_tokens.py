@@ -11,9 +11,9 @@ import pytest
 
 from ingot.errors import CheckpointError, RequestError, TokenizerError
 from ingot.models.speech_tokens import SpeechTokens, Task, non_speech_tokens
-from ingot.processors.languages import CODES, NAMES, language_code
-from ingot.processors.tokenizer import Tokenizer
-from ingot.processors.tokenizer_whisper import whisper_rules
+from ingot.text.languages import CODES, NAMES, language_code
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer_whisper import whisper_rules
 from tests.speech.conftest import SIZES
 
 OURS = {

@@ -19,15 +19,15 @@ import soundfile
 import torch
 
 from ingot.cli import transcribe as verb
-from ingot.cli.transcribe_flags import flag_name
+from ingot.cli.options.transcribe_flags import flag_name
 from ingot.errors import RequestError
-from ingot.speech.files import transcribe_each
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript
+from ingot.speech.recording_features import Transcript
+from ingot.speech.recording_files import transcribe_each
 from ingot.speech.segments import Segment
+from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.subtitles import SubtitleLayout
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.writers import WRITERS, written
+from ingot.speech.transcript_writers import WRITERS, written
 from tests.audio_files import media
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
@@ -192,7 +192,7 @@ def test_what_flags_become(whisper: Path, clips: list[Path], monkeypatch: pytest
         return
         yield
 
-    monkeypatch.setattr("ingot.speech.files.transcribe_each", note)
+    monkeypatch.setattr("ingot.speech.recording_files.transcribe_each", note)
     words = "--temperature 0,0.5 --logprob-threshold none --compression-ratio-threshold 3 --no-timestamps"
     words += " --suppress-tokens 1,2 --word-timestamps --beam-size 4 --initial-prompt Hi"
     ingot("transcribe", whisper, clips[0], *words.split(), "--device", "cpu")
@@ -213,7 +213,7 @@ def test_none_is_a_value_of_each_option_that_may_be_none(
         return
         yield
 
-    monkeypatch.setattr("ingot.speech.files.transcribe_each", note)
+    monkeypatch.setattr("ingot.speech.recording_files.transcribe_each", note)
     names = ("beam_size", "best_of", "patience", "length_penalty", "max_initial_timestamp")
     words = [word for name in names for word in (flag_name(name), "None")]
     ingot("transcribe", whisper, clips[0], *words, "--device", "cpu")
@@ -233,7 +233,7 @@ def test_a_model_of_english_alone_says_that_it_does_not_translate(
 ) -> None:
     tokens = dataclasses.replace(transcriber.vocabulary.tokens, multilingual=False)
     english = dataclasses.replace(transcriber.vocabulary, tokens=tokens)
-    monkeypatch.setattr("ingot.speech.window.Vocabulary.of_model", lambda *_: english)
+    monkeypatch.setattr("ingot.speech.window_decoding.Vocabulary.of_model", lambda *_: english)
     monkeypatch.setattr("ingot.speech.transcriber.LLM", lambda *_, **__: transcriber.llm)
     found = ingot("transcribe", "engine.en", clips[0], "--task", "translate")
     assert found.exit_code == 2
@@ -311,7 +311,7 @@ def test_a_bar_in_seconds_of_audio_leaves_stdout_alone(
 
     bars = io.StringIO()
     console = Console(file=bars, force_terminal=True, width=100)
-    monkeypatch.setattr("ingot.cli.steps.stderr", lambda: console)
+    monkeypatch.setattr("ingot.cli.terminal.step_list.stderr", lambda: console)
     found = ingot("transcribe", whisper, clips[2], *QUICK)
     assert found.stdout == WRITERS["txt"](wanted[2])
     assert "/2 s" in bars.getvalue()

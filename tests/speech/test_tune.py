@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.engine.assemble import model_of
+from ingot.building.tuner import tune_model
+from ingot.building.tuner.tile_search import encoder_steps
+from ingot.building.tuner.tuned_steps import Steps
+from ingot.engine.assembly import model_of
 from ingot.engine.manifest import Manifest
-from ingot.engine.tuner import tune_model
-from ingot.engine.tuner.search import encoder_steps
-from ingot.engine.tuner.steps import Steps
 
 CPU = torch.device("cpu")
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.audio.log_mel import RATE, WINDOW
+from ingot.audio.recording_samples import read_audio
 from ingot.errors import RequestError
-from ingot.processors.audio import read_audio
-from ingot.processors.log_mel import RATE, WINDOW
-from ingot.speech.voice import VoiceDetector, speech_chunks
+from ingot.speech.voice_activity import VoiceDetector, speech_chunks
 
 needs_webrtc = pytest.mark.skipif(importlib.util.find_spec("webrtcvad") is None, reason="no webrtcvad")
 

@@ -13,14 +13,13 @@ import torch
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.token_logprobs import TokenLogprobs
 from ingot.speech.hallucination import Heard, is_made_up, seek_behind_words, without_hallucinations
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import Transcript, transcribe_recording
+from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.segments import Segment, Word
-from ingot.speech.window import Asked, Vocabulary
-from ingot.speech.words import (
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Asked, Vocabulary
+from ingot.speech.word_times import (
     AskedScores,
     Timed,
     agree,
@@ -30,6 +29,7 @@ from ingot.speech.words import (
     split_words,
     typical_duration,
 )
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.speech.scripted import at, plain_vocabulary, scripted
 
 NAMES = SpeechTokens.of_vocabulary(51865)

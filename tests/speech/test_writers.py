@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError
-from ingot.speech.recording import Transcript
+from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment, Word
 from ingot.speech.subtitles import SubtitleLayout, cues
-from ingot.speech.writers import WRITERS, clock, written
+from ingot.speech.transcript_writers import WRITERS, clock, written
 
 
 def segment(start: float, end: float, text: str, words: list[Word] | None = None) -> Segment:

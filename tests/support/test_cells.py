@@ -17,8 +17,8 @@ import soundfile
 import torch
 
 from ingot import LLM, Input, Prompt, SamplingParams, build
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from recipes.vision.draw import png
 from tests.e2e.tiny import write_tiny
 from tests.encoders.speech import FRAMES, MELS, write_speech

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.processors.chat_jinja import JinjaFormat
+from ingot.text.chat.chat_jinja import JinjaFormat
 
 CHATML = (
     "{% for message in messages %}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import load, qwen2_slow_folder
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig
-from ingot.config.quant import QuantConfig
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
-from ingot.engine.text import TextParts
-from ingot.llm.explain import explain_request
+from ingot.llm.explain_prompt import explain_request
 from ingot.llm.explanation import Explanation
-from ingot.processors.chat_format import ChatFormat
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.chat.chat_format import ChatFormat
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 SAMPLED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
 

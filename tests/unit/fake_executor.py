@@ -27,7 +27,7 @@ from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import Chunking, Layers, ScheduledBatch, ScheduledRequest
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
-from ingot.structured.grammars import mask_words
+from ingot.text.grammar.grammar_compiler import mask_words
 
 VOCAB = 23
 LONG_PROMPT = 10  # beyond it a request's keys differ, as Qwen v1's do beyond seq_length

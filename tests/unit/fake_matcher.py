@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import RequestError
-from ingot.structured.grammars import GrammarMatcher, mask_words
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, mask_words
 
 
 class FakeMatcher(GrammarMatcher):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import SamplingTensors
 from ingot.runtime.selection import TokenSelector

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
-from ingot.config.transcript import TranscriptRules
+from ingot.config.sampling_params import SamplingParams
+from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
 from ingot.runtime import setup
 from ingot.runtime.admission import Admission

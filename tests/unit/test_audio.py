@@ -13,9 +13,9 @@ import soundfile
 import soxr
 import torch
 
+from ingot.audio import audio_file
+from ingot.audio.recording_samples import SUFFIXES, audio_seconds, read_audio, read_samples, samples_of_array
 from ingot.errors import RequestError
-from ingot.processors import audio_file
-from ingot.processors.audio import SUFFIXES, audio_seconds, read_audio, read_samples, samples_of_array
 from tests.audio_files import media, silent_film, wav
 
 SECONDS = 2.0

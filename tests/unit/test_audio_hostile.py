@@ -14,11 +14,11 @@ import av
 import numpy as np
 import pytest
 
+from ingot.audio import audio_file
+from ingot.audio.audio_worker import limits, question, samples_of
+from ingot.audio.recording_samples import read_samples
 from ingot.errors import RequestError
-from ingot.processors import audio_file
-from ingot.processors.audio import read_samples
-from ingot.processors.audio_worker import limits, question, samples_of
-from ingot.processors.limited_process import LimitedProcess
+from ingot.sandbox.limited_process import LimitedProcess
 from tests.audio_files import media, wav
 
 SECRET = wav((np.sin(np.arange(32_000) / 5) * 20_000).astype("<i2").tobytes())
@@ -142,7 +142,7 @@ def test_a_movie_whose_samples_are_in_another_file(
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[LimitedProcess]:
-    with LimitedProcess("ingot.processors.audio_worker", limits(60.0)) as found:
+    with LimitedProcess("ingot.audio.audio_worker", limits(60.0)) as found:
         yield found
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from ingot.audio.recording_samples import audio_seconds, read_samples
 from ingot.errors import RequestError
-from ingot.processors.audio import audio_seconds, read_samples
 from tests.audio_files import media, wav
 
 RATES = [8000, 11025, 16000, 22050, 32000, 44100, 48000]

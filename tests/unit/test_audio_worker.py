@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from ingot.audio.audio_worker import limits, question, samples_of
+from ingot.audio.recording_samples import read_audio
 from ingot.errors import RequestError
-from ingot.processors.audio import read_audio
-from ingot.processors.audio_worker import limits, question, samples_of
-from ingot.processors.limited_process import LimitedProcess, ProcessEndedError
+from ingot.sandbox.limited_process import LimitedProcess, ProcessEndedError
 
-WORKER = "ingot.processors.audio_worker"
+WORKER = "ingot.audio.audio_worker"
 
 
 def flac(samples: np.ndarray, rate: int = 16000) -> bytes:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ingot.errors import ConfigError, RequestError, TokenizerError
-from ingot.processors.chat import ChatFormat, load_chat_format, stop_ids_for
-from ingot.processors.chat_format import ChatML, Vicuna, VicunaV0
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.chat.chat_format import ChatML, Vicuna, VicunaV0
+from ingot.text.chat.chat_renderer import ChatFormat, load_chat_format, stop_ids_for
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, jinja, user
 
 

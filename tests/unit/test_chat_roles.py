@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError
-from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna
+from ingot.text.chat.chat_format import ChatFormat, ChatML, Vicuna
 from tests.unit.chat_cases import CHATML, CONVERSATIONS, TEMPLATES, jinja
 
 TURN = "{{ '<' + message.role + '>' + message.content }}"

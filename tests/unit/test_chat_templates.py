@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from ingot.errors import RequestError, TokenizerError
-from ingot.processors.chat import load_chat_format
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.chat.chat_renderer import load_chat_format
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, CONVERSATIONS, INST, TEMPLATES, THINKING, jinja, user
 from tests.unit.vocabularies import QWEN2_SPECIALS, load, metaspace_folder
 

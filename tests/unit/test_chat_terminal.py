@@ -15,13 +15,13 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from ingot.cli.chat import lines as chat_lines
-from ingot.cli.chat.lines import TerminalLines, history_file, next_message
-from ingot.cli.chat.verb import TerminalChat
-from ingot.cli.chat.wrap import WordWrap
+from ingot.cli.chat import chat_lines
+from ingot.cli.chat.chat import TerminalChat
+from ingot.cli.chat.chat_lines import TerminalLines, history_file, next_message
+from ingot.cli.chat.line_wrap import WordWrap
 from ingot.errors import RequestError
 from ingot.llm.outputs import Piece
-from ingot.processors.turns import Turns
+from ingot.text.chat.chat_turns import Turns
 
 COMMANDS = {"/set": ["temperature", "top_p"], "/save": None, "/system": []}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from ingot.processors.chat_format import ChatML
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.chat.chat_format import ChatML
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.chat_cases import user
 from tests.unit.vocabularies import load, qwen1_folder
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.config.model import DecoderConfig
-from ingot.layers.checking import NormSpec, PlainAttention, bend, plain_attention
+from ingot.config.decoder_config import DecoderConfig
+from ingot.reference.plain_layer import NormSpec, PlainAttention, bend, plain_attention
 
 CONFIG = DecoderConfig("llama", 64, 32, 64, 1, 4, 2, 8, 128)
 POSITIONS = torch.arange(6, 9)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.model import RopeConfig
-from ingot.layers.checking_rotary import plain_section, plain_turns
+from ingot.config.decoder_config import RopeConfig
 from ingot.layers.rotary import RotaryTable
+from ingot.reference.plain_rotary import plain_section, plain_turns
 
 LENGTH = 1200
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 256}

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ingot.config.grammar import Grammar
-from ingot.structured.closed import closed, closed_grammar
+from ingot.config.grammar_spec import Grammar
+from ingot.text.grammar.closed_schemas import closed, closed_grammar
 
 A, B = {"type": "string"}, {"type": "integer"}
 CLOSED = {"additionalProperties": False}

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.engine import compare
-from ingot.engine.compare import ABSENT, FieldChange, compare_engines, difference, field_changes
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine import engine_diff as compare
+from ingot.engine.engine_diff import ABSENT, FieldChange, compare_engines, difference, field_changes
 from ingot.engine.manifest import Manifest
 from ingot.engine.plan_file import write_plan
 from ingot.engine.weights_file import WeightsWriter

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ingot.config.base import JsonConfig
-from ingot.config.grammar import Grammar
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import MAX_LOGPROBS, VALUE_NAMES, SamplingParams
+from ingot.config.grammar_spec import Grammar
+from ingot.config.json_config import JsonConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import MAX_LOGPROBS, VALUE_NAMES, SamplingParams
 from ingot.errors import ConfigError, RequestError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.conversation import Conversation
 from ingot.llm.outputs import Piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.layers.convolution import FrameConvolution
+from ingot.layers.encoder_blocks.convolution import FrameConvolution
 
 
 @pytest.mark.parametrize(

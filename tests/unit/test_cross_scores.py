@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.layers.batch import LayerCache
+from ingot.layers.forward_batch import LayerCache
 from ingot.runtime.cross_scores import ScoreReader
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.config.sampling import SamplingParams
-from ingot.llm.defaults import default_params, read_defaults
+from ingot.config.sampling_params import SamplingParams
+from ingot.llm.sampling_defaults import default_params, read_defaults
 
 FILTERS = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from ingot.processors.detokenizer import IncrementalDetokenizer, StopStrings
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer, StopStrings
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import (
     awkward_cases,
     load,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.inputs import Content, RequestInput
 from ingot.runtime.kv_cache import BlockManager

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import tokenizers
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.explanation import Explanation
-from ingot.processors.chat_format import ChatML, Vicuna, VicunaV0
-from ingot.processors.token_text import byte_alphabet
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.chat.chat_format import ChatML, Vicuna, VicunaV0
+from ingot.text.tokenizer.token_text import byte_alphabet
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, INST, jinja, user
 from tests.unit.explain_case import SAMPLED, differs, explained
 from tests.unit.vocabularies import load

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ingot.config.units import parse_size, size_text
-from ingot.engine.fix_text import told_fixes, where_of
 from ingot.errors import ConfigError
+from ingot.memory.fix_text import told_fixes, where_of
 
 GIB = 1 << 30
 

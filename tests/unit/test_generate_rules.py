@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from ingot.config.sampling import SamplingParams
-from ingot.processors.tokenizer import Tokenizer
+from ingot.config.sampling_params import SamplingParams
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.tiny_models import make_model, tiny_config
 from tests.unit.explain_case import SAMPLED, differs, explained
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ingot import Grammar, SamplingParams
-from ingot.config.grammar import MAX_CHARS, MAX_TOOLS
+from ingot.config.grammar_spec import MAX_CHARS, MAX_TOOLS
 from ingot.errors import ConfigError, RequestError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

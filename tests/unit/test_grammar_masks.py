@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.grammar import Grammar
-from ingot.config.sampling import SamplingParams
+from ingot.config.grammar_spec import Grammar
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.graphs import KINDS

@@ -13,10 +13,10 @@ import tokenizers
 
 from ingot import Grammar, SamplingParams
 from ingot.errors import RequestError
-from ingot.processors.detokenizer import IncrementalDetokenizer
-from ingot.processors.limited_process import ProcessLimits
-from ingot.processors.tokenizer import Tokenizer
-from ingot.structured.grammars import GrammarMatcher, Grammars, mask_words, with_text_start
+from ingot.sandbox.limited_process import ProcessLimits
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars, mask_words, with_text_start
+from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import load, metaspace_folder
 
 POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket-chat"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.structured.thinking import ThinkingSplitter
-from ingot.structured.tool_calls import ToolCallParser
+from ingot.text.parsing.thinking import ThinkingSplitter
+from ingot.text.parsing.tool_calls import ToolCallParser
 
 SIZE = 8_000
 Feed = Callable[[int], object]

@@ -10,8 +10,8 @@ import pytest
 
 from ingot import LLM, build
 from ingot.errors import IngotError, RequestError, TokenizerError
-from ingot.processors.limited_process import ProcessLimits
-from ingot.processors.tokenizer import load_foreign_tokenizer, load_tokenizer
+from ingot.sandbox.limited_process import ProcessLimits
+from ingot.text.tokenizer.tokenizer import load_foreign_tokenizer, load_tokenizer
 from tests.tiny_models import save_model, tiny_config
 from tests.unit.vocabularies import load
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.config.hosts import HostRule, check_names
-from ingot.config.serve import ServeConfig
+from ingot.config.allowed_hosts import HostRule, check_names
+from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError
 
 LOOPBACK = HostRule.of("127.0.0.1", ["Chat.example.com"])

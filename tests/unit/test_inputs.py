@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
-from ingot.llm.prompts import Entry
+from ingot.llm.prompt_inputs import Entry
 from ingot.runtime.inputs import InputRules
 from ingot.runtime.prompt_rows import RowRules, has_rows, rows_of
 from ingot.runtime.request import Request

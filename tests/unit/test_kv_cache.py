@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import SamplingParams
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import ConfigError
 from ingot.runtime import moment
 from ingot.runtime.kv_cache import BlockManager
@@ -18,7 +18,7 @@ from ingot.runtime.layered_chunk import LayeredChunk
 from ingot.runtime.pace import Pace
 from ingot.runtime.request import Probe
 from ingot.runtime.scheduler import Chunking, Layers, ScheduledBatch, ScheduledRequest, Scheduler
-from ingot.serve.engine_process import served_runtime
+from ingot.serve.engine_calls.engine_process import served_runtime
 from tests.unit.fake_executor import check_empty, fake_executor
 from tests.unit.test_scheduler import STOP, Traffic, alone, request, run, shares
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Chunking, ScheduledBatch
 from tests.unit.fake_executor import VOCAB, FakeRunner, check_empty, fake_executor
 from tests.unit.fake_matcher import AtOnce, FakeMatcher

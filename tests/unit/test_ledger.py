@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.model import DecoderConfig
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.building.ledger_source import read_setting
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.units import parse_size
 from ingot.device import HostMemory
-from ingot.engine import memory_error
-from ingot.engine.fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
-from ingot.engine.ledger import Capacity, Setting, host_ledger, ledger
-from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_error import explained, measured, out_of_memory
-from ingot.engine.memory_sizes import host_bytes
 from ingot.errors import OutOfMemoryError
+from ingot.memory import memory_error
+from ingot.memory.ledger import Capacity, Setting, host_ledger, ledger
+from ingot.memory.memory_error import explained, measured, out_of_memory
+from ingot.memory.memory_fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
+from ingot.memory.memory_sizes import host_bytes
 from ingot.runtime import setup
 
 GIB = 1 << 30

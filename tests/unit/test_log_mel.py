@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.processors import log_mel as module
-from ingot.processors.log_mel import RATE, WINDOW, fit, log_mel, mel_filters
+from ingot.audio import log_mel as module
+from ingot.audio.log_mel import RATE, WINDOW, fit, log_mel, mel_filters
 
 
 def clip(path: Path) -> torch.Tensor:

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.building.random_weights import random_decoder
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_tokens
-from ingot.engine import memory_sizes
-from ingot.engine.fixes import fits_by_card
-from ingot.engine.ledger import Setting
-from ingot.engine.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
-from ingot.engine.random_weights import random_decoder
 from ingot.kernels.cache.scales import CacheScales
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
+from ingot.memory import memory_sizes
+from ingot.memory.ledger import Setting
+from ingot.memory.memory_fixes import fits_by_card
+from ingot.memory.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
 from ingot.runtime.setup import largest_step, measured_activations, run_step
 from tests.unit.tracking import AllocationTracker
 

@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.engine import merging
-from ingot.engine.merging import merge_delta
+from ingot.building import delta_merge as merging
+from ingot.building.delta_merge import merge_delta
+from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.errors import BuildError, CheckpointError, IngotError
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
@@ -160,7 +160,7 @@ def test_bf16_keeps_its_dtype(base: Tensors, tmp_path: Path) -> None:
 def test_large_tensors_are_added_in_parts(
     base: Tensors, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.checkpoint.delta._CHUNK", 100)
+    monkeypatch.setattr("ingot.checkpoint.weight_delta._CHUNK", 100)
     merge_delta(*pair, tmp_path / "out")
     assert equal(read(tmp_path / "out"), tuned(base))
 
@@ -213,7 +213,7 @@ def test_the_result_builds_and_answers_as_the_target(tmp_path: Path) -> None:
 def test_one_tensor_of_each_side_is_read_at_a_time(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.checkpoint.writer._SHARD_BYTES", 1)
+    monkeypatch.setattr("ingot.checkpoint.checkpoint_writer._SHARD_BYTES", 1)
     written: list[int] = []
     real, reads = Checkpoint.read, []
 
@@ -234,7 +234,7 @@ def test_shards_are_opened_in_turn(base: Tensors, tmp_path: Path, monkeypatch: p
     opened: list[str] = []
     delta = write(tmp_path / "delta", published(base, tuned(base)))
     place = write(tmp_path / "base", base, "bin")
-    from ingot.checkpoint import reader
+    from ingot.checkpoint import checkpoint_reader as reader
 
     real = reader.open_shard
     monkeypatch.setattr(reader, "open_shard", lambda p, inner: opened.append(p.name) or real(p, inner))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.checkpoint.minigpt4 import MiniGPT4Files, config_of
-from ingot.checkpoint.shard import TensorInfo
+from ingot.checkpoint.minigpt4_files import MiniGPT4Files, config_of
+from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.errors import CheckpointError
 
 LORA = "llama_model.base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"

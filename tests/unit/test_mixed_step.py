@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.layers import attention as layer
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.context import BuildContext
+from ingot.layers.build_context import BuildContext
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from tests.e2e.watch import watch

@@ -20,11 +20,11 @@ from transformers import (
     SmolLM3Config,
 )
 
-from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig
-from ingot.engine.assemble import check_max_seq_len
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.engine.assembly import check_max_seq_len
 from ingot.errors import CheckpointError, ConfigError
-from ingot.models.registry import ARCHITECTURES, find_architecture
+from ingot.models.model_registry import ARCHITECTURES, find_architecture
 from tests.unit.real_configs import REAL
 
 NAMES = {

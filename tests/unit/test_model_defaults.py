@@ -23,9 +23,9 @@ from transformers import (
 )
 
 from ingot import LLM
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.registry import find_architecture
+from ingot.models.model_registry import find_architecture
 from tests.tiny_models import make_model, random_ids
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.one_prompt import one_prompt
+from ingot.cli.options.one_prompt import one_prompt
 
 MESSAGES = [{"role": "user", "content": "Hé"}]
 

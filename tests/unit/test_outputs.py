@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import AnswerAssembler
-from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Update
 from ingot.runtime.request import FinishReason
 from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import load, qwen1_folder
 
 PARAMS = SamplingParams(stop=("###",), logprobs=0)

@@ -12,7 +12,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.kernels.sampling.penalties import GENERATED, count_dtype
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.graphs import KINDS

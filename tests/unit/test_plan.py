@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.plan import OPS, ROWS, KernelPlan, Machine, Measured, plan_key, row_bucket
+from ingot.config.kernel_plan import OPS, ROWS, KernelPlan, Machine, Measured, plan_key, row_bucket
 from ingot.errors import ConfigError
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention

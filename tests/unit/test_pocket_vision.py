@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from transformers import LlamaForCausalLM
 
-from ingot.processors.tokenizer import load_tokenizer
+from ingot.text.tokenizer.tokenizer import load_tokenizer
 from recipes.vision import talk
 from recipes.vision.batches import Plan, cell_labels, make_batch
 from recipes.vision.draw import SceneArrays, draw, normalize, png

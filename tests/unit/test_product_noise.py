@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.layers.checking import Activation, bend, rotated
-from ingot.llm.product_noise import ProductNoise
+from ingot.proof.product_noise import ProductNoise
+from ingot.reference.plain_layer import Activation, bend, rotated
 
 T, HEADS, KV_HEADS, D = 9, 4, 2, 8
 GENERATOR = torch.Generator().manual_seed(0)

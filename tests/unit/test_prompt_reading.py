@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.prompt_reading import PromptReading
 from ingot.runtime.scheduler import ScheduledBatch
 from tests.unit.fake_executor import check_empty, fake_executor

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import Chunking, ScheduledBatch, Scheduler
 from tests.unit import test_layered_chunk

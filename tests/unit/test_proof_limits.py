@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.engine.proof import Metric
+from ingot.engine.proof_file import Metric
 from ingot.engine.sketch import OVERFLOW
-from ingot.llm.replay import percent
+from ingot.proof.golden_replay import percent
 
 
 @pytest.mark.parametrize(

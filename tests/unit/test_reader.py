@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.errors import CheckpointError
 
 GOLDEN = {
@@ -349,7 +349,7 @@ def test_sparse_tensors_are_refused(folder: Path) -> None:
 MEASURE = """
 import sys
 from pathlib import Path
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,11 +11,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ingot import LLM, SamplingParams
-from ingot.config.model import RopeConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.layers.batch import ForwardBatch
+from ingot.config.decoder_config import RopeConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.rotary import RotaryTable, frequencies
-from ingot.models.rope import rope_from_hf
+from ingot.models.rope_config import rope_from_hf
 from ingot.runtime.forward import Forward
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids

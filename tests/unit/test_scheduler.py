@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import TOKEN_BUCKETS
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.request import Request
 from ingot.runtime.selection import Choice, TokenSelector
 from ingot.runtime.token_counts import TokenCounts

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ingot.cli.signals import ends_once
+from ingot.cli.terminal.signals import ends_once
 
 
 @pytest.mark.parametrize(

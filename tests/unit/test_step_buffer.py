@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.request import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.llm.step_judge import Judge
+from ingot.proof.step_judge import Judge
 
 UNIT = 2**-8
 PLACE = "layers.0.mlp.down_proj"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError, TokenizerError
-from ingot.processors.chat_jinja import JinjaFormat
-from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.sandbox.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.text.chat.chat_jinja import JinjaFormat
 from tests.unit.chat_cases import CHATML, jinja, user
 
-SANDBOX = "ingot.processors.template_sandbox"
+SANDBOX = "ingot.text.chat.template_sandbox"
 LIMITS = ProcessLimits(seconds=0.3, memory=96 << 20)
 GROW = "{%% set ns = namespace(v=%s) %%}{%% for i in range(64) %%}{%% set ns.v = %s %%}{%% endfor %%}%s"
 SIZES = [

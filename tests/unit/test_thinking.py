@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.structured.thinking import Split, ThinkingSplitter, opens_thinking
+from ingot.text.parsing.thinking import Split, ThinkingSplitter, opens_thinking
 
 CASES = [
     ("<think>\nHm, 3 < 4.\n\nSo\n</think>\n\nYes.\n", False, Split("Hm, 3 < 4.\n\nSo", "Yes.\n")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.config.sampling import MAX_LOGPROBS
+from ingot.config.sampling_params import MAX_LOGPROBS
 from ingot.runtime.token_logprobs import ROW_WIDTH, leave_logprobs, read_logprobs
 
 

@@ -14,7 +14,7 @@ import tokenizers
 import transformers
 
 from ingot.errors import RequestError
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import (
     QWEN2_SPECIALS,
     awkward_cases,

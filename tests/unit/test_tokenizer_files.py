@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import TokenizerError
-from ingot.processors.tokenizer import load_tokenizer
+from ingot.text.tokenizer.tokenizer import load_tokenizer
 from tests.unit.vocabularies import load
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ingot.structured.tool_calls import (
+from ingot.text.parsing.tool_calls import (
     ArgumentsDelta,
     CallStart,
     ContentDelta,

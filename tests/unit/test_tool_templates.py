@@ -11,13 +11,13 @@ import pytest
 import transformers
 
 from ingot import build
+from ingot.checkpoint.checkpoint_files import list_files
 from ingot.checkpoint.hub import small_files
-from ingot.checkpoint.layout import list_files
+from ingot.engine.engine_text import read_engine_text
 from ingot.engine.manifest import Manifest
-from ingot.engine.text import read_engine_text
 from ingot.errors import CheckpointError, RequestError, TokenizerError
-from ingot.processors.chat import load_chat_format
-from ingot.processors.tokenizer import load_tokenizer
+from ingot.text.chat.chat_renderer import load_chat_format
+from ingot.text.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.tiny import write_tiny
 from tests.unit.chat_cases import user
 

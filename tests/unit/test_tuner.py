@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.plan import OPS, KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.engine.tuner import search, tune_model
-from ingot.engine.tuner.candidates import Tiles
-from ingot.engine.tuner.search import Search, agrees, measured_steps
-from ingot.engine.tuner.steps import Kind, Steps
-from ingot.engine.tuner.trial import _IN_USE, Place, TrialPlan, using
+from ingot.building.tuner import tile_search as search
+from ingot.building.tuner import tune_model
+from ingot.building.tuner.tile_candidates import Tiles
+from ingot.building.tuner.tile_search import Search, agrees, measured_steps
+from ingot.building.tuner.trial_plan import _IN_USE, Place, TrialPlan, using
+from ingot.building.tuner.tuned_steps import Kind, Steps
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
+from ingot.config.kernel_plan import OPS, KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError, DeviceError
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention, prefill_attention
@@ -27,8 +28,8 @@ from ingot.kernels.product import small_gate_up, small_linear, small_qkv
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import products
 from ingot.layers.decoder import Decoder
-from ingot.models.empty import empty_model
-from ingot.models.registry import architecture_named
+from ingot.models.empty_model import empty_model
+from ingot.models.model_registry import architecture_named
 
 CPU = torch.device("cpu")
 ONE = Kind(decodes=True, rows=1)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.config.sampling_values import SamplingValues
 from ingot.llm.llm import LLM
 from ingot.speech.option_values import EngineValues, TranscribeValues
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions
 
 
 def names(kind: type[Any]) -> set[str]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.checkpoint.rules import Rule
-from ingot.checkpoint.shard import TensorInfo
+from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
+from ingot.checkpoint.name_rules import Rule
+from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.checkpoint.weight_map import (
     Concat,
     Ignore,

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import tokenizers
 
-from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 QWEN2_SPECIALS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

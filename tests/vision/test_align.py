@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ingot import LLM, build
-from ingot.engine.loader import Engine
-from ingot.image.reader import Picture
+from ingot.engine.engine_loader import Engine
+from ingot.image.image_reader import Picture
 from ingot.measure.align.align_session import Report, align
 from ingot.runtime.encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, Tiny, write_files

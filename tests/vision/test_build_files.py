@@ -11,9 +11,9 @@ import yaml
 from typer.testing import CliRunner
 
 from ingot import build
-from ingot.checkpoint.minigpt4 import MiniGPT4Files
+from ingot.building.builder import build as build_engine
+from ingot.checkpoint.minigpt4_files import MiniGPT4Files
 from ingot.cli.main import app
-from ingot.engine.builder import build as build_engine
 from ingot.errors import IngotError
 from tests.vision.files import Shape, write_files
 

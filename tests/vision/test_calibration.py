@@ -15,21 +15,21 @@ import torch
 from PIL import Image
 
 from ingot import LLM, build
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import BuildConfig
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
-from ingot.engine.assemble import Assembly
-from ingot.engine.calibrate import Walk, dense_model
+from ingot.building.calibration.calibrate import Walk, dense_model
+from ingot.building.calibration.picture_samples import read_pictures
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.build_config import BuildConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.engine.assembly import Assembly
+from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.engine.manifest import Manifest
-from ingot.engine.picture_samples import read_pictures
-from ingot.engine.text import TextParts, read_text_parts
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.linear import linears
-from ingot.llm.verify import verify
-from ingot.processors.chat_pictures import ALIGNMENT
-from ingot.processors.prompt import Input, Prompt
-from ingot.quant.calibration import InputStatistics
+from ingot.proof.verify_engine import verify
+from ingot.quant.methods.activation_statistics import InputStatistics
+from ingot.text.chat.chat_pictures import ALIGNMENT
+from ingot.text.prompt import Input, Prompt
 from tests.vision.files import TINY, pixels, write_files
 
 POCKET = Path(__file__).parents[2] / "models/pocket-vision/minigpt4.yaml"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ingot import LLM, SamplingParams
-from ingot.cli.chat.lines import Lines
-from ingot.cli.chat.verb import TerminalChat
+from ingot.cli.chat.chat import TerminalChat
+from ingot.cli.chat.chat_lines import Lines
 from ingot.errors import RequestError
 from ingot.llm.conversation import Conversation
-from ingot.serve.remote import RemoteConversation, RemotePiece, RemoteServer
+from ingot.serve.remote_chat import RemoteConversation, RemotePiece, RemoteServer
 from recipes.vision.draw import draw, png
 from recipes.vision.scenes import held_out_scene
 from tests.e2e.terminal import ingot

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import RequestError
-from ingot.processors.chat import load_chat_format
-from ingot.processors.chat_pictures import picture_formats
-from ingot.processors.prompt import Input
-from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.text.chat.chat_pictures import picture_formats
+from ingot.text.chat.chat_renderer import load_chat_format
+from ingot.text.prompt import Input
+from ingot.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 FORMATS = picture_formats()
 VICUNA, LLAMA2 = FORMATS["minigpt4"], FORMATS["minigpt4-llama2"]

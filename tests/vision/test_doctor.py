@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import BuildConfig
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
-from ingot.engine.assemble import Assembly
-from ingot.engine.calibrate import dense_model
-from ingot.engine.text import read_text_parts
+from ingot.building.calibration.calibrate import dense_model
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.build_config import BuildConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.engine.assembly import Assembly
+from ingot.engine.engine_text import read_text_parts
 from ingot.errors import ConfigError
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import needs_of
 from ingot.measure.evaluate.doctor.caption_texts import captioned_texts

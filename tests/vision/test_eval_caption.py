@@ -12,8 +12,8 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from ingot import LLM, build
 from ingot.errors import ConfigError
+from ingot.image.picture_folder import picture_records
 from ingot.measure.evaluate.data_file import read_data
-from ingot.processors.picture_folder import picture_records
 from recipes.vision.draw import draw, png
 from recipes.vision.scenes import held_out_scene
 from tests.e2e.terminal import ingot

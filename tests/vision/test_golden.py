@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from ingot import LLM, build
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.prompt_inputs import Input, Prompt
 
 GREEDY: Any = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.0}
 

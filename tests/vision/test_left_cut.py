@@ -9,10 +9,10 @@ import torch
 
 from ingot import LLM
 from ingot.errors import RequestError
-from ingot.llm.left_cut import left_cut
-from ingot.llm.prompts import Embeddings, Input, Prompt
-from ingot.llm.repro import capture_layer
-from ingot.processors.chat_pictures import ALIGNMENT, alignment_prompt
+from ingot.llm.prompt_inputs import Embeddings, Input, Prompt
+from ingot.llm.prompt_left_cut import left_cut
+from ingot.proof.repro_run import capture_layer
+from ingot.text.chat.chat_pictures import ALIGNMENT, alignment_prompt
 from tests.vision.conftest import COLOUR, image
 
 ANSWER = 5

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 from ingot import LLM, build
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.engine.assemble import layer_of
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.engine.assembly import layer_of
 from ingot.errors import CheckpointError, IngotError
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.prompt_inputs import Input, Prompt
 from tests.vision.files import LLAMA2, SHAPES, TINY, Tiny, pixels, write_files
 
 BEFORE, AFTER = [1, 17, 40, 9], [33, 8, 61]

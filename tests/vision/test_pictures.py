@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from ingot import LLM, Output
 from ingot.cli.main import app
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import RequestError
-from ingot.llm.explain import explain_request
-from ingot.llm.pictures import Pictures
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.explain_prompt import explain_request
+from ingot.llm.picture_prompts import Pictures
+from ingot.llm.prompt_inputs import Input, Prompt
 from recipes.vision.draw import draw, png
 from recipes.vision.evaluate import held_out_items, messages_of
 from recipes.vision.scenes import held_out_scene

@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 
 from ingot import build
-from ingot.config.picture import PictureFeatures
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.golden_pictures import exact_pixels, golden_values
-from ingot.engine.loader import Engine, load_engine
-from ingot.engine.proof import read_proof
+from ingot.building.golden.golden_pictures import exact_pixels, golden_values
+from ingot.config.picture_config import PictureFeatures
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_loader import Engine, load_engine
+from ingot.engine.proof_file import read_proof
+from ingot.image.image_reader import Picture, PictureReader
 from ingot.image.png import png_of
-from ingot.image.reader import Picture, PictureReader
 from ingot.layers.norm import LayerNorm
 from ingot.llm.llm import LLM
-from ingot.llm.step_check import check_steps
-from ingot.llm.verify import verify
+from ingot.proof.step_check import check_steps
+from ingot.proof.verify_engine import verify
 from ingot.runtime.encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, pixels, write_files
 
@@ -202,7 +202,7 @@ def test_a_fault_fails_verify(tiny_engine: Path, fault: str, monkeypatch: pytest
         FAULTS[fault][0](loaded)
         return loaded
 
-    monkeypatch.setattr("ingot.llm.verify.load_engine", planted)
+    monkeypatch.setattr("ingot.proof.verify_engine.load_engine", planted)
     assert verify(tiny_engine, "cpu", note=False).verdict == "failed"
 
 

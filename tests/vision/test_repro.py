@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from ingot import LLM
 from ingot.errors import EngineError, RequestError
-from ingot.layers import encoder as encoders
-from ingot.layers import qformer
-from ingot.llm.repro import capture_layer, replay
-from ingot.llm.repro_bundle import read_bundle, write_bundle
+from ingot.layers.encoder_blocks import encoder as encoders
+from ingot.layers.encoder_blocks import qformer
+from ingot.proof.repro_bundle import read_bundle, write_bundle
+from ingot.proof.repro_run import capture_layer, replay
 from tests.e2e.terminal import ingot
 from tests.vision.conftest import COLOUR, POCKET, image
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.serve import ServeConfig
+from ingot.config.server_config import ServeConfig
 from ingot.errors import RequestError
-from ingot.llm.pictures import Pictures
-from ingot.processors.prompt import Input
-from ingot.serve.chat import ChatCall
-from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import ApiError
+from ingot.llm.picture_prompts import Pictures
+from ingot.serve.api.chat_completions import ChatCall
+from ingot.serve.api_errors import ApiError
+from ingot.serve.engine_calls.engine_client import EngineClient
+from ingot.serve.engine_calls.process_protocol import Add, Load, Ready
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.engine_calls.speech_windows import WindowReader
 from ingot.serve.grammar_checks import GrammarChecks
-from ingot.serve.metrics import Metrics
-from ingot.serve.model import ServedModel, TextSide
-from ingot.serve.pictures import MOST_HELD, ServedPictures
-from ingot.serve.protocol import Add, Load, Ready
-from ingot.serve.schemas import ChatRequest, decode
-from ingot.serve.windows import WindowReader
+from ingot.serve.picture_service import MOST_HELD, ServedPictures
+from ingot.serve.request_schemas import ChatRequest, decode
+from ingot.serve.served_model import ServedModel, TextSide
+from ingot.text.prompt import Input
 from tests.vision.conftest import POCKET, image
 
 QUERIES = 16

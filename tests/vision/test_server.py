@@ -25,7 +25,7 @@ from tests.vision.conftest import COLOUR, POCKET, image, url_of
 CHAT = "/v1/chat/completions"
 NAME = "pocket-vision"
 RESPONSES = "/v1/responses"
-WORKER = b"ingot.image.worker"
+WORKER = b"ingot.image.image_worker"
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_long_texts_keep_their_pictures(server: Server, llm: LLM, urls: list[str
     assert is_long(talk[0]["content"][:90])
     found = server.post("/tokenize", {"model": NAME, "messages": talk}).json
     assert found["tokens"] == llm.prompt_ids(talk)
-    assert server.child_pids(b"ingot.processors.prompt_worker")
+    assert server.child_pids(b"ingot.text.prompt_worker")
     reply = server.post(CHAT, body(talk))
     assert reply.json["choices"][0]["message"]["content"] == alone(llm, talk)
 

@@ -13,15 +13,16 @@ import torch
 import yaml
 
 from ingot import build
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.building.source.minigpt4_names import PictureSource
+from ingot.building.source.source_check import compare_with_source
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.weight_map import Concat, Rename, SquarePositions, WeightMap
-from ingot.config.build import BuildConfig
-from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly
-from ingot.engine.source.check import compare_with_source
-from ingot.engine.source.pictures import PictureSource
+from ingot.config.build_config import BuildConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly
 from ingot.errors import BuildError, CheckpointError
-from ingot.models import minigpt4, registry
+from ingot.models import minigpt4
+from ingot.models import model_registry as registry
 from tests.vision.files import LLAMA2, TINY, Tiny, write_files
 
 CPU = torch.device("cpu")

@@ -30,7 +30,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield found
     found.close()
     del sys.modules["triton_python_backend_utils"]
-    sys.modules.pop("ingot.triton.backend", None)
+    sys.modules.pop("ingot.adapters.triton.backend", None)
 
 
 def asked(backend: Any, text: str, images: list[str], **tensors: Any) -> Any:

@@ -11,14 +11,14 @@ import torch
 from typer.testing import CliRunner
 
 from ingot import LLM, build
+from ingot.building.tuner import tune_model
+from ingot.building.tuner.tile_search import encoder_steps
+from ingot.building.tuner.tuned_steps import Steps
 from ingot.cli.main import app
-from ingot.engine.assemble import model_of
+from ingot.engine.assembly import model_of
 from ingot.engine.manifest import Manifest
-from ingot.engine.tuner import tune_model
-from ingot.engine.tuner.search import encoder_steps
-from ingot.engine.tuner.steps import Steps
-from ingot.llm.explain import explain_request
-from ingot.llm.prompts import Input, Prompt
+from ingot.llm.explain_prompt import explain_request
+from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.latency import Latency
 from ingot.measure.bench.sweep.sweep_line import measure_line

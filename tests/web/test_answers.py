@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ingot.web.answers import Shown, answers, is_empty
-from ingot.web.api import AnswerError, Api, Delta, Model, TooLongError
-from ingot.web.messages import MOST_PICTURE, Values, body
+from ingot.adapters.web.page_answers import Shown, answers, is_empty
+from ingot.adapters.web.page_client import AnswerError, Api, Delta, Model, TooLongError
+from ingot.adapters.web.page_messages import MOST_PICTURE, Values, body
 from tests.web.upstream import NAME, Upstream, delta, end, upstream
 
 HELLO = [delta("Hel"), ": a comment", delta("lo"), end(), "data: [DONE]"]
@@ -60,7 +60,7 @@ async def test_a_closed_answer_ends_on_the_server() -> None:
 
 
 async def test_pictures_come_while_the_server_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.web.answers.BEAT_SECONDS", 0.06)
+    monkeypatch.setattr("ingot.adapters.web.page_answers.BEAT_SECONDS", 0.06)
     go_on = threading.Event()
     with upstream([delta("one"), delta(" two"), go_on, delta(" three"), end()]) as server:
         async with Api(server.url, None) as api:

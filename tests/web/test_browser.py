@@ -177,8 +177,8 @@ def test_the_page_s_process_asks_no_other_host(told: Upstream) -> None:
 import socket, sys
 asked, plain = [], socket.getaddrinfo
 socket.getaddrinfo = lambda host, *rest, **more: asked.append(host) or plain(host, *rest, **more)
-from ingot.config.web import WebConfig
-from ingot.web.process import launched
+from ingot.config.page_config import WebConfig
+from ingot.adapters.web.page_process import launched
 with launched(WebConfig(sys.argv[1], web_port=int(sys.argv[2])), None):
     print(*{str(host) for host in asked})
 """
@@ -267,7 +267,9 @@ def test_a_page_beside_its_server_has_the_key_and_ends_with_it(browser: Any, tmp
             chat.say("What is 12 + 30?")
             assert "42" in chat.whole_answer()
             assert KEY not in chat.tab.content() + chat.tab.request.get(f"{url}/config").text()
-        (page,) = [pid for pid in children(server.process.pid) if "ingot.web.process" in command(pid)]
+        (page,) = [
+            pid for pid in children(server.process.pid) if "ingot.adapters.web.page_process" in command(pid)
+        ]
         assert KEY not in command(page) + Path(f"/proc/{page}/environ").read_text()
         server.process.terminate()
         assert server.process.wait(30) == 0

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ingot.adapters.web.page_process import _Policy
 from ingot.cli.main import app
-from ingot.config.web import WebConfig
+from ingot.config.page_config import WebConfig
 from ingot.errors import ConfigError
-from ingot.web.process import _Policy
 from tests.serve.client import ROOT
 
 POCKET = str(ROOT / "models" / "pocket-chat")
@@ -52,7 +52,7 @@ def test_what_keeps_a_page_from_starting_is_told_before_an_engine_loads(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = object() if is_installed else None
-    monkeypatch.setattr("ingot.web.process.importlib.util.find_spec", lambda name: spec)
+    monkeypatch.setattr("ingot.adapters.web.page_process.importlib.util.find_spec", lambda name: spec)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         found = CliRunner().invoke(app, ["serve", POCKET, "--web", "--web-port", port])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ingot.config.serve import ServeConfig
-from ingot.config.web import WebConfig
-from ingot.serve.metrics import Metrics
+from ingot.config.page_config import WebConfig
+from ingot.config.server_config import ServeConfig
+from ingot.serve.engine_calls.server_metrics import Metrics
 from tests.serve.client import ROOT
 
 DOCKER = ROOT / "docker"

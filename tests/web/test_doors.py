@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ingot.config.hosts import HostRule
-from ingot.web import doors
-from ingot.web.doors import DoorRules, Doors
+from ingot.adapters.web import page_access as doors
+from ingot.adapters.web.page_access import DoorRules, Doors
+from ingot.config.allowed_hosts import HostRule
 
 PART = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nP\r\n'
 UPLOAD = "/gradio_api/upload"

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ingot.web.math import LEFT, RIGHT, marked, unmarked
-from ingot.web.messages import Values, body
+from ingot.adapters.web.page_math import LEFT, RIGHT, marked, unmarked
+from ingot.adapters.web.page_messages import Values, body
 
 
 @pytest.mark.parametrize(

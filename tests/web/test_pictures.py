@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ingot.web.messages import MOST_PICTURE
+from ingot.adapters.web.page_messages import MOST_PICTURE
 from recipes.vision.draw import draw, png
 from recipes.vision.scenes import held_out_scene
 from tests.serve.client import Server, started

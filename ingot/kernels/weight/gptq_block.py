@@ -1,7 +1,7 @@
 """GPTQ's walk over the columns of one block: each becomes a number, and its error goes to those behind it.
 
 Owns the kernel that keeps all columns of some outputs in registers. Outputs are independent of each other, so
-a block is one launch. Knows no Hessian, no order of columns and no choice of scales (quant/gptq.py).
+a block is one launch. Knows no Hessian, no order of columns and no choice of scales (quant/methods/gptq.py).
 
     errors = gptq_block(weight, factor, inverse, scales, zeros, groups, 0, 15, numbers)
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import RequestError, TokenizerError
-from ingot.llm.replay import first_difference
 from ingot.measure.side.huggingface import ClassTokenizer
+from ingot.proof.golden_replay import first_difference
 
 PromptGiven = str | Sequence[int] | Sequence[Mapping[str, Any]]
 

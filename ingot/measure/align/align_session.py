@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from ingot.checkpoint.minigpt4 import is_minigpt4
-from ingot.checkpoint.openai import is_openai
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.checkpoint.writer import write_checkpoint
-from ingot.config.runtime import RuntimeConfig
+from ingot.building.dequantized import write_dequantized
+from ingot.building.int8_inputs import read_int8_inputs
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.checkpoint.checkpoint_writer import write_checkpoint
+from ingot.checkpoint.minigpt4_files import is_minigpt4
+from ingot.checkpoint.openai_whisper import is_openai
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
-from ingot.engine.dequantized import write_dequantized
-from ingot.engine.int8_inputs import read_int8_inputs
 from ingot.errors import RequestError
 from ingot.llm import LLM
 from ingot.measure.align.align_cases import Case, PromptGiven, TextCheck

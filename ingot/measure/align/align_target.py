@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.minigpt4 import is_minigpt4
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import BuildConfig
+from ingot.building.golden.golden_encoder import GoldenSpeech, golden_inputs
+from ingot.building.golden.golden_prompts import golden_prompts, spliced_ids
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.checkpoint.minigpt4_files import is_minigpt4
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import PICTURE
-from ingot.config.model import DecoderConfig
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.device import parse_dtype
-from ingot.engine.describe import read_text_side
-from ingot.engine.golden_encoder import GoldenSpeech, golden_inputs
-from ingot.engine.loader import compute_dtype
-from ingot.engine.prompts import golden_prompts, spliced_ids
-from ingot.engine.text import TextParts
+from ingot.engine.engine_facts import read_text_side
+from ingot.engine.engine_loader import compute_dtype
+from ingot.engine.engine_text import TextParts
 from ingot.errors import CheckpointError, ConfigError, RequestError
 from ingot.measure.align.align_cases import Case, PromptGiven, TextCheck, make_case, open_original_text
 from ingot.measure.align.encoder_inputs import Given

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from ingot.engine.int8_inputs import Int8Input
-from ingot.engine.reference import EXACT, Arithmetic, Feed
+from ingot.building.int8_inputs import Int8Input
+from ingot.engine.reference_run import EXACT, Arithmetic, Feed
 from ingot.layers.linear import any_rounded
 from ingot.measure.align.encoder_inputs import Given
 from ingot.measure.align.stages.stage_names import OWN_NAMES

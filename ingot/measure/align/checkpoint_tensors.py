@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.quant import HEAD, QuantConfig
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.device import DTYPES, parse_dtype
-from ingot.engine.assemble import Assembly, layer_of
+from ingot.engine.assembly import Assembly, layer_of
 from ingot.engine.manifest import is_engine
-from ingot.engine.meaning import EngineWeights, comparable
+from ingot.engine.weight_meaning import EngineWeights, comparable
 from ingot.layers.linear import linears
 from ingot.measure.align.align_target import Target
-from ingot.quant.moved_weights import FAR, TINY, Moves
+from ingot.quant.methods.moved_weights import FAR, TINY, Moves
 
 _HEAD, _EMBEDDING = f"{HEAD}.weight", "embed_tokens.weight"
 _FEW = 16  # values that are told one by one instead of as rows

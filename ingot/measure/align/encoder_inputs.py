@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.engine.golden_encoder import GoldenInput
+from ingot.building.golden.golden_encoder import GoldenInput
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.device import on_device
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm import LLM
-from ingot.llm.encoder_record import KEYS_VALUES, by_module, encoder_observed
-from ingot.llm.encoder_replay import prepared
 from ingot.measure.align.encoder_inputs import Given
 from ingot.measure.align.stages.encoder_stages import EncoderStages
 from ingot.measure.align.stages.stage_names import CONVS, OWN_NAMES
 from ingot.measure.align.trace import TraceWriter
+from ingot.proof.encoder_record import KEYS_VALUES, by_module, encoder_observed
+from ingot.proof.encoder_replay import prepared
 from ingot.runtime.inputs import RequestInput
 from ingot.runtime.request import Request
 

@@ -27,8 +27,8 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from ingot.engine.loader import Engine
-from ingot.engine.reference import EXACT, FINER, Arithmetic
+from ingot.engine.engine_loader import Engine
+from ingot.engine.reference_run import EXACT, FINER, Arithmetic
 from ingot.layers.linear import Linear
 from ingot.measure.align.stage_difference import (
     Common,

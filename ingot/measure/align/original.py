@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
+from ingot.building.int8_inputs import Int8Input, rounding
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.minigpt4 import is_minigpt4
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import BuildConfig
-from ingot.config.runtime import RuntimeConfig
+from ingot.checkpoint.minigpt4_files import is_minigpt4
+from ingot.config.build_config import BuildConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError, ConfigError
 from ingot.measure.align.checking_original import record_checked

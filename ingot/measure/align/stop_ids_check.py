@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.engine.text import TextParts, read_text_parts
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.measure.align.first_divergence import Finding
 from ingot.measure.align.stage_verdict import GreedyRow
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.reader import GENERATION_CONFIG
-from ingot.config.json_text import parse_json
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG
+from ingot.config.files.json_text import parse_json
 from ingot.errors import CheckpointError
 
 _TIKTOKEN = "qwen.tiktoken"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.config.build import NARROW_KV_DTYPES
+from ingot.config.build_config import NARROW_KV_DTYPES
 from ingot.measure.side.text_table import Table, number, numbers, percent, times
 
 Record = dict[str, Any]

@@ -23,7 +23,7 @@ from ingot.measure.side.model_spec import HUGGINGFACE, ModelSpec, read_text
 from ingot.measure.side.step_work import Work
 from ingot.measure.side.timed_run import Run
 from ingot.measure.side.token_load import Ask
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Say = Callable[[str], None]
 

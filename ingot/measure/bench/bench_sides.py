@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import batch_buckets
 from ingot.engine.manifest import is_engine
 from ingot.errors import OutOfMemoryError

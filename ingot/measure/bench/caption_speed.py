@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ingot.config.base import JsonConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.json_config import JsonConfig
 from ingot.config.modality import PICTURE
-from ingot.config.model import DecoderConfig
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.device import on_device
 from ingot.errors import ConfigError
 from ingot.layers.encoder_pass import EncoderPass
@@ -34,7 +34,7 @@ from ingot.measure.bench.doubts import doubts
 from ingot.measure.side.model_spec import HUGGINGFACE
 from ingot.measure.side.timed_run import Run, median, spread
 from ingot.measure.side.token_load import check_counts
-from ingot.processors.prompt import Input, Prompt
+from ingot.text.prompt import Input, Prompt
 
 BEFORE = (
     105  # tokens before the picture, of the original's 141 around it: its system text and "###Human: <Img>"

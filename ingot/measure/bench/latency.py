@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.config.base import JsonConfig
+from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
 from ingot.measure.bench.bench_side import Say, Side, silent
 from ingot.measure.bench.ceiling import Ceiling

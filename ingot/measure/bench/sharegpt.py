@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.config.json_text import JsonError, parse_json
+from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 from ingot.measure.side.token_load import Ask, Load
 

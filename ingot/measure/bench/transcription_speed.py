@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from ingot.config.base import JsonConfig
+from ingot.audio.log_mel import RATE, WINDOW_SECONDS
+from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
 from ingot.measure.bench.bench_side import Say, SideSpec, silent
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
@@ -29,10 +30,9 @@ from ingot.measure.side.timed_transcripts import Hearing, hear_all
 from ingot.measure.side.token_load import check_counts
 from ingot.measure.side.transcribers import Listener, model_config, open_listener
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.processors.log_mel import RATE, WINDOW_SECONDS
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import mel_bins
-from ingot.speech.window import Vocabulary
+from ingot.speech.recording_features import mel_bins
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Vocabulary
 
 MEAN_SECONDS = 19452 / 2620  # LibriSpeech's test-clean: 5.4 hours in 2,620 utterances
 SIGMA = 0.63  # of the logarithm: a tenth of the clips is then longer than 14 seconds

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.config.json_text import JsonError, parse_json
+from ingot.audio.librispeech import TRANSCRIPTS, librispeech, transcripts
+from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
+from ingot.image.picture_folder import picture_files
 from ingot.measure.evaluate.data_item import SHAPES, BadRecord, Item, item_of
-from ingot.processors.librispeech import TRANSCRIPTS, librispeech, transcripts
-from ingot.processors.picture_folder import picture_files
 
 _TOLD = 5  # bad lines that an error names with their reasons, or values of a field
 _MOST_OTHERS, _MOST_LETTERS = 10_000, 40

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ingot.engine.text import TextParts
+from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_item import Item, Message
 from ingot.measure.evaluate.rouge import is_cjk
-from ingot.processors.chat import ChatFormat
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.chat.chat_renderer import ChatFormat
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 ARTICLE = "{article}"
 CHAT_TEMPLATES = {

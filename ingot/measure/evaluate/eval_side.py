@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from ingot.config.modality import EVAL_WER, expect_text
+from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import TextParts
 from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.eval_prompts import check_same_tokens
 from ingot.measure.side.huggingface import check_huggingface

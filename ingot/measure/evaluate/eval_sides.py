@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.measure.evaluate.eval_side import Generated, Side, SideSpec
 from ingot.measure.side.huggingface import OpenClass, class_memory
 from ingot.measure.side.model_spec import HUGGINGFACE, longest

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ingot.engine.text import TextParts
+from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
@@ -24,7 +24,7 @@ from ingot.measure.evaluate.eval_sides import open_side
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.text_windows import Window, windows
 from ingot.measure.side.model_spec import longest
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 2048
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.modality import EVAL_WER, expect_text
+from ingot.engine.engine_text import TextParts, read_text_parts
 from ingot.engine.manifest import is_engine
-from ingot.engine.proof import manifest_hash
-from ingot.engine.text import TextParts, read_text_parts
+from ingot.engine.proof_file import manifest_hash
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile, read_data
 from ingot.measure.evaluate.data_item import Item

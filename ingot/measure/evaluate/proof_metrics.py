@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ingot.config.quant import QuantConfig
-from ingot.config.schemes import GROUPS, MILDEST, SCHEMES
+from ingot.building.golden.golden_cases import steady_threads
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.scheme_table import GROUPS, MILDEST, SCHEMES
 from ingot.device import resolve_device
-from ingot.engine.golden import steady_threads
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
-from ingot.engine.proof import Metric, Proof, read_proof, write_metrics
+from ingot.engine.proof_file import Metric, Proof, read_proof, write_metrics
 from ingot.engine.sketch import rounded
 from ingot.errors import BuildError, ConfigError, OutOfMemoryError
 from ingot.measure.evaluate.eval_record import Progress, Record, no_progress

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ingot.engine.text import TextParts
+from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
-from ingot.llm.replay import first_difference
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
 from ingot.measure.evaluate.eval_prompts import Case, Prompter, need_tokenizer
@@ -34,6 +33,7 @@ from ingot.measure.evaluate.exact_match import contains, exact
 from ingot.measure.evaluate.loss_limits import Delta, Limit, judge, standard_error
 from ingot.measure.evaluate.rouge import Rouge
 from ingot.measure.side.model_spec import longest
+from ingot.proof.golden_replay import first_difference
 
 Scores = dict[str, float]
 Scorer = Callable[[str, Sequence[str]], Scores]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.modality import PICTURE
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling_params import SamplingParams
 from ingot.errors import ConfigError, RequestError
-from ingot.image.reader import PictureReader
+from ingot.image.image_reader import PictureReader
 from ingot.llm import Output
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import Item

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ingot.audio.recording_samples import audio_seconds
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
@@ -22,10 +23,9 @@ from ingot.measure.evaluate.wer import Wer
 from ingot.measure.side.model_spec import HUGGINGFACE
 from ingot.measure.side.timed_transcripts import Hearing, hear_all
 from ingot.measure.side.transcribers import model_config, open_listener
-from ingot.processors.audio import audio_seconds
-from ingot.processors.languages import language_code
-from ingot.speech.options import TranscribeOptions
-from ingot.speech.recording import mel_bins
+from ingot.speech.recording_features import mel_bins
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.text.languages import language_code
 
 _QUEUED = 8  # recordings that wait for each that is heard
 

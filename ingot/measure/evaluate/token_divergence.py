@@ -23,7 +23,7 @@ from ingot.measure.evaluate.eval_sides import open_side
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.perplexity import Document, Reading, counts_of, each_window, metrics_of, prepare
 from ingot.measure.side.model_spec import read_text
-from ingot.processors.tokenizer import Tokenizer
+from ingot.text.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 1024
 WORST = 10

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import DeviceError, to_install
-from ingot.processors.languages import NO_SPACES
+from ingot.text.languages import NO_SPACES
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,19 @@ from typing import Any
 
 import torch
 
+from ingot.building.random_weights import config_manifest
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
 from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.assemble import build_config
-from ingot.engine.host_room import expect_class_room
+from ingot.engine.assembly import build_config
 from ingot.engine.manifest import is_engine
-from ingot.engine.random_weights import config_manifest
 from ingot.errors import CheckpointError, DeviceError, to_install
 from ingot.measure.side.freed_memory import free_memory, gpu_memory, lacks_memory, seconds_since
 from ingot.measure.side.model_spec import ModelSpec, decoder_config, most_tokens
 from ingot.measure.side.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
+from ingot.memory.host_memory import expect_class_room
 
 _PAD = 0
 

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.base import JsonConfig
-from ingot.config.build import DEFAULT_MAX_SEQ_LEN
-from ingot.config.model import DecoderConfig
-from ingot.config.runtime import RuntimeConfig
-from ingot.engine.describe import read_text_side
-from ingot.engine.loader import lowered
+from ingot.config.build_config import DEFAULT_MAX_SEQ_LEN
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.json_config import JsonConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.engine.engine_facts import read_text_side
+from ingot.engine.engine_loader import lowered
+from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
-from ingot.models.registry import find_architecture
+from ingot.models.model_registry import find_architecture
 
 INGOT, HUGGINGFACE = "ingot", "hf"
 QWEN_NTK = "qwen_ntk"

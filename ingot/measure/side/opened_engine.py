@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name
 from ingot.llm import LLM
 from ingot.measure.side.freed_memory import free_memory, seconds_since

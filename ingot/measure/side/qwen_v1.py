@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ingot.checkpoint.reader import Checkpoint
-from ingot.config.model import DecoderConfig
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.config.decoder_config import DecoderConfig
 
 QWEN_V1 = "QWenLMHeadModel"
 

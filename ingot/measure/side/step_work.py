@@ -15,9 +15,9 @@ from typing import Self
 import torch
 from torch import nn
 
-from ingot.config.model import DecoderConfig
-from ingot.engine.memory_sizes import kv_bytes_per_token
+from ingot.config.decoder_config import DecoderConfig
 from ingot.layers.decoder import Decoder
+from ingot.memory.memory_sizes import kv_bytes_per_token
 
 
 @dataclass(frozen=True)

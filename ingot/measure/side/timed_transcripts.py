@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
+from ingot.audio.log_mel import RATE
+from ingot.audio.recording_samples import read_audio
 from ingot.measure.side.transcribers import Heard, Listener
-from ingot.processors.audio import read_audio
-from ingot.processors.log_mel import RATE
-from ingot.speech.options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions
 
 _MOST_SECONDS = 2 * 3600  # of audio in memory: 460 MB
 

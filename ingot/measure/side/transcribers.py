@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
+from ingot.audio.log_mel import HOP, RATE, WINDOW, fit
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.reader import GENERATION_CONFIG
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
@@ -34,12 +35,11 @@ from ingot.measure.side.model_spec import (
     read_text,
 )
 from ingot.measure.side.opened_engine import OpenEngine
-from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
-from ingot.speech.options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
-from ingot.speech.recording import Transcript, mel_bins
-from ingot.speech.together import together
+from ingot.speech.batched_windows import together
+from ingot.speech.recording_features import Transcript, mel_bins
+from ingot.speech.speech_options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
 from ingot.speech.transcriber import Transcriber
-from ingot.speech.window import Vocabulary
+from ingot.speech.window_decoding import Vocabulary
 
 _FRAMES = WINDOW // HOP  # of a window
 _FLAG = "--against"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 
 Plant = Callable[[Decoder, DecoderLayer], None]
 

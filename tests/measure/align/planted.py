@@ -19,9 +19,9 @@ import torch.nn.functional as F
 
 from ingot import LLM
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forms import Rows
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.products import LayerProducts
 from ingot.layers.rotary import RotaryTable

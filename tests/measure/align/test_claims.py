@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.model import RopeConfig
-from ingot.layers.checking import NormSpec
+from ingot.config.decoder_config import RopeConfig
 from ingot.measure.align.diagnosis.attention_variants import _biases, _masks, _scales, qkv_parts
 from ingot.measure.align.diagnosis.layer_variants import layer_variants, sum_variants
 from ingot.measure.align.diagnosis.module_variants import head_variants, mlp_variants, norm_variants
@@ -29,6 +28,7 @@ from ingot.measure.align.diagnosis.stage_spec import (
     run,
 )
 from ingot.measure.align.diagnosis.variant import Variant
+from ingot.reference.plain_layer import NormSpec
 
 DIM, BASE = 8, 1e4
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.measure.align.diagnosis import explain, explain_first
 from ingot.measure.align.diagnosis.stage_reader import read_stage
 from ingot.measure.align.diagnosis.stage_spec import run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.layers.batch import ForwardBatch
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.measure.align.align_report import report_html, report_json
 from ingot.measure.align.align_session import Report, align
 from ingot.measure.align.stage_verdict import SERVED

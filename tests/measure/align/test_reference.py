@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.measure.align.align_session import _quant_text
 from ingot.measure.align.original import OtherEngine, round_weights
 from ingot.measure.align.stages.staged_run import RoundedWeights

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.model import RopeConfig
-from ingot.layers.checking import NormSpec
+from ingot.config.decoder_config import RopeConfig
 from ingot.measure.align.diagnosis import stage_reader as read
 from ingot.measure.align.diagnosis import variant_search as search
 from ingot.measure.align.diagnosis.attention_variants import _scales, _windows
@@ -24,6 +23,7 @@ from ingot.measure.align.diagnosis.stage_spec import EmbeddingSpec, HeadSpec, Pr
 from ingot.measure.align.diagnosis.variant import Claim, Variant
 from ingot.measure.align.diagnosis.variant_fit import best_number
 from ingot.measure.align.first_divergence import Divergence, Finding
+from ingot.reference.plain_layer import NormSpec
 
 BEFORE, REACH = 4e-3, 4e-3
 

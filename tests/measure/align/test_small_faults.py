@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from ingot import build
-from ingot.config.quant import QuantConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.layers import rotary
 from ingot.measure.align.align_session import Report, align
 from ingot.measure.align.trace import STREAM_READERS, run_steps, trace
-from ingot.quant import weight_only
-from ingot.quant.int8_products import Int8Products
+from ingot.quant.schemes.int8_products import Int8Products
+from ingot.quant.schemes.scheme_registry import weight_only
 from tests.e2e.faults import SMALL, faulty
 from tests.encoders.speech import write_speech
 from tests.tiny_models import edit_config, make_model, random_ids, tiny_config

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.checkpoint.layout import CONFIG
-from ingot.config.build import BuildConfig
-from ingot.config.quant import QuantConfig
+from ingot.checkpoint.checkpoint_files import CONFIG
+from ingot.config.build_config import BuildConfig
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import CheckpointError, RequestError
 from ingot.measure.align import align_target as module
 from ingot.measure.align.align_cases import Case, TextCheck

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import build
-from ingot.config.quant import QuantConfig
-from ingot.engine.meaning import EngineWeights
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.weight_meaning import EngineWeights
 from ingot.measure.align.align_target import find_target
 from ingot.measure.align.checkpoint_tensors import TensorCheck, compare_tensors
 from tests.e2e.terminal import ingot

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.engine.reference import Arithmetic
+from ingot.engine.reference_run import Arithmetic
 from ingot.errors import RequestError
 from ingot.measure.align.align_cases import Case, TextCheck, make_case
 from ingot.measure.align.checking_original import noise_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.config.build import BuildConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
+from ingot.config.build_config import BuildConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
@@ -23,8 +23,8 @@ from ingot.measure.bench.throughput import load_flops, throughput_entry
 from ingot.measure.side.step_work import Work, causal_pairs, read_bytes
 from ingot.measure.side.timed_run import Run, percentile, spread
 from ingot.measure.side.token_load import Ask, Load, PromptSource, fixed, mixed, parse_batches
-from ingot.models.empty import empty_model
-from ingot.models.registry import find_architecture
+from ingot.models.empty_model import empty_model
+from ingot.models.model_registry import find_architecture
 
 SHAPES = Path(__file__).parents[3] / "benchmarks" / "shapes"
 

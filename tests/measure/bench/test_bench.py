@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ingot import LLM
-from ingot.engine.builder import build
+from ingot.building.builder import build
 from ingot.errors import CheckpointError, ConfigError, DeviceError
 from ingot.measure.bench import bench_session as session
 from ingot.measure.bench.bench_report import headline, tables

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.plan import KernelPlan
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
+from ingot.config.kernel_plan import KernelPlan
 from ingot.layers.decoder import DecoderLayer
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.kernel_bench import kernel_cases

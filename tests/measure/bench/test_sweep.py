@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.cli.sweep_quality import TextQuality
-from ingot.engine.builder import build
+from ingot.building.builder import build
+from ingot.cli.measure.sweep_quality import TextQuality
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
 from ingot.measure.bench.bench_side import Side, SideSpec
 from ingot.measure.bench.bench_sides import open_side

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingot.cli.sweep import _schemes
+from ingot.cli.measure.sweep import _schemes
 from ingot.errors import ConfigError, RequestError
 from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.ceiling import Ceiling

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import whisper
-from ingot.engine.ledger import ledger
-from ingot.engine.ledger_source import read_setting
+from ingot.building.ledger_source import read_setting
+from ingot.memory.ledger import ledger
 
 
 def measured(tmp_path: Path, shape: str, **given: Any) -> dict[str, Any]:

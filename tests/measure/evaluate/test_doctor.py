@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ingot import build
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import read_quant
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import Diagnosis, Wanted, doctor

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config.quant import QuantConfig
-from ingot.config.quant_file import quant_text, read_quant
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import quant_text, read_quant
 from ingot.measure.evaluate.doctor.precision_choice import Mix, Option, choose, cost, expected, settle
 from ingot.measure.evaluate.doctor.scheme_patterns import mixed
 

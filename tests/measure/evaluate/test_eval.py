@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from ingot import LLM, build
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.eval_sides import open_side
@@ -256,7 +256,7 @@ def test_progress_is_a_bar_on_a_terminal_and_gone_before_the_tables(
 ) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=80)
-    monkeypatch.setattr("ingot.cli.steps.stderr", lambda: console)
+    monkeypatch.setattr("ingot.cli.terminal.step_list.stderr", lambda: console)
     result = run("perplexity", llama, "--data", ids)
     assert result.exit_code == 0
     assert "ingot" in shown.getvalue()

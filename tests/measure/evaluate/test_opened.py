@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.cli.sweep_quality import TextQuality
+from ingot.cli.measure.sweep_quality import TextQuality
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
 from ingot.measure.bench.bench_side import SideSpec as BenchSpec
 from ingot.measure.bench.bench_sides import open_side as open_bench_side

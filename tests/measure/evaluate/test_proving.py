@@ -13,12 +13,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
-from ingot.engine.proof import Metric, read_proof
+from ingot.engine.proof_file import Metric, read_proof
 from ingot.errors import BuildError, ConfigError
-from ingot.llm.verify import verify
 from ingot.measure.evaluate import proof_metrics as measuring
 from ingot.measure.evaluate.planned_metrics import plan_proving
 from ingot.measure.evaluate.proof_metrics import keep, measure
+from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
 from tests.e2e.terminal import ingot
 from tests.measure.evaluate.conftest import write, write_ids

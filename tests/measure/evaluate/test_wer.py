@@ -10,7 +10,7 @@ from typing import Any
 import jiwer
 import pytest
 
-from ingot.engine.builder import build
+from ingot.building.builder import build
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.scored_transcripts import hears

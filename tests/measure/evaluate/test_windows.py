@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ingot import build
-from ingot.cli.metric_text import metric_line
-from ingot.engine.proof import Metric
+from ingot.cli.terminal.metric_text import metric_line
+from ingot.engine.proof_file import Metric
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.perplexity import DEFAULT_WINDOW, Reading, prepare

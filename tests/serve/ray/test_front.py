@@ -13,10 +13,10 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install -c constrai
 
 from starlette.requests import Request
 
-from ingot.serve.errors import ApiError
-from ingot.serve.ray.front import Front
-from ingot.serve.ray.merged import Whole
-from ingot.serve.ray.settings import RayArgs
+from ingot.adapters.ray.front import Front
+from ingot.adapters.ray.merged_answers import Whole
+from ingot.adapters.ray.ray_settings import RayArgs
+from ingot.serve.api_errors import ApiError
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 

@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     application = {
         "name": "ingot",
         "route_prefix": "/",
-        "import_path": "ingot.serve.ray.application:build",
+        "import_path": "ingot.adapters.ray.application:build",
         "args": {"engines": [engine]},
         "deployments": [{"name": "vision", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}],
     }

@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     application = {
         "name": "ingot",
         "route_prefix": "/",
-        "import_path": "ingot.serve.ray.application:build",
+        "import_path": "ingot.adapters.ray.application:build",
         "args": {"engines": engines, "max_queue": QUEUE},
         "deployments": deployments,
     }

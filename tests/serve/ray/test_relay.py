@@ -14,10 +14,10 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install -c constrai
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 
-from ingot.serve.errors import ApiError
-from ingot.serve.ray import relay
-from ingot.serve.ray import replica as replica_module
-from ingot.serve.ray.replica import EngineReplica
+from ingot.adapters.ray import relay
+from ingot.adapters.ray import replica as replica_module
+from ingot.adapters.ray.replica import EngineReplica
+from ingot.serve.api_errors import ApiError
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 BODY = {"type": "http.response.body", "body": b"{}", "more_body": False}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.measure.align.diagnosis.head_variants import head_order_variants
 from ingot.measure.align.diagnosis.module_variants import norm_variants
 from ingot.measure.align.diagnosis.rope_variants import rope_variants

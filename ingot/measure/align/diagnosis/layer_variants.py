@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ingot.config.model import DecoderConfig
+from ingot.config.decoder_config import DecoderConfig
 from ingot.measure.align.diagnosis.attention_variants import attention_variants
 from ingot.measure.align.diagnosis.module_variants import mlp_variants, norm_variants
 from ingot.measure.align.diagnosis.stage_spec import LayerSpec, SumSpec

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import torch
 
-from ingot.config.model import DecoderConfig
-from ingot.layers.checking import Activation, NormSpec
+from ingot.config.decoder_config import DecoderConfig
 from ingot.measure.align.diagnosis.stage_spec import EmbeddingSpec, HeadSpec, MlpSpec
 from ingot.measure.align.diagnosis.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
+from ingot.reference.plain_layer import Activation, NormSpec
 
 EPSILONS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-10, 0.0, 1e-4, 1e-3, 1e-2)
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "none")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ingot.config.model import DecoderConfig, RopeConfig
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
 from ingot.layers.rotary import frequencies
 from ingot.measure.align.diagnosis.stage_spec import AttentionSpec, RopeSpec
 from ingot.measure.align.diagnosis.variant import Claim, Variant, mirrored

@@ -12,8 +12,7 @@ from typing import Literal
 
 import torch
 
-from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.layers.checking import ReadVector, norm_spec, plain_attention, plain_mlp, post_norm_spec
+from ingot.config.decoder_config import DecoderConfig, RopeConfig
 from ingot.layers.decoder import Decoder
 from ingot.layers.embedding import rounded_scale
 from ingot.layers.linear import Linear
@@ -29,6 +28,7 @@ from ingot.measure.align.diagnosis.stage_spec import (
     SumSpec,
 )
 from ingot.measure.align.first_divergence import Divergence
+from ingot.reference.plain_layer import ReadVector, norm_spec, plain_attention, plain_mlp, post_norm_spec
 
 
 def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) -> Spec | None:

@@ -1,6 +1,6 @@
 """The checking decoder's stages with their weights, and with a field for everything that ports get wrong.
 
-Owns what layers/checking.py leaves open: a stage's weights, rotation by frequencies, the stages outside
+Owns what reference/plain_layer.py leaves open: a stage's weights, rotation by frequencies, the stages outside
 layers, and products that variants share. Knows no engine: ``read.py`` fills specs from one, and
 ``*_variants.py`` change their fields.
 
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from ingot.layers.checking import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, capped, rotated
+from ingot.reference.plain_layer import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, capped, rotated
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 

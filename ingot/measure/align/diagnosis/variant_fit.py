@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from ingot.layers.checking import NormSpec
 from ingot.measure.align.diagnosis.stage_spec import (
     AttentionSpec,
     HeadSpec,
@@ -27,6 +26,7 @@ from ingot.measure.align.diagnosis.stage_spec import (
     run,
 )
 from ingot.measure.align.diagnosis.variant import Claim, SpecT, Variant
+from ingot.reference.plain_layer import NormSpec
 
 GRID, NARROWINGS = 33, 45
 GOLDEN = (math.sqrt(5.0) - 1) / 2

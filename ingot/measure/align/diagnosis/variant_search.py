@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ingot.config.model import DecoderConfig
-from ingot.layers.checking import NormSpec
+from ingot.config.decoder_config import DecoderConfig
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.diagnosis.attention_variants import attention_variants, scale_variant
 from ingot.measure.align.diagnosis.id_differences import STAGES, explain_ids
@@ -50,6 +49,7 @@ from ingot.measure.align.diagnosis.stage_spec import (
 from ingot.measure.align.diagnosis.variant import Variant
 from ingot.measure.align.diagnosis.variant_fit import HELD_OUT, best_number, solved_biases, solved_factors
 from ingot.measure.align.first_divergence import Divergence, Finding
+from ingot.reference.plain_layer import NormSpec
 
 FLOORS = 4.0  # a variant this many floors from the target has reached it,
 LEAST_CUT = 3.0  # if the difference was at least so many times as large;

@@ -15,12 +15,12 @@ from functools import cached_property
 
 import torch
 
+from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import PICTURE
-from ingot.config.model import DecoderConfig
 from ingot.engine.reference_encoder import stage_names
-from ingot.layers.checking_stages import PlainEncoder
 from ingot.measure.align.stages.stage_names import CONVS, FEATURES
-from ingot.models.registry import plain_encoder
+from ingot.models.model_registry import plain_encoder
+from ingot.reference.plain_stage import PlainEncoder
 
 _PRE_NORM = {
     "attended": "input_norm",

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ingot.layers.batch import Encoded, LayerCache
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
+from ingot.layers.forward_batch import Encoded, LayerCache
 from ingot.measure.align.stages.encoder_stages import EncoderStages
 from ingot.runtime.one_layer import request_batch
 

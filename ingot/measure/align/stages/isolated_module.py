@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.forward_batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import RMSNorm

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ingot.engine.reference import Arithmetic, Span
-from ingot.layers.checking import PlainAttention
-from ingot.layers.checking_stages import Passage
+from ingot.engine.reference_run import Arithmetic, Span
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.stages.encoder_stages import EncoderStages
 from ingot.measure.align.stages.isolated_encoder import CROSS_PARTS
 from ingot.measure.align.stages.isolated_module import as_read, reader_of
 from ingot.measure.align.stages.stage_names import FEATURES, StageFile, kind_of, layer_of
 from ingot.measure.align.stages.staged_run import StagedRun, Stored, run_cross, run_encoder_stage
+from ingot.reference.plain_layer import PlainAttention
+from ingot.reference.plain_stage import Passage
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The checking decoder run stage by stage.
 
-Owns the way from its places (layers/checking.py) to the stages of stages.py, and the order in which a whole
-model runs. What a stage's value becomes is for who derives from ``StagedRun``. Knows no verdict.
+Owns the way from its places (reference/plain_layer.py) to the stages of stages.py, and the order in which a
+whole model runs. What a stage's value becomes is for who derives from ``StagedRun``. Knows no verdict.
 
     run_tokens(run, Span(0, ids, start, offset))
 """
@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 import torch
 
-from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.config.build import BuildConfig
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import Assembly, model_of
+from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
+from ingot.config.build_config import BuildConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
-from ingot.engine.reference import ReferenceRun, Span, Weights, WeightSource
 from ingot.engine.reference_encoder import keep_for, own_stages
-from ingot.layers.checking_rotary import plain_section
-from ingot.layers.checking_stages import Passage
+from ingot.engine.reference_run import ReferenceRun, Span, Weights, WeightSource
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.stages.stage_names import CONVS
-from ingot.models.empty import empty_model
+from ingot.models.empty_model import empty_model
+from ingot.reference.plain_rotary import plain_section
+from ingot.reference.plain_stage import Passage
 
 _WITHIN = {
     "attn_in": "input_norm",

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from ingot.engine.tuner.timing import GraphTimer
+from ingot.building.tuner.kernel_timing import GraphTimer
 
 Call = Callable[[int], object]
 REPLAYS = 20

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import KernelPlan
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
@@ -25,12 +25,12 @@ from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.small_gate_up import small_gate_up
 from ingot.kernels.product.small_linear import small_linear, small_linear_parts
 from ingot.kernels.product.small_qkv import small_qkv
-from ingot.layers.checking import Turns, rotated, turns_of
 from ingot.layers.rotary import RotaryTable
 from ingot.layers.ways import small_products
 from ingot.measure.bench.kernel_bench import torch_layer
 from ingot.measure.bench.kernel_bench.kernel_case import Case, Effort, Inputs, calls_for
 from ingot.measure.side.step_work import causal_pairs
+from ingot.reference.plain_layer import Turns, rotated, turns_of
 
 Product = Callable[[torch.Tensor], object]  # of a weight
 NORM_ROWS = (1, 8, 1024, 16384)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.config.build import BuildConfig
+from ingot.building.random_weights import random_decoder
+from ingot.config.build_config import BuildConfig
 from ingot.device import dtype_name
-from ingot.engine.random_weights import random_decoder
-from ingot.layers.batch import ForwardBatch
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.forward_batch import ForwardBatch
 from ingot.measure.bench.kernel_bench.kernel_case import graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import BLOCK, Setting, turns_at
 from ingot.measure.bench.kernel_bench.torch_layer import torch_layer

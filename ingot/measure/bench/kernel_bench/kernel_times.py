@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
+from ingot.building.random_weights import config_manifest
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.config.base import JsonConfig
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import KernelPlan
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.json_config import JsonConfig
+from ingot.config.kernel_plan import KernelPlan
 from ingot.device import on_device, parse_dtype
-from ingot.engine.describe import describe
-from ingot.engine.loader import lowered
+from ingot.engine.engine_facts import describe
+from ingot.engine.engine_loader import lowered
 from ingot.engine.manifest import is_engine
 from ingot.engine.plan_file import usable_plan
-from ingot.engine.random_weights import config_manifest
 from ingot.errors import ConfigError, DeviceError
 from ingot.layers.ways import folds
 from ingot.measure.bench.bench_side import Say, SideSpec, silent

@@ -1,8 +1,8 @@
 """A decoder layer in PyTorch's own operators: what a kernel or a fused layer is compared with.
 
-Owns the operators that PyTorch has for parts of the checking decoder (layers/checking.py), whose order and
-formulas are the layer's. Keys and values are contiguous per request, as PyTorch's attention wants them. Knows
-no Ingot kernel.
+Owns the operators that PyTorch has for parts of the checking decoder (reference/plain_layer.py), whose order
+and formulas are the layer's. Keys and values are contiguous per request, as PyTorch's attention wants them.
+Knows no Ingot kernel.
 
     hidden = torch_layer(config, layer, hidden, keys, values, positions, turns)
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from ingot.config.model import DecoderConfig
-from ingot.layers.checking import Activation, Hooks, NormSpec, PlainAttention, Turns, bend, plain_layer
+from ingot.config.decoder_config import DecoderConfig
 from ingot.layers.decoder import DecoderLayer
+from ingot.reference.plain_layer import Activation, Hooks, NormSpec, PlainAttention, Turns, bend, plain_layer
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

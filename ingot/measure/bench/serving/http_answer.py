@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ingot.config.json_text import JsonError, parse_json
+from ingot.config.files.json_text import JsonError, parse_json
 
 _DONE = b"[DONE]"
 _MOST_TOLD = 300  # characters of a server's words

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from ingot.config.json_text import JsonError, parse_json
+from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError, IngotError, RequestError
 from ingot.measure.bench.serving.http_answer import Answer, Stream, StreamError, error_text
 from ingot.measure.bench.serving.server_target import PATHS, Target

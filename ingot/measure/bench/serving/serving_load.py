@@ -17,7 +17,7 @@ from itertools import accumulate, cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from ingot.config.json_text import JsonError, parse_json, read_text
+from ingot.config.files.json_text import JsonError, parse_json, read_text
 from ingot.errors import ConfigError
 from ingot.measure.bench.serving.server_target import Prompt
 from ingot.measure.side.token_load import Ask, PromptSource, mixed, parse_batches

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ingot.device import dtype_name, resolve_device
-from ingot.engine.memory_sizes import encoded_position_bytes, kv_bytes_per_token
 from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
@@ -26,6 +25,7 @@ from ingot.measure.side.transcribers import (
     model_config,
     open_listener,
 )
+from ingot.memory.memory_sizes import encoded_position_bytes, kv_bytes_per_token
 
 Told = dict[str, Any]
 

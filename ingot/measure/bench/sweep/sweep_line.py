@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ingot.config.quant_file import read_quant
+from ingot.config.quantization.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, IngotError, OutOfMemoryError
 from ingot.measure.bench.bench_side import Side, SideSpec

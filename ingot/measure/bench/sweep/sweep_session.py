@@ -17,15 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ingot.building.ledger_source import read_setting
+from ingot.checkpoint.checkpoint_files import CONFIG
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG
-from ingot.config.build import NARROW_KV_DTYPES
+from ingot.config.build_config import NARROW_KV_DTYPES
+from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import expect_text
-from ingot.config.model import DecoderConfig
-from ingot.config.quant_file import read_quant
-from ingot.config.runtime import RuntimeConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.ledger_source import read_setting
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
 from ingot.measure.bench.bench_side import Say, SideSpec, check_classes, silent
@@ -47,7 +47,7 @@ from ingot.measure.bench.sweep.sweep_store import Store
 from ingot.measure.bench.transcription_speed import Transcribing
 from ingot.measure.side.machine import machine
 from ingot.measure.side.model_spec import HUGGINGFACE, against_parts
-from ingot.speech.recording import mel_bins
+from ingot.speech.recording_features import mel_bins
 
 Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]
 Record = dict[str, Any]

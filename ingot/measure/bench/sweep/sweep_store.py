@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ingot.config.json_text import JsonError, parse_json
+from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 
 POINTS = "points.jsonl"

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.config.model import DecoderConfig
-from ingot.config.picture import PictureFeatures
-from ingot.engine.text import TextParts
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.picture_config import PictureFeatures
+from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
-from ingot.image.reader import PictureReader
+from ingot.image.image_reader import PictureReader
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.doctor.precision_probe import Text
 from ingot.measure.evaluate.eval_prompts import need_chat, need_tokenizer
 from ingot.measure.evaluate.scored_captions import QUESTION, shows
-from ingot.processors.prompt import Input
+from ingot.text.prompt import Input
 
 
 def captioned(folder: Path) -> Callable[[Item], str | None]:

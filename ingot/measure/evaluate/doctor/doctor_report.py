@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ingot.config.units import size_text
-from ingot.engine.assemble import in_encoder
+from ingot.engine.assembly import in_encoder
 from ingot.measure.evaluate.doctor.doctor_session import BYTES, TIME, Diagnosis, Layer, Measured
 from ingot.measure.evaluate.doctor.precision_options import DENSE, saves_time_only
 from ingot.measure.side.text_table import Table, percent, score

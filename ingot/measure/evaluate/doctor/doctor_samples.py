@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.checkpoint.reader import Checkpoint
+from ingot.audio.librispeech import librispeech
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import PICTURE
-from ingot.config.model import DecoderConfig
-from ingot.engine.text import read_text_parts
+from ingot.engine.engine_text import read_text_parts
 from ingot.errors import ConfigError
+from ingot.image.picture_folder import picture_records
 from ingot.measure.evaluate.data_file import DataFile, OfFolder
 from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.doctor.caption_texts import captioned, captioned_texts
@@ -27,9 +29,7 @@ from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.perplexity import Reading, counts_of, prepare
 from ingot.measure.evaluate.token_divergence import DEFAULT_WINDOW
 from ingot.measure.side.model_spec import model_of, most_tokens
-from ingot.processors.librispeech import librispeech
-from ingot.processors.picture_folder import picture_records
-from ingot.speech.window import Vocabulary
+from ingot.speech.window_decoding import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 
+from ingot.building.calibration.calibrate import dense_model
+from ingot.building.golden.golden_cases import steady_threads
+from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import Checkpoint, open_checkpoint
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.quant import QuantConfig
-from ingot.config.schemes import SCHEMES
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.scheme_table import SCHEMES
 from ingot.device import parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly, build_config
-from ingot.engine.calibrate import dense_model
-from ingot.engine.golden import steady_threads
-from ingot.engine.host_room import dense_bytes, expect_room
+from ingot.engine.assembly import Assembly, build_config
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.measure.evaluate.data_file import DataFile
@@ -43,6 +42,7 @@ from ingot.measure.evaluate.doctor.precision_probe import Probe, Text
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, mixed, operator
 from ingot.measure.evaluate.eval_record import Progress, machine, no_progress
 from ingot.measure.evaluate.perplexity import Reading
+from ingot.memory.host_memory import dense_bytes, expect_room
 
 BYTES, TIME = "bytes", "time"
 _ROWS_KEPT = 4  # of hidden_size for each token or position: two layers' outputs, what is expected, a copy

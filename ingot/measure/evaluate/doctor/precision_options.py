@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.config.plan import KernelPlan
-from ingot.config.quant import HEAD, QuantConfig
-from ingot.config.schemes import LADDERED, SCHEMES, choosing, ladder
-from ingot.engine.assemble import Assembly
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import HEAD, QuantConfig
+from ingot.config.quantization.scheme_table import LADDERED, SCHEMES, choosing, ladder
+from ingot.engine.assembly import Assembly
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
-from ingot.models.empty import empty_model
-from ingot.quant.linear_scheme import LinearScheme
+from ingot.models.empty_model import empty_model
+from ingot.quant.schemes.linear_scheme import LinearScheme
 
 DENSE = "none"
 

@@ -7,10 +7,10 @@ place it changes. Knows no choice and no files.
     probe.alone(layers, narrow)                    # {name: {scheme: KL in nats, mean over tokens}}
     probe.together({"layers.0.mlp.down_proj": option})
 
-The arithmetic is that of proofs (engine/reference.py): fp32 over the weights in the engine's dtype, without
-kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is what its
-stored numbers mean: packed and read back; where its scheme rounds the input, the input is rounded as well.
-The places of a model are the decoder's layers; before them come an encoder's stages. Of recordings each
+The arithmetic is that of proofs (engine/reference_run.py): fp32 over the weights in the engine's dtype,
+without kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is
+what its stored numbers mean: packed and read back; where its scheme rounds the input, the input is rounded as
+well. The places of a model are the decoder's layers; before them come an encoder's stages. Of recordings each
 decoder layer makes its own keys and values, which are not kept; a picture's rows are spliced.
 """
 
@@ -24,17 +24,17 @@ from functools import partial
 
 import torch
 
-from ingot.engine.calibrate import BATCH_TOKENS, Load
-from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
+from ingot.building.calibration.calibrate import BATCH_TOKENS, Load
 from ingot.engine.reference_encoder import keep_for, own_stages
+from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, Span
 from ingot.errors import CheckpointError
-from ingot.layers.checking_stages import Passage
 from ingot.layers.decoder import Decoder
 from ingot.measure.evaluate.doctor.precision_options import LayerOptions, PrecisionOption
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_of
 from ingot.measure.evaluate.eval_record import Progress, no_progress
 from ingot.measure.evaluate.token_divergence import kl_rows
-from ingot.quant.schemes import LinearScheme
+from ingot.quant.schemes.scheme_registry import LinearScheme
+from ingot.reference.plain_stage import Passage
 
 _ROWS = 256  # of logits at a time
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.config.model import DecoderConfig
+from ingot.audio.log_mel import HOP
+from ingot.audio.recording_samples import RATE, audio_seconds, read_audio
+from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.doctor.precision_probe import Text
 from ingot.measure.evaluate.scored_transcripts import hears
-from ingot.processors.audio import RATE, audio_seconds, read_audio
-from ingot.processors.languages import language_code
-from ingot.processors.log_mel import HOP
-from ingot.speech.recording import first_window, window_frames
-from ingot.speech.window import Vocabulary
+from ingot.speech.recording_features import first_window, window_frames
+from ingot.speech.window_decoding import Vocabulary
+from ingot.text.languages import language_code
 
 
 def one_window(folder: Path, config: DecoderConfig) -> Callable[[Item], str | None]:

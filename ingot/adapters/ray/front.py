@@ -1,0 +1,90 @@
+"""The deployment that clients reach.
+
+Owns the key, the size of bodies, the model's name, and which replica is asked. Holds no engine and no
+tokenizer: it reads of a body what decides the replica, and passes the rest on. Any number of it may run.
+
+    serve.deployment(serve.ingress()(Front)).bind(args, api_key, *engines)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingot.adapters.ray.merged_answers import FACTS, Whole, merged, take_images
+from ingot.adapters.ray.prompt_prefix import model_and_key
+from ingot.adapters.ray.ray_settings import RayArgs
+from ingot.adapters.ray.relay import relayed
+from ingot.serve.api_errors import ApiError
+from ingot.serve.app import bare_app
+from ingot.serve.http.http_bodies import read_body
+from ingot.serve.picture_service import BODY_BYTES
+
+MOST_OPEN = 1024  # requests that one front has open; replicas say before what is full
+_FRESH_SECONDS = 5.0  # how long a replica's facts are believed
+
+
+class Front:
+    """Routes requests to replicas, and answers from their facts."""
+
+    def __init__(self, args: RayArgs, api_key: str | None, *engines: Any) -> None:
+        """Args:
+        engines: handles of the deployments of ``args.engines``.
+        """
+        self._args = args
+        self._api_key = api_key
+        self._engines = {engine.shown: handle for engine, handle in zip(args.engines, engines, strict=True)}
+        self._facts: dict[str, dict[str, tuple[float, dict[str, Whole]]]] = {
+            name: {} for name in self._engines
+        }
+        self._most_bytes = args.max_body  # of a body
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray."""
+        app = bare_app(self._api_key, MOST_OPEN)
+        app.add_route("/{path:path}", self.post, methods=["POST"])
+        app.add_route("/{path:path}", self.get, methods=["GET"])
+        return app
+
+    async def note(self, model: str, replica: str, facts: dict[str, Whole]) -> None:
+        """Called by replicas: what they answer to ``FACTS``."""
+        self._facts[model][replica] = time.monotonic(), facts
+        if take_images(facts["/v1/models"]):
+            self._most_bytes = max(self._most_bytes, BODY_BYTES)
+
+    async def post(self, request: Request) -> Response:
+        """An answer of one replica."""
+        body = await read_body(request, self._most_bytes)
+        model, key = model_and_key(body, self._args.prefix_bytes)
+        name = next(iter(self._engines)) if model is None else model  # its application says what is missing
+        return await self._relayed(name, key, request, body)
+
+    async def get(self, request: Request) -> Response:
+        """What is known of all replicas, or an answer of one."""
+        path = request.url.path
+        if path in FACTS:
+            return merged(path, self._fresh(path))
+        name = request.query_params.get("model", next(iter(self._engines)))
+        if path.startswith("/v1/models/"):
+            name = path.removeprefix("/v1/models/")
+        return await self._relayed(name, "", request, b"")
+
+    async def _relayed(self, name: str, key: str, request: Request, body: bytes) -> Response:
+        if name not in self._engines:
+            text = f"no such model: {name!r:.200}; this server has {', '.join(self._engines)}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return await relayed(self._engines[name], name, key, request, body)
+
+    def _fresh(self, path: str) -> dict[str, dict[str, Whole]]:
+        """The replicas' answers, without those that have said nothing for a while."""
+        oldest = time.monotonic() - _FRESH_SECONDS
+        for known in self._facts.values():
+            for replica in [name for name, (told, _) in known.items() if told < oldest]:
+                del known[replica]
+        return {
+            model: {r: facts[path] for r, (_, facts) in known.items()} for model, known in self._facts.items()
+        }

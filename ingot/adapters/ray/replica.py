@@ -1,0 +1,133 @@
+"""One replica: an engine's process and its application.
+
+Owns the way of a request through the application without a socket, and the replica's life: it ends with its
+engine, so that Ray puts another in its place. It tells the fronts its facts every second, because a question
+through Ray would wait behind the requests of a full replica. Knows no router.
+
+    serve.deployment(EngineReplica).options(name="pocket-chat").bind("pocket-chat", args, config)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from ingot.adapters.ray.merged_answers import FACTS, Whole
+from ingot.adapters.ray.ray_settings import EngineArgs
+from ingot.config.server_config import ServeConfig
+from ingot.serve.app import ServerState, make_app
+from ingot.serve.engine_calls.engine_client import EngineClient
+from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
+from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.grammar_checks import GrammarChecks
+from ingot.serve.served_model import ServedModel, TextSide
+
+Message = MutableMapping[str, Any]
+_TELL_SECONDS = 1.0
+_LAST_SECONDS = 0.5  # for the errors of the streams under way to be read
+_log = logging.getLogger(__name__)
+
+
+class EngineReplica:
+    """An engine behind its application."""
+
+    async def __init__(self, name: str, args: EngineArgs, config: ServeConfig, front: str) -> None:  # type: ignore[misc]
+        """Load the engine. ``front``: the deployment that is told facts.
+
+        Raises:
+            EngineError, CheckpointError, OutOfMemoryError: it cannot be loaded, or is not to be served.
+        """
+        side = TextSide.read(name, Path(args.path))
+        side.check_proof(unproven=args.unproven, allow="set unproven: true")
+        metrics = Metrics()
+        self._engine = await EngineClient.start(name, args.load(), config, metrics.of(name), side.features)
+        model = ServedModel(side, self._engine, GrammarChecks())
+        self._app = make_app(ServerState({name: model}, config, metrics), None)
+        leave_out_what_is_loaded()
+        self._telling = asyncio.ensure_future(self._tell(serve.get_deployment_handle(front)))
+
+    async def answer(self, scope: Message, body: bytes) -> AsyncGenerator[list[Message], None]:
+        """What the application sends, in order; messages that wait come together. An empty list comes first:
+        the request is taken. Closing the generator ends the request.
+
+        Raises:
+            RuntimeError: the engine is lost, and the answer has not begun.
+        """
+        self.check_health()
+        yield []
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        running = asyncio.ensure_future(self._run(scope, body, sent))
+        try:
+            batch = [await sent.get()]
+            self.check_health()
+            while batch[-1] is not None:
+                while not sent.empty():
+                    batch.append(sent.get_nowait())
+                yield [message for message in batch if message is not None]
+                if batch[-1] is not None:
+                    batch = [await sent.get()]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            if self._engine.lost is not None:
+                self._end()
+
+    def check_health(self) -> None:
+        """Called by Ray.
+
+        Raises:
+            RuntimeError: the engine is lost; the replica ends.
+        """
+        if self._engine.lost is not None:
+            self._end()
+            raise RuntimeError(f"{self._engine.name}: {self._engine.lost}")
+
+    async def _tell(self, front: Any) -> None:
+        """Tell all fronts the facts, again and again."""
+        replica = serve.get_replica_context().replica_id.unique_id
+        while self._engine.lost is None:
+            try:
+                facts = {path: await self._whole(path) for path in FACTS}
+                told = front.broadcast("note", self._engine.name, replica, facts)
+                await told.results_async(timeout_s=10 * _TELL_SECONDS, return_exceptions=True)
+            except (RayError, RayServeException, TimeoutError) as error:
+                _log.debug("no front listens: %s", error)  # it may not have started
+            except Exception:  # untold facts make a replica look dead, so one failure is not the last word
+                _log.exception("the fronts cannot be told")
+            await asyncio.sleep(_TELL_SECONDS)
+
+    async def _whole(self, path: str) -> Whole:
+        """The application's answer to GET."""
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        await self._run(scope, b"", sent)
+        start, *rest = iter(sent.get_nowait, None)
+        return Whole(start["status"], dict(start["headers"]), b"".join(one["body"] for one in rest))
+
+    async def _run(self, scope: Message, body: bytes, sent: asyncio.Queue[Message | None]) -> None:
+        """Run the application; None is the last that is sent."""
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> Message:
+            for message in received:
+                return message
+            return await asyncio.get_running_loop().create_future()  # who leaves cancels
+
+        try:
+            await self._app(scope, receive, sent.put)
+        except Exception:
+            _log.exception("an answer failed")
+        finally:
+            sent.put_nowait(None)
+
+    def _end(self) -> None:
+        """End this process soon: routers then leave it out at once, and Ray starts another."""
+        asyncio.get_running_loop().call_later(_LAST_SECONDS, os._exit, 1)

@@ -1,0 +1,83 @@
+"""Pictures of a request to Triton.
+
+Owns where they stand in ``text_input``: at the marks of the original prompts. Without pictures a mark is
+text.
+
+    ids, starts = prompt_of(model, "###Human: <Img><ImageHere></Img> What is it?###Assistant: ", 1)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ingot.serve.api_errors import ApiError, bad_request
+from ingot.serve.served_model import ServedModel
+from ingot.text.chat.chat_pictures import MARK
+
+FIELD = "image"
+
+
+def as_messages(images: Sequence[str]) -> list[dict[str, Any]]:
+    """Base64 texts, or data URLs, as a conversation's pictures."""
+    urls = [one if one[:5].lower() == "data:" else f"data:;base64,{one}" for one in images]
+    return [{"content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}] if urls else []
+
+
+def slots_of(model: ServedModel, images: Sequence[str]) -> AbstractContextManager[Sequence[int]]:
+    """As ``ServedModel.picture_slots``.
+
+    Raises:
+        ApiError: too many, or the model takes none.
+    """
+    if images and model.pictures is None:
+        raise bad_request(f"{FIELD}: {model.name} does not take images", FIELD, "unsupported_parameter")
+    try:
+        return model.picture_slots(as_messages(images))
+    except ApiError as error:
+        raise _named(error) from None
+
+
+def prompt_of(model: ServedModel, text: str, count: int) -> tuple[list[int], list[int]]:
+    """Ids of a prompt with so many pictures, and where each begins. Texts between them are encoded apart, and
+    the tokenizer's start stands once.
+
+    Raises:
+        ApiError: it cannot be encoded, or has another number of marks.
+    """
+    if not count or model.pictures is None:
+        return model.prompt_ids(text), []
+    first, *rest = text.split(MARK)
+    if len(rest) != count:
+        what = f"text_input has {MARK} {len(rest)} times, and there are {count} images"
+        raise bad_request(what, "text_input")
+    ids, places = list(model.prompt_ids(first)), []
+    for one in rest:
+        places.append(len(ids))
+        ids += model.prompt_ids(one, add_special_tokens=False) if one else []
+    return model.pictures.with_placeholders(ids, places)
+
+
+def read_images(
+    model: ServedModel, images: Sequence[str], slots: Sequence[int], cancelled: threading.Event
+) -> None:
+    """As ``ServedModel.read_pictures``.
+
+    Raises:
+        ApiError: one cannot be read; it says which.
+    """
+    try:
+        model.read_pictures(as_messages(images), slots, cancelled)
+    except ApiError as error:
+        raise _named(error) from None
+
+
+def _named(error: ApiError) -> ApiError:
+    """The error with this request's own names."""
+    error.message = error.message.replace("messages[0].content[", f"{FIELD}[").replace("messages", FIELD)
+    error.param = (
+        (error.param or FIELD).replace("messages[0].content[", f"{FIELD}[").replace("messages", FIELD)
+    )
+    return error

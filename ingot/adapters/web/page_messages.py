@@ -1,0 +1,142 @@
+"""What the page shows, as a request.
+
+Owns the way from Gradio's history and the values of the page to the body of ``/v1/chat/completions``. Knows
+neither Gradio nor HTTP: history is plain data.
+
+    body("m", "Answer briefly.", history, "Hello", Values(own=True))
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.adapters.web.page_math import unmarked
+
+ANY_SEED = -1
+MOST_PICTURE = 11 << 20  # bytes of a file: in base64 it fits into the body that `ingot serve` takes
+
+
+class PictureTooLargeError(Exception):
+    """A picture's file is larger than ``MOST_PICTURE``; the text is for the reader of the page."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """How to sample.
+
+    Attributes:
+        own: the server's own values hold: only ``max_tokens`` and ``seed`` are sent.
+        max_tokens: 0: not sent, as ``ANY_SEED`` is not.
+    """
+
+    own: bool = True
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 0
+    seed: int = ANY_SEED
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a request."""
+        found: dict[str, Any] = {}
+        if not self.own:
+            names = ("temperature", "top_p", "top_k", "repetition_penalty")
+            found = {name: getattr(self, name) for name in names}
+        if self.max_tokens:
+            found["max_tokens"] = int(self.max_tokens)
+        if self.seed != ANY_SEED:
+            found["seed"] = int(self.seed)
+        return found
+
+
+def body(
+    model: str, system: str, history: Sequence[Mapping[str, Any]], said: Any, values: Values
+) -> dict[str, Any]:
+    """A request for the next answer.
+
+    Args:
+        history: what the page shows before ``said``; messages with a title are the page's own (thoughts and
+            errors) and are left out, and so is what was said without being answered.
+        said: a text, or ``{"text", "files"}`` where the page takes files.
+
+    Raises:
+        FileNotFoundError: a file is gone.
+        PictureTooLargeError: one is too large.
+    """
+    kept: list[tuple[str, str, list[Path]]] = []
+    for one in [*history, {"role": "user", "content": said}]:
+        text, given = _parts(one["content"])
+        if (one.get("metadata") or {}).get("title") or not (text or given):
+            continue
+        if kept and kept[-1][0] == one["role"] == "user":
+            kept.pop()
+        kept.append((one["role"], text, given))
+    messages = [{"role": role, "content": _content(text, given)} for role, text, given in kept]
+    if system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    return {"model": model, "messages": messages, **values.to_json()}
+
+
+def without_oldest(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """A request's messages without their oldest turn: a question and what follows it. None where that is the
+    last one.
+    """
+    asked = [place for place, one in enumerate(messages) if one["role"] == "user"]
+    if len(asked) < 2:
+        return None
+    return [*messages[: asked[0]], *messages[asked[1] :]]
+
+
+def files(said: Any) -> list[Path]:
+    """The files of a message."""
+    found = (said.get("files") or ()) if isinstance(said, Mapping) else ()
+    return [Path(one if isinstance(one, str) else one["path"]) for one in found]
+
+
+def transcript(found: Mapping[str, Any]) -> str:
+    """What was heard, with its times, as the page shows it: of ``verbose_json``."""
+    lines = [
+        f"**{_clock(one['start'])} – {_clock(one['end'])}** {one['text'].strip()}"
+        for one in found.get("segments") or ()
+    ]
+    return "\n\n".join(lines) or found["text"].strip() or "Nothing was heard."
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}:{rest:04.1f}"
+
+
+def _parts(shown: Any) -> tuple[str, list[Path]]:
+    """The text and the files of what the page shows."""
+    if isinstance(shown, str):
+        return unmarked(shown), []
+    if isinstance(shown, Mapping):
+        return unmarked(shown.get("text") or ""), files(shown)
+    texts = [part["text"] for part in shown if part.get("type") == "text"]
+    return unmarked("".join(texts)), files({"files": [p["file"] for p in shown if p.get("type") == "file"]})
+
+
+def _content(text: str, given: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """A message's content in OpenAI's form: a text, or parts where it has files."""
+    if not given:
+        return text
+    return [*map(_file_part, given), *([{"type": "text", "text": text}] if text else [])]
+
+
+def _file_part(path: Path) -> dict[str, Any]:
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    is_audio = kind.startswith("audio/")
+    if not is_audio and path.stat().st_size > MOST_PICTURE:
+        size = f"{MOST_PICTURE >> 20} MiB"
+        raise PictureTooLargeError(f"{path.name} is larger than {size}. Send a smaller picture.")
+    data = base64.b64encode(path.read_bytes()).decode()
+    if is_audio:
+        return {"type": "input_audio", "input_audio": {"data": data, "format": path.suffix.removeprefix(".")}}
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}

@@ -1,0 +1,364 @@
+"""Checkpoint → engine folder, whole or not at all.
+
+Owns the build: read, map, cast, pack, write beside the target, rename. Knows no architecture and no kernel.
+
+    build("checkpoint", "engine", dtype="fp16")
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ingot.building.calibration.calibration_cache import cache_path
+from ingot.building.calibration.calibration_data import SAMPLES, CalibrationData
+from ingot.building.calibration.calibration_speech import SHAPES
+from ingot.building.calibration.input_statistics import SeenInputs
+from ingot.building.calibration.quantize import (
+    Outcome,
+    calibration_entry,
+    read_samples,
+    warn_of_few,
+    write_calibrated,
+)
+from ingot.building.golden.golden_cases import make_proof
+from ingot.building.source.source_check import compare_with_source
+from ingot.building.tuner import tune_model
+from ingot.checkpoint.checkpoint_files import CONFIG
+from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.minigpt4_files import MiniGPT4Files
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.modality import PICTURE, SPEECH, TEXT
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.device import parse_dtype, resolve_device
+from ingot.engine.assembly import Assembly, build_config, make_manifest
+from ingot.engine.engine_text import TextParts, read_text_parts
+from ingot.engine.manifest import (
+    MANIFEST_FILE,
+    PLAN_FILE,
+    PROOF_FILE,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    TensorEntry,
+)
+from ingot.engine.plan_file import plan_text, read_plan
+from ingot.engine.proof_file import Proof, write_when
+from ingot.engine.source_figures import SourceFigures
+from ingot.engine.staging import new_parents, staged_folder
+from ingot.engine.weights_file import WeightsWriter
+from ingot.errors import BuildError, ConfigError
+from ingot.layers.decoder import Decoder
+from ingot.memory.host_memory import dense_bytes, expect_room
+from ingot.memory.memory_sizes import largest_weight_bytes
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+Finish = Callable[[Path], None]
+
+
+def build(
+    checkpoint: str | Path | MiniGPT4Files,
+    engine: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+    layers: str | tuple[int, int] | None = None,
+    kv_dtype: str = "model",
+    quant: str | QuantConfig = "none",
+    calib: str | Path | None = None,
+    calib_samples: int | None = None,
+    calib_prompt_seed: int | None = None,
+    chat_template: str | None = None,
+    plan: str | Path | None = None,
+    tune: bool = True,
+    proof: bool = True,
+    revision: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    tune_progress: Progress | None = None,
+    proof_progress: Progress | None = None,
+    finish: Finish | None = None,
+) -> Path:
+    """Build an engine folder from a checkpoint folder, a Hugging Face id, a ``.pt`` file of OpenAI's Whisper,
+    or the files of a MiniGPT-4; returns the folder.
+
+    The same checkpoint, arguments and version give the same bytes on the same machine in every file but
+    verify.json, which tells when, and a plan.json that a GPU measured. On another machine the proof's numbers
+    are of its arithmetic, and so are weights that calibration chose. A build that fails or is interrupted
+    leaves nothing behind, and an engine that was there stays as it was.
+
+    Args:
+        dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``: where kernels are tuned, the proof is computed, and
+            schemes that compute when they pack do so. Weights that are only copied need none.
+        max_batch_size: most requests in one step.
+        max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
+            8192.
+        layers: ``"0:1"`` keeps only these decoder layers.
+        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (values of the engine's
+            dtype) or ``int8``.
+        quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
+            config.
+        calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py), or of their
+            embeddings (calibration_rows.py); of a speech model recordings (calibration_speech.py).
+        calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
+            speech; None: 128.
+        calib_prompt_seed: draws the question about each captioned picture from the four of MiniGPT-4's
+            training; None: the first, in the chat format.
+        chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
+        plan: a plan.json to take as it is; nothing is measured.
+        tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
+            plan is empty: defaults.
+        proof: compare what was stored with the checkpoint, and store golden cases for ``ingot verify``;
+            without, the engine is unproven and says so.
+        revision: branch, tag or commit of a hub id.
+        force: replace an engine that is already there.
+        progress: called as (tensor name, bytes done, bytes in all).
+        tune_progress: called as (what is measured, steps done, steps in all).
+        proof_progress: called as (what, done, in all) while golden cases and noise floors are made.
+        finish: called with the finished engine while it still lies beside its place. What it raises ends the
+            build like any error: nothing is left, and an engine that was there stays.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read or does not fit its architecture.
+        BuildError: the target cannot be written, or what was written is not what the checkpoint holds.
+        ConfigError: an argument is out of range.
+        DeviceError: there is no such device, or it cannot measure (``tune``).
+        OutOfMemoryError: the host lacks the memory.
+    """
+    target = Path(engine)
+    place = resolve_device(device)
+    chosen = read_quant(quant)
+    original = resolve_checkpoint(checkpoint, revision=revision)
+    with open_checkpoint(original) as source:
+        config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
+        config = config.replace(kv_dtype=kv_dtype)
+        assembly = Assembly.of(source, config, chosen)
+        text = read_text_parts(source, chat_template)
+        given = None if calib is None else Path(calib)
+        data = _calibration(assembly, given, calib_samples, calib_prompt_seed, source, text, place)
+        _expect_room(assembly, data, place)
+        given_plan = read_plan(Path(plan)) if plan is not None else None
+        try:
+            with (
+                new_parents(target),
+                staged_folder(target, force=force, size=_size(assembly, text)) as folder,
+            ):
+                if given_plan is None and tune and place.type == "cuda":
+                    given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
+                plan_kept = given_plan or KernelPlan()
+                seen = _write(
+                    folder, source, assembly, text, data, plan_kept, place, progress, cache_path(target)
+                )
+                source.close()  # its mapped pages count as memory
+                if proof:
+                    figures = _compared(folder, original, assembly.model, place, proof_progress)
+                    _prove(folder, assembly, text, place, figures, proof_progress)
+                if finish is not None:
+                    finish(folder)
+            if seen is not None:
+                seen.keep()
+        except OSError as error:
+            raise BuildError("cannot write to the engine's folder", seen=error, fix="-o") from error
+    return target
+
+
+def _size(assembly: Assembly, text: TextParts) -> int:
+    weights = sum(t.numel() * t.element_size() for t in assembly.layout().values())
+    return weights + sum(file.stat().st_size for file in text.files) + (1 << 20)
+
+
+def _write(
+    folder: Path,
+    source: Checkpoint,
+    assembly: Assembly,
+    text: TextParts,
+    data: CalibrationData | None,
+    plan: KernelPlan,
+    device: torch.device,
+    progress: Progress | None,
+    ranges: Path,
+) -> SeenInputs | None:
+    """Write the folder; returns what was seen of activations, where that can be kept (in ``ranges``)."""
+    try:
+        path = folder / WEIGHTS_FILE
+        entries, seen = _write_weights(path, source, assembly, data, device, progress, ranges)
+        files = _copy_text(folder / TOKENIZER_FOLDER, text)
+        calibration = None if data is None else calibration_entry(data, assembly.build, seen.ranges)
+        manifest = make_manifest(assembly, source, text)
+        manifest = manifest.replace(tensors=entries, files=files, calibration=calibration)
+        (folder / PLAN_FILE).write_text(plan_text(plan), encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(manifest.dump(), encoding="utf-8")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else "the engine cannot be written"
+        raise BuildError(
+            what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
+        ) from error
+    return seen.kept
+
+
+def _write_weights(
+    path: Path,
+    source: Checkpoint,
+    assembly: Assembly,
+    data: CalibrationData | None,
+    device: torch.device,
+    progress: Progress | None,
+    ranges: Path,
+) -> tuple[dict[str, TensorEntry], Outcome]:
+    """All stored tensors in order; also what calibration saw of activations."""
+    layout = assembly.layout()
+    total = sum(t.numel() * t.element_size() for t in layout.values())
+    done = 0
+
+    def tell(what: str) -> None:
+        if progress is not None:
+            progress(what, done, total)
+
+    with WeightsWriter(path, layout) as writer:
+
+        def write(name: str, tensor: torch.Tensor) -> None:
+            nonlocal done
+            writer.add(name, tensor)
+            done += tensor.numel() * tensor.element_size()
+            tell(name)
+
+        seen = Outcome()
+        if data is not None:
+            seen = write_calibrated(assembly, source, data, device, write, ranges, tell)
+        else:
+            for name, tensor in assembly.tensors(source, device):
+                write(name, tensor)
+    return writer.entries, seen
+
+
+def _calibration(
+    assembly: Assembly,
+    calib: Path | None,
+    samples: int | None,
+    prompt_seed: int | None,
+    source: Checkpoint,
+    text: TextParts,
+    device: torch.device,
+) -> CalibrationData | None:
+    """The samples of a method that needs them; fewer tokens than a model is wide are warned of.
+
+    Raises:
+        ConfigError: one of method and file is there without the other, or as ``read_samples``.
+    """
+    quant, modality = assembly.quant, assembly.model_config.modality
+    if quant.calibrated and calib is None:
+        allowed = {
+            TEXT: "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings",
+            SPEECH: f"a manifest or folder of recordings: {SHAPES}",
+            PICTURE: "pictures with captions: a .jsonl file, or a folder with filter_cap.json and image/",
+        }
+        raise ConfigError(
+            "this method needs calibration data",
+            seen=quant.needs_samples,
+            allowed=allowed[modality],
+            flag="--calib FILE",
+        )
+    if not quant.calibrated and (calib, samples, prompt_seed) != (None, None, None):
+        named = {"": calib, "-samples": samples, "-prompt-seed": prompt_seed}
+        given = next(f"--calib{end} {value}" for end, value in named.items() if value is not None)
+        raise ConfigError(
+            "this build uses no calibration data",
+            seen=given,
+            flag="--quant with --method gptq, awq or smoothquant, or with --activations static; "
+            "or leave out --calib",
+        )
+    if calib is None:
+        return None
+    count = SAMPLES if samples is None else samples
+    data = read_samples(calib, count, assembly, source, text, device, prompt_seed)
+    warn_of_few(data, assembly)
+    return data
+
+
+def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch.device) -> None:
+    """What a build takes of the host at least: the largest weight as it was read and packed, and on a CPU one
+    layer in fp32 with what goes into and out of it for every sample.
+    """
+    config = assembly.model_config
+    size = 2 * largest_weight_bytes(config, parse_dtype(assembly.build.dtype))
+    if data is not None and device.type == "cpu":
+        layer = dense_bytes(config.replace(num_layers=1), torch.float32)
+        encoded = 0 if config.encoder is None else len(data.features) * config.encoder.max_positions
+        rows = max(data.num_tokens, encoded)
+        size = max(size, layer + 2 * rows * config.hidden_size * torch.float32.itemsize)
+    fix = "free some of it" if data is None else "fewer --calib-samples"
+    expect_room("the build does not fit this machine's memory", size, fix)
+
+
+def _compared(
+    folder: Path,
+    checkpoint: Path | MiniGPT4Files,
+    model: Decoder,
+    device: torch.device,
+    progress: Progress | None,
+) -> SourceFigures:
+    """How far the written tensors are from the checkpoint's.
+
+    Raises:
+        BuildError: one is farther off than its rounding explains.
+    """
+    found = compare_with_source(folder, checkpoint, device, progress, model)
+    if found.differences:
+        first, more = found.differences[0], len(found.differences) - 1
+        raise BuildError(
+            "a stored tensor is not what the checkpoint holds, so the build was discarded",
+            seen=first.text + (f"; and {more} more" if more else ""),
+            allowed="what rounding explains: at most 1 times a limit",
+            fix="--device cpu or another --quant; and report it, for a packer or a weight map is wrong",
+        )
+    return found.figures
+
+
+def _prove(
+    folder: Path,
+    assembly: Assembly,
+    text: TextParts,
+    device: torch.device,
+    figures: SourceFigures,
+    progress: Progress | None,
+) -> None:
+    """Write proof.json beside the files that it is of, and how long it took."""
+    start = time.perf_counter()
+    found = make_proof(folder, assembly.model, assembly.build, text.tokenizer, device, progress)
+    if found is not None:
+        found = Proof.of(found.claims.replace(source=figures), found.made)
+        (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
+        write_when(folder, round(time.perf_counter() - start, 3))
+
+
+def _copy_text(folder: Path, text: TextParts) -> dict[str, str]:
+    """Copy tokenizer and template files; returns their hashes by name."""
+    if not text.files:
+        return {}
+    folder.mkdir()
+    hashes = {}
+    for file in sorted(text.files, key=lambda f: text.name_of(f)):
+        name = text.name_of(file)
+        shutil.copyfile(file, folder / name)
+        hashes[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    if text.model_config is not None:
+        data = json.dumps(text.model_config, indent=1).encode()
+        (folder / CONFIG).write_bytes(data)
+        hashes[CONFIG] = hashlib.sha256(data).hexdigest()
+    return hashes

@@ -1,0 +1,84 @@
+"""AWQ of one layer after another.
+
+Owns what AWQ gathers of a layer, which inputs it rescales and which rows it clips. Knows no walk and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, Unseen, naming
+from ingot.building.calibration.layer_method import LayerMethod
+from ingot.building.calibration.rescaling import fold, rescaling_sites, value_rows_of
+from ingot.engine.assembly import Choice
+from ingot.quant.methods.activation_statistics import SAMPLE_ROWS, InputStatistics
+from ingot.quant.methods.awq import clip_limits, clipped, search_scales
+from ingot.quant.methods.rounding import dequantize, quantize
+from ingot.quant.quantized_values import Quantized
+
+
+class AwqLayers(LayerMethod):
+    """Values by rounding, of weights whose large inputs were scaled up and whose ranges were cut.
+
+    The scales of an input are folded into what makes it (rescaling.py); one without a site keeps its own.
+    4-bit ranges are cut where a sample of the inputs says so, but for queries and keys.
+    """
+
+    name = "awq"
+
+    def statistic(self, name: str, in_features: int) -> Statistic:
+        """Magnitudes of channels and a sample of tokens of what narrow layers read."""
+        if name not in self.schemes:
+            return Unseen()
+        return InputStatistics.of(in_features, self.device, sample=SAMPLE_ROWS)
+
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+        """The values of each narrow linear layer, once all scales of the layer are folded."""
+        sampled = {name: seen.sample.x for name, seen in layer.inputs.items() if name in self.schemes}
+        for site in rescaling_sites(self.config, layer.name):
+            if site.reader not in sampled:
+                continue
+            with naming(site.reader):
+                found = search_scales(
+                    [layer.weight(f"{site.reader}.weight")],
+                    sampled[site.reader],
+                    lambda w, name=site.reader: dequantize(self._rounded(name, w)),  # type: ignore[misc]
+                    group=self.schemes[site.reader].grid.group,
+                    magnitude=layer.inputs[site.reader].ranges.mean_abs(),
+                    classes=site.classes,
+                )
+                if found.ratio:
+                    fold(site, found.scales, layer)
+                    sampled[site.reader] = sampled[site.reader] / found.scales
+        for name, x in sampled.items():
+            with naming(name):
+                values = self._rounded(name, self._narrowed(name, layer.weight(f"{name}.weight"), x))
+                layer.replace(f"{name}.weight", dequantize(values))
+            self.tell(name)
+            yield name, Choice(values)
+
+    def _rounded(self, name: str, weight: torch.Tensor) -> Quantized:
+        own = self.schemes[name].grid
+        return quantize(weight, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
+
+    def _narrowed(self, name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The weight in fp32 with its ranges cut; 8 bits have no need of it."""
+        own, wide = self.schemes[name].grid, weight.float()
+        if own.bits != 4:
+            return wide
+        whole = self._rows_of_scores(name, len(wide))
+        if whole == len(wide):
+            return wide
+        cut = wide[whole:]
+        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
+        return torch.cat([wide[:whole], clipped(cut, limits, own.group)])
+
+    def _rows_of_scores(self, name: str, rows: int) -> int:
+        """How many of a product's rows, the first ones, make queries and keys."""
+        attention, _, leaf = name.rpartition(".")
+        if leaf == "q_proj":
+            return rows
+        return value_rows_of(self.config, attention).start if leaf in ("qkv_proj", "kv_proj") else 0

@@ -1,0 +1,317 @@
+"""Calibration's walk over a model, a layer at a time.
+
+Owns the passes of samples through the layers of a checkpoint (or of a model in memory), an encoder's first:
+what each linear layer multiplies, and what the layers after see. Holds one layer's weights on the device;
+hidden states are walk_halves.py's. Knows no way of quantizing.
+
+    walk = Walk(dense_model(assembly), load, samples, device, statistic, propagate=True)
+    for name in walk.layers:                                    # "layers.0", "layers.1", …
+        layer = walk.observe(name)
+        for name, seen in layer.inputs.items():                 # "layers.0.self_attn.qkv_proj", …
+            found = gptq(layer.weight(f"{name}.weight"), seen.mean(), 4, 128).quantized
+            layer.replace(f"{name}.weight", dequantize(found))  # what layers after this one will see
+        walk.advance(layer)
+
+The arithmetic is that of proofs (reference.py): fp32, without kernels, on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from ingot.building.calibration.walk_halves import DecoderHalf, EncoderHalf, Half, Progress, Told, num_tokens
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import Assembly, in_encoder
+from ingot.engine.reference_encoder import stage_names
+from ingot.engine.reference_run import EXACT, ReferenceRun, Span
+from ingot.errors import BuildError, ConfigError
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear
+from ingot.models.empty_model import empty_model
+from ingot.quant.methods.activation_statistics import InputStatistics
+
+BATCH_TOKENS = 4096  # computed at once, at least one sample
+
+Load = Callable[[str], torch.Tensor]  # a dense tensor by the model's name for it
+Fake = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Statistic(Protocol):
+    """What gathers an input."""
+
+    def add(self, x: torch.Tensor) -> None:
+        """Tokens [T, K], fp32, on the device."""
+        ...
+
+
+class Unseen:
+    """Nothing of an input."""
+
+    def add(self, x: torch.Tensor) -> None:
+        """Forget the tokens."""
+        return
+
+
+S = TypeVar("S", bound=Statistic)
+
+
+@dataclass
+class CalibratedLayer(Generic[S]):
+    """A layer whose inputs were seen.
+
+    Attributes:
+        name: of the layer in the model: ``layers.0``, ``encoder.layers.0``.
+        inputs: what was gathered of each linear layer's input, by its name in the model.
+    """
+
+    name: str
+    inputs: dict[str, S]
+    _held: Held
+    _fakes: dict[str, Fake] = field(default_factory=dict)
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A parameter of the layer by its name in the model, on the device: the latest that ``replace`` gave,
+        else the model's own, in the dtype of the engine.
+        """
+        return self._held[name]
+
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Take another value for a parameter: for ``weight``, and for the layers after when errors propagate.
+
+        Raises:
+            ConfigError: it has another shape.
+        """
+        shape = self._held[name].shape
+        if tensor.shape != shape:
+            raise ConfigError(f"{name} has a different shape", seen=list(tensor.shape), allowed=list(shape))
+        self._held.put(name, tensor)
+
+    def fake_input(self, name: str, fake: Fake) -> None:
+        """Put ``fake`` between a linear layer and its input [T, K], when errors propagate."""
+        if name not in self.inputs:
+            raise ConfigError("no such linear layer", seen=name, allowed=sorted(self.inputs))
+        self._fakes[name] = fake
+
+
+def dense_model(assembly: Assembly) -> Decoder:
+    """The empty modules of an assembly as they are without quantization."""
+    config, build = assembly.model_config, assembly.build
+    return empty_model(assembly.architecture, config, build, QuantConfig(), KernelPlan())
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Errors of one linear layer's values, told with its name."""
+    try:
+        yield
+    except BuildError as error:
+        raise BuildError(f"{name}: {error.what}", seen=error.seen, fix=error.fix) from None
+
+
+class Walk(Generic[S]):
+    """Samples on their way through a model: ``observe`` and ``advance`` of one layer after another.
+
+    Args:
+        model: dense modules, which may be empty (on ``meta``).
+        load: gives their tensors: ``partial(assembly.load, checkpoint=source)``, ``WeightsReader(path).read``
+            or ``model.get_parameter``.
+        samples: token ids.
+        features: of a model with an encoder, what each sample reads, one input; None of a sample that reads
+            none. Where outputs are spliced, placeholders stand in the sample for them.
+        embeddings: rows [tokens, hidden_size] of each sample, in the place of its tokens'; none: of tokens.
+        statistic: (name, in_features) → what gathers the input of one linear layer.
+        propagate: ``advance`` computes a layer's output again, with what the layer was given, so that the
+            layers after make up for its errors: twice the arithmetic.
+        batch_tokens: most tokens at once; a longer sample goes alone.
+        progress: called as ("calibration", tokens and encoded positions · layers done, in all).
+
+    Attributes:
+        layers: names of all layers, in order.
+
+    Raises:
+        ConfigError: there are no samples, one is empty, too long, or has ids that the model lacks, or
+            features are missing.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        load: Load,
+        samples: Sequence[Sequence[int]],
+        device: torch.device,
+        statistic: Callable[[str, int], S],
+        *,
+        features: Sequence[torch.Tensor | None] = (),
+        embeddings: Sequence[torch.Tensor] = (),
+        propagate: bool = False,
+        batch_tokens: int = BATCH_TOKENS,
+        progress: Progress | None = None,
+    ) -> None:
+        _check(model, samples, features)
+        self._model = model
+        self._device = device
+        self._statistic = statistic
+        self._propagate = propagate
+        self._features = [one for one in features if one is not None]
+        self._batches = _batches(model, samples, batch_tokens, _numbers(features))
+        self.layers = calibrated_layers(model)
+        self._told = Told(progress, self._work())
+        self._held = Held(load, device)
+        self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=self._feed)
+        self._run.given = dict(enumerate(embeddings))
+        self._encoder: EncoderHalf | None = None
+        self._decoder: DecoderHalf | None = None
+        self._before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x
+
+    def observe(self, name: str) -> CalibratedLayer[S]:
+        """The next layer, when all samples have gone through it.
+
+        Raises:
+            BuildError: the layer's output is not finite.
+        """
+        half = self._half(name)
+        self._held.clear()
+        layer = CalibratedLayer(name, _gather(self._model, name, self._statistic), self._held)
+        self._before = _recording(layer, half)
+        half.through(name, self._told, keep=not self._propagate)
+        return layer
+
+    def advance(self, layer: CalibratedLayer[S]) -> None:
+        """Give the next layer what the observed one makes of its inputs by now."""
+        if self._propagate and layer.name != self.layers[-1]:
+            self._before = _faking(layer)
+            self._half(layer.name).through(layer.name, self._told, keep=True)
+
+    def _half(self, name: str) -> Half:
+        """The half that a layer is of, begun when its first layer is asked for."""
+        if in_encoder(name):
+            if self._encoder is None:
+                self._encoder = EncoderHalf(self._run, self._features, self._device)
+            return self._encoder
+        if self._decoder is None:
+            self._before = lambda name, x: x  # a bridge between the halves records nothing more
+            if self._encoder is not None:
+                self._encoder.finish()
+            self._decoder = DecoderHalf(self._run, self._batches, self._device, self._encoder)
+        return self._decoder
+
+    def _work(self) -> int:
+        """Tokens and positions (about) · layers and passes."""
+        encoder = self._model.config.encoder
+        encoded = 0 if encoder is None else len(self._features) * encoder.max_positions
+        tokens, passes = sum(map(num_tokens, self._batches)), 1 + self._propagate
+        rows = [encoded if in_encoder(name) else tokens for name in self.layers]
+        return passes * sum(rows) - self._propagate * tokens  # nothing is behind the last layer
+
+    def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """What stands before every product, which changes from pass to pass."""
+        return self._before(name, x)
+
+
+class Held:
+    """Tensors that were asked for, on the device, until the next layer; embeddings stay in host memory."""
+
+    def __init__(self, load: Load, device: torch.device) -> None:
+        self.device = device
+        self._load = load
+        self._own: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._own:
+            tensor = self._load(name)
+            self._own[name] = tensor.to("cpu" if name.startswith("embed_") else self.device)
+        return self._own[name]
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        self._own[name] = tensor.to(self.device)
+
+    def clear(self) -> None:
+        self._own.clear()
+
+    def release(self) -> None:
+        self.clear()
+
+
+def calibrated_layers(model: Decoder) -> list[str]:
+    """Names of a model's layers, in the order in which samples go through them: an encoder's first."""
+    return [*stage_names(model.config), *(f"layers.{index}" for index in range(len(model.layers)))]
+
+
+def _gather(model: Decoder, layer: str, statistic: Callable[[str, int], S]) -> dict[str, S]:
+    """An empty statistic for each linear layer of one layer."""
+    found = {}
+    for path, module in model.get_submodule(layer).named_modules():
+        if isinstance(module, Linear):
+            name = f"{layer}.{path}".removesuffix(".")  # a bridge is a linear layer itself
+            assert module.scheme.dense, f"{name} is quantized"
+            found[name] = statistic(name, module.in_features)
+    return found
+
+
+def _recording(layer: CalibratedLayer[S], half: Half) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    def before(name: str, x: torch.Tensor) -> torch.Tensor:
+        seen = layer.inputs[name]
+        seen.add(x)
+        if isinstance(seen, InputStatistics):
+            seen.add_rows(x, half.rows)
+        return x
+
+    return before
+
+
+def _faking(layer: CalibratedLayer[S]) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    def before(name: str, x: torch.Tensor) -> torch.Tensor:
+        return layer._fakes[name](x) if name in layer._fakes else x
+
+    return before
+
+
+def _numbers(features: Sequence[torch.Tensor | None]) -> list[int | None]:
+    """Of each sample the number of its input among those that there are."""
+    numbers = iter(range(len(features)))
+    return [None if one is None else next(numbers) for one in features]
+
+
+def _batches(
+    model: Decoder, samples: Sequence[Sequence[int]], most: int, inputs: Sequence[int | None]
+) -> list[list[Span]]:
+    batches: list[list[Span]] = []
+    room = 0
+    for number, ids in enumerate(samples):
+        if not batches or len(ids) > room:
+            batches.append([])
+            room = most
+        span = Span(number, tuple(ids), 0, model.rope_offset(len(ids)), inputs[number] if inputs else None)
+        batches[-1].append(span)
+        room -= len(ids)
+    return batches
+
+
+def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[torch.Tensor | None]) -> None:
+    if not samples:
+        raise ConfigError("there is nothing to calibrate with", seen="no samples", flag="--calib")
+    if len(features) != (0 if model.encoder is None else len(samples)):
+        seen = f"{len(samples)} samples, features of {len(features)}"
+        raise ConfigError("only a model with an encoder reads features", seen=seen)
+    longest = model.config.max_positions if model.rotary is None else model.rotary.max_positions
+    vocab = model.config.vocab_size
+    for number, ids in enumerate(samples, start=1):
+        if not 0 < len(ids) <= longest:
+            allowed = f"1 to {longest} tokens"
+            raise ConfigError(
+                f"sample {number} has an invalid length", seen=len(ids), allowed=allowed, flag="--calib"
+            )
+        if not 0 <= min(ids) <= max(ids) < vocab:
+            odd = next(i for i in ids if not 0 <= i < vocab)
+            raise ConfigError(
+                f"sample {number} has a token id outside the vocabulary",
+                seen=odd,
+                allowed=f"0 to {vocab - 1}",
+                flag="--calib",
+            )

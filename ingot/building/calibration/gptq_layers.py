@@ -1,0 +1,40 @@
+"""GPTQ of one layer after another.
+
+Owns what GPTQ gathers of a layer; the settings that it runs with are each scheme's (``compensated``). Knows
+no walk and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, Unseen, naming
+from ingot.building.calibration.layer_method import LayerMethod
+from ingot.engine.assembly import Choice
+from ingot.quant.methods.gptq import HessianSum
+from ingot.quant.methods.rounding import dequantize
+
+
+class GptqLayers(LayerMethod):
+    """Values by the inputs' products: a layer makes up for the errors of the layers before it."""
+
+    name = "gptq"
+
+    def statistic(self, name: str, in_features: int) -> Statistic:
+        """The sum of x·xᵀ of what narrow layers read."""
+        return HessianSum(in_features, self.device) if name in self.schemes else Unseen()
+
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+        """The values of each narrow linear layer."""
+        for name in filter(self.schemes.__contains__, layer.inputs):
+            yield name, self.choice(layer, name)
+
+    def choice(self, layer: CalibratedLayer[Any], name: str) -> Choice:
+        """That of one linear layer; layers after this one see it."""
+        with naming(name):
+            hessian = layer.inputs[name].mean()
+            found = self.schemes[name].compensated(layer.weight(f"{name}.weight"), hessian)
+        layer.replace(f"{name}.weight", dequantize(found))
+        self.tell(name)
+        return Choice(found)

@@ -1,0 +1,138 @@
+"""What calibration saw of linear layers' inputs, layer by layer, in a walk over samples or in an earlier one.
+
+Owns the choice between the two, and the file of ranges beside an engine. Knows not what ranges are for.
+
+    seen = SeenInputs(assembly, load, data, source, method, cache_path(engine))
+    layer = seen.observe("layers.0")
+    layer.inputs["layers.0.self_attn.qkv_proj"].ranges.absmax()
+    seen.keep()
+
+Layers see what the checkpoint's own weights give, whatever becomes of them. Only ranges are kept: samples of
+tokens, which the search of an alpha takes, are walked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from ingot.building.calibration.calibrate import CalibratedLayer, Held, Load, Walk, dense_model
+from ingot.building.calibration.calibration_cache import (
+    CalibrationKey,
+    calibration_key,
+    read_ranges,
+    write_ranges,
+)
+from ingot.building.calibration.calibration_data import LENGTH, CalibrationData
+from ingot.building.calibration.layer_method import Tell, silent
+from ingot.building.calibration.smooth_layers import SmoothLayers
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.device import parse_dtype
+from ingot.engine.assembly import Assembly
+from ingot.errors import ConfigError
+from ingot.quant.methods.activation_statistics import ChannelRange, InputStatistics
+from ingot.quant.methods.hadamard import rotate
+
+_log = logging.getLogger(__name__)
+
+
+class SeenInputs:
+    """Statistics of every linear layer's input, a layer at a time.
+
+    Args:
+        load: gives dense tensors by name.
+        method: says what to gather, and where.
+        path: where ranges were kept and will be.
+        tell: called with what is under way.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        load: Load,
+        data: CalibrationData,
+        source: Checkpoint,
+        method: SmoothLayers,
+        path: Path,
+        tell: Tell = silent,
+    ) -> None:
+        self._load = load
+        self._device = method.device
+        self._path = path
+        self._tell = tell
+        tell("looking for cached channel ranges")
+        self._key = _key(assembly, data, source)
+        self._kept = None if method.sample else read_ranges(path, self._key)
+        self._found: dict[str, ChannelRange] = {}
+        self._walk: Walk[InputStatistics] | None = None
+        if self._kept is None:
+            model = dense_model(assembly)
+            self._walk = Walk(
+                model,
+                load,
+                data.samples,
+                self._device,
+                method.statistic,
+                features=data.features,
+                embeddings=rows_of(data, assembly),
+                progress=self._told,
+            )
+        else:
+            tell(f"ranges of {path.name}")
+
+    def observe(self, name: str) -> CalibratedLayer[InputStatistics]:
+        """The next layer.
+
+        Raises:
+            BuildError: what it sees is not finite.
+        """
+        if self._walk is not None:
+            layer = self._walk.observe(name)
+            self._found |= {name: seen.ranges for name, seen in layer.inputs.items()}
+            return layer
+        own = {one: seen for one, seen in (self._kept or {}).items() if one.startswith(f"{name}.")}
+        inputs = {one: InputStatistics(_on(ranges, self._device)) for one, ranges in own.items()}
+        return CalibratedLayer(name, inputs, Held(self._load, self._device))
+
+    def advance(self, layer: CalibratedLayer[InputStatistics]) -> None:
+        """Nothing: the layer was left when it was observed."""
+
+    def keep(self) -> None:
+        """Write the ranges of a walk that is over; a folder that cannot be written is told of."""
+        if self._kept is not None:
+            return
+        try:
+            write_ranges(self._path, self._key, self._found)
+        except OSError as error:
+            _log.warning("cannot cache the channel ranges: %s", error)
+
+    def _told(self, what: str, done: int, total: int) -> None:
+        self._tell(f"{what} {100 * done // total} %")
+
+
+def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:
+    """The embeddings of samples as a run takes them: rotated where the hidden states are, in the engine's
+    dtype.
+
+    Raises:
+        ConfigError: a value is not finite in it.
+    """
+    dtype, rotated = parse_dtype(assembly.build.dtype), bool(assembly.quant.rotation)
+    found = [(rotate(one) if rotated else one).to(dtype).float() for one in data.embeddings]
+    if not all(bool(one.isfinite().all()) for one in found):
+        what = f"embeddings have values that are not finite in {assembly.build.dtype}"
+        raise ConfigError(what, seen=data.path, flag="--calib or --dtype")
+    return found
+
+
+def _key(assembly: Assembly, data: CalibrationData, source: Checkpoint) -> CalibrationKey:
+    build = assembly.build
+    length = min(LENGTH, build.max_seq_len)
+    layers = None if build.layers is None else (build.layers[0], build.layers[1])
+    return calibration_key(source, data.sha256, data.samples, length, build.dtype, layers)
+
+
+def _on(ranges: ChannelRange, device: torch.device) -> ChannelRange:
+    return ChannelRange.from_tensors({name: tensor.to(device) for name, tensor in ranges.tensors().items()})

@@ -1,0 +1,73 @@
+"""What the ways of calibrating share: which layers they choose for, and what they are asked.
+
+Owns the base of the methods, each of which is a file ``…_layers.py``. Knows no walk.
+
+    layer = walk.observe(name)
+    chosen = dict(method.choose(layer))
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from ingot.building.calibration.calibrate import CalibratedLayer, Statistic
+from ingot.config.quantization.quant_config import HEAD
+from ingot.device import parse_dtype
+from ingot.engine.assembly import Assembly, Choice
+from ingot.layers.linear import linears
+from ingot.quant.schemes.linear_scheme import LinearScheme
+
+Tell = Callable[[str], None]
+
+
+def silent(what: str) -> None:
+    """Tell nobody."""
+
+
+class LayerMethod(ABC):
+    """A way of choosing what a layer stores by what its products read.
+
+    Attributes:
+        name: as in ``QuantConfig``.
+        schemes: of the linear layers that it chooses for, by name; the head is not among them.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, assembly: Assembly, device: torch.device, tell: Tell = silent) -> None:
+        self.config = assembly.model_config
+        self.quant = assembly.quant
+        self.dtype = parse_dtype(assembly.build.dtype)
+        self.dtype_of = assembly.dtype_of
+        self.device = device
+        self._tell = tell
+        self.schemes = {
+            name: linear.scheme
+            for name, linear in linears(assembly.model).items()
+            if name != HEAD and self.takes(name, linear.scheme)
+        }
+
+    def takes(self, name: str, scheme: LinearScheme) -> bool:
+        """Whether it chooses for a linear layer."""
+        return self.quant.at(name).method == self.name
+
+    @abstractmethod
+    def statistic(self, name: str, in_features: int) -> Statistic:
+        """What gathers the input of one linear layer."""
+
+    @abstractmethod
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+        """What linear layers store, by name; other parameters of the layer may be replaced, too, before the
+        first is given. Layers after this one see all that was replaced.
+
+        Raises:
+            BuildError: what a layer saw is not finite, or its values cannot be chosen.
+        """
+
+    def tell(self, name: str) -> None:
+        """Tell which linear layer is under way."""
+        self._tell(f"{name} by {self.quant.method_word}")

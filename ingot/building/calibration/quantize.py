@@ -1,0 +1,223 @@
+"""A model whose stored values are chosen by samples, written layer by layer.
+
+Owns the loop of calibration: observe a layer's inputs, choose what it stores (gptq_layers.py, awq_layers.py,
+rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
+
+    data = read_samples(calib, count, assembly, source, text, device)
+    write_calibrated(assembly, source, data, device, writer.add, cache_path(engine))
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.building.calibration.awq_layers import AwqLayers
+from ingot.building.calibration.calibrate import CalibratedLayer, Load, Walk, dense_model
+from ingot.building.calibration.calibration_data import (
+    LENGTH,
+    SAMPLES,
+    CalibrationData,
+    read_calibration_data,
+)
+from ingot.building.calibration.calibration_rows import holds_rows, read_calibration_rows
+from ingot.building.calibration.gptq_layers import GptqLayers
+from ingot.building.calibration.input_statistics import SeenInputs, rows_of
+from ingot.building.calibration.layer_method import LayerMethod, Tell, silent
+from ingot.building.calibration.picture_samples import read_pictures
+from ingot.building.calibration.rptq_layers import RptqLayers
+from ingot.building.calibration.smooth_layers import SmoothLayers
+from ingot.building.calibration.speech_samples import read_speech
+from ingot.building.golden.golden_cases import steady_threads
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.config.build_config import BuildConfig
+from ingot.config.modality import PICTURE, SPEECH
+from ingot.config.quantization.rptq_options import RANGES
+from ingot.engine.assembly import ROUNDED, Assembly, Choice, StoringModule, storing_modules
+from ingot.engine.engine_text import TextParts
+from ingot.engine.manifest import CalibrationEntry, KindRanges
+from ingot.errors import ConfigError, OutOfMemoryError
+from ingot.memory.host_memory import dense_bytes
+from ingot.quant.methods.rptq import KEPT
+
+_log = logging.getLogger(__name__)
+
+Write = Callable[[str, torch.Tensor], None]
+
+
+def read_samples(
+    path: Path,
+    count: int,
+    assembly: Assembly,
+    source: Checkpoint,
+    text: TextParts,
+    device: torch.device,
+    prompt_seed: int | None = None,
+) -> CalibrationData:
+    """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of texts or embeddings,
+    or for another modality of recordings or pictures, whose questions ``prompt_seed`` draws.
+
+    Raises:
+        ConfigError: a seed for another model than one of pictures, or as ``read_calibration_data``,
+            ``read_calibration_rows``, ``read_speech`` and ``read_pictures``.
+    """
+    length, config = min(LENGTH, assembly.build.max_seq_len), assembly.model_config
+    if prompt_seed is not None and config.modality is not PICTURE:
+        raise ConfigError(
+            "only questions about pictures are drawn",
+            seen=config.modality.model,
+            flag="leave out --calib-prompt-seed",
+        )
+    if config.modality is SPEECH:
+        return read_speech(path, count, length, assembly, source, text, device)
+    if holds_rows(path):
+        rows = read_calibration_rows(path, config.hidden_size, samples=count, length=length)
+        return rows if config.encoder is None else replace(rows, features=(None,) * len(rows.samples))
+    if config.modality is PICTURE:
+        return read_pictures(path, count, length, config, text, prompt_seed)
+    return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What calibration saw of activations.
+
+    Attributes:
+        kept: ranges of channels, which another build may read; None where none can.
+        ranges: of RPTQ by site those of tokens and of spliced positions, where samples have both.
+    """
+
+    kept: SeenInputs | None = None
+    ranges: dict[str, KindRanges] = field(default_factory=dict)
+
+
+def calibration_entry(
+    data: CalibrationData, build: BuildConfig, ranges: dict[str, KindRanges]
+) -> CalibrationEntry:
+    """What an engine's manifest says of its samples, and of the ranges that they had."""
+    length = min(LENGTH, build.max_seq_len)
+    return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length, ranges)
+
+
+def warn_of_few(data: CalibrationData, assembly: Assembly) -> None:
+    """Warn of fewer tokens than a model is wide, and of few records in a moving average."""
+    width, rptq, records = assembly.model_config.hidden_size, assembly.quant.rptq, len(data.samples)
+    if data.num_tokens < width:
+        _log.warning(
+            "%s has only %s tokens, fewer than a layer's %s inputs, so the quantization may overfit them; "
+            "give more or longer samples (--calib, --calib-samples)",
+            data.path,
+            data.num_tokens,
+            width,
+        )
+    if rptq is not None and rptq.ranges == RANGES[0] and records < SAMPLES:
+        _log.warning(
+            "with %s records the moving average of RPTQ's ranges gives the first one %d %% of the weight; "
+            "give %s records (--calib, --calib-samples), or take the extremes of all (--ranges minmax)",
+            records,
+            round(100 * KEPT ** (records - 1)),
+            SAMPLES,
+        )
+
+
+def write_calibrated(
+    assembly: Assembly,
+    source: Checkpoint,
+    data: CalibrationData,
+    device: torch.device,
+    write: Write,
+    cache: Path,
+    tell: Tell = silent,
+) -> Outcome:
+    """Every stored tensor of a model, in order; a machine gives the same for the same samples and threads.
+
+    Args:
+        write: takes a stored tensor and its name.
+        cache: where ranges of inputs were kept, and may be.
+        tell: called with what is under way.
+
+    Returns:
+        What was seen; ``kept`` can be kept in ``cache`` once the engine is whole.
+
+    Raises:
+        BuildError: what a layer sees is not finite, its values cannot be chosen, or a factor that was folded
+            into a tensor does not leave it within the dtype.
+        OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
+    """
+    load = partial(assembly.load, checkpoint=source, device=device)
+    method = _method(assembly, device, tell)
+    inputs: Walk[Any] | SeenInputs
+    if isinstance(method, SmoothLayers):
+        inputs = SeenInputs(assembly, load, data, source, method, cache, tell)
+    else:
+        inputs = Walk(
+            dense_model(assembly),
+            load,
+            data.samples,
+            device,
+            method.statistic,
+            features=data.features,
+            embeddings=rows_of(data, assembly),
+            propagate=True,
+            progress=lambda what, done, total: tell(f"{what} {100 * done // total} %"),
+        )
+    num_bytes = dense_bytes(assembly.model_config, method.dtype)
+    for name, modules in groupby(storing_modules(assembly.model), key=lambda one: one.layer):
+        if name is None:  # convolutions, embeddings, last norms, the head
+            _write(modules, load, device, write)
+            continue
+        with steady_threads(num_bytes, device), _fitting(name, device):
+            layer = inputs.observe(name)
+            chosen = dict(method.choose(layer))
+            layer.inputs.clear()
+            _write(modules, partial(_changed, assembly, layer), device, write, chosen)
+            inputs.advance(layer)
+    kinds = method.kinds if isinstance(method, RptqLayers) else {}
+    return Outcome(inputs if isinstance(inputs, SeenInputs) else None, kinds)
+
+
+def _method(assembly: Assembly, device: torch.device, tell: Tell) -> LayerMethod:
+    kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
+    quant = assembly.quant
+    kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
+    return kind(assembly, device, tell)
+
+
+def _changed(assembly: Assembly, layer: CalibratedLayer[Any], name: str) -> torch.Tensor:
+    """A tensor of a layer as it has become, before packing."""
+    return assembly.cast(name, layer.weight(name))
+
+
+def _write(
+    modules: Iterable[StoringModule],
+    load: Load,
+    device: torch.device,
+    write: Write,
+    chosen: dict[str, Choice] | None = None,
+) -> None:
+    """The stored tensors of modules; what was chosen is let go of as it is packed."""
+    own = {} if chosen is None else chosen
+    for module in modules:
+        for name, tensor in module.packed(load, device, lambda path: own.pop(path, ROUNDED)):
+            write(name, tensor)
+
+
+@contextmanager
+def _fitting(layer: str, device: torch.device) -> Iterator[None]:
+    """A GPU's lack of memory, told with the layer."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise OutOfMemoryError(
+            "calibration does not fit in the device's memory",
+            seen=f"{layer} on {device}",
+            fix="--device cpu",
+        ) from None

@@ -1,0 +1,156 @@
+"""RPTQ of one layer after another, with GPTQ for other layers beside it.
+
+Owns what is gathered of a layer, and where the order of its inputs is folded; values are chosen by the scheme
+(quant/schemes/int8_blocks.py). Knows no walk and no file.
+
+What a norm gives is put in order where it is quantized: the layer that reads it keeps the order (R1 and R4 of
+the paper). Rows of values within their heads (R3), and those of gate and up (R5), take the order of the
+products behind them, in any scheme, so that nothing is left of it at run time. An input that is not reordered
+has one scale, as in the paper's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, naming
+from ingot.building.calibration.gptq_layers import GptqLayers
+from ingot.building.calibration.layer_method import Tell, silent
+from ingot.building.calibration.rescaling import layer_shape, value_rows_of
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.quantization.rptq_options import SITES, RptqConfig, site_of
+from ingot.engine.assembly import Assembly, Choice
+from ingot.engine.manifest import KindRanges
+from ingot.quant.methods.activation_statistics import ChannelRange, InputStatistics, RecordRanges
+from ingot.quant.methods.channel_clusters import channel_orders, orders_by_heads
+from ingot.quant.schemes.int8_blocks import Int8Blocks
+from ingot.quant.schemes.linear_scheme import LinearScheme
+
+SAMPLE = 512  # tokens that choose between orders, and that ranges are cut by
+
+
+class RptqLayers(GptqLayers):
+    """Orders, scales and values of layers in blocks: a layer sees what the layers before it give once
+    quantized, inputs included. With the method ``round`` their weights are rounded, and others left alone.
+    """
+
+    def __init__(self, assembly: Assembly, device: torch.device, tell: Tell = silent) -> None:
+        super().__init__(assembly, device, tell)
+        self._seen_kinds: dict[str, tuple[ChannelRange, ChannelRange]] = {}  # tokens, spliced positions
+
+    @property
+    def _rptq(self) -> RptqConfig:
+        assert self.quant.rptq is not None
+        return self.quant.rptq
+
+    def takes(self, name: str, scheme: LinearScheme) -> bool:
+        """Layers in blocks, by either method."""
+        return scheme.form == "blocks" or super().takes(name, scheme)
+
+    def _in_blocks(self, name: str) -> Int8Blocks | None:
+        scheme = self.schemes.get(name)
+        return cast(Int8Blocks, scheme) if scheme is not None and scheme.form == "blocks" else None
+
+    def statistic(self, name: str, in_features: int) -> Statistic:
+        """Ranges and the sum of x·xᵀ of what layers in blocks read."""
+        scheme = self._in_blocks(name)
+        if scheme is None:
+            return super().statistic(name, in_features)
+        return InputStatistics.of(in_features, self.device, hessian=True, sample=SAMPLE, records=True)
+
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+        """Orders of the whole layer, then the values of each narrow linear layer."""
+        schemes = {name: self._in_blocks(name) for name in layer.inputs if name in self.schemes}
+        orders = {}
+        for name, scheme in schemes.items():
+            if scheme is not None:
+                self._see_kinds(name, layer.inputs[name].records)
+                with naming(name):
+                    orders[name] = self._order(layer, name, scheme, layer.inputs[name])
+        for name, scheme in schemes.items():
+            if scheme is None:
+                yield name, self.choice(layer, name)
+            else:
+                with naming(name):
+                    yield name, self._quantized(layer, name, scheme, orders[name])
+
+    @property
+    def kinds(self) -> dict[str, KindRanges]:
+        """Ranges of tokens and of spliced positions by site, of the layers so far; those that saw both."""
+        both = {site: pair for site, pair in self._seen_kinds.items() if pair[0].count and pair[1].count}
+        return {site: KindRanges(*map(_extremes, both[site])) for site in SITES if site in both}
+
+    def _see_kinds(self, name: str, records: RecordRanges) -> None:
+        site = site_of(name)
+        found = self._seen_kinds.setdefault(site, (ChannelRange(1), ChannelRange(1)))
+        for seen, own in zip(found, (records.tokens, records.spliced), strict=True):
+            if own.count:
+                ends = torch.stack([own.lowest.amin(), own.highest.amax()])
+                seen.add(ends.cpu()[:, None])
+
+    def _order(
+        self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, seen: InputStatistics
+    ) -> torch.Tensor:
+        """That of an input's channels; where rows make them the rows, and the weight's columns, take it."""
+        ranges, weight = seen.ranges, layer.weight(f"{name}.weight")
+        ranges.absmax()
+        site = site_of(name)
+        if site not in self._rptq.reorder:
+            return torch.arange(len(ranges.lowest), device=self.device)
+        cost = partial(scheme.cost, weight, seen, ranges=self._rptq.ranges)
+        both, clusters = (ranges.lowest, ranges.highest), self._rptq.clusters[site]
+        path = name.rpartition(".")[0]
+        if not scheme.ordered and name.endswith(".o_proj"):
+            made = value_rows_of(self.config, path)
+            heads, shared = made.num_kv_heads, made.num_heads // made.num_kv_heads
+            pairs = orders_by_heads(*both, heads, shared, block=scheme.block, clusters=clusters)
+            rows, order = min(pairs, key=lambda pair: cost(pair[1]))
+            _move_rows(layer, made.maker, made.start, rows, made.has_bias)
+        else:
+            order = min(channel_orders(*both, scheme.block, clusters), key=cost)
+            if scheme.ordered:
+                return order
+            shape = layer_shape(self.config, name)
+            gated = isinstance(shape, DecoderConfig) and shape.gated
+            maker = f"{path}.gate_up_proj" if gated else f"{path}.up_proj"
+            rows = torch.cat([order, order + len(order)]) if gated else order
+            _move_rows(layer, maker, 0, rows, shape.mlp_bias)
+        layer.replace(f"{name}.weight", layer.weight(f"{name}.weight")[:, order])
+        return order
+
+    def _quantized(
+        self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, order: torch.Tensor
+    ) -> Choice:
+        weight = layer.weight(f"{name}.weight")
+        found = scheme.chosen(
+            weight,
+            layer.inputs[name],
+            order,
+            ranges=self._rptq.ranges,
+            one_scale=site_of(name) not in self._rptq.reorder,
+            rounds=self.quant.method == "round",
+        )
+        tensors = scheme.accept(found)
+        layer.replace(f"{name}.weight", scheme.dequantize(tensors, weight.shape[1], torch.float32))
+        layer.fake_input(name, partial(scheme.rounded, tensors=tensors))
+        self.tell(name)
+        return Choice(found)
+
+
+def _extremes(seen: ChannelRange) -> tuple[float, float]:
+    return float(seen.lowest), float(seen.highest)
+
+
+def _move_rows(
+    layer: CalibratedLayer[Any], name: str, start: int, rows: torch.Tensor, has_bias: bool
+) -> None:
+    """Outputs of a linear layer from ``start`` on in another order."""
+    for leaf in ("weight", "bias") if has_bias else ("weight",):
+        tensor = layer.weight(f"{name}.{leaf}").clone()
+        end = start + len(rows)
+        tensor[start:end] = tensor[start:end][rows]
+        layer.replace(f"{name}.{leaf}", tensor)

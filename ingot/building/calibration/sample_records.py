@@ -1,0 +1,153 @@
+"""The records of a file of samples to calibrate with, whatever is made of them.
+
+Owns the reading of JSON lines and lists, the choice of some of them, and the one error that names all that
+are of no use. Knows no shape of a record.
+
+    records = read_records(path, raw_file(path))
+    kept = made_of(path, evenly(records, 128), encode, SHAPES)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingot.config.files.json_text import JsonError, parse_json
+from ingot.errors import ConfigError, IngotError
+from ingot.text.tokenizer.tokenizer_base import Tokenizer
+
+_TOLD = 5  # bad records that an error names
+T = TypeVar("T")
+Numbered = tuple[int, Any]  # line of a file or place in a list, from 1, and the record
+
+
+class BadSample(Exception):
+    """Why a record is no sample."""
+
+
+def evenly(found: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` of them, evenly apart, the first among them."""
+    if len(found) <= count:
+        return list(found)
+    return [found[place * len(found) // count] for place in range(count)]
+
+
+def read_records(path: Path, raw: bytes, shapes: str) -> list[Numbered]:
+    """Those of a ``.json`` list, or of any other file one a line; a line that is no JSON is the ``BadSample``
+    that it is.
+
+    Raises:
+        ConfigError: it is no list, or not UTF-8.
+    """
+    return list(_elements(path, raw, shapes) if path.suffix == ".json" else _lines(raw))
+
+
+def made_of(
+    path: Path, records: Sequence[Numbered], make: Callable[[Mapping[str, Any]], T], shapes: str
+) -> list[T]:
+    """What ``make`` gives for each record.
+
+    Raises:
+        ConfigError: ``make`` raised for some, all of which are named; or there are no records.
+    """
+    found: list[T] = []
+    bad: list[str] = []
+    for number, record in records:
+        try:
+            found.append(make(_object(record)))
+        except BadSample as error:
+            bad.append(f"{number}: {error}")
+        except IngotError as error:
+            bad.append(f"{number}: {error.what}")
+    if bad or not found:
+        rest = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
+        raise ConfigError(
+            f"{path} has records that cannot be used as samples" if bad else f"{path} has no records",
+            seen="; ".join(bad[:_TOLD]) + rest if bad else None,
+            allowed=shapes,
+            flag="--calib",
+        )
+    return found
+
+
+def text_of(value: object) -> str:
+    """A text that says something; ``BadSample`` where it does not."""
+    if not isinstance(value, str) or not value.strip():
+        raise BadSample("a text is missing or empty")
+    return value
+
+
+def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
+    """The tokenizer that something needs.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if tokenizer is None:
+        raise ConfigError(
+            f"{what} needs a tokenizer, but the checkpoint has none",
+            allowed='{"token_ids": […]}',
+            flag="--calib",
+        )
+    return tokenizer
+
+
+def decoded(path: Path, raw: bytes) -> str:
+    """A file's text.
+
+    Raises:
+        ConfigError: it is not UTF-8, or empty.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--calib, converted to UTF-8") from None
+    if not text.strip():
+        raise ConfigError("the data is empty", seen=path, flag="--calib")
+    return text
+
+
+def raw_file(path: Path) -> bytes:
+    """The file without a byte-order mark."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("the data cannot be read", seen=error, flag="--calib") from None
+    if b"\0" in raw:
+        raise ConfigError(
+            f"{path} is not a text file",
+            seen="bytes of value 0",
+            allowed="texts or records in UTF-8: .jsonl, .json or .txt",
+            flag="--calib",
+        )
+    return raw.removeprefix(b"\xef\xbb\xbf")
+
+
+def _object(record: object) -> Mapping[str, Any]:
+    if isinstance(record, BadSample):
+        raise record
+    if not isinstance(record, dict):
+        raise BadSample(f"{type(record).__name__} instead of an object")
+    return record
+
+
+def _lines(raw: bytes) -> Iterator[tuple[int, Any]]:
+    """(line, record), a line that is no JSON as the error that it is; blank lines are passed over."""
+    for number, line in enumerate(raw.split(b"\n"), start=1):
+        if line.strip():
+            try:
+                yield number, parse_json(line)
+            except JsonError as error:
+                yield number, BadSample(f"not JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
+
+
+def _elements(path: Path, raw: bytes, shapes: str) -> Iterator[tuple[int, Any]]:
+    try:
+        found = parse_json(decoded(path, raw))
+    except JsonError as error:
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--calib") from None
+    if not isinstance(found, list):
+        seen = f"{path}: {type(found).__name__}"
+        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=shapes, flag="--calib")
+    yield from enumerate(found, start=1)

@@ -1,0 +1,417 @@
+"""Golden cases of an engine that was just written.
+
+Owns the making of a proof: prompts through the reference (reference.py) in fp32, greedy continuations, and
+the noise floors. Knows no kernels and no runtime.
+
+    proof = make_proof(folder, model, build, tokenizer, torch.device("cpu"))
+
+It costs one pass over the weights for each new token and one for the floors, with the arithmetic of 1,200
+tokens in all, and the memory of one matrix; a GPU with room for the weights reads them once. Where every pass
+reads the file again, fewer new tokens (3 at least) keep the reading near 16 GB, and above 4 GB the floors are
+of the short case alone. The numbers are those of the machine's PyTorch and its number of threads: the same
+again on the same machine with the same threads. Below 256 MB of weights a CPU uses one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ingot.building.golden.golden_encoder import (
+    GoldenInput,
+    claimed,
+    encoder_distances,
+    finer,
+    golden_inputs,
+)
+from ingot.building.golden.golden_prompts import GoldenPrompt, golden_prompts, spliced_ids
+from ingot.config.build_config import BuildConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.device import cpu_name, dtype_name, parse_dtype
+from ingot.engine.manifest import WEIGHTS_FILE
+from ingot.engine.proof_file import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
+from ingot.engine.reference_run import EXACT, FINER, FLIPPED, Arithmetic, ReferenceRun, Span, Weights
+from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import any_rounded
+from ingot.text.tokenizer.tokenizer import Tokenizer
+from ingot.version import VERSION
+
+NEW_TOKENS = 16
+TOP = 5
+FLOOR_CASES = ("short", "script", "over one block")
+_FEWEST_NEW = 3
+_MOST_READ = 16 << 30
+_SMALL = 256 << 20
+_LARGE = 4 << 30
+_MOST_ROWS_OF = 100  # tokens of a prompt whose whole logits are kept at some positions
+_FLIPS = "flips"
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class _Under:
+    """A case under way."""
+
+    number: int
+    prompt: GoldenPrompt
+    ids: tuple[int, ...]  # of the prompt, with placeholders
+    rope_offset: int
+    input: int | None = None
+    new_ids: list[int] = field(default_factory=list)
+    steps: list[Position] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    sketches: dict[str, dict[str, Sketch]] = field(default_factory=lambda: {"prompt": {}, "new": {}})
+
+    def span(self, ids: Sequence[int], start: int) -> Span:
+        return Span(self.number, tuple(ids), start, self.rope_offset, self.input)
+
+    def sums(self, part: str) -> dict[str, Checksum]:
+        return {name: sketch.checksum() for name, sketch in self.sketches[part].items()}
+
+    def case(self) -> Case:
+        prompt, new = self.sums("prompt"), self.sums("new")
+        ids = tuple(self.new_ids)
+        steps, rows = tuple(self.steps), tuple(self.rows)
+        return Case(
+            self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new, self.input
+        )
+
+
+def make_proof(
+    folder: Path,
+    model: Decoder,
+    build: BuildConfig,
+    tokenizer: Tokenizer | None,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Proof | None:
+    """The proof of an engine folder whose weights and manifest are written; writes nothing.
+
+    Args:
+        model: the empty modules (on ``meta``).
+        device: where the arithmetic runs; a GPU that lacks the memory leaves it to the CPU, and says so.
+        progress: called as (what, done, in all), for each part of the work: prompts and noise floors by
+            layers, new tokens by passes.
+
+    Returns:
+        None, with a warning logged, where the model's logits are not finite: nothing can be proven of it.
+    """
+    try:
+        return _make(folder, model, build, tokenizer, device, progress)
+    except torch.OutOfMemoryError:
+        _log.warning("not enough GPU memory for the proof; making it on the CPU")
+        return _make(folder, model, build, tokenizer, torch.device("cpu"), progress)
+
+
+@torch.inference_mode()
+def _make(
+    folder: Path,
+    model: Decoder,
+    build: BuildConfig,
+    tokenizer: Tokenizer | None,
+    device: torch.device,
+    progress: Progress | None,
+) -> Proof | None:
+    dtype = parse_dtype(build.dtype)
+    weights = Weights(folder / WEIGHTS_FILE, model, device)
+    with steady_threads(weights.num_bytes, weights.device) as threads:
+        count = _new_tokens(weights, build.max_seq_len)
+        given = golden_inputs(model.config)
+        room = build.max_seq_len - count - model.config.placeholders if count else 0
+        prompts = golden_prompts(tokenizer, model.config.vocab_size, max(room, 0))
+        cases = _cases(model, prompts, len(given))
+        try:
+            run = ReferenceRun(model, weights, EXACT, kv_dtype=build.kv_dtype)
+            inputs = tuple(claimed(run, i, one) for i, one in enumerate(given))
+            _continue(run, cases, count, progress or _silent)
+            floors = _floors(model, weights, cases, given, dtype, build.kv_dtype, progress or _silent)
+            _tell_overflow(floors)
+        except _NotFinite:
+            _log.warning("the engine has no proof: its logits are not finite")
+            return None
+    claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors, inputs=inputs)
+    where = device_name(device)
+    return Proof.of(claims, Made(where, threads, dtype_name(dtype), VERSION, torch.__version__))
+
+
+def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_Under]:
+    """Prompts with the inputs in turns. Where inputs stand in the prompt one in three has none, since texts
+    are requests of their own there.
+    """
+    splices, found = model.config.splices, []
+    for number, prompt in enumerate(prompts):
+        turn = number % (inputs + splices) if inputs else 0
+        given = turn if turn < inputs else None
+        ids = prompt.ids
+        if given is not None and splices:
+            assert model.config.encoder is not None
+            ids = spliced_ids(ids, model.config.placeholders, model.config.encoder.placeholder_id)
+            given = given if ids != prompt.ids else None
+        found.append(_Under(number, prompt, ids, model.rope_offset(len(ids)), given))
+    return found
+
+
+def _tell_overflow(floors: dict[str, Floor]) -> None:
+    for name, floor in floors.items():
+        first = next((module for module, value in floor.modules.items() if value >= OVERFLOW), None)
+        if first is not None:
+            _log.warning("the model overflows in %s, first in %s; build it with --dtype bf16", name, first)
+
+
+class _NotFinite(Exception):
+    """A logit is infinite or no number."""
+
+
+@contextmanager
+def steady_threads(num_bytes: int, device: torch.device) -> Iterator[int]:
+    """One thread for a model of few ``num_bytes`` of weights on a CPU: as fast, and the same numbers whatever
+    the process has. Yields how many threads there are.
+    """
+    before = torch.get_num_threads()
+    if device.type == "cpu" and num_bytes < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def device_name(device: torch.device) -> str:
+    """A GPU's name, or the CPU's as far as the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_name() or "CPU"
+
+
+def row_digest(logits: torch.Tensor) -> str:
+    """sha256 of one row of logits [vocab_size], rounded to 1/64."""
+    steps = (logits.double() * 64).round().to(torch.int64).cpu()
+    return hashlib.sha256(steps.numpy().tobytes()).hexdigest()
+
+
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """One row of logits [vocab_size] less its mean, which no probability depends on, as [1, vocab_size]."""
+    wide = logits.double()
+    return (wide - wide.mean())[None]
+
+
+def row_checksum(logits: torch.Tensor) -> Checksum:
+    """Checksum of one row of logits [vocab_size]."""
+    return Sketch("logits").add(centred(logits), 0).checksum()
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    return
+
+
+def _new_tokens(weights: Weights, max_seq_len: int) -> int:
+    passes = NEW_TOKENS
+    if not weights.resident:
+        passes = max(_FEWEST_NEW, min(NEW_TOKENS, _MOST_READ // max(weights.num_bytes, 1)))
+    return min(passes, max_seq_len // 2)
+
+
+def _continue(run: ReferenceRun, cases: list[_Under], count: int, progress: Progress) -> None:
+    """Prompts, then one token a pass for every case, greedily."""
+    if not cases:
+        return
+    prompts, starts = [c.ids for c in cases], [len(c.ids) for c in cases]
+    logits = _pass(run, cases, "prompt", prompts, [0] * len(cases), progress)
+    for step in range(count):
+        progress("golden cases, new tokens", step, count)
+        for case, row in zip(cases, logits, strict=True):
+            case.steps.append(_position(row))
+            case.new_ids.append(case.steps[-1].top_ids[0])
+        if step + 1 < count:
+            last = [case.new_ids[-1:] for case in cases]
+            logits = _pass(run, cases, "new", last, [n + step for n in starts])
+
+
+def _pass(
+    run: ReferenceRun,
+    cases: list[_Under],
+    part: str,
+    ids: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    progress: Progress = _silent,
+) -> torch.Tensor:
+    """Compute tokens of every case; returns the logits after the last of each, [cases, vocab_size]."""
+    spans = [case.span(new, start) for case, new, start in zip(cases, ids, starts, strict=True)]
+    counts = [len(span.ids) for span in spans]
+
+    def see(name: str, output: torch.Tensor) -> None:
+        for case, rows in zip(cases, output.split(counts), strict=True):
+            sketch = case.sketches[part].setdefault(name, Sketch(name))
+            sketch.add(rows, first=0 if part == "prompt" else len(case.new_ids) - 1)
+
+    hidden = run.embed(spans)
+    for index in range(run.config.num_layers):
+        progress("golden cases, prompts", index, run.config.num_layers)
+        hidden = run.layer(index, hidden, spans, see)
+        run.weights.release()
+    hidden = run.final_norm(hidden, see)
+    chosen = [_kept_rows(case) if part == "prompt" else [] for case in cases]
+    starts_in_pass = itertools.accumulate(counts, initial=0)
+    wanted = [[*rows, n - 1] for rows, n in zip(chosen, counts, strict=True)]
+    places = [first + row for first, rows in zip(starts_in_pass, wanted, strict=False) for row in rows]
+    logits = run.logits(hidden[torch.tensor(places, device=hidden.device)])
+    run.weights.release()
+    last = []
+    for case, rows, own in zip(cases, chosen, logits.split([len(w) for w in wanted]), strict=True):
+        case.rows += [Row(p, row_checksum(r), row_digest(r)) for p, r in zip(rows, own, strict=False)]
+        last.append(own[-1])
+    return torch.stack(last)
+
+
+def _kept_rows(case: _Under) -> list[int]:
+    """Where whole logits are kept: at the first, a middle and the last token of a prompt that is not long."""
+    length = len(case.ids)
+    return [] if length > _MOST_ROWS_OF else sorted({0, length // 2, length - 1})
+
+
+def _position(row: torch.Tensor) -> Position:
+    if not bool(torch.isfinite(row).all()):
+        raise _NotFinite
+    values, ids = row.topk(min(TOP, row.shape[0]))
+    chosen = int(row.argmax())
+    order = sorted(
+        zip(ids.tolist(), values.tolist(), strict=True), key=lambda pair: (pair[0] != chosen, -pair[1])
+    )
+    ids_, values_ = zip(*order, strict=True)
+    return Position(tuple(ids_), tuple(map(rounded, values_)), rounded(float(row.double().logsumexp(0))))
+
+
+def _floors(
+    model: Decoder,
+    weights: Weights,
+    cases: list[_Under],
+    inputs: Sequence[GoldenInput],
+    dtype: torch.dtype,
+    kv_dtype: str,
+    progress: Progress,
+) -> dict[str, Floor]:
+    """Distances of fp32 from fp64 and of the engine's dtype from fp32, over some of the cases in one pass.
+
+    Where activations, or keys and values, are rounded to 8 bits, a last bit of fp32 can be a whole step of a
+    number, and then all that follows is off by more than fp32's noise. Whether that happens is chance. So no
+    floor is below what it costs that it happens once in every row (reference.py: ``flips``).
+    """
+    names = FLOOR_CASES[:1] if weights.num_bytes > _LARGE and not weights.resident else FLOOR_CASES
+    chosen = [c for c in cases if c.prompt.name in names] or cases
+    if not chosen:
+        return {}
+    ways: dict[str, Arithmetic] = {"fp64": FINER, "fp32": EXACT}
+    if dtype != torch.float32:
+        ways[dtype_name(dtype)] = Arithmetic(torch.float32, dtype)
+    if kv_dtype != "model" or any_rounded(model):
+        ways[_FLIPS] = FLIPPED
+    spans = [c.span((*c.ids, *c.new_ids[:-1]), 0) for c in chosen]
+    runs = {
+        name: ReferenceRun(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()
+    }
+    found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, inputs), progress)
+    pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
+    floors = {name: found.floor(name, better) for name, better in pairs.items()}
+    floors |= {"fp32": _of_any_order(floors["fp32"], _terms(model.config))}
+    flips = floors.pop(_FLIPS, None)
+    return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
+
+
+def _larger(one: Floor, other: Floor) -> Floor:
+    modules = {name: max(value, other.modules[name]) for name, value in one.modules.items()}
+    return Floor(modules, max(one.logits, other.logits), max(one.logprobs, other.logprobs))
+
+
+def _terms(config: DecoderConfig) -> int:
+    """Of the sums that set the floors: a row's channels, or the positions that cross-attention adds up."""
+    encoder = config.encoder if config.crosses else None
+    return max(config.hidden_size, 0 if encoder is None else encoder.max_positions)
+
+
+def _of_any_order(floor: Floor, terms: int) -> Floor:
+    """An fp32 floor for libraries that sum one term after another, as they do for a single row: the error of
+    such a sum of K terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors
+    grow as the first module's does, since errors pass through the layers in proportion.
+    """
+    walk = torch.finfo(torch.float32).eps * math.sqrt(terms) / 4
+    scale = max(1.0, walk / next(iter(floor.modules.values())))
+    modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
+    return Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
+
+
+@dataclass
+class _Distances:
+    """What the runs of different arithmetic differ by."""
+
+    modules: dict[str, dict[str, float]]
+    logits: dict[str, torch.Tensor]
+    ids: torch.Tensor
+
+    def floor(self, name: str, better: str) -> Floor:
+        eps = torch.finfo(torch.float32 if name == _FLIPS else parse_dtype(name)).eps
+        ours, theirs = self.logits[name].double(), self.logits[better].double()
+        rows = max(distance(centred(a), centred(b)) for a, b in zip(ours, theirs, strict=True))
+        gap = (ours.log_softmax(-1) - theirs.log_softmax(-1)).gather(1, self.ids).abs().max()
+        largest = float(theirs.gather(1, self.ids).abs().max())
+        logprobs = max(float(gap), eps * largest) if bool(torch.isfinite(gap)) else OVERFLOW
+        modules = {n: rounded(max(d, eps)) for n, d in self.modules[name].items()}
+        return Floor(modules, rounded(max(rows, eps)), rounded(logprobs))
+
+
+def _outputs(
+    weights: Weights,
+    runs: dict[str, ReferenceRun],
+    spans: list[Span],
+    cases: list[_Under],
+    modules: dict[str, dict[str, float]],
+    progress: Progress,
+) -> _Distances:
+    """All runs layer by layer, so that a matrix is read once; ``modules`` are those that ran before."""
+    counts = [len(span.ids) for span in spans]
+    hidden = {name: run.embed(spans) for name, run in runs.items()}
+
+    def compare(seen: dict[str, dict[str, torch.Tensor]]) -> None:
+        for name, better in finer(runs):
+            for module, output in seen[name].items():
+                pairs = zip(output.split(counts), seen[better][module].split(counts), strict=True)
+                modules[name][module] = max(distance(a, b) for a, b in pairs)
+
+    layers = runs["fp32"].config.num_layers
+    for index in range(layers):
+        progress("noise floors", index, layers)
+        seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in runs}
+        for name, run in runs.items():
+            hidden[name] = run.layer(index, hidden[name], spans, seen[name].__setitem__)
+        weights.release()
+        compare(seen)
+    seen = {name: {} for name in runs}
+    chosen = torch.tensor(_chosen_rows(cases, counts))
+    logits = {}
+    for name, run in runs.items():
+        hidden[name] = run.final_norm(hidden[name], seen[name].__setitem__)
+        logits[name] = run.logits(hidden[name][chosen.to(hidden[name].device)]).cpu()
+    compare(seen)
+    ids = torch.tensor([step.top_ids for case in cases for step in case.steps])
+    return _Distances(modules, logits, ids)
+
+
+def _chosen_rows(cases: list[_Under], counts: list[int]) -> list[int]:
+    """Rows of the hidden states whose logits chose the new tokens."""
+    rows: list[int] = []
+    start = 0
+    for case, count in zip(cases, counts, strict=True):
+        first = start + len(case.ids) - 1
+        rows += range(first, first + len(case.new_ids))
+        start += count
+    return rows

@@ -1,0 +1,188 @@
+"""The encoder's part of a golden proof.
+
+Owns which inputs a model is proven with, checksums of what its encoder makes of them, and its noise floors.
+Knows no prompt.
+
+    inputs = golden_inputs(model.config)                 # empty: the model takes none
+    claims = [claimed(run, number, one) for number, one in enumerate(inputs)]
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ingot.building.golden.golden_pictures import exact_pixels, golden_values
+from ingot.building.golden.golden_speech import HOP, exact_log_mel, golden_samples
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.encoder_config import EncoderConfig
+from ingot.config.modality import PICTURE, SPEECH, Modality
+from ingot.engine.proof_file import InputClaim
+from ingot.engine.reference_encoder import encode, encoder_stages
+from ingot.engine.reference_run import ReferenceRun
+from ingot.engine.sketch import Checksum, Sketch, distance, rounded
+from ingot.models.model_registry import plain_encoder
+from ingot.reference.plain_stage import Passage
+
+_FRAMES_OF_A_POSITION = 2
+_NUDGE = 1000  # of so many values a resize may round one to the other level
+
+
+@dataclass(frozen=True)
+class GoldenInput(ABC):
+    """An input that is the same everywhere, and its features in float64.
+
+    Attributes:
+        name: what its values follow from, with the size.
+        size: of the values.
+        shape: of the features, as the encoder takes them; 0: the size says.
+    """
+
+    name: str
+    size: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    features_name: ClassVar[str]  # in reports
+
+    @property
+    @abstractmethod
+    def features(self) -> torch.Tensor:
+        """As the encoder takes them, float64."""
+
+    @property
+    @abstractmethod
+    def nearly(self) -> torch.Tensor:
+        """The same with what a sound preparation may round otherwise."""
+
+    @abstractmethod
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        """Features as rows whose checksum is kept."""
+
+    @property
+    def floor(self) -> float:
+        """What rounding does to the features, relative."""
+        off = distance(self.rows(self.nearly), self.rows(self.features))
+        return rounded(max(off, torch.finfo(torch.float32).eps))
+
+    def checksum(self, features: torch.Tensor) -> Checksum:
+        """Of features."""
+        return Sketch(self.features_name).add(self.rows(features), first=0).checksum()
+
+
+class GoldenSpeech(GoldenInput):
+    """``samples``: float32 [N]; features are log-mel [mels, frames]."""
+
+    features_name = "log-mel"
+
+    @cached_property
+    def samples(self) -> torch.Tensor:
+        """At 16 kHz, float32 [N]."""
+        return golden_samples(self.name, self.size[0])
+
+    @cached_property
+    def features(self) -> torch.Tensor:
+        return exact_log_mel(self.samples, self.shape[0])
+
+    @property
+    def nearly(self) -> torch.Tensor:
+        return exact_log_mel(self.samples, self.shape[0], torch.float32)
+
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        return features.T
+
+
+class GoldenPicture(GoldenInput):
+    """``values``: uint8 [height, width, 3]; features are pixels [3, side, side]."""
+
+    features_name = "pixels"
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """RGB, uint8 [height, width, 3]."""
+        return golden_values(self.name, (self.size[0], self.size[1]))
+
+    @cached_property
+    def features(self) -> torch.Tensor:
+        return exact_pixels(self.values, self.shape[-1])
+
+    @property
+    def nearly(self) -> torch.Tensor:
+        resized = self.size != self.shape[1:]
+        return exact_pixels(self.values, self.shape[-1], torch.float32, nudge=_NUDGE if resized else 0)
+
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        return features.flatten(0, 1)
+
+
+_KINDS: dict[Modality, type[GoldenInput]] = {SPEECH: GoldenSpeech, PICTURE: GoldenPicture}
+
+
+def golden_inputs(config: DecoderConfig) -> list[GoldenInput]:
+    """Several that differ, so that requests beside each other read different ones: of speech a whole window
+    and a third of one, of pictures one at the encoder's size and a wide one, which is resized.
+    """
+    encoder = config.encoder
+    if encoder is None or plain_encoder(config) is None:
+        return []
+    made = _KINDS[config.modality]
+    return [made(name, size, encoder.features) for name, size in _sizes(config.modality, encoder).items()]
+
+
+def _sizes(modality: Modality, encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    if modality is PICTURE:
+        side = encoder.features[-1]
+        return {"square": (side, side), "wide": (side + side // 2, 2 * side)}
+    frames = _FRAMES_OF_A_POSITION * encoder.max_positions
+    return {"whole": (HOP * frames,), "third": (HOP * max(frames // 3, _FRAMES_OF_A_POSITION),)}
+
+
+def inputs_of(config: DecoderConfig, claims: Sequence[InputClaim]) -> list[GoldenInput]:
+    """What a proof's inputs were made of."""
+    if config.encoder is None:
+        return []
+    return [_KINDS[config.modality](one.name, one.size, config.encoder.features) for one in claims]
+
+
+def claimed(run: ReferenceRun, number: int, given: GoldenInput) -> InputClaim:
+    """Encode an input in ``run``, which keeps it, and tell what came of it."""
+    modules: dict[str, Checksum] = {}
+
+    def see(name: str, output: torch.Tensor) -> None:
+        modules[name] = Sketch(name).add(output, first=0).checksum()
+
+    encode(run, number, given.features, see)
+    return InputClaim(given.name, given.size, given.checksum(given.features), given.floor, modules)
+
+
+def finer(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each arithmetic but the first, fp64, and the one that it is compared with."""
+    return ((name, "fp64" if name == "fp32" else "fp32") for name in names if name != "fp64")
+
+
+def encoder_distances(
+    runs: Mapping[str, ReferenceRun], inputs: Sequence[GoldenInput]
+) -> dict[str, dict[str, float]]:
+    """By arithmetic and module, how far a run is from a finer one; the runs keep what they encode."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for number, one in enumerate(inputs):
+        seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in runs}
+        stages = {name: encoder_stages(run, number, seen[name].__setitem__) for name, run in runs.items()}
+        at = {name: Passage.of(run.features(one.features)) for name, run in runs.items()}
+        for place in range(len(stages["fp32"])):
+            for name, own in stages.items():
+                at[name] = at[name].through(own[place])
+            runs["fp32"].weights.release()
+            for name, better in finer(runs):
+                for module, output in seen[name].items():
+                    own_distance = distance(output, seen[better][module])
+                    found[name][module] = max(found[name].get(module, 0.0), own_distance)
+            for outputs in seen.values():
+                outputs.clear()
+    return found

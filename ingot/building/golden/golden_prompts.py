@@ -1,0 +1,103 @@
+"""The prompts of golden cases.
+
+Owns the texts, and their lengths in tokens: what a kernel, a cache block or a script could get wrong. Knows
+no model.
+
+    prompts = golden_prompts(tokenizer, vocab_size=32000, longest=8176)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.text.prompt import Input, Prompt
+from ingot.text.tokenizer.tokenizer import Tokenizer
+
+_SHORT = "The sky is blue because"
+_LONG = (
+    "In the spring the ferry began to cross the river again, twice a day, with sheep and letters and "
+    "1,250 kg of flour. Nobody in the village could say who had mended it. The old pilot, who kept the "
+    'accounts, wrote: "Tuesday, 7:45. Wind from the west; two passengers, one dog (free)." He read it '
+    "aloud, slowly, and was content. Across the water the lamps of the mill went on one after another, "
+    "and somebody sang. "
+)
+_SCRIPT = "天空为什么是蓝色的？因为阳光穿过大气时，蓝光被散射得最多。Небо синее, и море тоже. السماء زرقاء"
+_BLOCK = (
+    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n"
+    "    return total / len(values)\n\nprint(mean([1, 2, 3.5]))  # 2.1666\n"
+)
+_MOST_TIMES = 64
+_BLOCK_SIZE = RuntimeConfig().block_size
+_LENGTHS = {
+    "short": 8,
+    "long": 200,
+    "script": 40,
+    "one block": _BLOCK_SIZE,
+    "over one block": _BLOCK_SIZE + 1,
+}
+_TEXTS = {"short": _SHORT, "long": _LONG, "script": _SCRIPT, "one block": _BLOCK, "over one block": _BLOCK}
+
+
+@dataclass(frozen=True)
+class GoldenPrompt:
+    """A prompt by name; ``text`` is None where there is no tokenizer."""
+
+    name: str
+    text: str | None
+    ids: tuple[int, ...]
+
+
+def golden_prompts(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -> list[GoldenPrompt]:
+    """A short one, one of 200 tokens, one in other scripts, one that fills a cache block and one over it.
+
+    Args:
+        longest: tokens that a prompt may have; longer ones are cut, none are left of 0.
+    """
+    found = []
+    for name, length in _LENGTHS.items():
+        text = None
+        ids = _drawn(name, length, vocab_size)
+        if tokenizer is not None:
+            text = _repeated(tokenizer, _TEXTS[name], 1 if name in ("short", "script") else length)
+            ids = tokenizer.encode(text)[:length]
+        ids = ids[:longest]
+        if ids and max(ids) < vocab_size:
+            found.append(GoldenPrompt(name, text, tuple(ids)))
+    return found
+
+
+def spliced_ids(ids: tuple[int, ...], count: int, placeholder: int) -> tuple[int, ...]:
+    """A prompt with ``count`` placeholders of an input behind its first token; as it is where it has the
+    placeholder's id as a token of its own.
+    """
+    return ids if placeholder in ids else (*ids[:1], *([placeholder] * count), *ids[1:])
+
+
+def with_input(ids: Sequence[int], features: torch.Tensor | None, *, splices: bool) -> Prompt:
+    """The same as a request: with an input's features behind the first token where they are spliced."""
+    if features is None:
+        return Prompt([list(ids)])
+    if not splices:
+        return Prompt([Input(features), list(ids)])
+    rest = [list(ids[1:])] if ids[1:] else []
+    return Prompt([list(ids[:1]), Input(features), *rest])
+
+
+def _repeated(tokenizer: Tokenizer, text: str, tokens: int) -> str:
+    """The text as often as it takes to make so many tokens."""
+    once = max(len(tokenizer.encode(text)), 1)
+    for times in range(-(-tokens // once), _MOST_TIMES):
+        if len(tokenizer.encode(text * times)) >= tokens:
+            return text * times
+    return text
+
+
+def _drawn(name: str, count: int, vocab_size: int) -> list[int]:
+    """Ids for a model without a tokenizer, the same everywhere; a block and one over it begin alike."""
+    data = hashlib.shake_256(name.removeprefix("over ").encode()).digest(4 * count)
+    return [int.from_bytes(data[i : i + 4], "little") % vocab_size for i in range(0, len(data), 4)]

@@ -1,0 +1,123 @@
+"""Which products of an engine round their inputs to few bits, by the names that their original has for them.
+
+Owns the reading of groups, orders and static scales, and the hooks that round the inputs of any class's
+modules by the same rule. Knows no class and no verdict.
+
+    inputs = read_int8_inputs(Path("engine"), Path("checkpoint"))
+    with rounding(model, inputs):               # an original with the engine's weights
+        model(ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.engine.assembly import Assembly
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.weights_file import WeightsReader
+from ingot.errors import CheckpointError
+from ingot.layers.linear import linears
+from ingot.quant.schemes.linear_scheme import LinearScheme
+
+_RULE = ("input_scale", "steps", "zeros", "order")
+
+
+@dataclass(frozen=True)
+class Int8Input:
+    """The input of one linear layer of the engine.
+
+    Attributes:
+        name: the engine's.
+        originals: the checkpoint's modules that read it.
+        scheme, tensors: the layer's, with what its rule takes: static scales, orders.
+    """
+
+    name: str
+    originals: tuple[str, ...]
+    scheme: LinearScheme
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def placed(self) -> bool:
+        """Whether it matters to the rule which channel is where."""
+        return self.scheme.by_place
+
+    def rounded(self, x: torch.Tensor, *, flips: bool) -> torch.Tensor:
+        """What an input [..., K], fp32 or fp64, means once quantized; ``flips`` as in ``rounded_rows``."""
+        return self.scheme.rounded(x, self.tensors, flips=flips)
+
+
+def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
+    """Those of an engine that was built from a checkpoint; none where activations stay in its dtype.
+
+    Raises:
+        CheckpointError, EngineError: one of them cannot be read, or they do not belong together.
+    """
+    manifest, reader = Manifest.read(engine), WeightsReader(engine / WEIGHTS_FILE)
+    with open_checkpoint(checkpoint) as source:
+        assembly = Assembly.of(source, manifest.build, manifest.quant)
+    return tuple(
+        Int8Input(
+            name,
+            tuple(part.removesuffix(".weight") for part in assembly.mapped[f"{name}.weight"].sources),
+            linear.scheme,
+            {leaf: reader.read(f"{name}.{leaf}").clone() for leaf in _RULE if leaf in linear._parameters},
+        )
+        for name, linear in linears(assembly.model).items()
+        if linear.scheme.rounds
+    )
+
+
+@contextmanager
+def rounding(model: nn.Module, inputs: Sequence[Int8Input], *, flips: bool = False) -> Iterator[None]:
+    """While the block runs, a model's modules read rounded inputs [..., K], in the dtype that they come in.
+
+    The modules are those of the engine's names, or else those that end in the checkpoint's. ``flips`` is as
+    in ``rounded_rows``.
+
+    Raises:
+        CheckpointError: the model has no such module.
+    """
+    modules = dict(model.named_modules())
+    handles = []
+    try:
+        for one in inputs:
+            for module in _modules_of(one, modules):
+                handles.append(module.register_forward_pre_hook(_hook(one, flips)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _modules_of(one: Int8Input, modules: dict[str, nn.Module]) -> list[nn.Module]:
+    if one.name in modules:
+        return [modules[one.name]]
+    found = []
+    for original in one.originals:
+        names = [name for name in modules if f".{name}".endswith(f".{original}")]
+        if len(names) != 1:
+            raise CheckpointError(
+                "the original has no such linear layer, so its input cannot be rounded",
+                seen=f"{original}: {names}",
+                flag="--original ingot",
+            )
+        found.append(modules[names[0]])
+    return found
+
+
+def _hook(one: Int8Input, flips: bool) -> Any:
+    def hook(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = given[0]
+        wide = x if x.dtype == torch.float64 else x.float()
+        return (one.rounded(wide, flips=flips).to(x.dtype), *given[1:])
+
+    return hook

@@ -1,0 +1,124 @@
+"""From a path to what it asks of memory: an engine, a checkpoint, a config.json, or a model on the hub.
+
+Owns the reading of shapes and limits; reads no weights. Knows no device.
+
+    setting = read_setting("Qwen/Qwen2.5-7B-Instruct", max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ingot.building.random_weights import config_manifest
+from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.checkpoint.hub import resolve_config
+from ingot.checkpoint.minigpt4_files import is_minigpt4
+from ingot.checkpoint.openai_whisper import is_openai
+from ingot.checkpoint.packed_config import PACKED_CONFIGS, packed_files, packed_format
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.device import dtype_name, parse_dtype
+from ingot.engine.as_stored import expect_stored
+from ingot.engine.assembly import Assembly, build_config, check_max_seq_len, check_samples, model_of
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.errors import CheckpointError
+from ingot.layers.linear import linears
+from ingot.memory.ledger import Setting
+
+
+def read_setting(
+    name: str,
+    *,
+    dtype: str = "auto",
+    quant: str | QuantConfig | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    runtime: RuntimeConfig | None = None,
+    revision: str | None = None,
+) -> Setting:
+    """What an engine folder, a checkpoint folder, a config.json or a Hugging Face id asks for.
+
+    Of an id only config.json is downloaded. A limit that is not given is an engine's own, or a build's
+    default; an engine's may be changed too, as a build would. A CPU computes in fp32 unless ``dtype`` says
+    otherwise.
+
+    Raises:
+        CheckpointError, EngineError: there is no such thing, or it cannot be read.
+        ConfigError: a value is out of range.
+    """
+    manifest = _manifest(name, dtype, max_batch_size, max_seq_len, revision)
+    changes = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+    build = manifest.build.replace(**{key: value for key, value in changes.items() if value is not None})
+    check_max_seq_len(manifest.model, build)
+    own = "fp32" if device == "cpu" else build.dtype
+    return Setting(
+        manifest.model,
+        own if dtype == "auto" else dtype_name(parse_dtype(dtype)),
+        build.max_batch_size,
+        build.max_seq_len,
+        stored_dtype=build.dtype,
+        device=device,
+        quant=manifest.quant if quant is None else _asked_quant(manifest, read_quant(quant)),
+        runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
+    )
+
+
+def _asked_quant(manifest: Manifest, quant: QuantConfig) -> QuantConfig:
+    """A scheme that a build takes.
+
+    Raises:
+        ConfigError: a build refuses it.
+    """
+    if manifest.quant.source:
+        return expect_stored(manifest.quant, quant)
+    check_samples(manifest.model, quant)
+    quant.check_names(linears(model_of(manifest)))
+    return quant
+
+
+def _manifest(
+    name: str, dtype: str, max_batch_size: int | None, max_seq_len: int | None, revision: str | None
+) -> Manifest:
+    """The manifest of an engine, or that of what a build would make."""
+    path = Path(name).expanduser()
+    if is_engine(path):
+        return Manifest.read(path)
+    folder = path if path.is_file() else resolve_config(name, revision=revision)
+    batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+    manifest = config_manifest(folder, _stored_dtype(folder, dtype), batch, max_seq_len)
+    return _as_stored(folder, manifest)
+
+
+def _as_stored(path: Path, manifest: Manifest) -> Manifest:
+    """With the quantization that the weights have already, and the head that they have: by their tensors
+    where they are, else by the config.
+    """
+    if is_openai(path) or is_minigpt4(path):
+        return manifest
+    folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
+    beside = packed_files(folder, [name for name in PACKED_CONFIGS if (folder / name).is_file()])
+    form = packed_format(read_json(config), beside)
+    if form is None and not manifest.model.tie_word_embeddings:
+        return manifest
+    try:
+        with open_checkpoint(folder) as source:
+            made = Assembly.of(source, manifest.build, QuantConfig())
+            return manifest.replace(model=made.model_config, quant=made.quant)
+    except CheckpointError:  # no weights here
+        return manifest if form is None else manifest.replace(quant=form.quant())
+
+
+def _stored_dtype(folder: Path, dtype: str) -> str:
+    """The dtype of a build: that of the weights where they are, else what config.json says."""
+    if dtype != "auto" or (folder.is_file() and not (is_openai(folder) or is_minigpt4(folder))):
+        return dtype
+    try:
+        with open_checkpoint(folder) as source:
+            return build_config(source, "auto", 1, 1, None).dtype
+    except CheckpointError:  # no weights here: the config is enough
+        return dtype

@@ -1,0 +1,139 @@
+"""A config.json → an engine with random weights, for measuring a shape that has no checkpoint.
+
+Owns the filling of an empty model with random numbers on its device; nothing is written and there is no
+tokenizer. Knows nothing of requests.
+
+    engine = engine_from_config(Path("benchmarks/shapes/llama-7b.json"), torch.device("cuda"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.checkpoint.checkpoint_reader import read_config
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.device import dtype_name, on_device, parse_dtype
+from ingot.engine.assembly import Choice, check_max_seq_len, logical_shapes, packed_tensors
+from ingot.engine.engine_loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
+from ingot.engine.engine_text import TextParts
+from ingot.engine.manifest import Manifest
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import linears
+from ingot.memory.memory_error import explained
+from ingot.models.empty_model import empty_model
+from ingot.models.model_registry import architecture_named, find_architecture
+from ingot.version import VERSION
+
+STD = 0.02  # of weights and biases, as models are initialised; norms get ones
+
+
+def engine_from_config(
+    config: Path,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+    plan: KernelPlan | None = None,
+    quant: str | QuantConfig | None = None,
+    seed: int = 0,
+    runtime: RuntimeConfig | None = None,
+) -> Engine:
+    """An engine of a config's shape with normally distributed weights (standard deviation 0.02).
+
+    Args:
+        config: a Hugging Face config.json, or the folder that holds one.
+        dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the config's own, fp16 where it names none. On a CPU
+            the arithmetic is fp32 then.
+        max_seq_len: None: the model's own, at most 8192.
+        quant: as of ``build``; None: whole weights.
+        runtime: as in ``load_engine``.
+
+    Raises:
+        CheckpointError: the config cannot be read, or its architecture is unknown.
+        ConfigError: a limit is out of range.
+        OutOfMemoryError: the device cannot hold the weights.
+    """
+    manifest = config_manifest(config, dtype, max_batch_size, max_seq_len, quant)
+    if not manifest.quant.in_blocks:  # whose values are drawn, as the weights are
+        manifest.quant.check_in_memory()
+    arithmetic = compute_dtype(manifest, device, dtype)
+    plan = plan or KernelPlan()
+    model = random_decoder(
+        manifest.model, manifest.build, plan, device, arithmetic, seed, runtime, manifest.quant
+    )
+    return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
+
+
+def config_manifest(
+    config: Path,
+    dtype: str,
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+    quant: str | QuantConfig | None = None,
+) -> Manifest:
+    """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
+    hf = read_config(config)
+    model = find_architecture(hf.get("architectures") or ()).read_config(hf)
+    longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
+    build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]
+    check_max_seq_len(model, build)
+    return Manifest(VERSION, model, build, read_quant(quant), source_dtype=build.dtype)
+
+
+def random_decoder(
+    config: DecoderConfig,
+    build: BuildConfig,
+    plan: KernelPlan,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    runtime: RuntimeConfig | None = None,
+    quant: QuantConfig | None = None,
+) -> Decoder:
+    """A decoder of this shape with random weights; drawn in the build's dtype, then cast to ``dtype``.
+
+    Raises:
+        OutOfMemoryError: the device cannot hold them.
+    """
+    quant = quant or QuantConfig()
+    model = empty_model(architecture_named(config.architecture), config, build, quant, plan)
+    quant.check_names(linears(model))
+    setting = setting_of(Manifest(VERSION, config, build, quant), dtype, device, runtime)
+    with on_device(device), explained(NO_ROOM, setting, device, own=0):
+        fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
+    return model
+
+
+def _stored_dtype(hf: dict[str, Any], dtype: str) -> str:
+    named = hf.get("dtype") or hf.get("torch_dtype") or "fp16"
+    return dtype_name(parse_dtype(named if dtype == "auto" else dtype))
+
+
+def _random_tensors(
+    model: Decoder, device: torch.device, dtype: torch.dtype, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every stored tensor, drawn on the device and packed by its layer's scheme."""
+    shapes, layers = logical_shapes(model), linears(model)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(name: str) -> torch.Tensor:
+        tensor = torch.empty(shapes[name], dtype=dtype, device=device)
+        if tensor.dim() == 1 and name.endswith("weight"):
+            return tensor.fill_(1.0)
+        return tensor.normal_(std=STD, generator=generator)
+
+    def drawn(name: str) -> Choice:
+        linear = layers[name]
+        return Choice(linear.scheme.drawn(linear.out_features, linear.in_features, STD, generator))
+
+    return packed_tensors(model, draw, choose=drawn)

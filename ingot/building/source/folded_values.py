@@ -1,0 +1,217 @@
+"""Weights whose channels AWQ or SmoothQuant rescaled.
+
+Owns the derivation of their factors from what is stored. Knows no limit, and not how they were chosen.
+
+What makes a channel is divided by its factor, and what reads it multiplied. A norm's weight gives the factor
+to the precision of its dtype. Rows of a product give it by least squares, and so do the columns of the
+product that reads them: both must agree, so that a wrong scale on either side shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ingot.building.source.folding_sites import Site, maker_of, site_of
+from ingot.building.source.tensor_origin import Known, Origin, Read
+from ingot.config.decoder_config import DecoderConfig
+
+_SIGMAS = 8.0  # whose standard deviation is itself estimated, of some dozen values
+_KEPT = (2.0, 1.2, 0.8, 0.6)  # scales that a value may be off to be counted
+_UNKNOWN = 1e3  # relative: nothing is known
+_TINY = torch.finfo(torch.float32).tiny
+Stored = Callable[[str], torch.Tensor]  # a linear layer's weight [N, K] as the engine's values mean it
+Leaf = Callable[[str, str], torch.Tensor]  # a stored tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What channels were multiplied by, fp32 [K], how well that is known (relative, [K]), and how far the
+    roundness of few bits may shift all of them alike.
+    """
+
+    values: torch.Tensor
+    uncertain: torch.Tensor
+    shift: float = 0.0
+
+
+class Folded(Origin):
+    """Tensors of a model some of whose channels have factors.
+
+    ``takes(reader)``: whether the method chose factors for a layer's input.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        config: DecoderConfig,
+        stored: Stored,
+        scales: Stored,
+        leaf: Leaf,
+        takes: Callable[[str], bool],
+        unit: float,
+        device: torch.device,
+    ) -> None:
+        super().__init__(read)
+        self._config = config
+        self._device = device
+        self._stored = stored
+        self._scales = scales
+        self._leaf = leaf
+        self._takes = takes
+        self._unit = unit
+        self._found: dict[str, Factors] = {}
+
+    def leaf(self, module: str, leaf: str) -> Known:
+        """A norm's weight is what factors are derived from; its bias, and a maker's, are divided."""
+        reader = self._reader_of(module)
+        if reader is None:
+            return Known(self.read(module, leaf))
+        site = self._site(reader)
+        if not site.size:
+            if leaf == "weight":
+                return Known(self._leaf(module, leaf))
+            found = self._of_norm(site)
+            return Known(self._wide(module, leaf) / found.values, found.uncertain)
+        if leaf == "weight":
+            return self.weight(module)
+        rows = self._of_rows(site)
+        return Known(self._wide(module, leaf) / rows.values, rows.uncertain)
+
+    def weight(self, module: str) -> Known:
+        """With the factors of its input, and those of its outputs."""
+        tensor = self._wide(module)
+        columns: Factors | None = None
+        site = site_of(self._config, module)
+        if site is not None and site.linear and self._takes(module):
+            columns = self._of_norm(site) if not site.size else self._of_columns(site)
+        reader = self._reader_of(module)
+        rows = None if reader is None else self._of_rows(self._site(reader))
+        if columns is not None:
+            tensor = tensor * columns.values
+        if rows is not None:
+            tensor = tensor / rows.values[:, None]
+        return Known(
+            tensor,
+            0.0 if rows is None else rows.uncertain,
+            0.0 if columns is None else columns.uncertain,
+        )
+
+    def factors(self, module: str) -> torch.Tensor | None:
+        """Of an input that rows of a product make: each channel, and all together."""
+        site = site_of(self._config, module)
+        if site is None or not site.size or not site.linear or not self._takes(module):
+            return None
+        columns, rows = self._of_columns(site), self._of_rows(site)
+        made = by_row(site, columns.values)[:, 0], by_row(site, columns.uncertain)[:, 0]
+        part = slice(site.start, site.start + site.size)
+        off = made[0] / rows.values[part] - 1
+        noise = (made[1].square() + rows.uncertain[part].square()).sqrt()
+        shift = columns.shift + rows.shift
+        known = noise < 0.5
+        if not bool(known.any()):
+            return torch.zeros(1)
+        mean, error = off[known].mean().abs(), noise[known].square().mean().sqrt() / known.sum().sqrt()
+        return torch.cat([off.abs() / (noise + shift).clamp(min=_TINY), (mean / (error + shift))[None]])
+
+    def _site(self, reader: str) -> Site:
+        found = site_of(self._config, reader)
+        assert found is not None
+        return found
+
+    def _reader_of(self, module: str) -> str | None:
+        """The layer whose input a module makes, where the method took it."""
+        site = maker_of(self._config, module)
+        return site.reader if site is not None and site.linear and self._takes(site.reader) else None
+
+    def _wide(self, module: str, leaf: str = "weight") -> torch.Tensor:
+        return self.read(module, leaf).to(self._device).float()
+
+    def _of_norm(self, site: Site) -> Factors:
+        """The checkpoint's weight of a norm over the stored one; a channel that the norm silences says
+        nothing.
+        """
+        before, after = self._wide(site.maker), self._leaf(site.maker, "weight").to(self._device).float()
+        known = (after != 0) & (before != 0)
+        values = torch.where(known, before / torch.where(known, after, 1), 1)
+        return Factors(values, torch.where(known, self._unit, _UNKNOWN))
+
+    def _of_columns(self, site: Site) -> Factors:
+        """By the product that reads the channels, those of one row together."""
+        if site.reader not in self._found:
+            weight, got = self._wide(site.reader), self._stored(site.reader)
+            reader = self._reader_of(site.reader)
+            assert reader is None, "no product stands on both sides of a site"
+            self._found[site.reader] = _fitted(weight.T, got.T, self._scales(site.reader).T, site)
+        return self._found[site.reader]
+
+    def _of_rows(self, site: Site) -> Factors:
+        """What rows were divided by, [N]; 1 for rows that make no channel."""
+        key = f"{site.maker} of {site.reader}"
+        if key not in self._found:
+            part = slice(site.start, site.start + site.size)
+            whole = self._wide(site.maker)
+            weight, got = whole[part], self._stored(site.maker)[part]
+            scales = self._scales(site.maker)[part]
+            before = site_of(self._config, site.maker)
+            if before is not None and self._takes(site.maker):
+                weight = weight * self._of_norm(before).values
+            found = _least_squares(weight, got, scales)
+            ones = torch.ones(len(whole), device=self._device)
+            values, uncertain = ones.clone(), torch.zeros_like(ones)
+            values[part], uncertain[part] = 1 / found.values, found.uncertain
+            self._found[key] = Factors(values, uncertain, found.shift)
+        return self._found[key]
+
+
+def _fitted(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, site: Site) -> Factors:
+    """Factors of the input's channels [K], by their columns [K, N]; those of one row are fitted together."""
+    found = _least_squares(*(by_row(site, part).flatten(1) for part in (weight, got, scales)))
+    values, uncertain = (by_channel(site, part) for part in (found.values, found.uncertain))
+    return Factors(values, uncertain, found.shift)
+
+
+def _least_squares(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor) -> Factors:
+    """What ``got`` is ``weight`` times, for each row of both [n, m], each value counted in its own scales.
+
+    A value that is farther off than rounding puts it was clipped, and says nothing of its factor: such values
+    are left out, more strictly as the factors become better known. Rounding depends on what it rounds, so
+    that a factor may be off by the share of its errors in all squares.
+    """
+    scales = scales.clamp(min=_TINY)
+    weight, got = weight / scales, got / scales
+    values = _slope(weight, got, torch.ones_like(weight))
+    for most in _KEPT:
+        kept = ((got - weight * values[:, None]).abs() <= most).float()
+        values = _slope(weight, got, kept)
+    error = kept * (got - weight * values[:, None]).square()
+    squares = (kept * weight.square()).sum(1).clamp(min=_TINY)
+    sigma = (error * weight.square()).sum(1).sqrt() / squares / values.abs().clamp(min=_TINY)
+    all_squares = (kept * got.square()).clamp(min=0)
+    shifts = error.sum(1) / all_squares.sum(1).clamp(min=_TINY)
+    known = (values > 0) & (shifts < 1)
+    shift = float(error.sum() / all_squares.sum().clamp(min=_TINY))
+    return Factors(
+        torch.where(known, values, 1), torch.where(known, _SIGMAS * sigma + shifts, _UNKNOWN), shift
+    )
+
+
+def _slope(weight: torch.Tensor, got: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return (kept * weight * got).sum(1) / (kept * weight.square()).sum(1).clamp(min=_TINY)
+
+
+def by_row(site: Site, channels: torch.Tensor) -> torch.Tensor:
+    """Channels [K, ...] by the row that makes them: [rows, shared, ...]."""
+    if site.shared == 1:
+        return channels[:, None]
+    heads = channels.unflatten(0, (-1, site.shared, site.head))
+    return heads.transpose(1, 2).flatten(0, 1)
+
+
+def by_channel(site: Site, rows: torch.Tensor) -> torch.Tensor:
+    """Values of rows [rows] for each channel that they make: [K]."""
+    if site.shared == 1:
+        return rows
+    return rows.view(-1, 1, site.head).expand(-1, site.shared, -1).flatten()

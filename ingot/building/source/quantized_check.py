@@ -1,0 +1,223 @@
+"""The stored tensors of a linear layer in fewer bits beside the weight that they stand for.
+
+Owns the way through a weight some rows at a time: unpacked (plain_unpacking.py), grouped, judged (limits.py).
+Knows no checkpoint.
+
+    off = judge_narrow(linear, "gptq", tensors, known, torch.float16, device)
+    off.shares                    # {"value": 0.98, "scale": 0.4, "range": 0.9}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot.building.source.rounding_limits import Rule, clipped, judged
+from ingot.building.source.tensor_origin import Known
+from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.layers.linear import Linear
+from ingot.quant.methods.moved_weights import Moves
+from ingot.quant.schemes.int4_in_int8 import Int4InInt8
+from ingot.quant.schemes.int8_blocks import Int8Blocks
+from ingot.quant.schemes.int8_both import Int8Both
+from ingot.quant.schemes.plain_unpacking import (
+    PlainGrid,
+    grid_of_blocks,
+    grid_of_int8,
+    grid_of_pairs,
+    grid_of_words,
+    in_groups,
+)
+from ingot.quant.schemes.weight_only import WeightOnly
+
+Tensors = Mapping[str, torch.Tensor]
+_BLOCK = 16  # rows of words lie together
+_RPTQ_STEP = 2 / 15  # of 4 bits: its values make up for what its activations' blocks lose, too
+_CPU_VALUES, _VALUES = 1 << 18, 1 << 24  # that are widened at once: a core's cache; another device
+
+
+@dataclass
+class Off:
+    """How far a tensor is off: by measure, the largest share of a limit, its row, and how many rows are
+    beyond.
+    """
+
+    shares: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    beyond: dict[str, int] = field(default_factory=dict)
+
+    def add(self, measure: str, shares: torch.Tensor, start: int = 0) -> None:
+        """Shares of rows from ``start`` on; what is no number is beyond any limit."""
+        shares = shares.nan_to_num(nan=torch.inf)
+        worst, row = shares.max(0)
+        if measure not in self.shares or float(worst) > self.shares[measure]:
+            self.shares[measure], self.rows[measure] = float(worst), start + int(row)
+        self.beyond[measure] = self.beyond.get(measure, 0) + int((shares > 1).sum())
+
+    def where(self, measure: str, rows: int) -> str:
+        """For people."""
+        return f"most in row {self.rows[measure]}; {self.beyond[measure]} of {rows} rows"
+
+
+def judge_narrow(
+    linear: Linear,
+    method: str,
+    tensors: Tensors,
+    known: Known,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    per_tensor: bool = False,
+) -> Off:
+    """How far a layer's values, scales and zeros are off.
+
+    Args:
+        method: as in ``QuantConfig``; "stored": values that came with the checkpoint, which must be equal.
+        tensors: the layer's, by leaf.
+        known: its weight [N, K], columns as the engine stores them but for an ``order``.
+        dtype: the engine's.
+        per_tensor: all rows have one scale.
+    """
+    off = Off()
+    rule = None if method == "stored" else Rule.of(linear.scheme, method, dtype)
+    weight, columns = known.tensor, linear.in_features
+    order = tensors["order"].to(device).long() if "order" in tensors else None
+    peak = weight.abs().amax().float().to(device) if per_tensor else None
+    values = _CPU_VALUES if device.type == "cpu" else _VALUES
+    rows = max(values // columns // _BLOCK, 1) * _BLOCK
+    for start in range(0, len(weight), rows):
+        part = slice(start, min(start + rows, len(weight)))
+        grid = _grid(linear, tensors, part, device)
+        wanted = weight[part].to(device).float()
+        slack = _slack(known, wanted, part)
+        if order is not None:
+            wanted = wanted[:, order]
+            slack = None if slack is None else slack[:, order]
+        group = grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0
+        blocks = in_groups(wanted, group)
+        if rule is None:
+            _add_equal(off, grid.meant.flatten(1)[:, :columns], wanted, start)
+            continue
+        for measure, shares in judged(
+            _cut(grid, blocks), blocks, rule, peak, None if slack is None else in_groups(slack, group)
+        ).items():
+            off.add(measure, shares, start)
+    if rule is not None and not rule.nearest:
+        _add_moved(off, linear, tensors, weight.to(device).float(), rule, dtype, device)
+    return off
+
+
+def _slack(known: Known, weight: torch.Tensor, rows: slice) -> torch.Tensor | None:
+    """How far off each value of some rows may be; None: by fp32's rounding at most, for which limits have
+    room.
+    """
+    if isinstance(known.rows, float) and isinstance(known.columns, float):
+        return None
+    own = known.rows if isinstance(known.rows, float) else known.rows[rows, None].to(weight.device)
+    across = known.columns if isinstance(known.columns, float) else known.columns.to(weight.device)
+    return (own + across) * weight.abs()
+
+
+def _cut(grid: PlainGrid, blocks: torch.Tensor) -> PlainGrid:
+    """Without the columns that fill up a row of one group."""
+    return grid if grid.meant.shape == blocks.shape else _narrower(grid, blocks.shape[-1])
+
+
+def _narrower(grid: PlainGrid, columns: int) -> PlainGrid:
+    return PlainGrid(grid.meant[..., :columns], grid.scales, grid.low, grid.high, grid.units)
+
+
+def _add_equal(off: Off, got: torch.Tensor, wanted: torch.Tensor, start: int) -> None:
+    """Values that somebody else chose are taken as they are."""
+    different = (got != wanted).any(1)
+    off.add("stored", torch.where(different, torch.inf, 0.0), start)
+
+
+def _add_moved(
+    off: Off,
+    linear: Linear,
+    tensors: Tensors,
+    weight: torch.Tensor,
+    rule: Rule,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Values that make up for one another's errors, by how far rows and columns moved (moved_weights.py)."""
+    got = plain_weight(linear, tensors, device)
+    farther = _RPTQ_STEP if linear.scheme.form == "blocks" else 0.0
+    moves = Moves(chosen=True, least=torch.finfo(dtype).eps, farther=farther)
+    ends = _clipped(linear, tensors, weight, rule, device)
+    moved = moves.by_row(weight, got, ends)
+    limit = moves.limit(float(moved.median()))
+    off.add("value", moved / limit)
+    wrong = moves.wrong(weight, got, limit, ends).any(1)
+    off.add("weights kept", torch.where(wrong, torch.inf, 0.0))
+
+
+def _clipped(
+    linear: Linear, tensors: Tensors, weight: torch.Tensor, rule: Rule, device: torch.device
+) -> torch.Tensor:
+    """bool [N, K]: values at an end of their grid, in the order of ``plain_weight``."""
+    order = tensors["order"].to(device).long() if "order" in tensors else None
+    found = []
+    for start in range(0, len(weight), _BLOCK * 64):
+        part = slice(start, min(start + _BLOCK * 64, len(weight)))
+        grid = _grid(linear, tensors, part, device)
+        wanted = weight[part] if order is None else weight[part][:, order]
+        blocks = in_groups(wanted, grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0)
+        found.append(clipped(_cut(grid, blocks), blocks, rule).flatten(1)[:, : linear.in_features])
+    ends = torch.cat(found)
+    return ends if order is None else torch.empty_like(ends).index_copy_(1, order, ends)
+
+
+def plain_weight(linear: Linear, tensors: Tensors, device: torch.device) -> torch.Tensor:
+    """W [N, K] fp32 as the stored values mean it, its columns as the input's channels come."""
+    if linear.scheme.dense:
+        return tensors["weight"].to(device).float()
+    rows, count = _BLOCK * 64, linear.out_features
+    parts = (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+    got = torch.cat([_grid(linear, tensors, part, device).meant.flatten(1) for part in parts])
+    got = got[:, : linear.in_features]
+    if "order" not in tensors:
+        return got
+    return torch.empty_like(got).index_copy_(1, tensors["order"].to(device).long(), got)
+
+
+def plain_scales(linear: Linear, tensors: Tensors, device: torch.device) -> torch.Tensor:
+    """The scale of each value [N, K], in the order of ``plain_weight``; of a dense weight its largest."""
+    count, columns = linear.out_features, linear.in_features
+    if linear.scheme.dense:
+        return tensors["weight"].abs().amax().float().to(device).expand(count, columns)
+    grids = (
+        _grid(linear, tensors, slice(start, min(start + _BLOCK * 64, count)), device)
+        for start in range(0, count, _BLOCK * 64)
+    )
+    return torch.cat([one.scales[..., None].expand(one.meant.shape).flatten(1)[:, :columns] for one in grids])
+
+
+def _grid(linear: Linear, tensors: Tensors, rows: slice, device: torch.device) -> PlainGrid:
+    """Some rows, unpacked on the device; the last ones of words have their padding."""
+    scheme, columns = linear.scheme, linear.in_features
+
+    def own(name: str) -> torch.Tensor:
+        return tensors[name][rows].to(device)
+
+    def across(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return tensor[..., rows].to(device)
+
+    if isinstance(scheme, WeightOnly):
+        padded = slice(rows.start, -(-rows.stop // _BLOCK) * _BLOCK)
+        words = tensors["words"][padded].to(device)
+        zeros = None if scheme.symmetric else across("zeros")
+        return grid_of_words(StoredWeight(words, columns, across("scales"), zeros, scheme.bits, scheme.group))
+    if isinstance(scheme, Int4InInt8):
+        pairs, scales = own("pairs"), own("scales")
+        return grid_of_pairs(pairs, across("steps"), across("zeros"), scales, scheme.group, columns)
+    values, scales = own("weight")[:, :columns], own("scales")
+    if isinstance(scheme, Int8Blocks) and scheme.weight_bits == 4:
+        return grid_of_blocks(values, scales, scheme.block)
+    assert isinstance(scheme, Int8Both | Int8Blocks)
+    return grid_of_int8(values, scales)

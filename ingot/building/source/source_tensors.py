@@ -1,0 +1,196 @@
+"""The tensors of a checkpoint, put together by published names: what an engine is compared with.
+
+Owns the way from files to what a tensor of ours must hold. It takes neither the weight maps of ``models/``
+nor the packed layers of ``checkpoint/packed_tensors.py``, by which builds read;
+what it shares with them is the opening of files, tensor by name. Knows no engine's layout.
+
+    with SourceTensors.open(Path("checkpoint"), config, layers=None) as source:
+        weight = source.read("layers.0.self_attn.qkv_proj", "weight")
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+
+from ingot.building.source.source_names import OPENAI, PREFIXES, TABLES, Made, made_of
+from ingot.building.source.source_packed import ENDS, Packing, meant
+from ingot.checkpoint.checkpoint_files import find_layout, list_files, shorten
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.checkpoint.openai_whisper import STATE, is_openai
+from ingot.checkpoint.shard_reader import Shard, TensorInfo, open_shard, scan_shard
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.quantization.quant_config import HEAD
+from ingot.engine.assembly import Assembly
+from ingot.errors import CheckpointError
+
+
+class Source(Protocol):
+    """A checkpoint's tensors by our modules' names."""
+
+    def read(self, module: str, leaf: str) -> torch.Tensor:
+        """What one of our tensors holds before any rounding, on the CPU."""
+        ...
+
+    def is_packed(self, module: str) -> bool:
+        """Whether a module's weight came in fewer bits."""
+        ...
+
+    def input_scale(self, module: str) -> float | None:
+        """The static scale of a packed layer's input; None: there is none."""
+        ...
+
+
+class MappedSource:
+    """The same by an architecture's weight map, where no list of published names has it."""
+
+    def __init__(self, assembly: Assembly, checkpoint: Checkpoint) -> None:
+        self._assembly = assembly
+        self._checkpoint = checkpoint
+
+    def read(self, module: str, leaf: str) -> torch.Tensor:
+        """As the map makes it."""
+        return self._assembly.mapped[f"{module}.{leaf}"].load(self._checkpoint)
+
+    def is_packed(self, module: str) -> bool:
+        """Never: packed layers are read for listed architectures."""
+        return False
+
+    def input_scale(self, module: str) -> float | None:
+        """None."""
+        return None
+
+
+class SourceTensors:
+    """Tensors by our modules' names; one file is open at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        infos: dict[str, TensorInfo],
+        kind: str,
+        first_layer: int,
+        packing: Packing | None,
+        inner: str | None = None,
+    ) -> None:
+        self._folder = folder
+        self._infos = infos
+        self._kind = kind
+        self._first = first_layer
+        self._inner = inner
+        self.packing = packing
+        prefix = PREFIXES.get(kind, "")
+        self._prefix = prefix if any(name.startswith(prefix) for name in infos) else ""
+        self._shard: Shard | None = None
+        self._file = ""
+
+    @classmethod
+    def open(cls, checkpoint: Path, config: DecoderConfig, layers: tuple[int, ...] | None) -> Self:
+        """Of a checkpoint's folder, or a ``.pt`` file of OpenAI's; reads no tensor.
+
+        Args:
+            layers: the kept ones, as of ``BuildConfig``.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        first = 0 if layers is None else layers[0]
+        if is_openai(checkpoint):
+            return cls(checkpoint.parent, scan_shard(checkpoint, STATE), OPENAI, first, None, STATE)
+        names = list_files(checkpoint)
+        infos: dict[str, TensorInfo] = {}
+        layout = find_layout(checkpoint, names)
+        for file in layout.files:
+            infos |= {
+                name: info
+                for name, info in scan_shard(checkpoint / file).items()
+                if layout.index is None or layout.index.get(name) == file
+            }
+        return cls(checkpoint, infos, config.architecture, first, Packing.of(checkpoint, names))
+
+    @staticmethod
+    def knows(config: DecoderConfig) -> bool:
+        """Whether the names of an architecture are known; those that a process registered are not."""
+        return config.architecture in TABLES
+
+    def read(self, module: str, leaf: str) -> torch.Tensor:
+        """What one of our tensors holds before any rounding: parts one below another, on the CPU; packed ones
+        in fp32, by what they mean.
+
+        Raises:
+            CheckpointError: a part is missing, or cannot be read.
+        """
+        made = self._made(module)
+        parts = [self._part(name, leaf, made) for name in made.modules]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined.float() + made.plus if made.plus else joined
+
+    def is_packed(self, module: str) -> bool:
+        """Whether a module's weight came in fewer bits."""
+        return self.packing is not None and all(
+            self.packing.packs(name, self._infos) for name in self._stored(module)
+        )
+
+    def input_scale(self, module: str) -> float | None:
+        """The static scale of a packed layer's input; None: there is none."""
+        name = f"{self._stored(module)[0]}.input_scale"
+        return float(self._tensor(name)) if name in self._infos else None
+
+    def _made(self, module: str) -> Made:
+        found = made_of(self._kind, module, self._first)
+        if found is None:
+            raise CheckpointError("no source is known of a module", seen=module, allowed=sorted(TABLES))
+        return found
+
+    def _stored(self, module: str) -> list[str]:
+        return [self._named(name) for name in self._made(module).modules]
+
+    def _named(self, module: str) -> str:
+        """With the files' prefix; a head is without one."""
+        return module if module == HEAD else self._prefix + module
+
+    def _part(self, name: str, leaf: str, made: Made) -> torch.Tensor:
+        module = self._named(name)
+        stored = f"{module}.{made.leaf or leaf}"
+        if leaf == "weight" and self.packing is not None and self.packing.packs(module, self._infos):
+            pieces = {end: f"{module}.{end}" for end in ENDS[self.packing.kind]}
+            return meant(
+                self.packing,
+                {end: self._tensor(name) for end, name in pieces.items() if name in self._infos},
+            )
+        others = [self._infos.get(f"{self._named(one)}.bias") for one in made.modules if leaf == "bias"]
+        beside = next((info for info in others if info is not None), None)
+        if stored not in self._infos and beside is not None:
+            return torch.zeros(beside.shape, dtype=beside.dtype)  # Whisper's keys, as many as its values
+        tensor = self._tensor(stored)
+        return tensor.t() if made.transposed and tensor.dim() == 2 else tensor
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        info = self._infos.get(name)
+        if info is None:
+            raise CheckpointError(
+                "the checkpoint lacks a tensor that the engine holds",
+                seen=name,
+                allowed=shorten(sorted(self._infos)),
+                flag="--source CHECKPOINT, the one that the engine was built from",
+            )
+        if self._shard is None or self._file != info.file:
+            self.close()
+            self._shard, self._file = open_shard(self._folder / info.file, self._inner), info.file
+        return self._shard.read(name)
+
+    def close(self) -> None:
+        """Let go of the open file; tensors already read stay valid."""
+        if self._shard is not None:
+            with suppress(OSError):
+                self._shard.close()
+        self._shard = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,197 @@
+"""Steps of a few layers with random weights, run as the runtime runs them.
+
+Owns the model on trial, its caches, and what a step computes on its way. Knows no op and no clock.
+
+    steps = Steps(model, limits, device)
+    with using(tiles):
+        steps.step(Kind(decodes=True, rows=8))()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from ingot.building.tuner.trial_plan import TrialPlan
+from ingot.config.build_config import BuildConfig
+from ingot.config.encoder_config import EncoderConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.device import parse_dtype
+from ingot.engine.assembly import logical_shapes, packed_tensors
+from ingot.layers.decoder import Decoder
+from ingot.layers.encoder_blocks.encoder import Encoder
+from ingot.layers.encoder_pass import EncoderPass
+from ingot.layers.forward import Operations
+from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.step_record import StepRecord
+from ingot.layers.ways import Step, Ways, fuses
+from ingot.models.empty_model import empty_model
+from ingot.models.model_registry import architecture_named
+
+LAYERS = 4
+CONTEXT = 1024  # tokens of each decoding request
+_DISTINCT = 256 << 20  # bytes of keys and values that no L2 cache holds; the L2 of an H200 holds 60 MB
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A step: one token each of ``rows`` requests, or one prompt of ``rows`` tokens; or, where it
+    ``encodes``, the longest inputs, which have so many positions together.
+    """
+
+    decodes: bool
+    rows: int
+    encodes: bool = False
+
+    def __str__(self) -> str:
+        if self.encodes:
+            return f"inputs of {self.rows} encoded positions"
+        return f"{self.rows} decode tokens" if self.decodes else f"a prompt of {self.rows} tokens"
+
+
+def _cut(encoder: EncoderConfig | None) -> EncoderConfig | None:
+    """An encoder with a few layers, where its settings tell how many it has."""
+    if encoder is None or "num_layers" not in encoder.settings:
+        return encoder
+    few = min(LAYERS, encoder.settings["num_layers"])
+    return encoder.replace(settings=encoder.settings | {"num_layers": few})
+
+
+@dataclass(frozen=True)
+class _Made:
+    batch: ForwardBatch
+    caches: list[LayerCache]
+    hidden: torch.Tensor
+    operations: Operations
+
+
+class Steps:
+    """A decoder of a model's shape, with at most ``LAYERS`` layers, and its steps.
+
+    Patterns of layers are left out: other layers have the scheme of most.
+    """
+
+    def __init__(self, model: Decoder, limits: BuildConfig, device: torch.device) -> None:
+        self.plan = TrialPlan()
+        self.dtype = parse_dtype(limits.dtype)
+        self._kinds: dict[Kind, _Made] = {}
+        self._device = device
+        self._limits = limits
+        self._context = min(CONTEXT, limits.max_seq_len)
+        config = model.config.replace(num_layers=min(LAYERS, model.config.num_layers))
+        config = config.replace(encoder=_cut(config.encoder))
+        # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
+        quant = QuantConfig() if model.quant.in_blocks else model.quant
+        quant = QuantConfig(quant.scheme, head=quant.head, rotation=False)  # random weights need none
+        self._model = empty_model(architecture_named(config.architecture), config, limits, quant, self.plan)
+        self._pass = EncoderPass(fused=fuses(self._model))  # as of the runner
+        self._fill()
+
+    def _fill(self) -> None:
+        """Random weights, packed; norms of ones."""
+        shapes = logical_shapes(self._model)
+        generator = torch.Generator(self._device).manual_seed(0)
+
+        def draw(name: str) -> torch.Tensor:
+            tensor = torch.empty(shapes[name], dtype=self.dtype, device=self._device)
+            is_norm = tensor.dim() == 1 and name.endswith("weight")
+            return tensor.fill_(1.0) if is_norm else tensor.normal_(std=0.02, generator=generator)
+
+        for name, tensor in packed_tensors(self._model, draw, self._device):
+            path, _, leaf = name.rpartition(".")
+            parameter = torch.nn.Parameter(tensor, requires_grad=False)
+            setattr(self._model.get_submodule(path), leaf, parameter)
+        self._model.tie()
+        if self._model.rotary is not None:
+            self._model.rotary.to(self._device)
+
+    def step(self, kind: Kind) -> Callable[[], torch.Tensor]:
+        """A call that runs the step again; its inputs are always the same."""
+        if kind.encodes:
+            features = self._features(kind.rows)
+            return lambda: self._model.encode(features, self._pass)
+        made = self._made(kind)
+        return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
+
+    def computed(self, kind: Kind) -> list[torch.Tensor]:
+        """What the first layer of the step computes and writes, and the logits; where memory is not written
+        it is NaN.
+        """
+        if kind.encodes:
+            return [self._model.encode(self._features(kind.rows), self._pass)]
+        made = self._made(kind)
+        slots, size = made.batch.slot_mapping, made.caches[0].block_size
+        for cache in made.caches:
+            for tensor in cache.tensors:
+                tensor[slots // size, :, slots % size] = math.nan
+        torch.full((2 * LAYERS, *made.hidden.shape), math.nan, dtype=self.dtype, device=self._device)
+        record = StepRecord()
+        batch = replace(made.batch, observer=record.see)
+        logits = made.operations.logits(made.hidden.clone(), batch, made.caches)
+        record.close({"slot_mapping": slots}, [cache.tensors for cache in made.caches], logits)
+        count = {"stream": 2}  # behind attention, and behind the MLP
+        seen = [value for name, values in record.values.items() for value in values[: count.get(name, 1)]]
+        return [value for value in (*seen, *record.cached[0], logits) if isinstance(value, torch.Tensor)]
+
+    def _features(self, positions: int) -> torch.Tensor:
+        """Of as many of the longest inputs as have so many positions."""
+        config, encoder = self._model.config.encoder, self._model.encoder
+        assert config is not None
+        shape = (positions // config.max_positions, *cast(Encoder, encoder).longest)
+        generator = torch.Generator(self._device).manual_seed(0)
+        return torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
+
+    def _made(self, kind: Kind) -> _Made:
+        if kind not in self._kinds:
+            generator = torch.Generator(self._device).manual_seed(0)
+            block_size = RuntimeConfig().block_size
+            requests, context = (kind.rows, self._context) if kind.decodes else (1, kind.rows)
+            width = -(-context // block_size)
+            caches = self._caches(requests * width, block_size, generator)
+            shape = (kind.rows, self._model.config.hidden_size)
+            hidden = torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
+            step = Step(decodes=kind.decodes, rows=kind.rows if kind.decodes else None)
+            operations = Operations(self._model, Ways(self._model, caches), step)
+            batch = self._batch(kind, requests, context, width, caches[0])
+            self._kinds[kind] = _Made(batch, caches, hidden, operations)
+        return self._kinds[kind]
+
+    def _caches(self, blocks: int, block_size: int, generator: torch.Generator) -> list[LayerCache]:
+        """Random keys and values of every layer; large ones are shared, for no L2 cache holds them."""
+        config = self._model.config
+        shape = (2, blocks, config.num_kv_heads, block_size, config.head_dim)
+        count = min(-(-_DISTINCT // (math.prod(shape) * self.dtype.itemsize)), config.num_layers)
+        distinct = [
+            LayerCache(*torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype))
+            for _ in range(count)
+        ]
+        return [distinct[layer % count] for layer in range(config.num_layers)]
+
+    def _batch(self, kind: Kind, requests: int, context: int, width: int, cache: LayerCache) -> ForwardBatch:
+        """Requests that compute the last token of their context, or all of them."""
+        new = 1 if kind.decodes else context
+        tables = torch.arange(requests * width).view(requests, width)
+        last = torch.arange(context - new, context)  # positions [new]
+        slots = (tables[:, last // cache.block_size] * cache.block_size + last % cache.block_size).flatten()
+        positions = self._index(last.repeat(requests))
+        return ForwardBatch(
+            input_ids=positions,
+            positions=positions,
+            rope_rows=positions,
+            slot_mapping=self._index(slots),
+            block_tables=self._index(tables, torch.int32),
+            query_start=self._index(torch.arange(requests + 1) * new, torch.int32),
+            seq_lens=self._index(torch.full((requests,), context), torch.int32),
+            logits_indices=self._index(torch.arange(1, requests + 1) * new - 1),
+            max_query_len=new,
+            max_seq_len=self._limits.max_seq_len,
+            arrivals=self._index(torch.zeros(requests * cache.num_kv_heads), torch.int32),
+        )
+
+    def _index(self, values: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return values.to(device=self._device, dtype=dtype)

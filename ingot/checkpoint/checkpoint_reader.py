@@ -1,0 +1,253 @@
+"""A checkpoint, read one tensor at a time.
+
+Owns the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it does
+not reshape, and renames only what OpenAI's files call otherwise (openai.py). Host memory stays near one
+shard, whatever the size of the checkpoint.
+
+    with open_checkpoint(folder) as checkpoint:
+        embedding = checkpoint.read("model.embed_tokens.weight")
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ingot.checkpoint.checkpoint_files import (
+    CONFIG,
+    EXPECTED,
+    Layout,
+    find_layout,
+    list_files,
+    read_json,
+    shorten,
+)
+from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
+from ingot.checkpoint.minigpt4_files import config_of as minigpt4_config
+from ingot.checkpoint.openai_whisper import STATE, config_of, generation_of, is_openai, names_of
+from ingot.checkpoint.packed_config import packed_files, packed_format
+from ingot.checkpoint.packed_tensors import PackedLayers
+from ingot.checkpoint.shard_reader import Shard, TensorInfo, open_shard, read_values, scan_shard
+from ingot.config.build_config import MANIFEST_FILE
+from ingot.errors import CheckpointError, NoSuchPathError
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+class Checkpoint:
+    """The tensors of a checkpoint and the configs beside them; made by ``open_checkpoint``.
+
+    Attributes:
+        folder: where the files are.
+        alone: whether it is one file, whose configs are not beside it.
+        config: config.json as it is.
+        generation_config: generation_config.json as it is; {} where there is none.
+        tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
+        packed: the layers that are stored in fewer bits (packed.py); None: all are whole.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        tensors: dict[str, TensorInfo],
+        inner: Mapping[str, str] | None = None,
+        names: Mapping[str, str] | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.alone = alone
+        self.config = config
+        self.generation_config = generation_config
+        self.tensors = tensors
+        self.packed: PackedLayers | None = None
+        self._stored = tensors
+        self._inner = inner or {}
+        self._names = names or {}
+        self._shard: Shard | None = None
+        self._file = ""
+        self._closed = False
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor ``name``, on the CPU, of the stored shape and dtype; no other tensor shares its storage.
+
+        It may be a private mapping of the file: writing to it changes no file. One file is open at a time,
+        so reading in the order of ``tensors`` opens each once. A packed weight is dequantized.
+
+        Raises:
+            CheckpointError: there is no such tensor, it holds NaN or infinity, the file is damaged, or the
+                checkpoint is closed.
+        """
+        if self.packed is not None and name in self.packed:
+            return self.packed.weight(name).dequantized(self.tensors[name].dtype)
+        return self.read_stored(name)
+
+    def unpack(self, packed: PackedLayers) -> None:
+        """Take the packed layers' weights in the place of their pieces."""
+        self.packed, self.tensors = packed, packed.tensors
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """``read`` of a tensor as it lies in its file, the pieces of packed layers included."""
+        if self._closed:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} is closed", seen=name, fix="read before close"
+            )
+        info = self._stored.get(name)
+        if info is None:
+            near = difflib.get_close_matches(name, self.tensors, n=3)
+            raise CheckpointError(
+                f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
+            )
+        tensor = self._open(info.file).read(self._names.get(name, name))
+        _check_finite(self.folder / info.file, name, tensor)
+        return tensor
+
+    def _open(self, file: str) -> Shard:
+        if self._shard is None or self._file != file:
+            self._let_go()
+            self._shard, self._file = open_shard(self.folder / file, self._inner.get(file)), file
+        return self._shard
+
+    def _let_go(self) -> None:
+        if self._shard is not None:
+            self._shard.close()
+        self._shard = None
+
+    def close(self) -> None:
+        """Let go of the open file; tensors already read stay valid. Closing twice is fine."""
+        self._let_go()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
+    """Open a Hugging Face checkpoint folder, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4
+    (or the YAML file that names them); reads what the files hold, not the tensors.
+
+    Layouts of a folder, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with
+    shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
+    With an index, the tensors are those that it names.
+
+    Raises:
+        CheckpointError: the folder is missing or holds no checkpoint, a JSON file or a weight file is
+            damaged, shards or tensors named by the index are not there, a pickle holds code, a dtype is not
+            supported, or weights are quantized in a way that is not read.
+    """
+    if isinstance(folder, MiniGPT4Files):
+        return _open_minigpt4(folder)
+    folder = Path(folder)
+    if is_openai(folder):
+        return _open_openai(folder)
+    if is_minigpt4(folder):
+        return _open_minigpt4(MiniGPT4Files.read(folder))
+    names = list_files(folder)
+    if CONFIG not in names:
+        what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
+        if MANIFEST_FILE in names:
+            what = f"{folder} is an engine, not a checkpoint", "give the checkpoint that it was built from"
+        allowed = f"{CONFIG} beside {' or '.join(EXPECTED)}"
+        raise NoSuchPathError(what[0], seen=shorten(names), allowed=allowed, fix=what[1])
+    config = read_json(folder / CONFIG)
+    generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
+    layout = find_layout(folder, names)
+    found = Checkpoint(folder, config, generation, _scan(folder, layout))
+    form = packed_format(config, packed_files(folder, names))
+    if form is not None:
+        found.unpack(PackedLayers.of(form, found.tensors, found.read_stored))
+    return found
+
+
+def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
+    """A model's config.json: the file, that of its folder, or what a ``.pt`` file of OpenAI's or the files
+    of a MiniGPT-4 say.
+
+    Raises:
+        NoSuchPathError: there is none.
+        CheckpointError: it cannot be read.
+    """
+    if isinstance(place, MiniGPT4Files) or is_minigpt4(place):
+        with open_checkpoint(place) as found:
+            return found.config
+    if is_openai(place):
+        return config_of(place, read_values(place))
+    file = place / CONFIG if place.is_dir() else place
+    if not file.is_file():
+        raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
+    return read_json(file)
+
+
+def _open_openai(file: Path) -> Checkpoint:
+    """Under the names and with the configs that Hugging Face's would have."""
+    config = config_of(file, read_values(file))
+    stored = scan_shard(file, STATE)
+    names = names_of(stored)
+    tensors = {name: stored[own] for name, own in names.items()}
+    generation = generation_of(file, config)
+    return Checkpoint(file.parent, config, generation, tensors, {file.name: STATE}, names, alone=True)
+
+
+def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
+    """The LLM's tensors under their own names, those of the other files behind the names of their parts."""
+    llm = open_checkpoint(files.llm)
+    if llm.packed is not None:
+        seen, fix = files.llm, "the LLM in 16 bits; --quant quantizes it"
+        raise CheckpointError("MiniGPT-4's LLM is quantized already", seen=seen, fix=fix)
+    tensors, inner, names = dict(llm.tensors), {}, {}
+    for part, (file, key) in files.parts.items():
+        place = str(file.resolve())
+        for name, info in scan_shard(file, key).items():
+            tensors[f"{part}.{name}"] = replace(info, file=place)
+            names[f"{part}.{name}"] = name
+        if key is not None:
+            inner[place] = key
+    config = minigpt4_config(files, llm.config, tensors)
+    generation = llm.generation_config | {"chat_format": files.chat_format}
+    return Checkpoint(files.llm, config, generation, tensors, inner, names)
+
+
+def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:
+    """Refuse NaN and infinity. One pass at the speed of memory: both are, or become, the least or most."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    values = tensor.half() if tensor.itemsize == 1 else tensor  # fp8 has no order of its own in torch
+    least, most = (float(value) for value in torch.aminmax(values))
+    if math.isfinite(least) and math.isfinite(most):
+        return
+    nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
+    raise CheckpointError(
+        f"{name} has values that are not finite",
+        seen=f"{nan} NaN and {infinite} infinite of {values.numel()}, in {file}",
+        fix="download the file again; if training produced them, use an earlier checkpoint",
+    )
+
+
+def _scan(folder: Path, layout: Layout) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    absent: list[str] = []
+    for file in layout.files:
+        infos = scan_shard(folder / file)
+        if layout.index is not None:
+            wanted = [name for name, where in layout.index.items() if where == file]
+            absent += [f"{name} ({file})" for name in wanted if name not in infos]
+            infos = {name: infos[name] for name in wanted if name in infos}
+        tensors.update(infos)
+    if absent:
+        raise CheckpointError(
+            f"the index of {folder} names {len(absent)} tensors that their shards do not hold",
+            seen=shorten(absent),
+            fix="download the index and the shards again, all of one revision",
+        )
+    return tensors

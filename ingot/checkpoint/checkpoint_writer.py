@@ -1,0 +1,53 @@
+"""Tensors written as a Hugging Face checkpoint.
+
+Owns the shards and their index, and config.json beside them. Knows no model.
+
+    with open_checkpoint(Path("tiny.pt")) as source:
+        folder = write_checkpoint(source, Path("out"))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from ingot.checkpoint.checkpoint_files import CONFIG
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+
+_SHARD_BYTES = 1 << 30
+INDEX = "model.safetensors.index.json"
+
+
+def write_checkpoint(source: Checkpoint, folder: Path) -> Path:
+    """Config and tensors of a checkpoint, under the names that it has for them; returns ``folder``, which is
+    made.
+    """
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_text(json.dumps(source.config), encoding="utf-8")
+    write_tensors(((name, source.read(name)) for name in source.tensors), folder)
+    return folder
+
+
+def write_tensors(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """By name, in shards, so that one is in memory at a time."""
+    places: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+
+    def flush() -> None:
+        if shard:
+            file = f"model-{len(set(places.values())) + 1:05}.safetensors"
+            save_file(shard, folder / file, metadata={"format": "pt"})
+            places.update(dict.fromkeys(shard, file))
+            shard.clear()
+
+    for name, tensor in tensors:
+        shard[name] = tensor.clone(memory_format=torch.contiguous_format)
+        if sum(t.nbytes for t in shard.values()) >= _SHARD_BYTES:
+            flush()
+    flush()
+    index = json.dumps({"metadata": {}, "weight_map": places})
+    (folder / INDEX).write_text(index, encoding="utf-8")

@@ -1,0 +1,146 @@
+"""The packed layers of a checkpoint, as if their weights lay there whole.
+
+Owns which tensors are of one layer, and the list of tensors without them: ``x.qweight`` and its kin become
+``x.weight`` of the shape that a model wants, so that weight maps need not know. Knows no model.
+
+    packed = PackedLayers.of(form, infos, read)
+    packed.tensors                                # name → shape and dtype, packed layers by their weights
+    packed.weight("model.layers.0.mlp.up_proj.weight")       # PackedWeight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot.checkpoint.checkpoint_files import shorten
+from ingot.checkpoint.packed_config import PackedFormat
+from ingot.checkpoint.packed_layouts import WORD_BITS, PackedWeight, missing, suffixes, unpack
+from ingot.checkpoint.shard_reader import TensorInfo
+from ingot.errors import CheckpointError
+
+Read = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class PackedLayers:
+    """The packed layers of a checkpoint and all its tensors.
+
+    Attributes:
+        form: how all of them are stored.
+        tensors: name to shape, dtype (of a packed weight: that of its scales) and file.
+        names: of the weights that are packed.
+    """
+
+    form: PackedFormat
+    tensors: dict[str, TensorInfo]
+    names: frozenset[str]
+    _stored: Mapping[str, TensorInfo] = field(repr=False)
+    _read: Read = field(repr=False)
+
+    @classmethod
+    def of(cls, form: PackedFormat, stored: Mapping[str, TensorInfo], read: Read) -> PackedLayers:
+        """Find the packed layers among ``stored``; ``read`` gives a stored tensor.
+
+        Raises:
+            CheckpointError: there is none, or one lacks a tensor.
+        """
+        first, *others = suffixes(form)
+        modules = {
+            name.removesuffix(f".{first}"): info
+            for name, info in stored.items()
+            if _tells(form, name, stored)
+        }
+        if not modules:
+            raise CheckpointError(
+                f"config.json says {form.source}, but no layer is quantized",
+                seen=shorten(list(stored)),
+                allowed=f"tensors named *.{first}",
+                fix="download the checkpoint again, with config.json and weights of one revision",
+            )
+        lacks = [
+            f"{module}.{part}"
+            for module in modules
+            for part in missing(form, {end for end in (first, *others) if f"{module}.{end}" in stored})
+        ]
+        if lacks:
+            raise CheckpointError(
+                f"quantized layers lack tensors ({len(lacks)})",
+                seen=shorten(lacks),
+                fix="download the checkpoint again: its quantization config may belong to another one",
+            )
+        tensors: dict[str, TensorInfo] = {}
+        idle = {f"{module}.{end}" for module in modules for end in others}
+        for name, info in stored.items():
+            module = name.removesuffix(f".{first}")
+            if module != name and module in modules:
+                dtype = stored[f"{module}.{_scales(form)}"].dtype
+                tensors[f"{module}.weight"] = TensorInfo(_shape(form, module, info, read), dtype, info.file)
+            elif name not in idle:
+                tensors[name] = info
+        return cls(form, tensors, frozenset(f"{module}.weight" for module in modules), stored, read)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def weight(self, name: str) -> PackedWeight:
+        """The numbers of a packed weight.
+
+        Raises:
+            CheckpointError: as ``unpack``, with the layer's name.
+        """
+        module = name.removesuffix(".weight")
+        ends = [end for end in suffixes(self.form) if f"{module}.{end}" in self._stored]
+        try:
+            return unpack(self.form, {end: self._read(f"{module}.{end}") for end in ends})
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{module}: {error.what}", seen=error.seen, allowed=error.allowed, fix=error.fix
+            ) from None
+
+    def input_scale(self, name: str) -> torch.Tensor | None:
+        """fp32 [1], what one step of a packed layer's input is worth; None: it is not static.
+
+        Raises:
+            CheckpointError: the input's zero is not 0.
+        """
+        if self.form.activations != "static":
+            return None
+        module = name.removesuffix(".weight")
+        zero = f"{module}.input_zero_point"
+        if zero in self._stored and bool(self._read(zero).any()):
+            raise CheckpointError(
+                f"{module}: the input's zero point is not 0", seen=zero, fix="download the checkpoint again"
+            )
+        return self._read(f"{module}.input_scale").float().reshape(1)
+
+    def idle_biases(self) -> list[str]:
+        """Biases of packed layers that are all 0: some tools write one for every layer, needed or not."""
+        names = [f"{name.removesuffix('.weight')}.bias" for name in sorted(self.names)]
+        return [name for name in names if name in self._stored and not bool(self._read(name).any())]
+
+
+def _tells(form: PackedFormat, name: str, stored: Mapping[str, TensorInfo]) -> bool:
+    """Whether a tensor is the first of a packed layer's."""
+    first = suffixes(form)[0]
+    if not name.endswith(f".{first}"):
+        return False
+    return not form.whole_bytes or f"{name}_scale" in stored
+
+
+def _scales(form: PackedFormat) -> str:
+    return "weight_scale" if form.source == "compressed-tensors" else "scales"
+
+
+def _shape(form: PackedFormat, module: str, info: TensorInfo, read: Read) -> tuple[int, ...]:
+    """(N, K) of a packed layer by its first tensor."""
+    per_word = WORD_BITS // form.bits
+    if form.source == "awq":
+        return info.shape[1] * per_word, info.shape[0]
+    if form.source == "gptq":
+        return info.shape[1], info.shape[0] * per_word
+    if form.whole_bytes:
+        return info.shape
+    return tuple(int(size) for size in read(f"{module}.weight_shape").tolist())

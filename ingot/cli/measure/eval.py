@@ -1,0 +1,193 @@
+"""``ingot eval``: how good an engine's answers are, and whether they are still the reference's.
+
+Owns its six verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
+
+    ingot eval summarize engines/pocket-chat --data articles.jsonl --against hf:models/pocket-chat
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.options.eval_flags import AskFlags, CaptionFlags, EvalFlags, HearFlags, ReadFlags
+from ingot.cli.options.flags import field_flags, field_pairs, option, set_threads
+from ingot.cli.options.transcribe_flags import transcribe_flags_at
+from ingot.cli.terminal.console import command_line, finite, json_text, print_json, print_table, stdout
+from ingot.cli.terminal.step_list import bar_shown
+
+if TYPE_CHECKING:
+    from ingot.measure.evaluate.data_file import OfFolder
+    from ingot.measure.evaluate.data_item import Item
+    from ingot.measure.evaluate.eval_record import Evaluation
+    from ingot.measure.evaluate.loss_limits import Limit
+    from ingot.measure.evaluate.perplexity import Reading
+    from ingot.measure.evaluate.scored_answers import Asking
+    from ingot.measure.evaluate.scored_captions import Captioning
+    from ingot.measure.evaluate.scored_transcripts import Asked
+
+_BEYOND = 1
+_LANG = "What ROUGE counts: en (words), zh (characters), or auto: characters if the reference has CJK."
+_TEMPLATE = "a request in chat, '{article} TL;DR:' otherwise"
+
+evaluate = typer.Typer(
+    name="eval",
+    help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers, "
+    "transcripts, captions."
+    "\n\n"
+    "Exit code 0: done, every difference from the reference is within its limit; 1: one exceeds it; "
+    "2: usage error.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@evaluate.command()
+@field_flags("flags")
+def summarize(
+    flags: AskFlags,
+    lang: Annotated[str, option(_LANG)] = "auto",
+    stemmer: Annotated[bool, option("Stem English words before counting.", "--stemmer")] = False,
+    template: Annotated[str | None, option("Prompt text around {article}.", shown=_TEMPLATE)] = None,
+) -> None:
+    """ROUGE-1, 2, L and Lsum of greedy summaries. Needs the package rouge-score (Ingot's extra "eval")."""
+    from ingot.measure.evaluate.scored_answers import Asking, asks
+    from ingot.measure.evaluate.scored_answers import summarize as run
+
+    asking = Asking(flags.max_new_tokens, flags.chat, template, lang, stemmer)
+    _evaluate(flags, "summarize", run, asking, asks)
+
+
+@evaluate.command()
+@field_flags("flags")
+def answers(flags: AskFlags) -> None:
+    """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
+    from ingot.measure.evaluate.scored_answers import Asking, asks
+    from ingot.measure.evaluate.scored_answers import answers as run
+
+    _evaluate(flags, "answers", run, Asking(flags.max_new_tokens, flags.chat), asks)
+
+
+@evaluate.command()
+@field_flags("flags")
+def perplexity(flags: ReadFlags) -> None:
+    """Perplexity and bits per byte of running text, with sliding windows."""
+    from ingot.measure.evaluate.perplexity import perplexity as run
+
+    _evaluate(flags, "perplexity", run, flags.reading())
+
+
+@evaluate.command()
+@field_flags("flags")
+def divergence(flags: ReadFlags) -> None:
+    """KL(reference || engine) and agreement of the likeliest token, on the same tokens.
+
+    --against names the reference. Without --stride the windows do not overlap.
+    """
+    from ingot.measure.evaluate.token_divergence import divergence as run
+
+    if flags.against is None:
+        _start(flags, "divergence")
+        raise typer.BadParameter("divergence needs a reference", param_hint="--against")
+    _evaluate(flags, "divergence", run, flags.reading())
+
+
+@evaluate.command()
+@field_flags("flags")
+def caption(
+    flags: CaptionFlags,
+    lang: Annotated[str, option(_LANG)] = "auto",
+    stemmer: Annotated[bool, option("Stem English words before counting.", "--stemmer")] = False,
+) -> None:
+    """ROUGE of greedy captions of pictures, and the time of both sides. Needs Ingot's extras "eval,image".
+
+    Without captions in the data they are compared with those of --against.
+    """
+    from ingot.image.picture_folder import picture_records
+    from ingot.measure.evaluate.scored_captions import Captioning, shows
+    from ingot.measure.evaluate.scored_captions import caption as run
+
+    folder = flags.data if flags.data.is_dir() else flags.data.parent
+    asked = Captioning(flags.prompt, flags.max_new_tokens, lang, stemmer)
+    _evaluate(flags, "caption", run, asked, shows(folder), picture_records)
+
+
+@evaluate.command()
+@field_flags("flags")
+@transcribe_flags_at(temperatures=(0.0,))
+def wer(flags: HearFlags, options: dict[str, Any]) -> None:
+    """Word and character error rates of transcripts. Needs Ingot's extra "eval".
+
+    Texts are normalised as Whisper's own evaluation does it. The temperature is 0, so that both sides draw
+    nothing.
+    """
+    from ingot.measure.evaluate.scored_transcripts import Asked, hears
+    from ingot.measure.evaluate.scored_transcripts import wer as run
+    from ingot.speech.speech_options import TranscribeOptions
+
+    folder = flags.data if flags.data.is_dir() else flags.data.parent
+    _evaluate(flags, "wer", run, Asked(TranscribeOptions(**options), flags.batch), hears(folder))
+
+
+def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
+    """The limits; and the threads that everything runs on."""
+    from ingot.measure.evaluate.loss_limits import limits_for
+
+    if flags.max_delta and flags.against is None:
+        raise typer.BadParameter(
+            "it needs --against, the reference to compare with", param_hint="--max-delta"
+        )
+    set_threads(flags.threads)
+    return limits_for(verb, flags.max_delta or ())
+
+
+def _evaluate(
+    flags: EvalFlags,
+    verb: str,
+    run: Callable[..., Evaluation],
+    how: Asking | Reading | Asked | Captioning,
+    needs: Callable[[Item], str | None] = lambda item: None,
+    of_folder: OfFolder | None = None,
+) -> None:
+    from ingot.measure.evaluate.data_file import read_data
+
+    limits = _start(flags, verb)
+    where, limit, skip = field_pairs(flags.where), flags.limit, flags.skip_bad
+    records = {} if of_folder is None else {"of_folder": of_folder}
+    data = read_data(flags.data, limit=limit, skip_bad=skip, where=where, needs=needs, **records)
+    with bar_shown() as progress:
+        found = run(*flags.sides(), data, limits, how, progress)
+    _finish(flags, found)
+
+
+def _finish(flags: EvalFlags, found: Evaluation) -> None:
+    """Show and write what was found; leave with 1 where a difference is beyond its limit."""
+    record = {"command": command_line(), **found.record}
+    if flags.items is not None:
+        lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)
+        Path(flags.items).write_text("".join(lines), encoding="utf-8")
+    if flags.json_file is not None:
+        Path(flags.json_file).write_text(json_text(record), encoding="utf-8")
+    if flags.as_json:
+        print_json(record)
+    else:
+        _show(record)
+    if found.beyond:
+        raise typer.Exit(_BEYOND)
+
+
+def _show(record: dict[str, Any]) -> None:
+    from ingot.measure.evaluate.eval_report import headline, tables, verdict
+
+    for line in headline(record):
+        stdout().print(line, markup=False)
+    for table in tables(record):
+        stdout().print()
+        print_table(table)
+    told = verdict(record)
+    if told is not None:
+        stdout().print(f"\n{told}", markup=False)

@@ -1,0 +1,277 @@
+"""``ingot sweep``: precision by batch in one table and one picture.
+
+Owns the verb's flags, what a quality is measured with, and which files stand in the folder at the end. Knows
+no measurement and no metric.
+
+    ingot sweep models/pocket-chat --dtype fp32,bf16 --batch 1,2,4,8 --out sweeps/pocket
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.options.flags import (
+    CHECKPOINT,
+    AsJson,
+    Device,
+    Threads,
+    field_flags,
+    given,
+    option,
+)
+from ingot.cli.terminal.console import command_line, print_json, print_table, stderr, stdout
+from ingot.cli.terminal.signals import ends_once
+from ingot.cli.terminal.step_list import status_shown
+from ingot.config.quantization.scheme_table import WITHOUT_SAMPLES
+from ingot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ingot.measure.bench.bench_side import SideSpec
+    from ingot.measure.bench.latency import Latency
+    from ingot.measure.bench.sweep.sweep_line import Quality
+    from ingot.measure.bench.sweep.sweep_session import Record, Sweep
+    from ingot.measure.bench.transcription_speed import Transcribing
+
+REPEATS = 3
+PROMPT_TOKENS, NEW_TOKENS = 512, 128
+_FAILED = 1
+_FILES = ("sweep.json", "sweep.html", "sweep.png")
+
+
+_AGAINST = "hf (the Hugging Face class in the first dtype, as a line of its own) or hf:CHECKPOINT."
+_RANDOM = "A config.json (or its folder), run with random weights instead of a checkpoint."
+_KV_DTYPES = "Dtypes of the KV cache: model, int8, fp8, separated by commas."
+_DTYPES = "fp16, bf16, fp32, separated by commas; auto: the model's own, fp32 on a CPU."
+_BATCHES = "Batch sizes, separated by commas; auto doubles until one does not fit."
+_DATA = "Quality: a text for perplexity; for Whisper recordings with their texts, for WER."
+_CLIPS = "Whisper: clips, with LibriSpeech's distribution of lengths."
+_OF_AUDIO = "Whisper: tokens per second of audio, whatever the weights say."
+_QUANT = (
+    f"none (as the checkpoint is), {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas; "
+    "encoder=A,decoder=B is one."
+)
+_DRAW = "Measure nothing; draw the table and picture of the points in --out."
+
+
+@dataclass(frozen=True)
+class SweepFlags:
+    """What is measured at which precisions and sizes, and where the results go."""
+
+    checkpoint: Annotated[str | None, CHECKPOINT] = None
+    random_weights: Annotated[str | None, option(_RANDOM)] = None
+    out: Annotated[
+        Path | None,
+        option("Folder for points.jsonl, sweep.json, sweep.html, sweep.png.", shown=False),
+    ] = None
+    quant: Annotated[str, typer.Option(help=_QUANT)] = "none"
+    kv_dtype: Annotated[str, option(_KV_DTYPES)] = "model"
+    dtype: Annotated[str, option(_DTYPES)] = "auto"
+    batch: Annotated[str, option(_BATCHES)] = "auto"
+    prompt_tokens: Annotated[int | None, option("Tokens per prompt.", shown=str(PROMPT_TOKENS))] = None
+    new_tokens: Annotated[int | None, option("Tokens generated per prompt.", shown=str(NEW_TOKENS))] = None
+    clips: Annotated[int | None, option(_CLIPS, shown="73", min=1)] = None
+    tokens_per_second: Annotated[float | None, option(_OF_AUDIO, shown="4")] = None
+    repeats: Annotated[int, option("Timed runs per point.")] = REPEATS
+    data: Annotated[Path | None, option(_DATA)] = None
+    limit: Annotated[int | None, option("Use the first N items of --data.", min=1)] = None
+    against: Annotated[str | None, option(_AGAINST, metavar="hf")] = None
+    fresh: Annotated[bool, option("Discard the points already in --out.", "--fresh")] = False
+    draw: Annotated[bool, option(_DRAW, "--draw")] = False
+    no_png: Annotated[bool, option("Write only HTML, without matplotlib.", "--no-png")] = False
+    device: Device = None
+    threads: Threads = None
+    as_json: AsJson = False
+
+    def spec(self) -> SideSpec:
+        """What is opened, and where."""
+        from ingot.measure.bench.bench_side import SideSpec
+
+        return SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device))
+
+    def quality(self, *, hears: bool) -> tuple[Quality | None, dict[str, Any] | None]:
+        """What measures the quality, and what the record says of it."""
+        if self.data is None:
+            if self.limit is not None:
+                raise typer.BadParameter("--limit needs --data")
+            return None, None
+        if self.random_weights is not None:
+            raise typer.BadParameter("random weights have no quality: --data needs a CHECKPOINT")
+        from ingot.cli.measure.sweep_quality import SpeechQuality, text_quality
+
+        path, limit = self.data, self.limit
+        quality = SpeechQuality(str(path), limit) if hears else text_quality(path, limit)
+        return quality, quality.to_json()
+
+    def shape(self, *, hears: bool) -> Latency | Transcribing:
+        """The load of each point.
+
+        Raises:
+            BadParameter: a flag is of the other kind of model.
+        """
+        from ingot.measure.bench.latency import Latency
+        from ingot.measure.bench.transcription_speed import Transcribing
+
+        of_text = given(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
+        of_clips = given(clips=self.clips, tokens_per_second=self.tokens_per_second)
+        odd = [f"--{name.replace('_', '-')}" for name in (of_text if hears else of_clips)]
+        if odd:
+            kinds = ("prompts", "this is a speech model") if hears else ("clips", "this model takes text")
+            raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=", ".join(odd))
+        if hears:
+            return Transcribing(batches=(1,), repeats=self.repeats, **of_clips)
+        prompt, new = self.prompt_tokens, self.new_tokens
+        return Latency(
+            (1,),
+            PROMPT_TOKENS if prompt is None else prompt,
+            NEW_TOKENS if new is None else new,
+            self.repeats,
+        )
+
+    def wanted(self, spec: SideSpec, shape: Latency | Transcribing, told: dict[str, Any] | None) -> Sweep:
+        """The sweep, with what its record says of the quality."""
+        from ingot.measure.bench.sweep.sweep_session import Sweep
+
+        return Sweep(
+            spec,
+            dtypes=_words(self.dtype, "--dtype"),
+            quants=_schemes(self.quant),
+            kv_dtypes=_words(self.kv_dtype, "--kv-dtype"),
+            batches=_batches(self.batch),
+            shape=shape,
+            against=self.against,
+            quality_of=told,
+            threads=self.threads,
+        )
+
+
+@field_flags("flags")
+def sweep(flags: SweepFlags) -> None:
+    """Measure speed, memory and quality by precision and batch size, until one no longer fits.
+
+    Points are saved as they are measured: the same command resumes where the last one ended. Exit
+    code 0: measured, including sizes that do not fit; 1: a process died; 2: usage error.
+    """
+    out, no_png = flags.out, flags.no_png
+    if out is None:
+        raise typer.BadParameter("give the folder for the results", param_hint="--out")
+    if not no_png:
+        from ingot.measure.bench.charts.chart_png import check_matplotlib
+
+        check_matplotlib()
+    if flags.draw:
+        _finish(out, flags)
+        return
+    if (flags.checkpoint is None) == (flags.random_weights is None):
+        raise typer.BadParameter("give either CHECKPOINT or --random-weights CONFIG")
+    wanted, quality = _asked(flags)
+    done = False
+    try:
+        with ends_once(), status_shown("starting") as say:
+            from ingot.measure.bench.sweep.sweep_session import run_sweep
+
+            run_sweep(wanted, out, quality=quality, fresh=flags.fresh, command=command_line(), say=say)
+        done = True
+    finally:
+        if not done:  # interrupted, or one side cannot be loaded
+            _write_what_there_is(out, no_png)
+    if _finish(out, flags):
+        raise typer.Exit(_FAILED)
+
+
+def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
+    """What is measured, by the kind of model, and what measures its quality."""
+    from ingot.measure.bench.kernel_bench.kernel_times import read_shape
+
+    spec = flags.spec()
+    hears = not read_shape(spec).config.modality.takes_text
+    quality, told = flags.quality(hears=hears)
+    return flags.wanted(spec, flags.shape(hears=hears), told), quality
+
+
+def _schemes(text: str) -> tuple[str, ...]:
+    """Schemes and files; of ``encoder=A,decoder=B`` the halves, one after the other, are one."""
+    found: list[str] = []
+    for word in _words(text, "--quant"):
+        if found and _other_half(found[-1], word):
+            found[-1] += f",{word}"
+        else:
+            found.append(word)
+    return tuple(found)
+
+
+def _other_half(one: str, other: str) -> bool:
+    """Whether both name the scheme of a half, and not the same half."""
+    halves = [word.partition("=")[0].strip() for word in (one, other) if "=" in word and "," not in word]
+    return len(set(halves)) == 2
+
+
+def _words(text: str, flag: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ConfigError("expected names separated by commas", seen=repr(text), flag=flag)
+    return words
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    """The sizes in growing order; none for ``auto``."""
+    from ingot.measure.side.token_load import parse_batches
+
+    return () if text.strip() == "auto" else tuple(sorted(set(parse_batches(text))))
+
+
+def _finish(out: Path, flags: SweepFlags) -> bool:
+    """Write the results of a folder's points, and show them; whether something is missing in them."""
+    from ingot.measure.bench.sweep.sweep_report import broken
+
+    record = _write(out, flags.no_png)
+    if flags.as_json:
+        print_json(record)
+    else:
+        _show(record, out)
+    return broken(record)
+
+
+def _show(record: Record, out: Path) -> None:
+    from ingot.measure.bench.sweep.sweep_report import limits, sweep_lines, sweep_table, sweep_title
+
+    for line in (sweep_title(record), *sweep_lines(record)):
+        stdout().print(line, markup=False)
+    stdout().print()
+    print_table(sweep_table(record))
+    for line in limits(record):
+        stdout().print(line, markup=False)
+    for line in record["lines"]:
+        for point in line["points"]:
+            for doubt in point["doubts"]:
+                stderr().print(f"warning: {line['name']}, {doubt}", markup=False)
+    stderr().print(f"written: {', '.join(str(out / name) for name in _FILES if (out / name).exists())}")
+
+
+def _write_what_there_is(out: Path, no_png: bool) -> None:
+    from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
+
+    if read_points(out / POINTS):
+        _write(out, no_png)
+
+
+def _write(out: Path, no_png: bool) -> Record:
+    from ingot.measure.bench.charts.chart_html import Page, write_html
+    from ingot.measure.bench.sweep.sweep_record import record_of
+    from ingot.measure.bench.sweep.sweep_report import limits, panels, sweep_lines, sweep_table, sweep_title
+    from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
+
+    record = record_of(read_points(out / POINTS))
+    (out / "sweep.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    title, lines, drawn = sweep_title(record), sweep_lines(record), panels(record)
+    page = Page(title, lines, sweep_table(record), limits(record), record["commands"])
+    write_html(drawn, page, out / "sweep.html")
+    if drawn and not no_png:
+        from ingot.measure.bench.charts.chart_png import write_png
+
+        write_png(drawn, title, lines, out / "sweep.png")
+    return record

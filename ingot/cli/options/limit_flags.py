@@ -1,0 +1,89 @@
+"""The flags for memory and limits that the verbs which run an engine share.
+
+Owns their names and help. Knows no defaults: a flag that is not given is not passed on.
+
+    @field_flags("limits")
+    def chat(engine: str, limits: Limits) -> None: ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from ingot.cli.options.flags import given, option
+
+PANEL = "Memory and limits"
+
+
+def memory_fraction(panel: str) -> Any:
+    """The flag of this name."""
+    text = "Fraction of GPU memory, or of available CPU memory, to use."
+    return option(text, shown="0.9", panel=panel, min=0.01, max=1.0)
+
+
+def cache_tokens(panel: str, shown: str) -> Any:
+    """The flag of this name."""
+    return option("KV cache size, in tokens.", shown=shown, panel=panel, min=1)
+
+
+def token_budget(panel: str) -> Any:
+    """The flag of this name."""
+    return option("Maximum tokens per step.", shown="2048", panel=panel, min=1)
+
+
+_CACHE = "a full batch of the longest requests, or what fits; on a CPU at most 256 MiB"
+_STEP = "Maximum requests per step, up to the engine's own limit."
+_LENGTH = "Maximum tokens per request, prompt plus output, up to the engine's own limit."
+_INVARIANT = (
+    "Make each answer bitwise independent of the other requests in the batch; slower (docs/numerics.md)."
+)
+_KV_DTYPE = (
+    "Dtype of the KV cache: int8 or fp8 (half the bytes of 16 bits, at some cost in quality), model (the "
+    "compute dtype), or auto: as built."
+)
+MemoryFraction = Annotated[float | None, memory_fraction(PANEL)]
+CacheTokens = Annotated[int | None, cache_tokens(PANEL, _CACHE)]
+TokenBudget = Annotated[int | None, token_budget(PANEL)]
+MaxBatchSize = Annotated[int | None, option(_STEP, shown="as built", panel=PANEL, min=1)]
+MaxSeqLen = Annotated[int | None, option(_LENGTH, shown="as built", panel=PANEL, min=1)]
+BatchInvariant = Annotated[bool, option(_INVARIANT, "--batch-invariant", panel=PANEL)]
+KvDtype = Annotated[str | None, option(_KV_DTYPE, shown="auto", panel=PANEL, metavar="auto|model|int8|fp8")]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much memory an engine may take, and how it computes; None: as the library has it."""
+
+    memory_fraction: MemoryFraction = None
+    cache_tokens: CacheTokens = None
+    token_budget: TokenBudget = None
+    max_batch_size: MaxBatchSize = None
+    max_seq_len: MaxSeqLen = None
+    kv_dtype: KvDtype = None
+    batch_invariant: BatchInvariant = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``LLM``, without what was not given."""
+        from ingot.config.runtime_config import RuntimeConfig
+
+        runtime = runtime_values(self)
+        config = RuntimeConfig(**runtime) if runtime else None
+        return given(max_batch_size=self.max_batch_size, max_seq_len=self.max_seq_len, runtime=config)
+
+    def words(self) -> list[str]:
+        """The flags that were given, as on a command line."""
+        words: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value is not False:
+                words.append("--" + field.name.replace("_", "-"))
+                words += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+        return words
+
+
+def runtime_values(flags: Any) -> dict[str, Any]:
+    """The fields of ``RuntimeConfig`` among the flags, without those that were not given."""
+    names = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
+    values = {name: getattr(flags, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}

@@ -1,0 +1,137 @@
+"""The sampling flags that several verbs share.
+
+Owns their names and help; which there are, and of what type, ``SamplingParams`` says. Knows no defaults: a
+flag that is not given is not passed on.
+
+    @sampling_flags("n")
+    def chat(engine: str, sampling: dict[str, Any]) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.options.flags import flags_for
+from ingot.config.sampling_params import VALUE_NAMES, SamplingParams
+from ingot.errors import RequestError
+
+_HELP = {
+    "max_new_tokens": "Maximum tokens per answer.",
+    "min_new_tokens": "Minimum tokens before an end token.",
+    "temperature": "0 is greedy.",
+    "top_k": "Sample from the k most likely tokens; 0 or -1: from all.",
+    "top_p": "Sample from the most likely tokens that together have this probability.",
+    "min_p": "Drop tokens below this fraction of the top token's probability.",
+    "repetition_penalty": "Penalizes tokens of the prompt and the answer; 1: off.",
+    "presence_penalty": "Penalizes tokens already in the answer; 0: off.",
+    "frequency_penalty": "Penalizes tokens by their count in the answer; 0: off.",
+    "seed": "Makes sampling reproducible.",
+    "stop": "Text that ends an answer; may be repeated.",
+    "stop_token_ids": "Token id that ends an answer; may be repeated.",
+    "ignore_eos": "Continue past the model's own end tokens.",
+    "logprobs": "Log-probabilities of the chosen and the K most likely tokens (shown with --json).",
+    "n": "Answers per prompt.",
+    "num_beams": "Beam search with this many beams.",
+    "length_penalty": "Exponent of the length in a beam's score.",
+    "early_stopping": "End beam search as soon as enough beams are finished.",
+}
+_OFTEN = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "n")
+_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+_NAMES = {"stop_token_ids": "--stop-token-id", "n": "-n"}
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field of ``SamplingParams``."""
+    return _NAMES.get(field, "--" + field.replace("_", "-"))
+
+
+def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
+    dict, checked.
+
+    Args:
+        without: fields that the verb has no use for, and so no flag.
+    """
+    flags = [_flag(name, hint) for name, hint in _types().items() if name not in without]
+
+    def pack(values: dict[str, Any]) -> dict[str, Any]:
+        sampling = {k: v for k, v in values.items() if _was_given(v)}
+        check_alone(sampling)
+        return sampling
+
+    return lambda verb: flags_for(verb, "sampling", flags, pack)
+
+
+def check_alone(given: Mapping[str, Any]) -> None:
+    """Refuse what is out of range by itself now, before an engine is loaded."""
+    for name, value in given.items():
+        if name != "min_new_tokens":  # its range depends on another
+            with_given(SamplingParams(num_beams=1), {name: value})
+
+
+def value_names() -> list[str]:
+    """The sampling values that have a flag."""
+    return list(_types())
+
+
+def read_value(name: str, text: str) -> Any:
+    """A sampling value as it is written after its name.
+
+    Raises:
+        RequestError: it is of another type.
+    """
+    kind = _types()[name]
+    if typing.get_origin(kind) is list:
+        return (_read(name, typing.get_args(kind)[0], text),)
+    return _read(name, kind, text)
+
+
+def _read(name: str, kind: type, text: str) -> Any:
+    try:
+        return _SWITCH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        allowed = "on or off" if kind is bool else "an integer" if kind is int else "a number"
+        raise RequestError(f"{name} cannot be set to this", seen=text, allowed=allowed) from None
+
+
+def with_given(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """The defaults with the flags that were given.
+
+    Raises:
+        RequestError: a value is out of range; it names the flag.
+    """
+    try:
+        return defaults.replace(**given)
+    except RequestError as error:
+        flag = None if error.flag is None else flag_name(error.flag)
+        raise RequestError(
+            error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=flag
+        ) from None
+
+
+def _was_given(value: Any) -> bool:
+    return value is not None and value is not False and value != []
+
+
+def _types() -> dict[str, Any]:
+    """Field → the type of its flag: the field's own, a list for a tuple."""
+    hints = typing.get_type_hints(SamplingParams)
+    types = {}
+    for name in VALUE_NAMES:
+        inner = [a for a in typing.get_args(hints[name]) if a not in (type(None), Ellipsis)]
+        is_tuple = typing.get_origin(hints[name]) is tuple
+        types[name] = list[inner[0]] if is_tuple else (inner or [hints[name]])[0]  # type: ignore[valid-type]
+    return types
+
+
+def _flag(name: str, kind: Any) -> inspect.Parameter:
+    panel = "Sampling" if name in _OFTEN else "Sampling, rarely needed"
+    option = typer.Option(flag_name(name), help=_HELP[name], rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

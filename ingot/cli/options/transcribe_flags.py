@@ -1,0 +1,218 @@
+"""The flags that say which recordings are transcribed, and how.
+
+Owns their names; which options there are, of what type, and what they do, ``TranscribeOptions`` says. A flag
+that is not given is not passed on.
+
+    @transcribe_flags
+    def transcribe(flags: TranscribeFlags, options: dict[str, Any]) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ingot.cli.options.flags import Device, EnginePath, Quant, Threads, flags_for, option
+from ingot.errors import RequestError
+
+if TYPE_CHECKING:
+    from ingot.speech.subtitles import SubtitleLayout
+
+FORMATS = ("txt", "srt", "vtt", "tsv", "json")
+_LAID_OUT = ("srt", "vtt")
+_NAMES = {
+    "temperatures": "--temperature",
+    "compression_ratio": "--compression-ratio-threshold",
+    "logprob": "--logprob-threshold",
+    "no_speech": "--no-speech-threshold",
+    "suppress": "--suppress-tokens",
+}  # as Whisper's own command line has them
+_OFTEN = (
+    *("language", "task", "word_timestamps", "temperatures", "beam_size", "best_of"),
+    *("initial_prompt", "carry_initial_prompt", "hotwords", "no_speech"),
+)
+_PANEL, _RARE_PANEL = "Transcription", "Transcription, rarely needed"
+
+
+def _format(value: str) -> str:
+    if value not in FORMATS:
+        raise typer.BadParameter(f"{value}; allowed: {', '.join(FORMATS)}", param_hint="--format")
+    return value
+
+
+_FILES = "Recordings (wav, flac, mp3, m4a, ogg, webm …), videos, folders of them, or -: stdin."
+_OUTPUT = "Folder for a file per recording, named after it."
+_BATCH = "Transcribe several recordings at once; each says what it says alone."
+_TRUNCATED = "Transcribe what is there of files that were cut off or damaged."
+_COMPARE = (
+    "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
+    "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."
+)
+_SUBTITLES = "Subtitles, with --word-timestamps"
+_WIDTH = "Characters of a line."
+_COUNT = "Lines of a subtitle; with --max-line-width."
+_WORDS = "Words of a subtitle."
+_HIGHLIGHT = "A subtitle for each word, in which it is underlined."
+
+
+@dataclass(frozen=True)
+class TranscribeFlags:
+    """What is transcribed by what, where transcripts go, and how subtitles look."""
+
+    engine: EnginePath
+    files: Annotated[list[str], typer.Argument(help=_FILES, metavar="FILE…")]
+    format: Annotated[
+        str, option("What to write.", "--format", "-f", callback=_format, metavar="|".join(FORMATS))
+    ] = "txt"
+    output: Annotated[
+        Path | None, option(_OUTPUT, "--output", "-o", shown="one file: stdout; several: this folder")
+    ] = None
+    batch: Annotated[bool, option(_BATCH, "--batch")] = False
+    allow_truncated: Annotated[bool, option(_TRUNCATED, "--allow-truncated")] = False
+    compare: Annotated[str | None, option(_COMPARE, metavar="hf")] = None
+    max_line_width: Annotated[int | None, option(_WIDTH, min=1, panel=_SUBTITLES)] = None
+    max_line_count: Annotated[int | None, option(_COUNT, min=1, panel=_SUBTITLES)] = None
+    max_words_per_line: Annotated[int | None, option(_WORDS, min=1, panel=_SUBTITLES)] = None
+    highlight_words: Annotated[bool, option(_HIGHLIGHT, panel=_SUBTITLES)] = False
+    quant: Quant = None
+    device: Device = None
+    threads: Threads = None
+
+
+def layout_of(flags: TranscribeFlags, options: dict[str, Any]) -> SubtitleLayout:
+    """How subtitles look.
+
+    Raises:
+        BadParameter: a flag of subtitles has no effect.
+    """
+    from ingot.speech.subtitles import SubtitleLayout
+
+    names = [field.name for field in fields(SubtitleLayout)]
+    given = {name: getattr(flags, name) for name in names if getattr(flags, name)}
+    for name in given:
+        if flags.format not in _LAID_OUT:
+            text = f"needs --format {' or '.join(_LAID_OUT)}; seen: {flags.format}"
+            raise typer.BadParameter(text, param_hint=flag_name(name))
+        if not options.get("word_timestamps"):
+            raise typer.BadParameter("needs --word-timestamps", param_hint=flag_name(name))
+    if "max_line_count" in given and "max_line_width" not in given:
+        raise typer.BadParameter("needs --max-line-width", param_hint=flag_name("max_line_count"))
+    return SubtitleLayout(**given)
+
+
+def transcribe_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``options`` parameter by a flag for each option of a transcript; those given arrive as
+    a dict, checked.
+    """
+    return transcribe_flags_at()(verb)
+
+
+def transcribe_flags_at(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``transcribe_flags`` with other defaults for some options."""
+    flags, parsers = _flags(defaults)
+
+    def pack(values: dict[str, Any]) -> dict[str, Any]:
+        from ingot.speech.speech_options import TranscribeOptions
+
+        known = {name: value for name, value in values.items() if value is not None}
+        options = defaults | {name: _parsed(name, parsers[name], value) for name, value in known.items()}
+        with options_as_flags():
+            TranscribeOptions(**options)
+        return options
+
+    return lambda verb: flags_for(verb, "options", flags, pack)
+
+
+@contextmanager
+def options_as_flags() -> Iterator[None]:
+    """Errors about an option name its flag."""
+    from ingot.speech.speech_options import TranscribeOptions
+
+    try:
+        yield
+    except RequestError as error:
+        if error.flag not in {field.name for field in fields(TranscribeOptions)}:
+            raise
+        flag = flag_name(error.flag)
+        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag=flag) from None
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field of ``TranscribeOptions``."""
+    return _NAMES.get(field, "--" + field.replace("_", "-"))
+
+
+def _parsed(name: str, parser: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return parser(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value} is not a number", param_hint=flag_name(name)) from None
+
+
+def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
+    from ingot.speech.speech_options import TranscribeOptions
+
+    hints, told = typing.get_type_hints(TranscribeOptions), _attributes(TranscribeOptions.__doc__)
+    flags: list[inspect.Parameter] = []
+    parsers = {}
+    for field in fields(TranscribeOptions):
+        made = _kind(hints[field.name])
+        if made is None:
+            continue
+        kind, parsers[field.name], metavar = made
+        default = defaults.get(field.name, field.default)
+        name, no = flag_name(field.name), "--no-" + field.name.replace("_", "-")
+        option = typer.Option(
+            f"{name}/{no}" if kind is bool and default else name,
+            help=told.get(field.name, ""),
+            metavar=metavar,
+            rich_help_panel=_PANEL if field.name in _OFTEN else _RARE_PANEL,
+            show_default=_shown(default),
+        )
+        annotation: Any = Annotated[kind | None, option]
+        flags.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    return flags, parsers
+
+
+def _kind(hint: Any) -> tuple[Any, Callable[[Any], Any], str | None] | None:
+    """A flag's type on the command line, how its value is read, and how the help writes it; None for what a
+    command line cannot say.
+    """
+    inner = [one for one in typing.get_args(hint) if one is not type(None)]
+    may_be_none = type(None) in typing.get_args(hint)
+    plain = inner[0] if may_be_none and len(inner) == 1 else hint
+    if typing.get_origin(plain) is tuple:
+        one = typing.get_args(plain)[0]
+        return str, lambda text: tuple(one(part) for part in text.split(",") if part.strip()), "X,X,…"
+    if typing.get_origin(plain) is Literal:
+        return str, str, "|".join(typing.get_args(plain))
+    if plain in (int, float) and may_be_none:
+        return str, lambda text: None if text.strip().lower() == "none" else plain(text), "X|none"
+    return (plain, plain, None) if plain in (str, int, float, bool) else None
+
+
+def _shown(default: Any) -> str | bool:
+    if isinstance(default, tuple):
+        return ",".join(f"{one:g}" for one in default)
+    return False if default is None or isinstance(default, bool) else str(default)
+
+
+def _attributes(doc: str | None) -> dict[str, str]:
+    """What a docstring says of each attribute."""
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", doc or "", re.MULTILINE)
+    return {name: _sentence(" ".join(text.split())) for name, text in found}
+
+
+def _sentence(text: str) -> str:
+    text = text.replace("``", "`")
+    return text[:1].upper() + text[1:]

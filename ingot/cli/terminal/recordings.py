@@ -1,0 +1,47 @@
+"""Recordings that a command line names.
+
+Owns stdin among them, what they are called, and what is told of one that cannot be used. Knows no verb.
+
+    source_of("talk.mp3")
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ingot.cli.terminal.console import print_error
+from ingot.errors import IngotError, RequestError
+
+STDIN = "-"
+_MOST_NAMED = 10
+
+
+def source_name(name: str, part: str = "name") -> str:
+    """What a recording is called, or, with ``stem``, its file."""
+    return "stdin" if name == STDIN else str(getattr(Path(name), part))
+
+
+def source_of(name: str) -> str | bytes:
+    """A recording's file, or what stdin holds."""
+    return sys.stdin.buffer.read() if name == STDIN else name
+
+
+def tell_failure(name: str, error: IngotError) -> None:
+    """What is wrong with one recording."""
+    shown = None if error.seen == name else error.seen
+    fix = None if error.fix is None else error.fix.replace("allow_truncated", "--allow-truncated")
+    told = IngotError(f"{name}: {error.what}", seen=shown, allowed=error.allowed, fix=fix)
+    print_error(told)
+
+
+def tell_left_out(names: Sequence[str]) -> None:
+    """Which files of folders are not transcribed."""
+    from ingot.audio.recording_samples import SUFFIXES
+
+    if names:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        seen, allowed = f"{', '.join(names[:_MOST_NAMED])}{more}", ", ".join(SUFFIXES)
+        what, fix = "files of the folder are left out", "name the file itself, or move it"
+        print_error(RequestError(what, seen=seen, allowed=allowed, fix=fix))

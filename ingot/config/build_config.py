@@ -1,0 +1,66 @@
+"""What a user asks of a build.
+
+Owns the values that decide an engine's bytes. Knows nothing of checkpoints.
+
+    BuildConfig(dtype="fp16", max_batch_size=8, max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.config.json_config import JsonConfig
+from ingot.errors import ConfigError
+
+MANIFEST_FILE = "manifest.json"  # in a folder without config.json: a build, not a checkpoint
+DEFAULT_MAX_BATCH_SIZE = 64
+DEFAULT_MAX_SEQ_LEN = 8192
+NARROW_KV_DTYPES = ("int8", "fp8")  # a KV cache in 8 bits
+BUILT_KV_DTYPES = ("model", *NARROW_KV_DTYPES)
+
+
+@dataclass(frozen=True)
+class BuildConfig(JsonConfig):
+    """Limits and number format of an engine.
+
+    ``max_seq_len`` counts prompt and output together. ``layers`` keeps only the decoder layers [start, end),
+    for looking inside a part of a model. ``kv_dtype`` is what the KV cache holds unless a run says otherwise:
+    ``model``, numbers of ``dtype``, or ``int8`` or ``fp8`` with scales.
+    """
+
+    dtype: Literal["fp16", "bf16", "fp32"]
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    max_seq_len: int = DEFAULT_MAX_SEQ_LEN
+    layers: tuple[int, ...] | None = None
+    kv_dtype: Literal["model", "int8", "fp8"] = "model"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("fp16", "bf16", "fp32"):
+            raise ConfigError("unknown dtype", seen=self.dtype, allowed="fp16, bf16, fp32", flag="--dtype")
+        if self.kv_dtype not in BUILT_KV_DTYPES:
+            raise ConfigError(
+                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(BUILT_KV_DTYPES), flag="--kv-dtype"
+            )
+        for name, flag in (("max_batch_size", "--max-batch-size"), ("max_seq_len", "--max-seq-len")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be an integer >= 1", seen=value, flag=flag)
+        if self.layers is not None and (len(self.layers) != 2 or not 0 <= self.layers[0] < self.layers[1]):
+            raise ConfigError(
+                "layers must be START:END", seen=self.layers, allowed="0 <= START < END", flag="--layers"
+            )
+
+
+def parse_layers(text: str | None) -> tuple[int, int] | None:
+    """``"0:1"`` → (0, 1); None stays None.
+
+    Raises:
+        ConfigError: the text is not START:END.
+    """
+    if text is None:
+        return None
+    start, colon, end = text.partition(":")
+    if not colon or not start.isdigit() or not end.isdigit():
+        raise ConfigError("layers must be START:END", seen=text, allowed="for example 0:1", flag="--layers")
+    return int(start), int(end)

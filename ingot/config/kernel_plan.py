@@ -1,0 +1,225 @@
+"""Which tiles each kernel uses, and where that was measured.
+
+Owns the kernel plan: per op and key the tile sizes that beat the op's defaults, the microseconds of both, and
+the machine. A key names a bucket of rows and a shape. Knows no kernel; where the plan has no entry, an op's
+own defaults hold.
+
+    plan = KernelPlan(gpu="NVIDIA H200", ..., tiles={"rms_norm": {"m8_h4096": {"num_warps": 8}}})
+    plan.table("rms_norm", h=4096).at(rows=3)  # {"num_warps": 8}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ingot.config.json_config import JsonConfig
+from ingot.errors import ConfigError
+
+ROWS = "m"
+_SMALL_BUCKET = 8
+_KEY_PART = re.compile(r"([a-z]+)([1-9][0-9]*)")
+_MAY_BE_NONE = ("FRAGMENTS", "PREFETCH", "PROGRAMS")
+_ANY_SIZE = ("num_stages", "MAX_SPLITS", "REGISTERS", *_MAY_BE_NONE)  # the others are powers of two
+_BLOCKS = ("BLOCK_N", "BLOCK_K", "BLOCK_T")
+_PRODUCT = (*_BLOCKS, "FRAGMENTS", "PROGRAMS", "OVERLAP", "PREFETCH", "num_warps", "num_stages")
+_HEADS = ("q", "kv", "d")
+
+
+@dataclass(frozen=True)
+class TunableOp:
+    """What a plan may say of an op.
+
+    Attributes:
+        tiles: the names of its tile choices.
+        dims: what its keys name, in this order. ``m`` is a bucket of rows (of requests, for decode attention;
+            of the longest prompt's tokens, for prefill attention). The others are sizes: ``n`` and ``k`` of a
+            weight [n, k], ``h`` hidden, ``i`` of the gate, ``q`` and ``kv`` heads of ``d`` channels.
+    """
+
+    tiles: tuple[str, ...]
+    dims: tuple[str, ...]
+
+
+OPS: dict[str, TunableOp] = {
+    "rms_norm": TunableOp(("num_warps", "OVERLAP"), (ROWS, "h")),
+    "layer_norm": TunableOp(("num_warps", "OVERLAP"), (ROWS, "h")),
+    "rope_kv_write": TunableOp(("BLOCK_HEADS", "num_warps", "OVERLAP"), (ROWS, *_HEADS)),
+    "silu_mul": TunableOp(("BLOCK_I", "num_warps", "OVERLAP"), (ROWS, "i")),
+    "paged_attention": TunableOp(  # AXIS and MERGE where query heads share keys
+        (
+            *("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE", "PREFETCH", "num_warps", "num_stages"),
+            "OVERLAP",
+        ),
+        (ROWS, *_HEADS),
+    ),
+    "prefill_attention": TunableOp(
+        ("BLOCK_M", "BLOCK_N", "REGISTERS", "OVERLAP", "num_warps", "num_stages"), (ROWS, *_HEADS)
+    ),
+    "small_linear": TunableOp(_PRODUCT, (ROWS, "n", "k")),
+    "small_qkv": TunableOp(_PRODUCT, (ROWS, "n", "k")),
+    "small_gate_up": TunableOp(_PRODUCT, (ROWS, "n", "k")),
+}
+
+
+def row_bucket(rows: int) -> int:
+    """The most rows that share a choice with ``rows``: 1, 8, 16, 32, 64 and on in powers of two."""
+    return 1 if rows <= 1 else max(1 << (rows - 1).bit_length(), _SMALL_BUCKET)
+
+
+def plan_key(op: str, rows: int, shape: Mapping[str, int]) -> str:
+    """The key of a shape: ``m8_n4096_k11008``."""
+    dims = OPS[op].dims
+    assert set(shape) == set(dims) - {ROWS}, (op, sorted(shape))
+    return "_".join(f"{dim}{row_bucket(rows) if dim == ROWS else shape[dim]}" for dim in dims)
+
+
+class TileTable:
+    """The choices of one op and shape by rows; looked up at every launch."""
+
+    __slots__ = ("_by_bucket",)
+
+    def __init__(self, by_bucket: Mapping[int, Mapping[str, int]]) -> None:
+        self._by_bucket = {rows: dict(tiles) for rows, tiles in by_bucket.items()}
+
+    def at(self, rows: int, over: Mapping[str, int] | None = None) -> dict[str, int] | None:
+        """Tiles for this many rows with ``over`` put over them, or None where the op's defaults hold."""
+        found = self._by_bucket.get(row_bucket(rows))
+        return {**(found or {}), **over} if over else found
+
+
+@dataclass(frozen=True)
+class Measured(JsonConfig):
+    """Microseconds of a call with the op's default tiles and with the tiles that won (equal if those are the
+    defaults).
+    """
+
+    default_us: float
+    best_us: float
+
+    def __post_init__(self) -> None:
+        for name in ("default_us", "best_us"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} is not a time", seen=value, allowed="microseconds", flag="--plan")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What tile choices depend on beside the shapes: GPU, compute capability, bytes of a value, compiler."""
+
+    gpu: str
+    capability: str
+    value_bytes: int
+    torch: str
+    triton: str
+
+
+@dataclass(frozen=True)
+class KernelPlan(JsonConfig):
+    """Tile choices by op and key, and where they were measured.
+
+    Attributes:
+        gpu: its name; None: nothing measured, defaults everywhere.
+        capability: its compute capability, ``9.0``.
+        value_bytes: bytes of a value of the dtype that was measured.
+        torch, triton: versions.
+        tiles: by op and key, only where they beat the defaults.
+        measured: by op and key, everything that was measured.
+    """
+
+    gpu: str | None = None
+    capability: str | None = None
+    value_bytes: int | None = None
+    torch: str | None = None
+    triton: str | None = None
+    tiles: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    measured: dict[str, dict[str, Measured]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for section in (self.tiles, self.measured):
+            _check_keys(section)
+        for op, choices in self.tiles.items():
+            for key, sizes in choices.items():
+                _check_sizes(op, key, sizes)
+        if self.tiles and self._machine() is None:
+            fields = ["gpu", "capability", "value_bytes", "torch", "triton"]
+            raise ConfigError("the plan must say where it was measured", flag=f"--plan, fields {fields}")
+
+    @property
+    def num_choices(self) -> int:
+        """How many keys have tiles other than the defaults."""
+        return sum(map(len, self.tiles.values()))
+
+    def table(self, op: str, **shape: int) -> TileTable:
+        """The choices of one op for one shape."""
+        choices = self.tiles.get(op, {})
+        suffix = plan_key(op, 1, shape).partition("_")[2]
+        found = (key.partition("_") for key in choices)
+        return TileTable({int(m[1:]): choices[f"{m}_{rest}"] for m, _, rest in found if rest == suffix})
+
+    def why_unfit(self, here: Machine) -> str | None:
+        """Why the choices do not hold on a machine; None where they do, or where there are none.
+
+        Tiles that fit one GPU, dtype size or compiler may not even launch with another.
+        """
+        there = self._machine()
+        if there is None or not self.tiles:
+            return None
+        pairs = {
+            "GPU": (f"{there.gpu} ({there.capability})", f"{here.gpu} ({here.capability})"),
+            "bytes per value": (there.value_bytes, here.value_bytes),
+            "Triton": (_series(there.triton), _series(here.triton)),
+        }
+        odd = [f"{name} {a}, not {b}" for name, (a, b) in pairs.items() if a != b]
+        return f"measured with {'; '.join(odd)}" if odd else None
+
+    def _machine(self) -> Machine | None:
+        """Where the choices were measured, if that is told."""
+        if self.gpu and self.capability and self.value_bytes and self.torch and self.triton:
+            return Machine(self.gpu, self.capability, self.value_bytes, self.torch, self.triton)
+        return None
+
+
+def _series(version: str) -> str:
+    """``3.6.0+git`` → ``3.6``."""
+    return ".".join(version.split(".")[:2])
+
+
+def _check_keys(section: Mapping[str, Mapping[str, object]]) -> None:
+    unknown = sorted(set(section) - set(OPS))
+    if unknown:
+        raise ConfigError("the plan names unknown kernels", seen=unknown, allowed=list(OPS), flag="--plan")
+    for op, entries in section.items():
+        odd = [key for key in entries if not _is_key(op, key)]
+        if odd:
+            form = "_".join(f"{dim}<number>" for dim in OPS[op].dims)
+            raise ConfigError(f"{op} has no such keys", seen=odd, allowed=form, flag="--plan")
+
+
+def _is_key(op: str, key: str) -> bool:
+    parts = [_KEY_PART.fullmatch(part) for part in key.split("_")]
+    found = [(part[1], int(part[2])) for part in parts if part is not None]
+    sizes = dict(found)
+    whole = len(found) == len(parts) and tuple(name for name, _ in found) == OPS[op].dims
+    return whole and row_bucket(sizes[ROWS]) == sizes[ROWS]
+
+
+def _check_sizes(op: str, key: str, sizes: Mapping[str, object]) -> None:
+    names = OPS[op].tiles
+    odd = sorted(set(sizes) - set(names))
+    if odd:
+        raise ConfigError(f"{op} has no such tiles", seen=odd, allowed=list(names), flag="--plan")
+    bad = {name: size for name, size in sizes.items() if not _is_size(name, size)}
+    if bad:
+        raise ConfigError(
+            f"tile sizes of {op}, {key} are out of range", seen=bad, allowed="powers of two", flag="--plan"
+        )
+
+
+def _is_size(name: str, size: object) -> bool:
+    least = 0 if name in _MAY_BE_NONE else 1
+    whole = isinstance(size, int) and not isinstance(size, bool) and size >= least
+    return whole and (name in _ANY_SIZE or size & (size - 1) == 0)  # type: ignore[operator]

@@ -1,0 +1,126 @@
+"""The quantization schemes by name, and what each lets a config choose.
+
+Owns the names and one row of facts per scheme, from which checks, flags and texts are made. Knows nothing of
+how a scheme packs or computes (quant/schemes/scheme_registry.py).
+
+    SCHEMES["w4a16"].group                # (0, 32, 64, 128)
+    choosing("rotation")                  # ("w4a8",)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+METHODS = ("round", "gptq", "awq", "smoothquant")
+ACTIVATIONS = ("dynamic", "static")
+WEIGHT_SCALES = ("channel", "tensor")
+GROUPS = (0, 32, 64, 128)
+DENSE_BITS = 16  # of weights and activations in the engine's dtype
+
+
+@dataclass(frozen=True)
+class SchemeInfo:
+    """What a scheme stores, and the values that fields of ``QuantConfig`` may have with it.
+
+    Attributes:
+        weight_bits, input_bits: of weights and activations; 16: they keep the engine's dtype.
+        method: how its quantized values may be chosen, the default first.
+        group: columns that may share a scale; (0,): a row has one.
+        symmetric: the default first.
+        activations: which scales its activations may have; ``none``: the scheme decides.
+        weight_scales: one per row, or one per layer.
+        rotation: whether the hidden states may be rotated, the default first.
+        in_blocks: activations have scales for blocks of reordered columns, which always come from samples.
+        wider: the scheme with the next more bits, for ``ingot doctor``; empty: it does not offer this one.
+    """
+
+    weight_bits: int = DENSE_BITS
+    input_bits: int = DENSE_BITS
+    method: tuple[str, ...] = METHODS[:1]
+    group: tuple[int, ...] = GROUPS[:1]
+    symmetric: tuple[bool, ...] = (True,)
+    activations: tuple[str, ...] = ("none",)
+    weight_scales: tuple[str, ...] = WEIGHT_SCALES[:1]
+    rotation: tuple[bool, ...] = (False,)
+    in_blocks: bool = False
+    wider: str = ""
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether weights alone are quantized."""
+        return self.weight_bits < DENSE_BITS == self.input_bits
+
+
+_WEIGHT_METHODS = ("round", "gptq", "awq")
+
+SCHEMES = {
+    "none": SchemeInfo(),
+    "w8a16": SchemeInfo(8, method=_WEIGHT_METHODS, wider="none"),
+    "w4a16": SchemeInfo(4, method=_WEIGHT_METHODS, group=GROUPS, symmetric=(False, True), wider="w8a16"),
+    "w8a8": SchemeInfo(
+        8,
+        8,
+        method=("round", "smoothquant"),
+        activations=ACTIVATIONS,
+        weight_scales=WEIGHT_SCALES,
+        wider="w8a16",
+    ),
+    "w4a8": SchemeInfo(
+        4,
+        8,
+        method=("round", "gptq"),
+        group=(64, 128),
+        symmetric=(False,),
+        activations=ACTIVATIONS[:1],
+        rotation=(True, False),
+    ),
+} | {
+    f"rptq-w{weight_bits}a{input_bits}": SchemeInfo(
+        weight_bits, input_bits, method=("gptq", "round"), group=GROUPS[1:], in_blocks=True
+    )
+    for weight_bits, input_bits in ((8, 8), (4, 8), (4, 4))
+}
+MILDEST = "w8a16"  # the narrow scheme that costs least quality
+HEADS = ("none", MILDEST)
+WEIGHT_ONLY = tuple(name for name, info in SCHEMES.items() if info.weight_only)
+IN_BLOCKS = tuple(name for name, info in SCHEMES.items() if info.in_blocks)
+WITH_8_BITS = {"rptq-w4a4": "rptq-w4a8"}  # what RPTQ's sites in 8 bits have instead
+NARROW = tuple(name for name, info in SCHEMES.items() if info.weight_bits < DENSE_BITS)
+WITHOUT_SAMPLES = tuple(name for name in NARROW if name not in IN_BLOCKS)
+
+
+LADDERED = tuple(  # what ``ingot doctor`` starts from, fewest bits first
+    sorted(filter(lambda name: SCHEMES[name].wider, SCHEMES), key=lambda name: SCHEMES[name].weight_bits)
+)
+
+
+def choosing(field: str) -> tuple[str, ...]:
+    """The schemes that leave a choice of this field of ``QuantConfig``."""
+    return tuple(name for name, info in SCHEMES.items() if len(getattr(info, field)) > 1)
+
+
+def of_method(method: str) -> tuple[str, ...]:
+    """The schemes whose quantized values may be chosen so."""
+    return tuple(name for name, info in SCHEMES.items() if method in info.method)
+
+
+def stored_as(bits: int, activations: str) -> str:
+    """The scheme of weights that somebody else stored in so many bits, with such scales of activations."""
+    return next(
+        name
+        for name, info in SCHEMES.items()
+        if info.weight_bits == bits and activations in info.activations and not info.in_blocks
+    )
+
+
+def listed(names: Iterable[str], last: str = "and") -> str:
+    """For people: ``a``, ``a and b``, ``a, b and c``."""
+    *before, end = names
+    return f"{', '.join(before)} {last} {end}" if before else end
+
+
+def ladder(scheme: str) -> tuple[str, ...]:
+    """A scheme and those with more bits, up to the engine's dtype."""
+    wider = SCHEMES[scheme].wider
+    return (scheme, *ladder(wider)) if wider else (scheme,)

@@ -1,0 +1,356 @@
+"""From a checkpoint's tensors to an engine's.
+
+Owns the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one
+tensor at a time, so that memory stays near one shard. Knows nothing of the engine folder: the builder writes
+what comes out, and ``LLM(checkpoint)`` loads it as it comes.
+
+    assembly = Assembly.of(checkpoint, build_config)
+    for name, tensor in assembly.tensors(checkpoint): ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG, Checkpoint
+from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve
+from ingot.config.build_config import DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import HEAD, QuantConfig
+from ingot.device import dtype_name, parse_dtype
+from ingot.engine.as_stored import StoredWeights, stored_quant
+from ingot.engine.engine_text import TextParts
+from ingot.engine.manifest import Manifest
+from ingot.engine.tied_head import untied_if_stored
+from ingot.errors import BuildError, ConfigError
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear, linears
+from ingot.layers.norm import RMSNorm
+from ingot.models.architecture import Architecture
+from ingot.models.empty_model import empty_model, stored_tensors
+from ingot.models.hf_values import check_end_tokens
+from ingot.models.model_registry import architecture_named, can_calibrate, find_architecture
+from ingot.quant.methods.rotated_weights import rotated
+from ingot.quant.quantized_values import Values
+from ingot.version import VERSION
+
+Load = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a linear layer stores besides its rounded weight.
+
+    Attributes:
+        values: quantized values that are chosen already; None: the scheme rounds the weight.
+        input_scale: fp32 [1], of static activations.
+    """
+
+    values: Values | None = None
+    input_scale: torch.Tensor | None = None
+
+
+ROUNDED = Choice()
+Choose = Callable[[str], Choice]  # of a linear layer by its name
+# What is calibrated together: a layer of a stack, or what joins an encoder to the decoder.
+_LAYER = re.compile(r"(encoder\.(\w+\.)?)?layers\.\d+|encoder\.projector")
+_ENCODER = "encoder."
+
+
+@dataclass
+class Assembly:
+    """What an engine will hold: its configs, an empty model of the right shape, and where each tensor comes
+    from.
+    """
+
+    architecture: Architecture
+    model_config: DecoderConfig
+    build: BuildConfig
+    quant: QuantConfig
+    model: Decoder
+    mapped: dict[str, MappedTensor]
+    source_dtype: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, build: BuildConfig, quant: QuantConfig) -> Assembly:
+        """Plan the assembly; reads no weights but a head that may be tied.
+
+        Raises:
+            CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
+                tensors that do not fit the model (all listed).
+            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, the
+                checkpoint is quantized in another way than ``quant``, or ``quant`` calibrates a model whose
+                encoder is not of speech.
+        """
+        architecture = find_architecture(checkpoint.config.get("architectures") or ())
+        whole = untied_if_stored(architecture, architecture.read_config(checkpoint.config), checkpoint)
+        check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
+        if architecture.check_generation is not None:
+            architecture.check_generation(checkpoint.generation_config, whole.vocab_size)
+        config = _cut(whole, build)
+        check_samples(config, quant)
+        shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
+        weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
+        packed = checkpoint.packed
+        if packed is not None:
+            idle = tuple(Ignore(name) for name in packed.idle_biases())
+            weight_map = replace(weight_map, rules=(*weight_map.rules, *idle))
+        mapped = {m.target: m for m in resolve(weight_map, checkpoint.tensors, logical_shapes(shapes))}
+        if packed is not None:
+            quant = stored_quant(packed, mapped, list(linears(shapes)), quant)
+        quant.check_names(linears(shapes))
+        model = empty_model(architecture, config, build, quant, KernelPlan())
+        dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
+        return cls(architecture, config, build, quant, model, mapped, "+".join(sorted(dtypes)))
+
+    def layout(self) -> dict[str, torch.Tensor]:
+        """Name → meta tensor of every stored tensor, in order; tied weights appear once."""
+        return stored_tensors(self.model)
+
+    def tensors(
+        self, checkpoint: Checkpoint, device: torch.device | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every stored tensor, read, cast and packed, in the order of ``layout``.
+
+        ``device``: where weights are rotated, and rounded to fewer bits; the same come out anywhere.
+        """
+        load: Load = partial(self.load, checkpoint=checkpoint, device=device)
+        if checkpoint.packed is None:
+            return packed_tensors(self.model, load, device)
+        stored = StoredWeights(checkpoint.packed, self.mapped, parse_dtype(self.build.dtype))
+        return packed_tensors(
+            self.model, load, device, lambda name: Choice(stored.values(name), stored.input_scale(name))
+        )
+
+    def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:
+        """One tensor by the model's name for it, as it is before packing: in the engine's dtype, or fp32
+        where it was rotated and is packed with its input in 8 bits. A layer's rotated one is on
+        ``device``, where it was turned (None: the CPU), all others are on the CPU.
+        """
+        if not self.quant.rotation:
+            return self.original(target, checkpoint)
+        tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint), device)
+        return self.cast(target, tensor)
+
+    def cast(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A changed tensor as it is packed: a weight in fp32 where its scheme wants that, all others in the
+        engine's dtype.
+
+        Raises:
+            BuildError: the dtype does not hold it.
+        """
+        path, _, leaf = target.rpartition(".")
+        module = self.model.get_submodule(path)
+        wide = leaf == "weight" and isinstance(module, Linear) and module.scheme.packs_fp32
+        return tensor.float() if wide else cast_weight(target, tensor, self.dtype_of(target))
+
+    def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+        """One tensor of the checkpoint by the model's name for it, as ``dtype_of`` says."""
+        return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
+
+    def dtype_of(self, target: str) -> torch.dtype:
+        """Of one tensor before packing: the engine's, but fp32 for the weight of a wide norm."""
+        module = self.model.get_submodule(target.rpartition(".")[0])
+        return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
+
+
+def check_samples(config: DecoderConfig, quant: QuantConfig) -> None:
+    """Refuse a scheme that calibrates a model whose encoder takes neither text nor speech.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if quant.calibrated and not can_calibrate(config):
+        raise ConfigError(
+            "calibration reads text or speech, and this model's encoder takes neither",
+            seen=quant.needs_samples,
+            allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
+            flag="--quant, without --method, --activations and --calib",
+        )
+
+
+def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight in another dtype.
+
+    Raises:
+        BuildError: it is finite, and in fp16 it would not be.
+    """
+    cast = tensor.to(dtype)
+    narrower = dtype == torch.float16 and tensor.dtype != dtype
+    if narrower and not bool(torch.isfinite(cast).all()):
+        raise BuildError(
+            "weights do not fit fp16",
+            seen=f"{name}: largest {tensor.abs().max():.4g}",
+            fix="--dtype bf16 (or compute_dtype)",
+        )
+    return cast
+
+
+def model_of(manifest: Manifest, plan: KernelPlan | None = None) -> Decoder:
+    """The empty modules of an engine; without a plan kernels have their defaults."""
+    architecture = architecture_named(manifest.model.architecture)
+    return empty_model(architecture, manifest.model, manifest.build, manifest.quant, plan or KernelPlan())
+
+
+def packed_tensors(
+    model: Decoder,
+    load: Load,
+    device: torch.device | None = None,
+    choose: Choose = lambda name: ROUNDED,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every stored tensor in the order of ``stored_tensors``.
+
+    ``load`` gives weights before packing, by name. Those that packing changes are packed on ``device``, if
+    one is given.
+    """
+    for one in storing_modules(model):
+        yield from one.packed(load, device, choose)
+
+
+@dataclass(frozen=True)
+class StoringModule:
+    """A module with tensors of its own, ``leaves``, and the name of the weight that a linear layer packs."""
+
+    path: str
+    module: nn.Module
+    leaves: tuple[str, ...]
+    weight: str
+
+    @property
+    def layer(self) -> str | None:
+        """The layer that it is of, ``layers.0`` or ``encoder.layers.0``."""
+        return layer_of(self.path)
+
+    def packed(
+        self, load: Load, device: torch.device | None = None, choose: Choose = lambda name: ROUNDED
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its stored tensors; arguments are as of ``packed_tensors``."""
+        if not isinstance(self.module, Linear):
+            yield from ((f"{self.path}.{leaf}", load(f"{self.path}.{leaf}")) for leaf in self.leaves)
+            return
+        scheme, choice = self.module.scheme, choose(self.path)
+        bias = load(f"{self.path}.bias") if self.module.has_bias else None
+        if choice.values is not None:
+            found = scheme.accept(choice.values, bias, choice.input_scale)
+        else:
+            weight = load(self.weight)
+            if device is not None and not scheme.dense:
+                weight = weight.to(device)
+            found = scheme.pack(weight, bias, choice.input_scale)
+        yield from ((f"{self.path}.{name}", tensor) for name, tensor in found.items())
+
+
+def layer_of(name: str) -> str | None:
+    """The layer that a module or tensor is of, of the decoder or its encoder; None: of none."""
+    found = _LAYER.match(name)
+    return None if found is None else found[0]
+
+
+def in_encoder(name: str) -> bool:
+    """Whether a module or tensor is the encoder's."""
+    return name.startswith(_ENCODER)
+
+
+def storing_modules(model: Decoder) -> Iterator[StoringModule]:
+    """The modules whose tensors are stored, in the order of ``stored_tensors``."""
+    stored = stored_tensors(model)
+    for path, module in model.named_modules():
+        leaves = tuple(leaf for leaf in module._parameters if f"{path}.{leaf}" in stored)
+        # Tied, but stored in fewer bits; a rotated head is another matrix than the embedding.
+        copied = path == HEAD and model.config.tie_word_embeddings and not model.quant.rotation
+        if leaves:
+            yield StoringModule(path, module, leaves, f"{'embed_tokens' if copied else path}.weight")
+
+
+def logical_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
+    """What a weight map must deliver: shapes before packing, tied weights included."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        if isinstance(module, Linear):
+            shapes |= {f"{prefix}{name}": shape for name, shape in module.logical_shapes().items()}
+        else:
+            shapes |= {
+                f"{prefix}{name}": tuple(p.shape) for name, p in module._parameters.items() if p is not None
+            }
+    return shapes
+
+
+def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
+    """Raises:
+    ConfigError: the build's ``max_seq_len`` exceeds the model's positions.
+    """
+    if build.max_seq_len > config.max_positions:
+        raise ConfigError(
+            "max_seq_len exceeds the model's context length",
+            seen=build.max_seq_len,
+            allowed=f"<= {config.max_positions}",
+            flag=f"--max-seq-len {config.max_positions} or less: the model's context length is that of "
+            "config.json (max_position_embeddings; of YaRN, original_max_position_embeddings times factor)",
+        )
+
+
+def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
+    """The config of the kept layers; checks the build's limits against the model's."""
+    check_max_seq_len(config, build)
+    if build.layers is None:
+        return config
+    start, end = build.layers
+    if end > config.num_layers:
+        raise ConfigError(
+            "the model has fewer layers",
+            seen=f"{start}:{end}",
+            allowed=f"0:{config.num_layers}",
+            flag="--layers",
+        )
+    return config.cut(start, end)
+
+
+def build_config(
+    source: Checkpoint,
+    dtype: str,
+    max_batch_size: int,
+    max_seq_len: int | None,
+    layers: str | tuple[int, int] | None,
+) -> BuildConfig:
+    """A build's values with every ``auto`` replaced by what the checkpoint says."""
+    dtype = _source_dtype(source) if dtype == "auto" else dtype_name(parse_dtype(dtype))
+    if max_seq_len is None:
+        architecture = find_architecture(source.config.get("architectures") or ())
+        max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
+    kept = parse_layers(layers) if isinstance(layers, str) else layers
+    return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
+
+
+def _source_dtype(source: Checkpoint) -> str:
+    """The dtype that most of the checkpoint's weights have, as fp16, bf16 or fp32 (fp64 becomes fp32)."""
+    counts: dict[str, int] = {}
+    for info in source.tensors.values():
+        name = dtype_name(info.dtype)
+        size = 1
+        for dim in info.shape:
+            size *= dim
+        counts[name] = counts.get(name, 0) + size
+    best = max(counts, key=lambda name: counts[name], default="fp32")
+    return best if best in ("fp16", "bf16") else "fp32"
+
+
+def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:
+    """The manifest of an assembly, without the hashes that only writing gives."""
+    return Manifest(
+        ingot_version=VERSION,
+        model=assembly.model_config,
+        build=assembly.build,
+        quant=assembly.quant,
+        generation=source.generation_config,
+        stop_ids=text.stop_ids,
+        chat_template=text.chat_template,
+        source_dtype=assembly.source_dtype,
+    )

@@ -1,0 +1,276 @@
+"""What differs between two engines.
+
+Owns the comparison of two engine folders: configs, tensors, files, plans, versions. Knows nothing of how a
+difference came to be, and prints nothing.
+
+    compare_engines(Path("a"), Path("b")).equal
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ingot.config.json_config import JsonConfig
+from ingot.engine.integrity import check_engine
+from ingot.engine.manifest import (
+    PLAN_FILE,
+    PROOF_FILE,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    Manifest,
+    TensorEntry,
+)
+from ingot.engine.plan_file import plan_data
+from ingot.engine.proof_file import read_proof
+from ingot.engine.weight_meaning import EngineWeights, comparable
+from ingot.errors import EngineError
+
+ABSENT = "(absent)"
+_CHUNK = 1 << 22  # values compared at once
+_OWN_SECTIONS = ("tensors", "files", "ingot_version", "format_version")
+
+Progress = Callable[[str, int, int], None]
+Aspect = Literal["shape", "dtype", "values", "bytes"]
+
+
+@dataclass(frozen=True)
+class FieldChange(JsonConfig):
+    """A value that differs; ``ABSENT`` stands on the side that does not have it."""
+
+    name: str
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class TensorChange(JsonConfig):
+    """A tensor that only one engine has (the other side is None), or that differs.
+
+    Attributes:
+        aspects: what differs; empty for a tensor of one side. ``bytes``: other bytes for equal numbers.
+        max_abs: largest |left - right|, for equal shapes.
+        relative: ‖left - right‖₂ / ‖left‖₂, for equal shapes; infinite where left is all zero.
+    """
+
+    name: str
+    left: TensorEntry | None
+    right: TensorEntry | None
+    aspects: tuple[Aspect, ...] = ()
+    max_abs: float | None = None
+    relative: float | None = None
+
+
+@dataclass(frozen=True)
+class LayerChange(JsonConfig):
+    """A linear layer that is in fewer bits in one engine at least, and whose tensors differ.
+
+    Attributes:
+        left, right: scheme, or dtype of a layer that is not quantized.
+        max_abs, relative: as of a tensor, of the dequantized weights; None where they are not to be compared.
+    """
+
+    name: str
+    left: str
+    right: str
+    max_abs: float | None = None
+    relative: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison(JsonConfig):
+    """Every difference, by kind: configs by dotted name, tensors, other files by sha256, plan, versions.
+
+    ``layers`` say of linear layers in fewer bits what their tensors, which ``tensors`` has too, mean;
+    ``incomparable`` why that cannot be said.
+
+    ``metrics`` of the proofs are told and not counted: they follow from the rest and from what was measured
+    on.
+    """
+
+    config: tuple[FieldChange, ...]
+    tensors: tuple[TensorChange, ...]
+    files: tuple[FieldChange, ...]
+    plan: tuple[FieldChange, ...]
+    versions: tuple[FieldChange, ...]
+    metrics: tuple[FieldChange, ...] = ()
+    layers: tuple[LayerChange, ...] = ()
+    incomparable: str | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.config or self.tensors or self.files or self.plan or self.versions)
+
+
+def compare_engines(left: Path, right: Path, progress: Progress | None = None) -> Comparison:
+    """Compare two engine folders, after a check that each still is what was built.
+
+    Args:
+        progress: called as (tensor name, tensors done, tensors in all) while weights are read.
+
+    Raises:
+        EngineError: one of them is no engine, cannot be read, or is damaged.
+    """
+    a, b = Manifest.read(left), Manifest.read(right)
+    for folder, manifest in ((left, a), (right, b)):
+        check_engine(folder, manifest)
+    tensors = _tensor_changes(left, right, a.tensors, b.tensors, progress)
+    doubt = None if a.quant.dense and b.quant.dense else comparable(a.quant, b.quant)
+    return Comparison(
+        config=field_changes(_config(a), _config(b)),
+        tensors=tensors,
+        files=field_changes(_files(left, a), _files(right, b)),
+        plan=field_changes(_plan(left), _plan(right)),
+        versions=field_changes(_versions(a), _versions(b)),
+        metrics=field_changes(_metrics(left), _metrics(right)),
+        layers=_layer_changes(EngineWeights(left, a), EngineWeights(right, b), tensors, doubt),
+        incomparable=doubt,
+    )
+
+
+def field_changes(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    """Leaves of two nested mappings that differ, by dotted name, in the order of ``left``."""
+    a, b = dict(_leaves(left)), dict(_leaves(right))
+    pairs = ((name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in {**a, **b})
+    return tuple(FieldChange(*pair) for pair in pairs if pair[1] != pair[2])
+
+
+def difference(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+    """Largest |left - right| and ‖left - right‖₂ / ‖left‖₂ of two tensors of one shape, in float64.
+
+    0 for tensors without values; the ratio is infinite where left is all zero and right is not.
+    """
+    largest, error, norm = 0.0, 0.0, 0.0
+    for a, b in zip(left.reshape(-1).split(_CHUNK), right.reshape(-1).split(_CHUNK), strict=True):
+        if a.numel():
+            wide = a.double()
+            gap = wide - b.double()
+            largest = _larger(largest, float(gap.abs().max()))
+            error += float(gap.square().sum())
+            norm += float(wide.square().sum())
+    if error == 0:
+        return largest, 0.0
+    return largest, math.sqrt(error / norm) if norm else math.inf
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger one; NaN when either is."""
+    return a if math.isnan(a) or a >= b else b
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    for key, item in value.items():
+        inner = isinstance(item, Mapping) and item
+        leaves += _leaves(item, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", item)]
+    return leaves
+
+
+def _config(manifest: Manifest) -> dict[str, Any]:
+    return {k: v for k, v in manifest.to_json().items() if k not in _OWN_SECTIONS}
+
+
+def _versions(manifest: Manifest) -> dict[str, Any]:
+    return {"ingot_version": manifest.ingot_version, "format_version": manifest.format_version}
+
+
+def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """sha256 by name of the tokenizer's files.
+
+    A proof only is there or not: its numbers follow from what is compared, and are of one machine's rounding.
+    """
+    proof = {PROOF_FILE: "a proof"} if (folder / PROOF_FILE).is_file() else {}
+    return {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()} | proof
+
+
+def _metrics(folder: Path) -> dict[str, float]:
+    """Values by what was measured; none of a damaged proof, which ``verify`` tells of."""
+    try:
+        proof = read_proof(folder)
+    except EngineError:
+        return {}
+    metrics = () if proof is None else proof.claims.metrics
+    return {
+        f"{m.name} on {m.data} ({m.data_sha256[:8]})"
+        + (f" against {m.against}" if m.against else ""): m.value
+        for m in metrics
+    }
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    return plan_data(folder / PLAN_FILE) or {}  # it is whole, or check_engine would have told
+
+
+def _tensor_changes(
+    left: Path,
+    right: Path,
+    a: Mapping[str, TensorEntry],
+    b: Mapping[str, TensorEntry],
+    progress: Progress | None,
+) -> tuple[TensorChange, ...]:
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    if not any(name in a and name in b for name in names):
+        return tuple(TensorChange(name, a.get(name), b.get(name)) for name in names)
+    paths = (left / WEIGHTS_FILE, right / WEIGHTS_FILE)
+    changes = []
+    try:
+        with safe_open(paths[0], framework="pt") as one, safe_open(paths[1], framework="pt") as two:
+            for done, name in enumerate(names, start=1):
+                changes.append(_tensor_change(name, a.get(name), b.get(name), one, two))
+                if progress is not None:
+                    progress(name, done, len(names))
+    except (SafetensorError, OSError) as error:
+        raise EngineError(
+            "weights cannot be read", seen=f"{paths[0]} or {paths[1]}: {error}", fix="build it again"
+        ) from None
+    return tuple(changes)
+
+
+def _layer_changes(
+    left: EngineWeights, right: EngineWeights, tensors: Sequence[TensorChange], doubt: str | None
+) -> tuple[LayerChange, ...]:
+    """Linear layers in fewer bits among the tensors that differ; weights are compared unless there is a
+    ``doubt`` that they can be.
+    """
+    one, two = left.quantized, right.quantized
+    both = set(left.names()) & set(right.names())
+    found = []
+    for name in dict.fromkeys(change.name.rpartition(".")[0] for change in tensors):
+        if name not in one and name not in two:
+            continue
+        schemes = one.get(name, left.manifest.build.dtype), two.get(name, right.manifest.build.dtype)
+        weight = f"{name}.weight"
+        if (
+            doubt is None
+            and weight in both
+            and (a := left.read(weight)).shape == (b := right.read(weight)).shape
+        ):
+            found.append(LayerChange(name, *schemes, *difference(a, b)))
+        else:
+            found.append(LayerChange(name, *schemes))
+        left.release()
+        right.release()
+    return tuple(found)
+
+
+def _tensor_change(
+    name: str, a: TensorEntry | None, b: TensorEntry | None, one: Any, two: Any
+) -> TensorChange:
+    if a is None or b is None:
+        return TensorChange(name, a, b)
+    aspects: list[Aspect] = []
+    if a.dtype != b.dtype:
+        aspects.append("dtype")
+    if a.shape != b.shape:
+        return TensorChange(name, a, b, ("shape", *aspects))
+    max_abs, relative = difference(one.get_tensor(name), two.get_tensor(name))
+    if max_abs != 0:
+        aspects.append("values")
+    return TensorChange(name, a, b, tuple(aspects) or ("bytes",), max_abs, relative)

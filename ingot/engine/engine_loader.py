@@ -1,0 +1,227 @@
+"""Engine folder or checkpoint → a model on a device.
+
+Owns the filling of empty modules with weights. Knows nothing of requests.
+
+    engine = load_engine(Path("engine"), torch.device("cuda"))
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from ingot.checkpoint.checkpoint_reader import open_checkpoint
+from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.quant_file import read_quant
+from ingot.config.runtime_config import RuntimeConfig
+from ingot.device import dtype_name, parse_dtype
+from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
+from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
+from ingot.engine.integrity import TensorHashes, check_header
+from ingot.engine.manifest import REBUILD, WEIGHTS_FILE, Manifest
+from ingot.engine.plan_file import read_own_plan, usable_plan
+from ingot.engine.proof_file import read_proof
+from ingot.engine.weights_file import readable
+from ingot.errors import ConfigError, EngineError
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import loaded_dtype
+from ingot.memory.ledger import Setting
+from ingot.memory.memory_error import explained
+from ingot.models.empty_model import stored_tensors
+
+NO_ROOM = "the weights do not fit in the device's memory"
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Engine:
+    """A model ready to run and what belongs to it.
+
+    ``plan`` is the one that is used; ``dtype`` is the dtype of its arithmetic.
+    """
+
+    manifest: Manifest
+    model: Decoder
+    text: TextParts
+    plan: KernelPlan
+    device: torch.device
+    dtype: torch.dtype
+
+
+def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") -> torch.dtype:
+    """The dtype of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU.
+
+    A CPU widens 16-bit weights exactly; its 16-bit arithmetic is slower than fp32 and rounds more.
+    """
+    if name != "auto":
+        return parse_dtype(name)
+    return torch.float32 if device.type == "cpu" else parse_dtype(manifest.build.dtype)
+
+
+def setting_of(
+    manifest: Manifest, dtype: torch.dtype, device: torch.device, runtime: RuntimeConfig | None = None
+) -> Setting:
+    """What an engine asks of a device, for its memory ledger; ``runtime`` None: the defaults."""
+    build = manifest.build
+    return Setting(
+        manifest.model,
+        dtype_name(dtype),
+        build.max_batch_size,
+        build.max_seq_len,
+        stored_dtype=build.dtype,
+        device="cuda" if device.type == "cuda" else "cpu",
+        quant=manifest.quant,
+        runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
+    )
+
+
+def lowered(
+    manifest: Manifest, max_batch_size: int | None = None, max_seq_len: int | None = None
+) -> Manifest:
+    """The manifest with smaller limits, as if it had been built with them; None: as it was built.
+
+    Raises:
+        ConfigError: a limit is larger than what was built, or below 1.
+    """
+    built = manifest.build
+    wanted = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+    build = built.replace(**{name: value for name, value in wanted.items() if value is not None})
+    for name in wanted:
+        most, value = getattr(built, name), getattr(build, name)
+        if value > most:
+            raise ConfigError(
+                f"the engine was built for a smaller {name}",
+                seen=value,
+                allowed=f"<= {most}",
+                flag=f"--{name.replace('_', '-')}, or rebuild with a larger limit",
+            )
+    return manifest.replace(build=build)
+
+
+def load_engine(
+    folder: Path,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    runtime: RuntimeConfig | None = None,
+) -> Engine:
+    """Load an engine folder.
+
+    A kernel plan that was measured on another machine is not used, and a warning is logged. A CPU uses none.
+
+    Args:
+        max_batch_size, max_seq_len: lower limits than those of the build, for this process; the folder stays
+            as it is.
+        runtime: what the engine will run with, for the ledger of an out-of-memory error.
+
+    Raises:
+        ConfigError: as ``lowered``.
+        EngineError: the folder is no engine; a tensor or file is not the one that was built (by its hash), or
+            not in the manifest; the proof is damaged or of another manifest; the kernel plan was changed, or
+            cannot be read on a GPU.
+        OutOfMemoryError: the device cannot hold the weights.
+    """
+    manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
+    compute = compute_dtype(manifest, device, dtype)
+    text = read_engine_text(folder, manifest)
+    plan = _plan_here(folder, device, compute)
+    model = model_of(manifest, plan)
+    path = folder / WEIGHTS_FILE
+    with readable(path), safe_open(path, framework="pt") as file:
+        _check_tensors(path, file, manifest, model)
+        check_header(path, manifest)
+        read_proof(folder)  # it names the hash of the manifest
+        with TensorHashes(manifest) as hashes:
+            stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
+            with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
+                fill(model, stored, device, compute)
+    return Engine(manifest, model, text, plan, device, compute)
+
+
+def _plan_here(folder: Path, device: torch.device, dtype: torch.dtype) -> KernelPlan:
+    """The engine's plan, or defaults where it was measured elsewhere, which is told."""
+    plan, why_not = usable_plan(read_own_plan(folder, device), device, dtype)
+    if why_not is not None:
+        _log.warning(
+            "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)", why_not
+        )
+    return plan
+
+
+def engine_in_memory(
+    folder: Path,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    layers: str | None = None,
+    quant: str | QuantConfig | None = None,
+    chat_template: str | None = None,
+    runtime: RuntimeConfig | None = None,
+) -> Engine:
+    """Assemble a checkpoint folder straight onto a device; nothing is written. ``runtime`` is as in
+    ``load_engine``; ``quant`` is as in ``build``, and weights are packed on the device, one after another.
+
+    Raises:
+        CheckpointError: as ``build`` does.
+        ConfigError: ``quant`` has a method that calibrates.
+        OutOfMemoryError: the device cannot hold the weights.
+    """
+    with open_checkpoint(folder) as source:
+        batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+        config = build_config(source, "auto", batch, max_seq_len, layers)
+        chosen = read_quant(quant)
+        chosen.check_in_memory()
+        assembly = Assembly.of(source, config, chosen)
+        text = read_text_parts(source, chat_template)
+        manifest = make_manifest(assembly, source, text)
+        compute = compute_dtype(manifest, device, dtype)
+        with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
+            fill(assembly.model, assembly.tensors(source, device), device, compute)
+    return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
+
+
+def fill(
+    model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Put weights into an empty model, one after another; floating-point ones are cast to ``dtype``, but
+    for those whose dtype is their scheme's.
+    """
+    for name, tensor in tensors:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        wanted = loaded_dtype(module, leaf, tensor.dtype, dtype)
+        own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
+        setattr(module, leaf, nn.Parameter(own, requires_grad=False))
+    model.tie()
+    if model.rotary is not None:
+        model.rotary.to(device)
+    model.eval()
+
+
+def _check_tensors(path: Path, file: Any, manifest: Manifest, model: Decoder) -> None:
+    """The file, the manifest and the modules must name the same tensors, with the same shapes and dtypes."""
+    expected = {name: tuple(t.shape) for name, t in stored_tensors(model).items()}
+    listed = {name: (entry.dtype, tuple(entry.shape)) for name, entry in manifest.tensors.items()}
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    odd = {name for name, _ in found.items() ^ listed.items()}
+    odd |= {name for name, _ in expected.items() ^ {n: shape for n, (_, shape) in listed.items()}.items()}
+    if odd:
+        raise EngineError(
+            "the weights do not match the manifest",
+            seen=f"{path}: {sorted(odd)[:5]}",
+            fix=REBUILD,
+        )

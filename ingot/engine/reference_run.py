@@ -1,0 +1,410 @@
+"""The checking decoder over an engine's weights, a layer at a time from their file.
+
+Owns what reference/plain_layer.py leaves open: products with what stored weights mean, an arithmetic, keys
+and values. Shares nothing with the kernels, their twins or the runtime, so that a proof does not repeat their
+mistakes; it runs on any device and holds one layer of weights. Knows no requests and no proof.
+
+    run = ReferenceRun(model, Weights(path, model, device), EXACT)
+    hidden = run.embed(spans)
+    for index in range(len(model.layers)): hidden = run.layer(index, hidden, spans, see)
+    logits = run.logits(run.final_norm(hidden, see)[rows])
+
+A run has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
+fp32 sums, 16-bit values between. Where a layer multiplies in 8 bits, its input is rounded to them in any.
+A run with a witness checks a run step by step: at each place of a layer it goes on with what the run had
+there, so that no difference grows from one place to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ingot.engine.weights_file import WeightsReader
+from ingot.kernels.rows.block_rows import BlockSteps
+from ingot.kernels.rows.int8_rows import Int8Weight
+from ingot.kernels.weight.stored_weight import StoredWeight, row_pieces
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear
+from ingot.quant.plain_rows import rounded_heads
+from ingot.quant.schemes.block_noise import block_noise
+from ingot.quant.schemes.plain_unpacking import meaning
+from ingot.reference.plain_layer import (
+    Hooks,
+    PlainAttention,
+    PlainCross,
+    Turns,
+    capped,
+    norm_spec,
+    plain_layer,
+)
+from ingot.reference.plain_rotary import plain_turns
+
+_CHUNK = 1 << 22  # values of a weight that are widened at once
+_FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
+
+See = Callable[[str, torch.Tensor], None]
+Feed = Callable[[str, torch.Tensor], torch.Tensor]  # a product's name and input → what it multiplies
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """``dtype`` of the operations; ``rounds_to``: the dtype that every module's output is rounded to;
+    ``flips``: the closest call of each row that is rounded to 8 bits goes the other way (plain_rows.py).
+    """
+
+    dtype: torch.dtype
+    rounds_to: torch.dtype | None = None
+    flips: bool = False
+
+    def round(self, x: torch.Tensor) -> torch.Tensor:
+        """A module's output as the next module gets it."""
+        return x if self.rounds_to is None else x.to(self.rounds_to).to(self.dtype)
+
+
+EXACT = Arithmetic(torch.float32)
+FINER = Arithmetic(torch.float64)
+FLIPPED = Arithmetic(torch.float32, flips=True)
+
+
+@dataclass(frozen=True)
+class Span:
+    """New tokens of one sequence; ``start`` tokens of it were computed before. ``rope_offset`` is its row
+    of the rotary table; ``input`` is the number of the input that its cross-attention reads (``encoded``), or
+    whose rows stand in the places of its placeholders (``rows``).
+    """
+
+    sequence: int
+    ids: tuple[int, ...]
+    start: int
+    rope_offset: int
+    input: int | None = None
+
+
+class WeightSource(Protocol):
+    """Tensors by name, on any device, and the device to compute on."""
+
+    device: torch.device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A stored tensor."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what reading took."""
+        ...
+
+
+class Weights:
+    """The stored tensors of an engine on a device, read when they are asked for.
+
+    A GPU with room for all of them keeps them (``resident``); else each pass reads the file again.
+    """
+
+    def __init__(self, path: Path, model: Decoder, device: torch.device) -> None:
+        self.device = device
+        self._reader = WeightsReader(path)
+        self._kept: dict[str, torch.Tensor] = {}
+        self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.resident = device.type == "cuda" and self.num_bytes < _FITS * torch.cuda.mem_get_info(device)[0]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._kept:
+            return self._kept[name]
+        tensor = self._reader.read(name)
+        if self.resident:
+            tensor = self._kept[name] = tensor.to(self.device)
+        return tensor
+
+    def release(self) -> None:
+        """Let go of the pages of the file that were read so far."""
+        self._reader.release()
+
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]  # [tokens, num_kv_heads, head_dim] each
+
+
+class Witness(Protocol):
+    """What a run had at each place of a layer, by the names of step_record.py; a run goes on with it."""
+
+    def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows [T, ...] as the run had them; ``change``: what the last product added to them."""
+        ...
+
+    def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        """A product's input [T, K] as the run rounded it to few bits; ``near`` is ``exact`` rounded here."""
+        ...
+
+    def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
+        """Outputs [T, N] of a product by blocks, and how far rounding may move each (block_noise.py)."""
+        ...
+
+    def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
+        """For each span all keys and values that its attention reads.
+
+        ``keys`` and ``values`` [T, num_kv_heads, head_dim] are those of the new tokens, computed here and not
+        rounded to a cache of 8 bits.
+        """
+        ...
+
+    def encoded(self, layer: int) -> list[KeysValues]:
+        """For each span the encoded keys and values that its cross-attention reads."""
+        ...
+
+    def within(self, stage: str) -> None:
+        """The places that follow are of this stage of an encoder."""
+        ...
+
+
+class ReferenceRun(Hooks):
+    """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
+    are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
+    values are rounded as such a cache rounds them (``BuildConfig``).
+
+    Attributes:
+        encoded: by layer and number of an input, what cross-attention reads of it.
+        rows: by number of an input, what is spliced of it: [positions, hidden_size].
+        given: by sequence, rows [tokens, hidden_size] in the place of its tokens' embeddings.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        weights: WeightSource,
+        arithmetic: Arithmetic,
+        *,
+        single: bool = False,
+        feed: Feed | None = None,
+        kv_dtype: str = "model",
+        witness: Witness | None = None,
+    ) -> None:
+        self._witness = witness
+        self._single = single
+        self._feed = feed
+        self._kv_dtype = kv_dtype
+        self.model = model
+        self.config = model.config
+        self.weights = weights
+        self.arithmetic = arithmetic
+        self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.encoded: dict[tuple[int, int], KeysValues] = {}
+        self.rows: dict[int, torch.Tensor] = {}
+        self.given: dict[int, torch.Tensor] = {}
+        self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
+        self._turned: tuple[Sequence[Span], Turns] | None = None  # once for all layers of a pass
+
+    def embed(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
+        hidden = self._rows("embed_tokens.weight", [i for s in spans for i in s.ids])
+        if self.config.embedding_scale != 1:
+            scale = torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+            hidden = self.arithmetic.round(hidden * self.arithmetic.round(scale))
+        hidden = self._with_given(hidden, spans)
+        if self.config.rope is None:
+            places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
+            hidden = self.arithmetic.round(hidden + places)
+        return self.had("stream", self._spliced(hidden, spans))
+
+    def _spliced(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+        """With inputs' rows in the places of the placeholders that begin a sequence's prompt or stand in it;
+        a placeholder's id that comes later is a token.
+        """
+        encoder = self.config.encoder if self.config.splices else None
+        if encoder is None or not self.rows:
+            return hidden
+        parts = list(hidden.split([len(span.ids) for span in spans]))
+        for place, span in enumerate(spans):
+            if span.input is not None and span.start == 0:
+                rows = self.rows[span.input].to(hidden)
+                taken = [at for at, i in enumerate(span.ids) if i == encoder.placeholder_id][: len(rows)]
+                parts[place] = parts[place].clone()
+                parts[place][taken] = rows  # as many, or this raises
+        return torch.cat(parts)
+
+    def _with_given(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+        """With the rows that sequences are given in the place of their tokens' embeddings."""
+        if not self.given:
+            return hidden
+        parts = list(hidden.split([len(span.ids) for span in spans]))
+        for place, span in enumerate(spans):
+            if span.sequence in self.given:
+                rows = self.given[span.sequence][span.start : span.start + len(span.ids)]
+                parts[place] = self.arithmetic.round(rows.to(hidden))
+        return torch.cat(parts)
+
+    def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
+        """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
+        self._at = index, spans, see
+        where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
+        turns = self.turns(where, spans)
+        layer = plain_layer(self.config, index, self.vector, where, turns)
+        if all(span.input is None for span in spans):  # a request without an input skips cross-attention
+            layer = replace(layer, cross=None)
+        return layer.run(hidden, self)
+
+    def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
+        """[T, hidden_size] after the last norm."""
+        hidden = self.norm(norm_spec(self.config, "norm", self.vector), hidden)
+        see("norm", hidden)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[L, hidden_size] after the final norm → [L, vocab_size]."""
+        tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
+        logits = self.product("lm_head", hidden, tied)
+        if self.config.logit_softcap:
+            logits = self.arithmetic.round(capped(logits, self.config.logit_softcap))
+        return self.had("logits", logits)
+
+    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """What the witness had there; without one what was computed."""
+        return computed if self._witness is None else self._witness.value(place, computed, change)
+
+    def within(self, name: str) -> None:
+        """The places that follow are of this stage."""
+        if self._witness is not None:
+            self._witness.within(name)
+
+    def see(self, name: str, output: torch.Tensor) -> None:
+        """Told to who asked for the layer."""
+        self._at[2](name, output)
+
+    def round(self, x: torch.Tensor) -> torch.Tensor:
+        """As this arithmetic does."""
+        return self.arithmetic.round(x)
+
+    def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
+        table = self.weights[name]
+        rows = table[torch.tensor(ids, device=table.device)]
+        return self.arithmetic.round(rows.to(self.weights.device, self.arithmetic.dtype))
+
+    def features(self, features: torch.Tensor) -> torch.Tensor:
+        """An input as the encoder takes it."""
+        return self.arithmetic.round(features.to(self.weights.device, self.arithmetic.dtype))
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A stored tensor that no product has, in this arithmetic's dtype; a wide norm's is not rounded."""
+        tensor = self.weights[name].to(self.weights.device, self.arithmetic.dtype)
+        return tensor if self.config.wide_norms and "norm" in name else self.arithmetic.round(tensor)
+
+    def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
+        """x · Wᵀ + b with what the stored weight means, in pieces of W so that little is widened at once.
+
+        A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
+        are not the module's own.
+        """
+        x = x if self._feed is None else self._feed(name, x)
+        linear = self.model.get_submodule(name)
+        assert isinstance(linear, Linear)
+        leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
+        tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
+        scheme = linear.scheme
+        if scheme.rounds:
+            near = scheme.rounded(_wide(x), tensors, flips=self.arithmetic.flips).to(x)
+            x = scheme.gathered(self._rounded(name, x, near), tensors)
+            pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
+        else:
+            stored = scheme.stored(tensors, linear.in_features)
+            pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
+        by_blocks = self._witness is not None and scheme.form == "blocks"
+        y, noise = self._products(x, pieces, scheme.block_product(tensors).steps if by_blocks else None)
+        if linear.has_bias:
+            bias = self.weights[f"{name}.bias"].to(self.weights.device, self.arithmetic.dtype)
+            y += bias if scheme.form == "blocks" else self.arithmetic.round(bias)  # in the shift it is fp32
+        y = self.arithmetic.round(y)
+        if self._witness is not None and noise is not None:
+            self._witness.summed(name, y, noise)
+        return y
+
+    def _products(
+        self, x: torch.Tensor, pieces: Iterable[torch.Tensor], blocks: BlockSteps | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x · Wᵀ of pieces of W; of products by ``blocks`` also their noise."""
+        if blocks is None:
+            return torch.cat([x @ piece.T for piece in pieces], dim=-1), None
+        steps, zeros = (part.to(x) for part in (blocks.steps, blocks.zeros))
+        found = [(x @ piece.T, block_noise(x, piece, steps, zeros, blocks.block)) for piece in pieces]
+        y, noise = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
+        return y, noise
+
+    def _rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        return near if self._witness is None else self._witness.rounded(product, exact, near)
+
+    def _widened(self, piece: StoredWeight, like: torch.Tensor) -> torch.Tensor:
+        """What a piece of a weight means, as this arithmetic has it."""
+        scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
+        moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
+        return self.arithmetic.round(meaning(moved, like.dtype))
+
+    def turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:
+        """Cosines and sines of the spans' tokens, which are at positions ``where`` [T]."""
+        rope, rotary = self.config.rope, self.model.rotary
+        if rope is None or rotary is None:
+            return None
+        if self._turned is None or self._turned[0] is not spans:
+            sections = [s.rope_offset // rotary.max_positions for s in spans for _ in s.ids]
+            found = plain_turns(rope, where, torch.tensor(sections))
+            cos, sin = (part.to(where.device, self.arithmetic.dtype)[:, None] for part in found)
+            self._turned = spans, (cos, sin)
+        return self._turned[1]
+
+    def attend(
+        self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Each span's queries over all keys and values of its sequence."""
+        index, spans, _ = self._at
+        counts = [len(span.ids) for span in spans]
+        if self._witness is None:
+            new = zip(spans, key.split(counts), value.split(counts), strict=True)
+            read = [self._joined(index, *of_span) for of_span in new]
+        else:
+            read = self._witness.cached(index, key, value)
+        asked = zip(query.split(counts), read, attention.positions.split(counts), strict=True)
+        return torch.cat([attention.attend(q, *pair, places) for q, pair, places in asked])
+
+    def attend_encoded(self, attention: PlainCross, query: torch.Tensor) -> torch.Tensor:
+        """Each span's queries over what its input became."""
+        index, spans, _ = self._at
+        if self._witness is None:
+            read = [self.encoded[index, span.input] for span in spans if span.input is not None]
+        else:
+            read = self._witness.encoded(index)
+        asked = zip(query.split([len(span.ids) for span in spans]), read, strict=True)
+        return torch.cat([attention.attend(own, *pair) for own, pair in asked])
+
+    def keep_encoded(self, layer: int, number: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep what an input became for a layer's cross-attention, as the cache does."""
+        self.encoded[layer, number] = self._cached(keys), self._cached(values)
+
+    def _cached(self, part: torch.Tensor) -> torch.Tensor:
+        return rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips)
+
+    def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
+        """All keys and values of a sequence, the new ones with those before."""
+        k, v = self._cached(k), self._cached(v)
+        before = self._cache.get((index, span.sequence))
+        if before is not None:
+            k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
+        if not self._single:
+            self._cache[index, span.sequence] = (k, v)
+        return k, v
+
+
+def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a weight in 8 bits means, some rows at a time; products with it are rounded in no arithmetic."""
+    rows, wide = max(1, _CHUNK // weight.values.shape[1]), _wide(like)
+    for values, scales in zip(weight.values.split(rows), weight.scales.split(rows), strict=True):
+        yield (values.to(wide) * scales.to(wide)[:, None]).to(like)
+
+
+def _positions(span: Span) -> list[int]:
+    return list(range(span.start, span.start + len(span.ids)))
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """At least fp32, in which few bits are chosen."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,6 +1,0 @@
-"""Measuring tile choices: ``tune`` for an engine, ``tune_model`` for a model that is being built."""
-
-from ingot.engine.tuner.search import Choice, Dropped
-from ingot.engine.tuner.tuning import Tuning, tune, tune_model
-
-__all__ = ["Choice", "Dropped", "Tuning", "tune", "tune_model"]

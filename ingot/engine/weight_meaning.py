@@ -1,0 +1,79 @@
+"""What an engine's tensors mean: weights by the names that a checkpoint's map has for them.
+
+Owns the reading of an engine's tensors without loading it, those of linear layers in fewer bits dequantized,
+and whether the weights of two engines can be compared one by one. Knows no checkpoint.
+
+    weights = EngineWeights(Path("engine"))
+    weights.read("layers.0.mlp.down_proj.weight")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.engine.assembly import model_of
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.weights_file import WeightsReader
+from ingot.layers.linear import Linear, linears
+
+_FOLDED = ("awq", "smoothquant")
+
+
+class EngineWeights:
+    """An engine's tensors by logical name."""
+
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
+        self.manifest = manifest or Manifest.read(folder)
+        self._linears = linears(model_of(self.manifest))
+        self._reader = WeightsReader(folder / WEIGHTS_FILE)
+
+    @property
+    def quantized(self) -> dict[str, str]:
+        """Linear layers in fewer bits, by name, and their scheme."""
+        return {name: linear.scheme.name for name, linear in self._linears.items() if not linear.scheme.dense}
+
+    def names(self) -> Iterator[str]:
+        """Logical names of all tensors; ``lm_head.weight`` of a tied head only where the head has its own."""
+        packed, told = self.quantized, set()
+        for name in self.manifest.tensors:
+            layer, _, leaf = name.rpartition(".")
+            if layer not in packed or leaf == "bias":
+                yield name
+            elif layer not in told:
+                told.add(layer)
+                yield f"{layer}.weight"
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU; a weight in fewer bits in fp32."""
+        layer, _, leaf = name.rpartition(".")
+        linear = self._linears.get(layer)
+        if leaf != "weight" or linear is None or linear.scheme.dense:
+            return self._reader.read(name)
+        return self._dequantized(layer, linear)
+
+    def release(self) -> None:
+        """Let go of the pages that were read."""
+        self._reader.release()
+
+    def _dequantized(self, name: str, linear: Linear) -> torch.Tensor:
+        leaves = [
+            leaf
+            for leaf in linear._parameters
+            if leaf != "bias" and f"{name}.{leaf}" in self.manifest.tensors
+        ]
+        tensors = {leaf: self._reader.read(f"{name}.{leaf}") for leaf in leaves}
+        return linear.scheme.dequantize(tensors, linear.in_features, torch.float32)
+
+
+def comparable(one: QuantConfig, other: QuantConfig) -> str | None:
+    """Why the weights of two engines of one model mean nothing beside each other; None where they do."""
+    for quant in (one, other):
+        if quant.method in _FOLDED:
+            return f"{quant.method} rescales channels"
+        if quant.in_blocks:
+            return "RPTQ reorders channels"
+    return "a rotation changes all weights" if one.rotation != other.rotation else None

@@ -1,0 +1,128 @@
+"""What encodes a request's inputs: the interface, and the layers that several encoders share.
+
+Owns bidirectional attention and its pre-norm layer. Knows no features and no architecture: what is before the
+layers and after them is in ``models/``.
+
+    hidden = EncoderStack(config, ctx)(hidden, inputs, forward_pass)     # [inputs * positions, hidden_size]
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ingot.config.encoder_config import StackConfig
+from ingot.layers.build_context import BuildContext
+from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
+from ingot.layers.linear import Linear
+from ingot.layers.mlp import MLP
+from ingot.layers.norm import LayerNorm
+from ingot.layers.products import Product
+from ingot.layers.ways import by_scheme
+
+
+class Encoder(Protocol):
+    """The module that an architecture's ``encoder`` builds; ``EncoderConfig`` says what features it takes."""
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """The shape of features that have the most outputs."""
+        ...
+
+    def positions(self, shape: tuple[int, ...]) -> int:
+        """How many outputs features of this shape have."""
+        ...
+
+    def __call__(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
+        """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
+        hidden_size], of one after another.
+        """
+        ...
+
+
+class BidirectionalAttention(nn.Module):
+    """Every position attends to all of its input; queries, keys and values are one product, in that order."""
+
+    def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.qkv_proj = Linear(size, 3 * size, bias=True, ctx=ctx.at("qkv_proj"))
+        self.o_proj = Linear(
+            size,
+            size,
+            bias=True,
+            ctx=ctx.at("o_proj"),
+            input_group=size // config.num_heads,
+            free_order=True,
+        )
+
+    def attend(
+        self, joined: torch.Tensor, inputs: int, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
+        """Queries, keys and values [inputs * P, 3 hidden_size] → what the output product takes."""
+        for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
+            forward_pass.see(name, part)
+        heads = joined.unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # [inputs, num_heads, P, head_dim] each
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(config.hidden_size, config.norm_eps, ctx)
+        self.self_attn = BidirectionalAttention(config, ctx.at("self_attn"))
+        self.post_attention_layernorm = LayerNorm(config.hidden_size, config.norm_eps, ctx)
+        self.mlp = MLP(config, ctx.at("mlp"))
+
+    def forward(
+        self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
+        """[inputs * P, hidden_size], which may be written over → the same shape."""
+        attention, mlp = self.self_attn, self.mlp
+        linears = (attention.qkv_proj, attention.o_proj, mlp.up_proj, mlp.down_proj)
+        qkv, output, up, down = (self._product(linear, forward_pass) for linear in linears)
+        x, hidden = qkv.form.norm(self.input_layernorm, hidden)
+        forward_pass.see("attn_in", x)
+        attended = output.taken(attention.attend(qkv.whole(x), inputs, forward_pass))
+        forward_pass.see("attended", attended)
+        x, hidden = output.join(attended, hidden, self.post_attention_layernorm, up.form)
+        del attended  # memory of many windows
+        forward_pass.see("stream", hidden)
+        forward_pass.see("mlp_in", x)
+        inner = up.inner(x, mlp, down.form)
+        forward_pass.see("inner", inner)
+        hidden = down.added(inner, hidden)
+        forward_pass.see("stream", hidden)
+        return hidden
+
+    def _product(self, linear: Linear, forward_pass: EncoderPass) -> Product:
+        return (
+            by_scheme(linear, self.input_layernorm.weight.dtype)
+            if forward_pass.fused
+            else Product(linear, fused=False)
+        )
+
+
+class EncoderStack(nn.ModuleList):
+    """Layers one after another; the norm after them is the architecture's."""
+
+    def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
+        super().__init__(EncoderLayer(config, ctx.at(f"{index}")) for index in range(config.num_layers))
+
+    def forward(
+        self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
+    ) -> torch.Tensor:
+        """[inputs * P, hidden_size], which may be written over → the same shape."""
+        forward_pass.see("stream", hidden)
+        for layer in self:
+            hidden = layer(hidden, inputs, forward_pass)
+            forward_pass.layer_ended()
+        return hidden

@@ -1,0 +1,187 @@
+"""What a call may give as its prompt, and the token ids and inputs that it becomes.
+
+Owns the difference between text, ids and conversations, and the chat format's own stop strings. Knows no
+executor.
+
+    entry = prompt_entry([{"role": "user", "content": "Hi"}], engine.text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from ingot.config.grammar_spec import tool_schemas
+from ingot.config.sampling_params import SamplingParams
+from ingot.engine.engine_text import TextParts
+from ingot.errors import RequestError
+from ingot.llm.picture_prompts import Pictures
+from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
+from ingot.runtime.prompt_rows import PLACEHOLDER, RowRules
+from ingot.text.prompt import Embeddings, Input, Piece, Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation with what its chat template takes beside messages. Taken wherever a prompt is.
+
+    Attributes:
+        messages: ``[{"role": "user", "content": "..."}]``.
+        tools: as in the OpenAI API; None or empty for none.
+        template_kwargs: further variables of the template, such as ``{"enable_thinking": False}``. A name
+            that the template does not read is refused when the prompt is made.
+
+    Raises:
+        RequestError: a tool is malformed, or ``template_kwargs`` name what has a place of its own.
+    """
+
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tools:
+            tool_schemas(self.tools)
+        taken = sorted({"messages", "tools", "add_generation_prompt"} & set(self.template_kwargs))
+        if taken:
+            what = "template_kwargs may not set what the request has a place for"
+            raise RequestError(what, seen=taken, flag="template_kwargs")
+
+    @classmethod
+    def of(cls, prompt: Chat | Messages) -> Chat:
+        """A conversation, with nothing beside it if it is only messages."""
+        return prompt if isinstance(prompt, cls) else cls(prompt)  # type: ignore[arg-type]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given beside messages."""
+        return {**({"tools": list(self.tools)} if self.tools else {}), **self.template_kwargs}
+
+
+PromptLike = str | Sequence[int] | Prompt | Chat
+
+
+class Entry(NamedTuple):
+    """A prompt's token ids, whether it is a conversation, and its inputs."""
+
+    ids: list[int]
+    is_chat: bool = False
+    inputs: tuple[RequestInput, ...] = ()
+
+    @property
+    def context(self) -> list[int]:
+        """The ids whose text an answer continues: those behind the last placeholder."""
+        first = max((one.end for one in self.inputs if one.tokens), default=0)
+        return [] if self.is_chat else self.ids[first:]
+
+
+def prompt_entry(
+    prompt: PromptLike | Messages,
+    text: TextParts,
+    rules: InputRules | None = None,
+    pictures: Pictures | None = None,
+    rows: RowRules | None = None,
+) -> Entry:
+    """What a prompt becomes; ``rules`` of a model that takes inputs, ``pictures`` of one that takes these,
+    ``rows`` of embeddings.
+
+    Raises:
+        RequestError: it is no prompt, needs a tokenizer or chat format that the engine lacks, or has an input
+            that the model does not take.
+    """
+    pieces, is_chat = prompt_pieces(prompt, text, pictures)
+    return _entry(pieces, rules, None if is_chat else rows, is_chat=is_chat)
+
+
+def prompt_pieces(
+    prompt: PromptLike | Messages, text: TextParts, pictures: Pictures | None = None
+) -> tuple[Sequence[Piece], bool]:
+    """Token ids, inputs and embeddings of a prompt in order, and whether it is a conversation.
+
+    Raises:
+        RequestError: as ``prompt_entry``, but for what the model takes.
+    """
+    if is_conversation(prompt):
+        return chat_pieces(prompt, text, pictures), True  # type: ignore[arg-type]
+    return Prompt.of(prompt).pieces(text.tokenizer), False
+
+
+def _entry(
+    pieces: Sequence[Piece],
+    rules: InputRules | None,
+    rows: RowRules | None = None,
+    *,
+    is_chat: bool = False,
+) -> Entry:
+    ids: list[int] = []
+    inputs = []
+    for piece in pieces:
+        if isinstance(piece, Embeddings):
+            if rows is None:
+                what = "only text and token ids are taken here"
+                raise RequestError(what, seen="embeddings", fix="leave them out")
+            inputs.append(rows.read(piece.rows, len(ids)))
+            ids += [PLACEHOLDER] * inputs[-1].tokens
+        elif not isinstance(piece, Input):
+            ids += piece
+        elif rules is None:
+            raise no_inputs()
+        else:
+            inputs.append(rules.read(piece.features, len(ids), piece.name))
+            ids += rules.placeholders(inputs[-1])
+    return Entry(ids, is_chat, tuple(inputs))
+
+
+def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
+    """Token ids of the prompt that a conversation becomes.
+
+    Raises:
+        RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
+    """
+    return _entry(chat_pieces(messages, text), None).ids
+
+
+def chat_pieces(
+    messages: Messages | Chat, text: TextParts, pictures: Pictures | None = None
+) -> list[list[int] | Input]:
+    """As ``chat_ids``, with inputs in order; ``pictures`` reads parts that are no inputs yet."""
+    chat = Chat.of(messages)
+    if text.tokenizer is None:
+        raise RequestError(
+            "the engine has no tokenizer, so it cannot chat",
+            allowed='prompts of token ids: `ingot run ENGINE --ids "1 2 3"`',
+            fix="add the tokenizer's files to the checkpoint and build it again",
+        )
+    if text.chat is None:
+        raise RequestError(
+            "the engine has no chat template", fix="build with --chat-template chatml, vicuna or a file"
+        )
+    given = chat.messages if pictures is None else pictures.in_messages(chat.messages)
+    return text.chat.prompt_pieces(given, text.tokenizer, variables=chat.variables)
+
+
+def with_chat_stops(params: SamplingParams, text: TextParts) -> SamplingParams:
+    """The values with the chat format's own stop strings (Vicuna's ``###``) added."""
+    extra = text.chat.stop_strings if text.chat is not None else ()
+    return params.replace(stop=(*params.stop, *extra)) if extra else params
+
+
+def split_prompts(
+    value: PromptLike | Messages | Sequence[PromptLike | Messages],
+) -> list[PromptLike | Messages]:
+    """One prompt or a list of prompts → a list; a list of integers, or of messages, is one prompt."""
+    if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
+        return [value]
+    if is_conversation(value) or (value and all(isinstance(v, Integral) for v in value)):
+        return [value]  # type: ignore[list-item]
+    return list(value)  # type: ignore[arg-type]
+
+
+def is_conversation(prompt: object) -> bool:
+    """Whether a prompt is a list of messages, or a ``Chat``."""
+    listed = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+    return listed or isinstance(prompt, Chat)

@@ -1,0 +1,131 @@
+"""The ledger as an error: what was asked for, what there is, and what to change.
+
+Owns the reading of a device's memory and the making of every OutOfMemoryError that has a setting. Knows no
+formula.
+
+    with explained("the weights do not fit the device", setting, device): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from ingot.config.units import size_text
+from ingot.device import host_memory
+from ingot.errors import OutOfMemoryError
+from ingot.memory.fix_text import told_fixes
+from ingot.memory.ledger import CONTEXT_BYTES, Capacity, Setting, ledger
+from ingot.memory.memory_fixes import Goal, eased, fixes
+from ingot.memory.memory_sizes import CPU_PROCESS_BYTES
+
+
+def capacity_of(device: torch.device, own: int | None = None) -> Capacity:
+    """What a device has, and what others hold of it: neither this engine's tensors nor the process's context.
+
+    Args:
+        own: bytes of this process's tensors that are the engine's; None: all of them.
+    """
+    if device.type != "cuda":
+        host = host_memory()
+        ours = host.held if own is None else min(host.held, own + CPU_PROCESS_BYTES)
+        return Capacity(host.name, host.total, max(host.total - host.available - ours, 0))
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+    if own is not None:
+        ours -= max(torch.cuda.memory_allocated(device) - own, 0)
+    return Capacity(torch.cuda.get_device_name(device), total, max(total - free - ours, 0))
+
+
+def out_of_memory(
+    what: str,
+    setting: Setting,
+    capacity: Capacity,
+    *,
+    seen: object = None,
+    allowed: object = None,
+    goal: Goal = "loads",
+) -> OutOfMemoryError:
+    """An error with the setting's ledger on the capacity, as lines and as data, and the first fixes.
+
+    Where the ledger sees room enough, memory went elsewhere: the fixes are then smaller steps and caches.
+    """
+    found = ledger(setting, capacity)
+    options = fixes(found, goal) or eased(found)
+    data = found.to_json() | {"fixes": [fix.to_json() for fix in options]}
+    return OutOfMemoryError(
+        what,
+        seen=seen,
+        allowed=allowed,
+        fix=told_fixes(data["fixes"]),
+        ledger=data,
+        lines=tuple(found.lines()),
+    )
+
+
+def measured(capacity: Capacity, setting: Setting, room: int, activations: int) -> Capacity:
+    """The capacity as the device has it, so that its ledger offers what works there.
+
+    Args:
+        room: bytes that were found to be left for the cache.
+        activations: bytes that the largest step was found to take.
+
+    What is missing to the ledger's own prediction of both counts as others'.
+    """
+    found = ledger(setting, capacity)
+    excess = activations - found.of("activations")
+    lost = (found.usable or 0) - found.fixed - room - excess
+    return replace(capacity, others=capacity.others + max(lost, 0) + max(excess, 0))
+
+
+@contextmanager
+def explained(
+    what: str, setting: Setting, device: torch.device, *, own: int | None = None
+) -> Iterator[Capacity]:
+    """A block in which running out of memory, of a GPU or of the host, becomes an OutOfMemoryError; gives the
+    capacity that there is at its start. A CPU's is compared with the ledger before the block begins: a
+    system without memory ends the process, and nobody could tell why.
+
+    Args:
+        own: as of ``capacity_of``.
+
+    Raises:
+        OutOfMemoryError: as ``out_of_memory``.
+    """
+    capacity = capacity_of(device, own)
+    if setting.device == "cpu":
+        _expect_room(setting, capacity)
+    try:
+        yield capacity
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        raise out_of_memory(what, setting, capacity, seen=first_sentence(error)) from None
+
+
+def _expect_room(setting: Setting, capacity: Capacity) -> None:
+    found = ledger(setting, capacity)
+    room = found.usable or 0
+    if found.least > room:
+        raise out_of_memory(
+            "the engine does not fit this machine's memory",
+            setting,
+            capacity,
+            seen=f"it takes {size_text(found.least)} with a cache for one request",
+            allowed=f"at most {size_text(max(room, 0))}",
+        )
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an allocator, of a GPU or of the host, found no memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def first_sentence(error: BaseException) -> str | None:
+    """What an allocator's error says first."""
+    return str(error).split(". ")[0].strip() or None

@@ -1,0 +1,352 @@
+"""Ways out when memory is short, ranked by what they cost, and what fits on the usual cards.
+
+Owns the search for the values that fit. Every value is tried in the ledger before it is offered. Knows no
+device.
+
+    for fix in fixes(found, goal="fits"): print(fix.flags, fix.cost, fix.needed)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ingot.config.build_config import NARROW_KV_DTYPES
+from ingot.config.json_config import JsonConfig
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.scheme_table import SCHEMES, WEIGHT_ONLY
+from ingot.config.units import gib_text, size_text
+from ingot.memory.fix_text import where_of
+from ingot.memory.ledger import Capacity, Ledger, Setting, ledger
+from ingot.models.model_registry import can_calibrate
+from ingot.quant.methods.rotated_weights import can_rotate
+
+Goal = Literal["fits", "loads"]
+Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
+COSTS: tuple[Cost, ...] = ("headroom", "limits", "speed", "quality", "hardware")
+MOST_FRACTION = 0.95
+_LEAST_TOKEN_BUDGET = 64
+_MOST_BATCH = 1 << 16
+# What PyTorch reports of cards, by what they are sold as; others of the same name differ by 2 % or so.
+CARDS: dict[str, int] = {
+    "8 GB": int(7.8 * 2**30),
+    "12 GB": int(11.8 * 2**30),
+    "16 GB": int(15.7 * 2**30),
+    "24 GB": int(23.6 * 2**30),
+    "40 GB": int(39.4 * 2**30),
+    "80 GB": int(79.2 * 2**30),
+    "141 GB": int(139.8 * 2**30),
+}
+
+
+@dataclass(frozen=True)
+class Fix(JsonConfig):
+    """A change after which it fits.
+
+    Attributes:
+        flags: of ``ingot plan`` and of the verbs that run an engine; ``--dtype`` and ``--quant`` of a build.
+        where: what takes the change in Python.
+        needed, usable: bytes, then.
+    """
+
+    flags: str
+    where: str
+    cost: Cost
+    note: str
+    needed: int
+    usable: int
+    setting: Setting
+
+
+@dataclass(frozen=True)
+class CardRow(JsonConfig):
+    """What a card holds in one number format: 0 where not even one request fits."""
+
+    card: str
+    total: int
+    dtype: str
+    quant: str
+    max_batch_size: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One knob: how a setting looks at a value of it, and the values from the dearest to the cheapest."""
+
+    flag: str
+    cost: Cost
+    note: str
+    change: Callable[[Setting, int], Setting]
+    least: int
+    most: int
+    step: int = 1
+
+
+def fixes(found: Ledger, goal: Goal = "fits") -> list[Fix]:
+    """Changes that reach the goal, the cheapest first: what costs headroom, then limits, speed, quality, and
+    last another card. One change alone where one is enough; else the most that several give together.
+
+    Raises nothing: without any the list is empty.
+    """
+    if found.capacity is None or _reached(found, goal):
+        return []
+    search = _Search(found.capacity, goal)
+    single = [*search.singles(found.setting), *search.formats(found.setting)]
+    options = single or list(search.combined(found.setting))
+    options += search.cards(found.setting)
+    return sorted(options, key=lambda fix: COSTS.index(fix.cost))
+
+
+def eased(found: Ledger) -> list[Fix]:
+    """Smaller caches and steps for what should start and ran out all the same: memory went elsewhere."""
+    if found.capacity is None or not found.loads:
+        return []
+    search, runtime = _Search(found.capacity, "loads"), found.setting.runtime
+    fraction, budget = round(runtime.memory_fraction - 0.1, 2), max(runtime.token_budget // 2, 1)
+    tries = []
+    if found.setting.device == "cuda" and fraction > 0:
+        tries.append((f"--memory-fraction {fraction:g}", {"memory_fraction": fraction}, "a smaller cache"))
+    if budget < runtime.token_budget:
+        tries.append((f"--token-budget {budget}", {"token_budget": budget}, _CHUNKS))
+    changed = [(f, found.setting.replace(runtime=runtime.replace(**v)), note) for f, v, note in tries]
+    return [search.fix(s, flags, "speed", note) for flags, s, note in changed if search.bill(s).loads]
+
+
+def fits_by_card(setting: Setting) -> Iterator[CardRow]:
+    """For every usual card and number format: the largest batch at ``max_seq_len``, the longest request at
+    batch 1. Nobody else holds memory there.
+    """
+    for name, total in CARDS.items():
+        for form in _formats(setting):
+            search = _Search(Capacity(name, total), "fits")
+            whole = form.replace(device="cuda", runtime=form.runtime.replace(cache_tokens=None))
+            batch = search.largest(lambda n, s=whole: s.replace(max_batch_size=n), 1, _MOST_BATCH)  # type: ignore[misc]
+            one = whole.replace(max_batch_size=1)
+            length = search.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, one.model.max_positions)  # type: ignore[misc]
+            yield CardRow(name, total, form.dtype, form.quant.label, batch, length)
+
+
+class _Search:
+    """Tries settings on one capacity."""
+
+    def __init__(self, capacity: Capacity, goal: Goal) -> None:
+        self.capacity = capacity
+        self.goal: Goal = goal
+
+    def bill(self, setting: Setting) -> Ledger:
+        """The setting's ledger on this capacity."""
+        return ledger(setting, self.capacity)
+
+    def largest(self, at: Callable[[int], Setting], least: int, most: int) -> int:
+        """The largest value that reaches the goal, 0 where the least does not; larger values need more."""
+        if least > most or not _reached(self.bill(at(least)), self.goal):
+            return 0
+        low, high = least, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _reached(self.bill(at(middle)), self.goal):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def singles(self, setting: Setting) -> Iterator[Fix]:
+        """One knob at a time."""
+        yield from self._raised_fraction(setting)
+        for way in _ways(setting):
+            steps = self.largest(
+                lambda n, w=way: w.change(setting, n * w.step),  # type: ignore[misc]
+                -(-way.least // way.step),
+                way.most // way.step,
+            )
+            if steps:
+                value = steps * way.step
+                yield self.fix(way.change(setting, value), f"{way.flag} {value}", way.cost, way.note)
+        yield from self._raised_cache(setting)
+
+    def formats(self, setting: Setting) -> Iterator[Fix]:
+        """A cache in 8 bits, and the first other number format of the weights, where it is enough: that costs
+        the least quality. None on a CPU: it widens fewer bits at every step, which makes each step slower.
+        """
+        if setting.device == "cpu":
+            return
+        if setting.runtime.kv_dtype not in NARROW_KV_DTYPES:
+            narrow = setting.replace(runtime=setting.runtime.replace(kv_dtype="int8"))
+            if _reached(self.bill(narrow), self.goal):
+                yield self.fix(narrow, "--kv-dtype int8", "quality", _KV_QUALITY)
+        for form in _smaller_formats(setting):
+            if _reached(self.bill(form), self.goal):
+                yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
+                return
+
+    def combined(self, setting: Setting) -> Iterator[Fix]:
+        """Several knobs at once: all of the memory and one limit; a smaller number format and one more; where
+        none is enough, batch 1 in small chunks and the longest request that fits then.
+        """
+        whole = _whole(setting)
+        for fix in self.singles(whole) if whole is not None else ():
+            flags = f"--memory-fraction {MOST_FRACTION:g} {fix.flags}"
+            yield fix.replace(flags=flags, where=where_of(flags))
+        for form in _smaller_formats(setting):
+            found = [_joined(setting, form, fix) for fix in self.singles(form)]
+            if found:
+                yield from found
+                return
+        for form in (setting, *_smaller_formats(setting)):
+            length = self.largest(lambda n, s=form: _one_short(s, n), 1, setting.max_seq_len)  # type: ignore[misc]
+            if length:
+                one = _one_short(form, length)
+                flags = f"--max-batch-size 1 --max-seq-len {length} --token-budget {_LEAST_TOKEN_BUDGET}"
+                if one.runtime.cache_tokens is not None:
+                    flags += f" --cache-tokens {one.runtime.cache_tokens}"
+                fix = self.fix(one, flags, "speed", "all of these together")
+                yield fix if form is setting else _joined(setting, form, fix)
+                return
+
+    def cards(self, setting: Setting) -> Iterator[Fix]:
+        """The smallest usual card on which the goal is reached as asked; for a CPU, how much memory."""
+        if setting.device == "cpu":
+            yield from self._more_memory(setting)
+            return
+        for name, total in CARDS.items():
+            search = _Search(Capacity(name, total), self.goal)
+            if total > self.capacity.total and _reached(search.bill(setting), self.goal):
+                note = f"a card sold as {name}, with these settings"
+                yield search.fix(setting, f"--gpu {gib_text(total)}", "hardware", note)
+                return
+
+    def _more_memory(self, setting: Setting) -> Iterator[Fix]:
+        """What must be available for the goal to be reached as asked, if memory is what it lacks."""
+        bill = self.bill(setting)
+        needed = bill.needed if self.goal == "fits" else bill.least
+        total = self.capacity.others + math.ceil(needed / setting.runtime.memory_fraction) + 1
+        if total > self.capacity.total and _reached(
+            ledger(setting, replace(self.capacity, total=total)), self.goal
+        ):
+            note = f"at least {size_text(total - self.capacity.others)} of available memory"
+            yield Fix("", where_of(""), "hardware", note, needed, needed, setting)
+
+    def _raised_fraction(self, setting: Setting) -> Iterator[Fix]:
+        """The smallest ``memory_fraction`` above the setting's that is enough."""
+        percent = int(setting.runtime.memory_fraction * 100)
+        for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
+            changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
+            if _reached(self.bill(changed), self.goal):
+                note = "leaves less for other processes"
+                yield self.fix(changed, f"--memory-fraction {value / 100:g}", "headroom", note)
+                return
+
+    def _raised_cache(self, setting: Setting) -> Iterator[Fix]:
+        """A cache that was asked to be smaller than one request, made just large enough."""
+        tokens = setting.blocks_per_request * setting.runtime.block_size
+        if setting.runtime.cache_tokens is None or setting.runtime.cache_tokens >= tokens:
+            return
+        changed = setting.replace(runtime=setting.runtime.replace(cache_tokens=tokens))
+        if _reached(self.bill(changed), self.goal):
+            yield self.fix(
+                changed, f"--cache-tokens {tokens}", "headroom", "room for one request of the full length"
+            )
+
+    def fix(self, changed: Setting, flags: str, cost: Cost, note: str) -> Fix:
+        """A change with what it needs and what there is then."""
+        bill = self.bill(changed)
+        needed = bill.needed if self.goal == "fits" else bill.fixed + _one_request(changed)
+        return Fix(flags, where_of(flags), cost, note, needed, bill.usable or 0, changed)
+
+
+_CHUNKS = "prompts are computed in smaller chunks"
+_KV_QUALITY = "keys and values in 8 bits: measure with `ingot eval`"
+_QUALITY = "fewer bits per weight: measure with `ingot eval`"
+
+
+def _reached(bill: Ledger, goal: Goal) -> bool:
+    return bill.fits if goal == "fits" else bill.loads
+
+
+def _one_request(setting: Setting) -> int:
+    return setting.blocks_per_request * setting.block_bytes
+
+
+def _one_short(setting: Setting, length: int) -> Setting:
+    """One request at a time, of so many tokens, in the smallest chunks; a cache that was given holds it."""
+    one = setting.replace(max_batch_size=1, max_seq_len=length)
+    tokens = one.blocks_per_request * one.runtime.block_size if one.runtime.cache_tokens is not None else None
+    runtime = one.runtime.replace(cache_tokens=tokens, token_budget=_LEAST_TOKEN_BUDGET)
+    return one.replace(runtime=runtime)
+
+
+def _ways(setting: Setting) -> Iterator[_Way]:
+    """The knobs with a whole number each, below what they are set to."""
+    runtime = setting.runtime
+    if runtime.cache_tokens is None:
+        yield _Way(
+            "--max-batch-size", "limits", "fewer requests per step",
+            lambda s, n: s.replace(max_batch_size=n), 1, setting.max_batch_size - 1,
+        )  # fmt: skip
+    block = min(runtime.block_size, max(setting.max_seq_len - 1, 1))
+    yield _Way(
+        "--max-seq-len", "limits", "shorter requests",
+        lambda s, n: s.replace(max_seq_len=n), block, setting.max_seq_len - 1, block,
+    )  # fmt: skip
+    most = (runtime.cache_tokens or setting.wanted_blocks * runtime.block_size) - 1
+    yield _Way(
+        "--cache-tokens", "speed",
+        "when it is full, requests wait or are recomputed",
+        lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n)),
+        setting.blocks_per_request * runtime.block_size, most, runtime.block_size,
+    )  # fmt: skip
+    yield _Way(
+        "--token-budget", "speed", _CHUNKS,
+        lambda s, n: s.replace(runtime=s.runtime.replace(token_budget=n)),
+        _LEAST_TOKEN_BUDGET, runtime.token_budget - 1, _LEAST_TOKEN_BUDGET,
+    )  # fmt: skip
+
+
+def _formats(setting: Setting) -> Iterator[Setting]:
+    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. What
+    is quantized already has its own alone.
+    """
+    if setting.quant.source:
+        yield setting
+        return
+    half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
+    yield setting.replace(dtype="fp32", quant=QuantConfig())
+    for name in SCHEMES:
+        quant = QuantConfig(scheme=name)
+        if quant.rotation and not can_rotate(setting.model):
+            quant = quant.replace(rotation=False)
+        if can_calibrate(setting.model) or not quant.calibrated:
+            yield setting.replace(dtype=half, quant=quant)
+
+
+def _whole(setting: Setting) -> Setting | None:
+    """The setting with as much of the memory as is offered; None where it has that already."""
+    runtime = setting.runtime
+    if runtime.memory_fraction >= MOST_FRACTION:
+        return None
+    return setting.replace(runtime=runtime.replace(memory_fraction=MOST_FRACTION))
+
+
+def _smaller_formats(setting: Setting) -> Iterable[Setting]:
+    """Number formats of the weights in fewer bits than the setting's, on a GPU. One that takes no fewer bytes
+    than another and loses more is not among them.
+    """
+    if setting.device == "cpu" or not setting.quant.dense:
+        return ()
+    forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *WEIGHT_ONLY)]
+    return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
+
+
+def _joined(setting: Setting, form: Setting, fix: Fix) -> Fix:
+    """The fix of another number format, as one of the setting's own."""
+    flags = f"{_format_flags(setting, form)} {fix.flags}"
+    return fix.replace(flags=flags, where=where_of(flags), cost="quality")
+
+
+def _format_flags(setting: Setting, form: Setting) -> str:
+    dtype = f"--dtype {form.dtype}" if form.dtype != setting.dtype else ""
+    quant = f"--quant {form.quant.scheme}" if form.quant != setting.quant else ""
+    return f"{dtype} {quant}".strip()

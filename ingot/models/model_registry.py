@@ -1,0 +1,89 @@
+"""Which architectures there are.
+
+Owns the list, its additions, and the lookup by a checkpoint's or a manifest's name. Knows nothing of what an
+architecture is.
+
+    register(MINE)
+    architecture = find_architecture(["LlamaForCausalLM"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.config.decoder_config import DecoderConfig
+from ingot.errors import CheckpointError, ConfigError, EngineError
+from ingot.models.architecture import Architecture
+from ingot.models.gemma2 import GEMMA2
+from ingot.models.gpt2 import GPT2
+from ingot.models.llama import LLAMA
+from ingot.models.minigpt4 import MINIGPT4
+from ingot.models.mistral import MISTRAL
+from ingot.models.qwen import QWEN
+from ingot.models.qwen2 import QWEN2
+from ingot.models.qwen3 import QWEN3
+from ingot.models.whisper import WHISPER
+from ingot.reference.plain_stage import PlainEncoder
+
+ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MINIGPT4, MISTRAL, QWEN, QWEN2, QWEN3, WHISPER]
+
+
+def register(architecture: Architecture) -> None:
+    """Add an architecture to those that this process builds and runs.
+
+    Raises:
+        ConfigError: another one has its name, or one of its Hugging Face names.
+    """
+    for other in ARCHITECTURES:
+        names = {architecture.name, *architecture.hf_names} & {other.name, *other.hf_names}
+        if names and other != architecture:
+            raise ConfigError("two architectures of one name", seen=sorted(names), fix="another name")
+    if architecture not in ARCHITECTURES:
+        ARCHITECTURES.append(architecture)
+
+
+def find_architecture(hf_names: object) -> Architecture:
+    """The architecture of a checkpoint, by ``architectures`` of its config.json, whatever that holds.
+
+    Raises:
+        CheckpointError: none of the names is supported; the error lists those that are.
+    """
+    for architecture in ARCHITECTURES:
+        if isinstance(hf_names, Sequence) and any(name in architecture.hf_names for name in hf_names):
+            return architecture
+    supported = sorted(name for a in ARCHITECTURES for name in a.hf_names)
+    if not hf_names:
+        raise CheckpointError(
+            "architectures is missing in config.json", allowed=supported, fix="download config.json again"
+        )
+    raise CheckpointError(
+        "unsupported architecture",
+        seen=hf_names,
+        allowed=supported,
+        fix="a checkpoint of one of these; under another name the model would compute something else",
+    )
+
+
+def architecture_named(name: str) -> Architecture:
+    """The architecture of an engine, by Ingot's own name.
+
+    Raises:
+        EngineError: this version of Ingot does not have it.
+    """
+    for architecture in ARCHITECTURES:
+        if architecture.name == name:
+            return architecture
+    raise EngineError(
+        "the engine's architecture is unknown", seen=name, allowed=[a.name for a in ARCHITECTURES]
+    )
+
+
+def plain_encoder(config: DecoderConfig) -> PlainEncoder | None:
+    """The encoder of a model; None where there is none, or its architecture declares no stages."""
+    made = architecture_named(config.architecture).plain_encoder if config.encoder is not None else None
+    return None if made is None else made(config)
+
+
+def can_calibrate(config: DecoderConfig) -> bool:
+    """Whether calibration can go through a model: it has text alone, or an encoder with stages."""
+    return config.encoder is None or plain_encoder(config) is not None

@@ -1,0 +1,143 @@
+"""The encoding of an input as requests do it, judged place by place.
+
+Owns the record of one encoding and its comparison with the reference, which at each place computes from what
+the run itself had at the place before (step_check.py does so with steps). Knows no proof.
+
+    check_encoder(llm, weights, features, arithmetic, judge)
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ingot.config.sampling_params import SamplingParams
+from ingot.engine.reference_encoder import encode
+from ingot.engine.reference_run import Arithmetic, KeysValues, ReferenceRun, WeightSource
+from ingot.layers.decoder import Decoder
+from ingot.layers.step_record import Recorded, copied
+from ingot.llm.llm import LLM
+from ingot.models.model_registry import plain_encoder
+from ingot.proof.encoder_record import encoder_walked
+from ingot.proof.product_noise import ProductNoise
+from ingot.proof.step_judge import ENCODED, Judge
+from ingot.proof.step_witness import MODULES, TAKEN, rounded_by
+from ingot.text.prompt import Input, Prompt
+
+_HOST = torch.device("cpu")
+_BRANCHES = {
+    "attended": "self_attn.o_proj",
+    "cross_attended": "encoder_attn.o_proj",
+    "inner": "mlp.down_proj",
+}
+
+
+def check_encoder(
+    llm: LLM,
+    model: Decoder,
+    weights: WeightSource,
+    features: torch.Tensor,
+    arithmetic: Arithmetic,
+    judge: Judge,
+) -> None:
+    """Encode an input's features in a request, and judge what every module had.
+
+    Args:
+        model: the empty modules, whose ``weights`` are read.
+    """
+    had: dict[str, list[Recorded]] = defaultdict(list)
+    with encoder_walked(llm, lambda name, value: had[name].append(copied(value, _HOST))):
+        params = SamplingParams(max_new_tokens=1, ignore_eos=True)
+        llm.generate(Prompt([Input(features), [0]]), params)
+    witness = _Witness(had, llm, judge)
+    run = ReferenceRun(model, weights, arithmetic, witness=witness)
+    encode(run, 0, features, lambda name, output: None)
+
+
+class _Witness:
+    """What the encoding had, as ``ReferenceRun`` asks for it."""
+
+    def __init__(self, had: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
+        self._had, self._judge, self._model = had, judge, llm.engine.model
+        self._device = llm.engine.device
+        self._plain = plain_encoder(llm.engine.manifest.model)
+        self._met: Counter[str] = Counter()
+        self._noise = ProductNoise()
+        self._stage = ""
+        self._taken: tuple[str, str, Recorded] | None = None
+
+    def within(self, stage: str) -> None:
+        """As of ``Witness``."""
+        self._stage = stage
+        self._taken = None
+
+    def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """As of ``Witness``."""
+        name, number = self._name(place), self._met[place]
+        self._met[place] += 1
+        had = copied(self._had[place][number], self._device)
+        if place in TAKEN or place.endswith("/in"):
+            self._taken = place, name, had
+        if not isinstance(had, torch.Tensor) or not self._as_many(had, computed, place, name):
+            return computed
+        wide = had.to(computed.dtype).view_as(computed)
+        noise = self._noise.take(place, computed if change is None else change)
+        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(had)), noise)
+        return wide
+
+    def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        """As of ``Witness``."""
+        assert self._taken is not None
+        place, name, taken = self._taken
+        wide = isinstance(taken, torch.Tensor)  # then ``exact`` is what the run had, and ``value`` judged it
+        if not self._as_many(taken if isinstance(taken, torch.Tensor) else taken.values, exact, place, name):
+            return near
+        had, step = rounded_by(self._model, product, taken, exact)
+        kind = f"{_kind(place)}, rounded" if wide else _kind(place)
+        noise = self._noise.take(place, exact)
+        self._judge.rounded(kind, name, had, step, exact, near, self._labels(len(had)), noise)
+        return had
+
+    def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
+        """As of ``Witness``."""
+        self._noise.keep(product, output, noise)
+
+    def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
+        """Of decoder steps alone."""
+        raise NotImplementedError
+
+    def encoded(self, layer: int) -> list[KeysValues]:
+        """Of decoder steps alone."""
+        raise NotImplementedError
+
+    def _as_many(self, had: torch.Tensor, wanted: torch.Tensor, place: str, name: str) -> bool:
+        """Whether a record has the positions that it must have; else that is told."""
+        if had.numel() == wanted.numel():
+            return True
+        self._judge.fail(_kind(place), name, f"has {len(had)} positions, not {len(wanted)}")
+        return False
+
+    def _labels(self, count: int) -> torch.Tensor:
+        return torch.full((count,), ENCODED, device=self._device)
+
+    def _name(self, place: str) -> str:
+        """What made a place's value: a module by its own name, or one of the stage's."""
+        if "." in place:
+            return place.removesuffix("/in")
+        if place != "stream":
+            return f"{self._stage}.{self._made(place)}"
+        return self._stage if self._taken is None else f"{self._stage}.{_BRANCHES[self._taken[0]]}"
+
+    def _made(self, place: str) -> str:
+        """What makes a place of a layer."""
+        shape = None if self._plain is None else self._plain.shape_of(self._stage)
+        if shape is None or not shape.post_norm or place not in ("cross_in", "mlp_in"):
+            return MODULES[place]
+        return "encoder_attn_norm" if place == "mlp_in" and shape.crosses else "self_attn_norm"
+
+
+def _kind(place: str) -> str:
+    """Of places that are alike: a module's by its last name."""
+    return place.rpartition(".")[2]

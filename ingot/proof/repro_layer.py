@@ -1,0 +1,160 @@
+"""The layer of a bundle as modules, and what it should give.
+
+Owns the module and its rotary table from a bundle's facts and weights, the weights as an engine stores them,
+and the same layer in plain PyTorch. Knows no file and no verdict.
+
+    layer = built_layer(bundle, device, torch.bfloat16)
+    wide, *others = plain_outputs(llm, "layers.3", inputs)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ingot.building.calibration.calibrate import Held
+from ingot.config.build_config import NARROW_KV_DTYPES
+from ingot.config.units import size_text
+from ingot.device import parse_dtype
+from ingot.engine.assembly import cast_weight
+from ingot.engine.plan_file import usable_plan
+from ingot.engine.reference_encoder import keep_for, own_stages
+from ingot.engine.reference_run import Arithmetic, ReferenceRun, Span
+from ingot.errors import EngineError
+from ingot.layers.build_context import BuildContext
+from ingot.layers.decoder import DecoderLayer
+from ingot.layers.encoder_blocks.encoder import EncoderLayer
+from ingot.layers.encoder_blocks.qformer import QFormerLayer
+from ingot.layers.invariance import make_batch_invariant
+from ingot.layers.linear import any_rounded
+from ingot.layers.rotary import RotaryTable
+from ingot.llm.llm import LLM
+from ingot.models.minigpt4 import settings_of
+from ingot.proof.repro_bundle import Bundle, BundleFacts
+from ingot.reference.plain_stage import Passage
+from ingot.runtime.one_layer import LayerInputs, run_encoder_layer
+
+AnyLayer = DecoderLayer | EncoderLayer | QFormerLayer
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+_MOST_TABLE = 1 << 30  # bytes; a million positions take half
+
+
+def plain_outputs(llm: LLM, name: str, inputs: LayerInputs) -> list[torch.Tensor]:
+    """A layer's hidden states in plain PyTorch: in the next wider dtype, in the engine's own, and where
+    something is rounded to 8 bits with each token's closest call the other way.
+    """
+    module = llm.engine.model.get_submodule(name)
+    dtype, kv_dtype = llm.engine.dtype, llm.runtime.kv_dtype
+    arithmetics = [Arithmetic(WIDER[dtype]), Arithmetic(dtype)]
+    if kv_dtype in NARROW_KV_DTYPES or any_rounded(module):
+        arithmetics.append(Arithmetic(WIDER[dtype], flips=True))
+    with torch.inference_mode():
+        return [_plain(llm, name, inputs, arithmetic, kv_dtype) for arithmetic in arithmetics]
+
+
+def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_dtype: str) -> torch.Tensor:
+    module = llm.engine.model.get_submodule(name)
+    weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
+    run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
+    hidden = inputs.hidden.to(arithmetic.dtype)
+    if not isinstance(module, DecoderLayer):
+        stage = next(one for one in own_stages(run, _unseen) if one.name == name)
+        kept = hidden.new_empty(0) if inputs.encoded is None else inputs.encoded.to(arithmetic.dtype)
+        return Passage(hidden, kept).through(stage).hidden
+    index = list(llm.engine.model.layers).index(module)
+    heard = None if inputs.encoded is None else 0
+    if inputs.encoded is not None:
+        keep_for(run, 0, index, _unseen, inputs.encoded.to(arithmetic.dtype))
+    ids = (0,) * len(inputs.positions)  # they are not read
+    span = Span(0, ids, 0, int(inputs.rope_rows[0]), heard)
+    return run.layer(index, hidden, [span], _unseen)
+
+
+def _unseen(name: str, output: torch.Tensor) -> None:
+    return
+
+
+def stored_weights(module: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
+    """The layer's weights as the engine stores them: a CPU's widened ones are narrowed again, which loses
+    nothing.
+    """
+    weights = {}
+    for name, parameter in module.named_parameters():
+        own = parameter.detach().to("cpu")
+        narrow = own.to(parse_dtype(dtype)) if own.is_floating_point() else own
+        weights[name] = narrow if torch.equal(narrow.to(own.dtype), own) else own.clone()
+    return weights
+
+
+def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> AnyLayer:
+    """The layer on a device, with the bundle's weights.
+
+    Raises:
+        EngineError: the weights are not those of such a layer.
+    """
+    facts = bundle.facts
+    plan, _ = usable_plan(facts.plan, device, dtype)
+    try:
+        with torch.device("meta"):
+            ctx = BuildContext(facts.quant, plan, dtype).at(facts.name)
+            layer = _empty(facts, ctx)
+    except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise EngineError("the bundle's model has no such layer", seen=error, flag="--run") from error
+    wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
+    found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
+    odd = sorted({name for name, _ in wanted.items() ^ found.items()})
+    if odd:
+        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], flag="--run")
+    for name, tensor in bundle.weights.items():
+        path, _, leaf = name.rpartition(".")
+        own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
+        own = cast_weight(name, own, layer.get_parameter(name).dtype)
+        setattr(layer.get_submodule(path), leaf, nn.Parameter(own, requires_grad=False))
+    if facts.batch_invariant:
+        make_batch_invariant(layer)
+    return layer.eval()
+
+
+def rotary_table(bundle: Bundle, device: torch.device) -> torch.Tensor | None:
+    """The rotary table on a device; None for learned positions.
+
+    Raises:
+        EngineError: it is too large, or lacks rows that the layer reads.
+    """
+    facts = bundle.facts
+    if facts.model.rope is None:
+        return None
+    size = RotaryTable.table_bytes(facts.model.rope, facts.build.max_seq_len)
+    if size > _MOST_TABLE:
+        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), flag="--run")
+    table = RotaryTable(facts.model.rope, facts.build.max_seq_len).table
+    rows = bundle.inputs.rope_rows
+    if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
+        raise EngineError(
+            "the bundle's rotary rows are outside the table", seen=int(rows.max()), flag="--run"
+        )
+    return table.to(device)
+
+
+def _empty(facts: BundleFacts, ctx: BuildContext) -> AnyLayer:
+    if facts.of_decoder:
+        return DecoderLayer(facts.model, ctx, facts.layer)
+    if facts.shape is not None and not facts.shape.post_norm:
+        return EncoderLayer(facts.shape.stack, ctx)
+    config = settings_of(facts.model).qformer
+    assert config is not None, "no other encoder has layers with norms behind the sums"
+    return QFormerLayer(config, ctx, facts.layer)
+
+
+@torch.inference_mode()
+def encoder_layer_output(
+    layer: EncoderLayer | QFormerLayer, inputs: LayerInputs, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """An encoder layer's hidden states [P, hidden_size] in its dtype, on the CPU."""
+    if isinstance(layer, EncoderLayer):
+        return run_encoder_layer(layer, inputs, device, dtype)
+    assert inputs.encoded is not None or layer.encoder_attn is None
+    seen = inputs.hidden if inputs.encoded is None else inputs.encoded
+    hidden, seen = (part.to(device, dtype, copy=True) for part in (inputs.hidden, seen))
+    output: torch.Tensor = layer(hidden, seen, 1)
+    return output.cpu()

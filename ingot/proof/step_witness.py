@@ -1,0 +1,342 @@
+"""What recorded steps had at each place, as the reference asks for it.
+
+Owns the way from records to rows of tokens, which of them each attention reads, and what numbers of few bits
+mean. Knows no limit.
+
+    rows = TokenRows(records, torch.bfloat16, block_size=16, prompts=[[1, 2, 3]])
+    witness = StepWitness(rows, [0, 1], model, judge, torch.float32)
+    run = ReferenceRun(empty, weights, arithmetic, witness=witness)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ingot.engine.reference_run import KeysValues, Span
+from ingot.kernels.cache.scales import E4M3, dequantize_heads
+from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.layers.decoder import Decoder
+from ingot.layers.forward_batch import LayerCache
+from ingot.layers.linear import Linear
+from ingot.layers.step_record import Recorded, StepRecord
+from ingot.proof.product_noise import ProductNoise
+from ingot.proof.step_judge import Judge
+
+MODULES = {  # place of a layer → the module that makes it, for people
+    "attn_in": "input_layernorm",
+    "query": "self_attn.qkv_proj (queries)",
+    "keys": "self_attn.qkv_proj (keys)",
+    "values": "self_attn.qkv_proj (values)",
+    "attended": "self_attn (attention)",
+    "cross_in": "encoder_attn_layernorm",
+    "cross_query": "encoder_attn.q_proj",
+    "cross_attended": "encoder_attn (attention)",
+    "mlp_in": "post_attention_layernorm",
+    "inner": "mlp (activation)",
+}
+_INPUTS = {
+    "self_attn.qkv_proj": "attn_in",
+    "self_attn.o_proj": "attended",
+    "encoder_attn.q_proj": "cross_in",
+    "encoder_attn.o_proj": "cross_attended",
+    "mlp.down_proj": "inner",
+}
+TAKEN = {"mlp_in", *_INPUTS.values()}
+_BRANCHES = ("self_attn.o_proj", "mlp.down_proj")
+_CROSS_BRANCHES = ("self_attn.o_proj", "encoder_attn.o_proj", "mlp.down_proj")
+_E4M3_FRACTION, _E4M3_LEAST_POWER = 3, -6
+
+
+class TokenRows:
+    """The tokens of all records one after another, without padding, and which of them each attention reads.
+
+    Attributes:
+        spans: of each record, a request's new tokens.
+        reads: of each span, the rows of the tokens whose keys and values it reads.
+        heard: of each span, the slots of the second cache that its cross-attention reads, or none.
+        wrong_tokens: greedy tokens that are not the likeliest of the logits that the step before had.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[StepRecord],
+        dtype: torch.dtype,
+        block_size: int,
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
+        self.records = records
+        self._prompts = [list(prompt) for prompt in prompts]
+        self.dtype = dtype
+        self.valid = [record.told["slot_mapping"] >= 0 for record in records]
+        self.wanted = [_wanted(record, mask) for record, mask in zip(records, self.valid, strict=True)]
+        self.num_tokens = sum(int(mask.sum()) for mask in self.valid)
+        self.spans: list[list[Span]] = []
+        self.reads: list[list[torch.Tensor]] = []
+        self.heard: list[list[tuple[int, ...]]] = []
+        self.wrong_tokens: list[tuple[str, str]] = []
+        self._layers: dict[int, KeysValues] = {}
+        self._follow(block_size)
+
+    def keys_values(self, layer: int) -> KeysValues:
+        """What the cache holds for every token, as attention reads it: [tokens, kv_heads, head_dim]."""
+        if layer not in self._layers:
+            self._layers = {}  # one layer at a time
+            cached = [self.cached(number, layer) for number in range(len(self.records))]
+            keys, values = (torch.cat([self.meant(own, side) for own in cached]) for side in (0, 1))
+            self._layers[layer] = keys, values
+        return self._layers[layer]
+
+    def cached(self, record: int, layer: int) -> list[torch.Tensor]:
+        """A layer's cached tensors of a record's tokens."""
+        return [tensor[self.valid[record]] for tensor in self.records[record].cached[layer]]
+
+    def meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
+        """Keys (``side`` 0) or values of a layer's cached tensors."""
+        if len(tensors) == 2:
+            return tensors[side]
+        return dequantize_heads(tensors[side], tensors[2 + side], self.dtype)
+
+    def _follow(self, block_size: int) -> None:
+        """Go through the steps as the cache changed."""
+        row_of: dict[int, int] = {}  # cache slot → row of the newest token in it
+        logits_of: dict[int, torch.Tensor] = {}  # cache slot → logits after the newest token in it
+        id_of: dict[int, int] = {}  # cache slot → the newest token in it
+        first = 0
+        for record, mask, wanted in zip(self.records, self.valid, self.wanted, strict=True):
+            told = {name: tensor.tolist() for name, tensor in record.told.items()}
+            row_of |= {slot: first + i for i, slot in enumerate(told["slot_mapping"]) if slot >= 0}
+            id_of |= dict(zip(told["slot_mapping"], told["input_ids"], strict=True))
+            self.spans.append([])
+            self.reads.append([])
+            self.heard.append([])
+            for request, length in enumerate(told["seq_lens"]):
+                start, end = told["query_start"][request : request + 2]
+                if not length or start == end:
+                    continue
+                table, positions = told["block_tables"][request], told["positions"]
+                slots = _slots(table, length, block_size)
+                offset = told["rope_rows"][start] - positions[start]
+                ids = tuple(told["input_ids"][start:end])
+                heard = _heard(told, request, block_size)
+                number = 0 if heard else None
+                self.spans[-1].append(Span(request, ids, positions[start], offset, number))
+                self.heard[-1].append(heard)
+                self.reads[-1].append(torch.tensor([row_of[slot] for slot in slots]))
+                if end - start == 1 and length > 1 and not self._of_prompt([id_of[s] for s in slots]):
+                    self._same_token(ids[0], logits_of.get(slots[-2]))
+            assert record.logits is not None
+            for row, token in wanted:
+                logits_of[told["slot_mapping"][token]] = record.logits[row]
+            first += int(mask.sum())
+
+    def _of_prompt(self, ids: list[int]) -> bool:
+        """Whether a sequence's last token was given to it: the only new one where the rest was cached."""
+        return any(prompt[: len(ids)] == ids for prompt in self._prompts)
+
+    def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
+        if logits is not None and not bool(logits[token] == logits.max()):
+            text = f"token {token} was chosen, but the step's own logits say {int(logits.argmax())}"
+            self.wrong_tokens.append(("sampler", text))
+
+
+class StepWitness:
+    """Some of the records, all of which tell of the same places in the same form.
+
+    Args:
+        numbers: which records.
+        model: the one that ran, for what its numbers mean.
+        dtype: of the reference's arithmetic.
+        caches: of the run, whose second ones still hold what the records' steps read.
+    """
+
+    def __init__(
+        self,
+        rows: TokenRows,
+        numbers: Sequence[int],
+        model: Decoder,
+        judge: Judge,
+        dtype: torch.dtype,
+        caches: Sequence[LayerCache],
+    ) -> None:
+        self._seconds = [cache.encoded for cache in caches]
+        self._rows = rows
+        self._numbers = numbers
+        self._records = [rows.records[n] for n in numbers]
+        self._valid = [rows.valid[n] for n in numbers]
+        self._model = model
+        self._judge = judge
+        self._dtype = dtype
+        self._device = model.norm.weight.device
+        self._met: Counter[str] = Counter()
+        self._noise = ProductNoise()
+        self._taken: Recorded | None = None  # what the next product takes, as it was recorded
+        self.spans = [span for n in numbers for span in rows.spans[n]]
+        self._heard = [slots for n in numbers for slots in rows.heard[n]]
+        self._branches = _CROSS_BRANCHES if any(self._heard) else _BRANCHES
+        self._reads = [read.to(self._device) for n in numbers for read in rows.reads[n]]
+        counts = [int(mask.sum()) for mask in self._valid]
+        decodes = [all(len(span.ids) == 1 for span in rows.spans[n]) for n in numbers]
+        labels = torch.tensor(decodes).long().repeat_interleave(torch.tensor(counts))
+        self._labels = labels.to(self._device)
+        slots = [
+            record.told.get("spliced_slots", -torch.ones_like(mask.long()))
+            for record, mask in zip(self._records, self._valid, strict=True)
+        ]
+        self._spliced = self._joined(slots) >= 0
+        self.logits_rows = self._logits_rows(counts)
+
+    def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """As of ``Witness``."""
+        number = self._met[place]
+        self._met[place] += 1
+        had = self._logits() if place == "logits" else self._had(place, number)
+        if place in TAKEN:
+            self._taken = had
+        if not isinstance(had, torch.Tensor):
+            return computed
+        wide = had.to(computed.dtype).view_as(computed)
+        if place == "stream" and number == 0:  # what an encoder gave is judged by encoder_check.py
+            computed = torch.where(self._spliced[:, None], wide, computed)
+        labels = self._labels[self.logits_rows] if place == "logits" else self._labels
+        noise = self._noise.take(place, computed if change is None else change)
+        self._judge.value(place, self._name(place, number), wide, computed, change, labels, noise)
+        return wide
+
+    def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        """As of ``Witness``. What was recorded before it was rounded is rounded by the run's own scheme."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return near
+        had, step = rounded_by(self._model, product, taken, exact)
+        _, layer, part = product.split(".", 2)
+        place = _INPUTS.get(part, "mlp_in")
+        noise = self._noise.take(place, exact)
+        self._judge.rounded(place, self._name(place, int(layer)), had, step, exact, near, self._labels, noise)
+        return had
+
+    def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
+        """As of ``Witness``."""
+        self._noise.keep(product, output, noise)
+
+    def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
+        """As of ``Witness``."""
+        for side, computed in enumerate((keys, values)):
+            own = [self._rows.cached(n, layer) for n in self._numbers]
+            place = ("keys", "values")[side]
+            noise = self._noise.take(place, computed)
+            had = torch.cat([self._rows.meant(tensors, side) for tensors in own]).to(computed)
+            if len(own[0]) == 2:
+                self._judge.value(place, self._name(place, layer), had, computed, None, self._labels, noise)
+                continue
+            step = torch.cat([_cache_steps(tensors[side], tensors[2 + side]) for tensors in own]).to(computed)
+            near = (computed / step).round() * step
+            flat = (had.flatten(1), step.flatten(1), computed.flatten(1), near.flatten(1))
+            self._judge.rounded(place, self._name(place, layer), *flat, self._labels, noise)
+        everything = [part.to(keys) for part in self._rows.keys_values(layer)]
+        return [(everything[0][read], everything[1][read]) for read in self._reads]
+
+    def encoded(self, layer: int) -> list[KeysValues]:
+        """As of ``Witness``: the run's own, which encoder_check.py judges."""
+        second = self._seconds[layer]
+        assert second is not None
+        kept: dict[tuple[int, ...], KeysValues] = {}
+        for slots in self._heard:
+            if slots and slots not in kept:
+                at = torch.tensor(slots, device=self._device)
+                blocks, offsets = at // second.block_size, at % second.block_size
+                read = [part[blocks, :, offsets] for part in second.tensors]
+                kept[slots] = self._meant(read, 0), self._meant(read, 1)
+        return [kept[slots] for slots in self._heard if slots]
+
+    def within(self, stage: str) -> None:
+        """Of encoders alone."""
+
+    def _meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
+        return self._rows.meant(tensors, side).to(self._dtype)
+
+    def _name(self, place: str, number: int) -> str:
+        """The ``number``th time that a place is met, by the module that made it."""
+        if place == "logits":
+            return "lm_head"
+        if place != "stream":
+            return f"layers.{number}.{MODULES[place]}"
+        layer, part = divmod(number - 1, len(self._branches))
+        return f"layers.{layer}.{self._branches[part]}" if number else "embed_tokens"
+
+    def _had(self, place: str, number: int) -> Recorded | None:
+        """A place's rows of all records; None where they do not tell."""
+        values = [record.values[place][number] for record in self._records if place in record.values]
+        if not values:
+            return None
+        wide = [value for value in values if isinstance(value, torch.Tensor)]
+        if wide:
+            return self._joined(wide)
+        rows = [value for value in values if isinstance(value, Int8Rows)]
+        one = rows[0].scales.numel() == 1  # static: one scale for all
+        scales = rows[0].scales.to(self._device) if one else self._joined([row.scales for row in rows])
+        return Int8Rows(self._joined([row.values for row in rows]), scales, rows[0].group)
+
+    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The records' rows without their padding, on the device."""
+        kept = zip(parts, self._valid, strict=True)
+        return torch.cat([part[mask] for part, mask in kept]).to(self._device)
+
+    def _logits_rows(self, counts: Sequence[int]) -> torch.Tensor:
+        """Rows of tokens whose logits were computed."""
+        rows, first = [], 0
+        for number, mask, count in zip(self._numbers, self._valid, counts, strict=True):
+            place = (mask.cumsum(0) - 1).tolist()
+            rows += [first + place[token] for _, token in self._rows.wanted[number]]
+            first += count
+        return torch.tensor(rows, device=self._device)
+
+    def _logits(self) -> torch.Tensor:
+        parts = []
+        for number, record in zip(self._numbers, self._records, strict=True):
+            assert record.logits is not None
+            parts.append(record.logits[[row for row, _ in self._rows.wanted[number]]])
+        return torch.cat(parts).to(self._device)
+
+
+def _wanted(record: StepRecord, valid: torch.Tensor) -> list[tuple[int, int]]:
+    """(row of logits, token) of tokens that are no padding; a graph's padding names tokens a second time."""
+    assert record.logits is not None
+    rows: dict[int, int] = {}
+    for row, token in enumerate(record.told["logits_indices"].tolist()[: len(record.logits)]):
+        if bool(valid[token]):
+            rows.setdefault(token, row)
+    return [(row, token) for token, row in rows.items()]
+
+
+def rounded_by(
+    model: Decoder, product: str, taken: Recorded, exact: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a product took, and the steps between its numbers, by the run's own scheme."""
+    linear = model.get_submodule(product)
+    assert isinstance(linear, Linear)
+    scheme, tensors = linear.scheme, linear._parameters
+    rows = scheme.quantize_input(taken, tensors) if isinstance(taken, torch.Tensor) else taken
+    return scheme.dequantize_input(rows, tensors, exact)
+
+
+def _slots(table: Sequence[int], length: int, block_size: int) -> list[int]:
+    return [table[p // block_size] * block_size + p % block_size for p in range(length)]
+
+
+def _heard(told: Mapping[str, list[Any]], request: int, block_size: int) -> tuple[int, ...]:
+    """Slots of the second cache that a request's cross-attention reads."""
+    if "encoded_lens" not in told:
+        return ()
+    return tuple(_slots(told["encoded_tables"][request], told["encoded_lens"][request], block_size))
+
+
+def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The steps between the numbers of a cache in 8 bits, [T, num_kv_heads, head_dim]."""
+    if values.dtype != E4M3:
+        return scales[..., None].expand(values.shape)
+    power = (torch.frexp(values.float()).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
+    return torch.ldexp(scales[..., None].expand(values.shape), power - _E4M3_FRACTION)

@@ -1,0 +1,184 @@
+"""AWQ: the weights that loud channels read are scaled up before they are rounded.
+
+Owns the search for the scales and for narrower ranges. Knows no layer, and takes the rounding as a function;
+folding.py puts the scales where they belong.
+
+    found = search_scales([weight], x, lambda w: dequantize(quantize(w, 4, 128)))
+    weight = fold_into_columns(weight, found.scales)
+    weight = clipped(weight, clip_limits(weight, x / found.scales, 4, 128), 128)
+
+Source: Lin et al., "AWQ" (arXiv 2306.00978): s = m^r, m the mean magnitude of each channel, over a grid of r;
+also s = m^r / v^(1 - r) with v the mean of the channel's weights relative to their group's largest, as its
+authors' code offers. The least error of the outputs wins; r = 0 (no scaling) is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.errors import ConfigError
+from ingot.quant.methods.channel_folding import class_mean
+from ingot.quant.methods.rounding import CLIP_RATIOS, GroupError, best_grid, check, in_groups
+
+STEPS = 20
+_RANGE = 1e4  # most that the scales of two channels differ by: a norm's weight divided by them fits 16 bits
+_PIECE = 1 << 24
+
+FakeQuantize = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """``scales`` [K] fp32, and the exponent of what they are made of (0: all are 1).
+
+    Errors are mean squared distances of outputs, with and without scaling.
+    """
+
+    scales: torch.Tensor
+    ratio: float
+    error: float
+    plain_error: float
+
+
+def search_scales(
+    weights: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    fake: FakeQuantize,
+    *,
+    group: int = 0,
+    magnitude: torch.Tensor | None = None,
+    steps: int = STEPS,
+    classes: torch.Tensor | None = None,
+) -> Scaling:
+    """Scales of an input that all of ``weights`` [N, K] read, by the error of their products with ``x``.
+
+    Args:
+        x: [T, K], a sample of the input; some hundred tokens tell.
+        fake: what rounding makes of a weight: [N, K] → [N, K].
+        group: columns whose largest weight counts together.
+        magnitude: [K], mean of |x_j| in all of calibration; None: of ``x``.
+        steps: exponents that are tried, each twice.
+        classes: channels that share a scale (folding.py).
+
+    Raises:
+        ConfigError: there are no weights, or they are of other widths.
+    """
+    if not weights or any(weight.shape[1] != x.shape[1] for weight in weights):
+        widths = [weight.shape[-1] for weight in weights]
+        raise ConfigError("weights and activations have different widths", seen=widths, allowed=x.shape[1])
+    x = x.float()
+    wide = [weight.to(x) for weight in weights]
+    loud = x.abs().mean(0) if magnitude is None else magnitude.to(x)
+
+    def error(scales: torch.Tensor) -> float:
+        distances = [
+            (x @ (fake(weight * scales) / scales - weight).T).square().double().sum() for weight in wide
+        ]
+        return float(torch.stack(distances).sum()) / x.shape[0]
+
+    ones = torch.ones_like(loud)
+    plain = error(ones)
+    best = Scaling(ones, 0.0, plain, plain)
+    for ratio, scales in _candidates(
+        class_mean(loud, classes), class_mean(_share(wide, group), classes), steps
+    ):
+        found = error(scales)
+        if found < best.error:
+            best = Scaling(scales, ratio, found, plain)
+    return best
+
+
+def clip_limits(
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    bits: int,
+    group: int = 0,
+    *,
+    symmetric: bool = True,
+    scale_dtype: torch.dtype = torch.float16,
+    ratios: Sequence[float] = CLIP_RATIOS,
+) -> torch.Tensor:
+    """The largest magnitude that each row, or group of a row, should keep: [N] or [groups, N] fp32.
+
+    The one that leaves the least error of its own part of the product with ``x`` [T, K]: the sum over tokens
+    of (e·x)², which is e H eᵀ with H the part's sum of x·xᵀ. Queries and keys are better left alone: their
+    errors multiply.
+
+    Raises:
+        ConfigError, BuildError: as ``quantize``.
+    """
+    check(weight, bits, group)
+    parts = in_groups(x.float(), group)  # [T, groups, n]
+    hessians = torch.einsum("tgi,tgj->gij", parts, parts)
+
+    def cost(difference: torch.Tensor) -> torch.Tensor:
+        return (torch.einsum("rgi,gij->rgj", difference, hessians) * difference).sum(-1)
+
+    found = torch.cat(
+        [
+            _best_limits(in_groups(piece.float(), group), bits, symmetric, scale_dtype, ratios, cost)
+            for piece in weight.split(max(1, _PIECE // weight.shape[1]))
+        ]
+    )
+    return found.T.contiguous() if group else found[:, 0]
+
+
+def _best_limits(
+    blocks: torch.Tensor,
+    bits: int,
+    symmetric: bool,
+    scale_dtype: torch.dtype,
+    ratios: Sequence[float],
+    cost: GroupError,
+) -> torch.Tensor:
+    """[N, groups] for blocks [N, groups, n]."""
+    peak = blocks.abs().amax(-1)
+    best, least = peak, torch.full_like(peak, torch.inf)
+    for ratio in ratios:
+        limit = peak * ratio
+        narrow = _cut(blocks, limit[..., None])
+        grid = best_grid(narrow, bits, symmetric, scale_dtype)
+        error = cost(grid.meant(grid.nearest(narrow)) - blocks)
+        best = torch.where(error < least, limit, best)
+        least = torch.minimum(error, least)
+    return best
+
+
+def clipped(weight: torch.Tensor, limits: torch.Tensor, group: int = 0) -> torch.Tensor:
+    """The weight [N, K] with magnitudes cut at ``clip_limits``'s limits."""
+    wide = limits[:, None] if not group else limits.repeat_interleave(group, 0)[: weight.shape[1]].T
+    return _cut(weight, wide.to(weight.dtype))
+
+
+def _cut(weight: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(torch.minimum(weight, limit), -limit)
+
+
+def _candidates(loud: torch.Tensor, share: torch.Tensor, steps: int) -> Iterator[tuple[float, torch.Tensor]]:
+    """(exponent, scales [K]); none where all inputs or all weights are 0."""
+    loud, share = (part.clamp(min=float(part.max()) / _RANGE) for part in (loud, share))
+    if not (float(loud.max()) > 0 and float(share.max()) > 0):
+        return
+    for step in range(1, steps + 1):
+        ratio = step / steps
+        for scales in (loud.pow(ratio), loud.pow(ratio) / share.pow(1 - ratio)):
+            yield ratio, _centred(scales)
+
+
+def _centred(scales: torch.Tensor) -> torch.Tensor:
+    """About 1, within what 16 bits can carry."""
+    scales = scales / (scales.max() * scales.min()).sqrt()
+    return scales.clamp(_RANGE**-0.5, _RANGE**0.5)
+
+
+def _share(weights: Sequence[torch.Tensor], group: int) -> torch.Tensor:
+    """Mean over all rows of |w_j| / max|w| of its group, [K]."""
+    columns = weights[0].shape[1]
+    sums = torch.zeros(columns, device=weights[0].device)
+    for weight in weights:
+        blocks = in_groups(weight.abs(), group)
+        sums += (blocks / blocks.amax(-1, keepdim=True).clamp(min=1e-12)).sum(0).flatten()[:columns]
+    return sums / sum(weight.shape[0] for weight in weights)

@@ -1,0 +1,151 @@
+"""SmoothQuant: loud channels of activations made quieter, and the weights that read them louder.
+
+Owns the smoothing scales, their search, and W8A8 arithmetic in floating point ("fake" quantization). Knows no
+layer; folding.py puts the scales where they belong.
+
+    found = search_smoothing([weight], x)                 # x [T, K]
+    norm_weight, _ = fold_into_norm(norm_weight, found.scales)
+    weight = fold_into_columns(weight, found.scales)
+
+Source: Xiao et al., "SmoothQuant" (arXiv 2211.10438): s_j = max|x_j|^alpha / max|w_j|^(1 - alpha), the
+maximum of weights over all that read the same input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.errors import ConfigError
+from ingot.kernels.rows.int8_rows import LEAST, MOST
+from ingot.quant.methods.channel_folding import class_max
+
+ALPHAS = tuple(step / 20 for step in range(4, 20))  # 0.2, 0.25 … 0.95
+_FLOOR = 1e-5  # the least magnitude that scales are computed from, as in the paper's code
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothing:
+    """``scales`` [K] fp32; ``alpha`` is None where no smoothing was better than any, and the scales are 1.
+
+    Errors are mean squared distances of outputs, with and without smoothing.
+    """
+
+    scales: torch.Tensor
+    alpha: float | None
+    error: float
+    plain_error: float
+
+
+def smoothing_scales(
+    act_max: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    alpha: float = 0.5,
+    *,
+    classes: torch.Tensor | None = None,
+    keep_dead: bool = True,
+) -> torch.Tensor:
+    """Scales [K] fp32 of an input that ``weights`` [N, K] read.
+
+    Args:
+        act_max: [K], largest magnitude of each channel in calibration.
+        alpha: 0 leaves the activations as they are, 1 makes all their channels equally loud.
+        classes: channels that share a scale (folding.py).
+        keep_dead: a channel that calibration never saw above 1e-5 gets 1. The paper's code gives it 1e-5 or
+            so, which a norm's weight divided by it turns into a loud channel as soon as it is not quite 0.
+
+    Raises:
+        ConfigError: alpha is outside 0 to 1, or shapes differ.
+    """
+    if not 0 <= alpha <= 1:
+        raise ConfigError("alpha is out of range", seen=alpha, allowed="0 to 1", flag="--alpha")
+    columns = _columns(weights, act_max.shape[-1])
+    loud = class_max(act_max.float(), classes)
+    heavy = class_max(columns, classes).clamp(min=_FLOOR)
+    scales = (loud.pow(alpha) / heavy.pow(1 - alpha)).clamp(min=_FLOOR)
+    return torch.where(loud <= _FLOOR, torch.ones_like(scales), scales) if keep_dead else scales
+
+
+def search_smoothing(
+    weights: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    *,
+    act_max: torch.Tensor | None = None,
+    alphas: Sequence[float] = ALPHAS,
+    static: bool = False,
+    group: int = 0,
+    classes: torch.Tensor | None = None,
+) -> Smoothing:
+    """The alpha that leaves the least error of the W8A8 products of ``weights`` [N, K] with ``x`` [T, K].
+
+    Args:
+        x: a sample of the input; some hundred tokens tell.
+        act_max: [K] of all of calibration; None: of ``x``.
+        static: activations get one scale from ``act_max``, else each token has its own.
+        group: so many neighbouring channels of a token have a scale of their own; 0: all share one.
+        classes: channels that share a scale (folding.py).
+
+    Raises:
+        ConfigError: as ``smoothing_scales``.
+    """
+    _columns(weights, x.shape[1])
+    x = x.float()
+    act_max = x.abs().amax(0) if act_max is None else act_max.to(x)
+    wide = [weight.to(x) for weight in weights]
+    exact = [x @ weight.T for weight in wide]
+
+    def error(scales: torch.Tensor) -> float:
+        quiet = x / scales
+        near = fake_per_tensor(quiet, (act_max / scales).amax()) if static else fake_per_token(quiet, group)
+        distances = [
+            (near @ fake_per_channel(weight * scales).T - y).square().double().sum()
+            for weight, y in zip(wide, exact, strict=True)
+        ]
+        return float(torch.stack(distances).sum()) / x.shape[0]
+
+    ones = torch.ones_like(act_max)
+    plain = error(ones)
+    best = Smoothing(ones, None, plain, plain)
+    for alpha in alphas:
+        scales = smoothing_scales(act_max, wide, alpha, classes=classes)
+        found = error(scales)
+        if found < best.error:
+            best = Smoothing(scales, alpha, found, plain)
+    return best
+
+
+def fake_per_token(x: torch.Tensor, group: int = 0) -> torch.Tensor:
+    """x [..., K] as int8 with a scale of its own for each token (and ``group`` of channels) holds it:
+    max|x| / 127, in fp32.
+    """
+    if group:
+        return fake_per_token(x.unflatten(-1, (-1, group))).flatten(-2)
+    return _fake(x, x.float().abs().amax(-1, keepdim=True))
+
+
+def fake_per_tensor(x: torch.Tensor, absmax: torch.Tensor | float | None = None) -> torch.Tensor:
+    """x as int8 with one scale holds it: ``absmax`` / 127 (None: of x itself); what lies beyond -128 and 127
+    times it is cut.
+    """
+    peak = x.float().abs().amax() if absmax is None else torch.as_tensor(absmax, device=x.device)
+    return _fake(x, peak)
+
+
+def fake_per_channel(weight: torch.Tensor) -> torch.Tensor:
+    """W [N, K] as int8 with a scale for each row holds it."""
+    return _fake(weight, weight.float().abs().amax(-1, keepdim=True))
+
+
+def _fake(x: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+    scale = peak.float().clamp(min=_FLOOR) / MOST
+    return (x.float() / scale).round_().clamp_(LEAST, MOST).mul_(scale).to(x.dtype)
+
+
+def _columns(weights: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    """max|w_j| over the rows of all weights, [K] fp32."""
+    widths = [weight.shape[-1] for weight in weights]
+    if not weights or any(width != size for width in widths):
+        raise ConfigError("weights and activations have different widths", seen=widths, allowed=size)
+    return torch.stack([weight.float().abs().amax(0) for weight in weights]).amax(0)

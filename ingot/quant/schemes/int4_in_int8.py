@@ -1,0 +1,119 @@
+"""Weights in 4 bits inside values of 8, activations in 8 bits: w4a8.
+
+Owns what the scheme stores. The form is kernels/weight/int4_weight.py's, the choice of values two_level.py's,
+the product int8_products.py's. Knows no model.
+
+    scheme = Int4InInt8(group=128)
+    y = scheme.apply(x, scheme.pack(weight, bias))
+
+A product first writes the weight as int8 into a temporary, N bytes a column: half a byte a weight is kept and
+read, at the price of a pass that writes a byte and of another that reads it. Few rows can do without
+(int8_tiles.py: ``INT8_FRAGMENT_ROWS``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ingot.kernels.rows.int8_rows import Int8Weight
+from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS
+from ingot.kernels.weight.expand_int8 import expand_int8
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
+from ingot.kernels.weight.stored_weight import PIECE
+from ingot.quant.methods.gptq import gptq
+from ingot.quant.quantized_values import Quantized, Values
+from ingot.quant.schemes.int8_products import Int8Products
+from ingot.quant.schemes.linear_scheme import PIECE_BYTES, Tensors
+from ingot.quant.schemes.two_level_scales import inner_scales, quantize_two_level, two_levels
+
+
+@dataclass(frozen=True)
+class Int4InInt8(Int8Products):
+    """W = scale · (q - zero) · inner with q in 0 … 15; x in 8 bits by rows as they come.
+
+    Tensors: ``pairs`` uint8 [N, K padded to whole groups / 2], ``steps`` (inner scales) and ``zeros`` uint8
+    [groups, N],
+    ``scales`` fp32 [N], ``bias`` [N] where there is one.
+
+    Attributes:
+        group: columns that share an inner scale and a zero, 128 or 64.
+        input_group: so many neighbouring activations of a row share a scale; 0: the row.
+    """
+
+    group: int = 128
+    input_group: int = 0
+    name: ClassVar[str] = "w4a8"
+    fixed: ClassVar[frozenset[str]] = frozenset({"scales"})
+
+    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        groups = num_groups(in_features, self.group)
+        return {
+            "pairs": torch.empty(out_features, groups * self.group // 2, dtype=torch.uint8),
+            "steps": torch.empty(groups, out_features, dtype=torch.uint8),
+            "zeros": torch.empty(groups, out_features, dtype=torch.uint8),
+            "scales": torch.empty(out_features, dtype=torch.float32),
+        }
+
+    def quantize(self, weight: torch.Tensor) -> Quantized:
+        """The values nearest to ``weight`` [N, K]."""
+        return quantize_two_level(weight, self.group)
+
+    def compensated(self, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:
+        """By GPTQ, on the grid of both levels of the weight as it is."""
+        levels = two_levels(weight, self.group, hessian.diagonal())
+        found = gptq(
+            weight,
+            hessian,
+            4,
+            self.group,
+            symmetric=False,
+            act_order=True,
+            scale_dtype=torch.float32,
+            grid=levels.grid(),
+        ).quantized
+        return levels.quantized(found.values, self.group)
+
+    def _stored_values(
+        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """Of values of two levels (two_level.py)."""
+        assert isinstance(found, Quantized)
+        assert found.units is not None
+        assert found.zeros is not None
+        assert input_scale is None, "activation scales are computed at run time"
+        inner = inner_scales(found)
+        assert fits_int8(inner, found.zeros), "a group's values do not fit int8"
+        return {
+            "pairs": pack_pairs(found.values, self.group, found.zeros),
+            "steps": inner,
+            "zeros": found.zeros,
+            "scales": found.units,
+        }
+
+    def expanded_bytes(self, out_features: int, in_features: int, kernels: bool) -> int:
+        """The weight as int8, whole on a CPU too, with a piece's temporaries there."""
+        own = out_features * num_groups(in_features, self.group) * self.group
+        return own if kernels else own + min(own, PIECE) * PIECE_BYTES
+
+    def int4_weight(self, tensors: Tensors, in_features: int) -> Int4Weight:
+        """The weight as the kernels read it."""
+        pairs, steps, zeros, scales = (tensors[name] for name in ("pairs", "steps", "zeros", "scales"))
+        assert pairs is not None
+        assert steps is not None
+        assert zeros is not None
+        assert scales is not None
+        return Int4Weight(pairs, steps, zeros, scales, self.group, in_features)
+
+    def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> AnyInt8:
+        """What int8 products multiply by: of few ``rows`` the weight as it is stored, else a temporary that
+        is written anew each time.
+        """
+        stored = self.int4_weight(tensors, in_features)
+        return stored if 0 < rows <= INT8_FRAGMENT_ROWS else expand_int8(stored)
+
+    def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """``int8_weight`` without a kernel."""
+        return expanded(self.int4_weight(tensors, in_features))

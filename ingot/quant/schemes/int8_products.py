@@ -1,0 +1,114 @@
+"""Linear layers whose products are of 8 bits on both sides, however the weight is stored.
+
+Owns the product of rounded activations and an int8 weight. What is stored is a scheme's own: int8_both.py,
+int4_in_int8.py. The rule that rounds activations and the exact product are kernels/rows/int8_rows.py's. Knows
+no model.
+
+    y = scheme.apply(x, tensors)
+
+Sums of products of quantized values are exact, so that a row's outputs depend on that row alone, in any order
+and in any company: such a scheme is its own batch-invariant form.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+
+from ingot.kernels.activation.silu_mul_int8 import quantized
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.weight.int4_weight import AnyInt8, as_int8
+from ingot.kernels.weight.stored_weight import PIECE
+from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.schemes.linear_scheme import InputForm, LinearScheme, Tensors
+
+_ROUNDING = 3  # copies of an input that rounding it on a CPU holds
+
+
+class Int8Products(LinearScheme):
+    """y = x · Wᵀ + b with x in 8 bits, by rows as they come or by one scale, and W as int8 values and a
+    scale per row.
+    """
+
+    form: ClassVar[InputForm] = "int8"
+    packs_fp32: ClassVar[bool] = True
+
+    def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+        """W [N, K] by plain PyTorch."""
+        weight = self.plain_weight(tensors, in_features)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
+
+    def dequantize_input(
+        self, rows: Int8Rows, tensors: Tensors, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of ``LinearScheme``."""
+        wide = Int8Rows(rows.values, rows.scales.to(like), rows.group)
+        scales = wide.scales.repeat_interleave(rows.group, dim=1) if rows.group else wide.scales[:, None]
+        return dequantize_rows(wide).to(like), scales
+
+    def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
+        """Activations [M, K] in 8 bits."""
+        if self.static:
+            return quantized(x, static=tensors["input_scale"])
+        return quantized(x, self.input_group)
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b for x [..., K]."""
+        rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
+        weight = self.int8_weight(tensors, x.shape[-1], len(rows.values))
+        y = multiply(rows, weight, x.dtype, self._added(tensors))
+        return y.view(*x.shape[:-1], -1)
+
+    def _added(self, tensors: Tensors) -> torch.Tensor | None:
+        """What is added to the products' sums, [N]."""
+        return tensors.get("bias")
+
+    def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
+        """As of ``LinearScheme``."""
+        return rounded_rows(x, self.input_group, tensors.get("input_scale"), flips=flips)
+
+    def workspace_bytes(
+        self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
+    ) -> int:
+        """Of the input in 8 bits, with its scales, and on a CPU of a product's temporaries."""
+        own = self._input_bytes(in_features, tokens) + self.expanded_bytes(out_features, in_features, kernels)
+        if kernels:
+            return own
+        rows = min(out_features, max(1, PIECE // in_features))
+        sums = min(in_features, 1024) * (tokens + rows) * 4 + tokens * (4 * rows + out_features) * 4
+        return max(own + sums, own + _ROUNDING * tokens * in_features * 4)
+
+    def _input_bytes(self, in_features: int, tokens: int) -> int:
+        scales = in_features // self.input_group if self.input_group else 1
+        return tokens * (in_features + scales * 4)
+
+    def expanded_bytes(self, out_features: int, in_features: int, kernels: bool) -> int:
+        """Of a weight that is written as int8 for each product."""
+        return 0
+
+    def batch_invariant(self) -> Self:
+        """Itself."""
+        return self
+
+
+def multiply(x: Int8Rows, weight: AnyInt8, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+    """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
+    if runs_on_gpu(x.values):
+        return int8_linear(x, weight, dtype, bias)
+    weight = as_int8(weight)
+    rows = max(1, PIECE // max(weight.values.shape[1], 1))
+    count = weight.values.shape[0]
+    pieces = [
+        int8_product(
+            x,
+            Int8Weight(weight.values[start : start + rows], weight.scales[start : start + rows]),
+            dtype,
+            None if bias is None else bias[start : start + rows],
+        )
+        for start in range(0, count, rows)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)

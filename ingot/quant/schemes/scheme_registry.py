@@ -1,0 +1,110 @@
+"""The schemes: dense weights, and which class has which name.
+
+Owns ``make_scheme``. A scheme in fewer bits has a file of its own.
+
+    scheme = make_scheme(QuantConfig())
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.quantization.scheme_table import SCHEMES
+from ingot.kernels.product.invariant_linear import invariant_linear
+from ingot.kernels.weight.stored_weight import StoredWeight
+from ingot.quant.quantized_values import Values
+from ingot.quant.schemes.int4_in_int8 import Int4InInt8
+from ingot.quant.schemes.int8_blocks import Int8Blocks
+from ingot.quant.schemes.int8_both import Int8Both
+from ingot.quant.schemes.linear_scheme import LinearScheme, Tensors
+from ingot.quant.schemes.weight_only import WeightOnly
+
+
+class Dense(LinearScheme):
+    """Weights as they are, in the engine's dtype: ``weight`` [N, K]."""
+
+    name = "none"
+    dense: ClassVar[bool] = True
+    small_products = True
+
+    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return {"weight": torch.empty(out_features, in_features, dtype=dtype)}
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The tensors themselves."""
+        return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+    def quantize(self, weight: torch.Tensor) -> Values:
+        """Never: a dense weight is not quantized."""
+        self._lacks("quantized values")
+
+    def _stored_values(
+        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        self._lacks("quantized values")
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b by the matrix library."""
+        return F.linear(x, _weight(tensors), tensors.get("bias"))
+
+    def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
+        """The weight itself."""
+        return StoredWeight(_weight(tensors), in_features)
+
+    def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+        """The weight in another dtype."""
+        return _weight(tensors).to(dtype)
+
+    def batch_invariant(self) -> LinearScheme:
+        """The same weights, multiplied by a kernel of our own."""
+        return InvariantDense()
+
+
+class InvariantDense(Dense):
+    """Weights as they are; y's rows have the same bits in any company, at some cost in speed."""
+
+    dense: ClassVar[bool] = False
+    small_products = False
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b, x [T, in_features]."""
+        return invariant_linear(x, _weight(tensors), tensors.get("bias"))
+
+    def batch_invariant(self) -> LinearScheme:
+        """Itself."""
+        return self
+
+
+def make_scheme(config: QuantConfig, input_group: int = 0, *, free_order: bool = False) -> LinearScheme:
+    """The scheme of one linear layer, from ``QuantConfig.at`` its name.
+
+    ``input_group``: neighbouring channels of its input that share a scale where activations are rounded by
+    the scales that they come with; 0: all. ``free_order``: a product makes its input, whose channels a build
+    may put in any order.
+    """
+    if config.scheme == "w8a8":
+        static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
+        return Int8Both(static, per_tensor, 0 if static else input_group)
+    if config.scheme == "w4a8":
+        assert config.group is not None
+        return Int4InInt8(config.group, input_group)
+    info = SCHEMES[config.scheme]
+    if info.in_blocks:
+        assert config.group
+        return Int8Blocks(info.weight_bits, info.input_bits, config.group, ordered=not free_order)
+    if info.weight_only:
+        assert config.group is not None
+        return WeightOnly(info.weight_bits, config.group, bool(config.symmetric), config.act_order)
+    return Dense()
+
+
+def _weight(tensors: Tensors) -> torch.Tensor:
+    weight = tensors["weight"]
+    assert weight is not None
+    return weight

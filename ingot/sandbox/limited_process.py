@@ -1,0 +1,199 @@
+"""A process that does what an untrusted file asks for, within limits of time and memory.
+
+Owns its start, the questions, and what its end means. Knows nothing of what is asked.
+
+    with LimitedProcess("ingot.text.chat.template_sandbox", ProcessLimits()) as process:
+        process.ask({"source": "{{ 1 + 1 }}", "variables": {}})      # {"text": "2"}
+
+The process imports the module that answers and no more. It starts with the first question and serves many;
+when it dies, the next question starts another. It ends with its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+from ingot.sandbox.limited_worker import OUT_OF_MEMORY, framed, message, read_message, value_of
+
+_BOOT = (
+    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
+    "from ingot.sandbox.limited_worker import serve; "
+    "serve(told['worker'], told['seconds'], told['memory'], told['nice'])"
+)
+_UNNEEDED = "is not needed any more"
+_ROOT = str(Path(__file__).parents[2])
+
+
+@dataclass(frozen=True)
+class ProcessLimits:
+    """What one answer may take: seconds of CPU time; and what the process may: bytes of address space.
+    ``nice``: how much it gives way to others.
+    """
+
+    seconds: float = 5.0
+    memory: int = 512 << 20
+    nice: int = 0
+
+
+class ProcessEndedError(Exception):
+    """The process ended before it answered; the text says why, as in "it " + text.
+
+    Attributes:
+        by_time: it was given all its CPU time. Any other end may be the machine's fault.
+    """
+
+    def __init__(self, why: str, *, by_time: bool = False) -> None:
+        super().__init__(why)
+        self.by_time = by_time
+
+
+class LimitedProcess:
+    """Asks a module's ``answer`` in a process of its own. Safe to share between threads: one is served after
+    another.
+
+    Args:
+        worker: name of the module; its ``answer`` takes and gives JSON values, its ``answer_bytes`` takes
+            bytes and gives parts of them.
+    """
+
+    def __init__(self, worker: str, limits: ProcessLimits) -> None:
+        self._worker, self._limits = worker, limits
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, question: Any, cancelled: threading.Event | None = None) -> Any:
+        """The answer to a question, a JSON value or its UTF-8 text as bytes.
+
+        Args:
+            cancelled: set before ``interrupt``, by which the question then ends wherever it is.
+
+        Raises:
+            ProcessEndedError: a limit was met, the process crashed, or the question was cancelled.
+            TypeError, ValueError, RecursionError: the question is no JSON value.
+        """
+        data = framed(question) if isinstance(question, bytes) else message(question)
+        return value_of(self._asked(data, cancelled))
+
+    def ask_bytes(self, question: bytes) -> bytearray:
+        """The answer of a worker that has ``answer_bytes``.
+
+        Raises:
+            ProcessEndedError: a limit was met, or the process crashed.
+        """
+        return self._asked(framed(question))
+
+    def _asked(self, data: bytes, cancelled: threading.Event | None = None) -> bytearray:
+        with self._lock:
+            if self._ended:
+                raise ProcessEndedError(_UNNEEDED)
+            if self._running is None or self._running.owner != os.getpid():  # a fork has its own
+                self._running = _Running.start(self, self._worker, self._limits)
+            try:
+                if self._ended or (cancelled is not None and cancelled.is_set()):  # while it was started
+                    raise ProcessEndedError(_UNNEEDED)
+                answer = self._running.exchange(data)
+                if answer is None:
+                    raise self._running.ended(self._limits)
+            except BaseException:  # what it would say next answers no question of ours
+                self._stop()
+                raise
+        return answer
+
+    def close(self) -> None:
+        """End the process; the next question starts another."""
+        with self._lock:
+            self._stop()
+
+    def end(self) -> None:
+        """End the process for good, without waiting: the question under way fails, and so does any other."""
+        self._ended = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End the process without waiting: the question under way fails, and the next one starts another."""
+        running = self._running
+        if running is not None and running.owner == os.getpid():
+            running.process.kill()
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+
+@dataclass(frozen=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    owner: int
+    end: weakref.finalize
+
+    @classmethod
+    def start(cls, of: LimitedProcess, worker: str, limits: ProcessLimits) -> Self:
+        """Start the process in a session of its own, so that Ctrl-C is its owner's alone."""
+        path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
+        told = {"worker": worker, "seconds": limits.seconds, "memory": limits.memory, "path": path}
+        told["nice"] = limits.nice
+        said = tempfile.TemporaryFile()  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            start_new_session=True,
+        )
+        return cls(process, said, os.getpid(), weakref.finalize(of, _end, process, said, os.getpid()))
+
+    def exchange(self, data: bytes) -> bytearray | None:
+        """Send a message and wait for the answer; None where the process ends instead."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        return read_message(self.process.stdout)
+
+    def ended(self, limits: ProcessLimits) -> ProcessEndedError:
+        """What the end means, for people."""
+        code = self.process.wait()
+        self.said.seek(0)
+        lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
+        if code == -signal.SIGPROF:
+            return ProcessEndedError(f"needs more than {limits.seconds:g} seconds", by_time=True)
+        if code == OUT_OF_MEMORY or any("memory allocation of" in line for line in lines):
+            return ProcessEndedError(f"needs more than {limits.memory >> 20} MiB of memory")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ProcessEndedError(f"crashes ({how}{': ' + lines[-1][:200] if lines else ''})")
+
+
+def _end(process: subprocess.Popen[bytes], said: IO[bytes], owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, said):
+        if stream is not None:
+            try:
+                stream.close()
+            except BrokenPipeError:  # a question that never arrived
+                continue

@@ -1,0 +1,75 @@
+"""Log-probabilities in the shape of ``/v1/completions``.
+
+Owns the four lists, and where each token begins in the text. Knows no engine.
+
+    LogprobLists(tokenizer).of(tokens)
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from ingot.llm.outputs import TokenLogprobs
+from ingot.serve.json_parts import Rows
+from ingot.text.tokenizer.tokenizer import Tokenizer
+
+_LEAST = -9999.0  # JSON has no infinity
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return max(logprob, _LEAST)
+
+
+class LogprobLists:
+    """Of one choice, part after part; offsets count characters from the start of its text.
+
+    Args:
+        first: the first token of an echoed prompt, of which nothing is known; None: nothing is echoed.
+        scores: of the prompt's other tokens.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, first: int | None = None, scores: Sequence[TokenLogprobs] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._first, self._scores = first, scores
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def of(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Rows]:
+        """Of the next tokens, the first time behind those of the prompt. The offsets must be read before
+        those of the part behind them.
+        """
+        first, scores = self._first, self._scores
+        self._first, self._scores = None, ()
+        begin: list[int] = [] if first is None else [first]
+        unknown: list[None] = [None] * len(begin)
+        text = self._tokenizer.token_text
+
+        def ids() -> Iterator[int]:
+            return chain(begin, (one.token_id for one in chain(scores, tokens)))
+
+        return {
+            "tokens": Rows(lambda: map(text, ids())),
+            "token_logprobs": Rows(
+                lambda: chain(unknown, (finite(o.logprob) for o in chain(scores, tokens)))
+            ),
+            "top_logprobs": Rows(lambda: chain(unknown, map(self._top, chain(scores, tokens)))),
+            "text_offset": Rows(lambda: map(self._advance, ids())),
+        }
+
+    def _top(self, one: TokenLogprobs) -> dict[str, float]:
+        """By text, the likeliest of equal texts; the chosen token is among them."""
+        found: dict[str, float] = {}
+        for token, logprob in (*one.top, (one.token_id, one.logprob)):
+            found.setdefault(self._tokenizer.token_text(token), finite(logprob))
+        return found
+
+    def _advance(self, token: int) -> int:
+        """Where a token begins; the next one begins behind it."""
+        begin = self._offset
+        self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
+        return begin

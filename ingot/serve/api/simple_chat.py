@@ -1,0 +1,84 @@
+"""``/chat/`` and ``/stream_chat/``, for clients of the demonstration servers of 2023.
+
+Owns their bodies: a question with a history of pairs, and the answer with the longer history. Everything else
+is ``ChatCall``'s. Knows no HTTP.
+
+    await SimpleChat(model, decode(SimpleChatRequest, b'{"prompt": "Hi", "history": []}')).answer()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from ingot.serve.api.chat_completions import ChatCall
+from ingot.serve.api_call import event
+from ingot.serve.api_errors import bad_request
+from ingot.serve.engine_calls.answering import Job
+from ingot.serve.request_schemas import ChatRequest, SimpleChatRequest
+from ingot.serve.served_model import ServedModel
+
+_ROLES = ("user", "assistant")
+
+
+class SimpleChat(ChatCall):
+    """A question with the turns before it.
+
+    Raises:
+        ApiError: a value cannot be served.
+    """
+
+    def __init__(self, model: ServedModel, body: SimpleChatRequest) -> None:
+        if (body.prompt is None) == (body.query is None):
+            raise bad_request("give prompt or query, and not both", "prompt")
+        self._question = (body.prompt or "") + (body.query or "")
+        self._history = body.history or []
+        self._max_length = body.max_length
+        said = [(role, text) for pair in self._history for role, text in zip(_ROLES, pair, strict=True)]
+        messages = [{"role": role, "content": text} for role, text in (*said, ("user", self._question))]
+        values = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_tokens}
+        super().__init__(model, ChatRequest(model=model.name, messages=messages, **values))  # type: ignore[arg-type]
+
+    def jobs(self) -> list[Job]:
+        """One prompt; ``max_length`` counts it, too, as Hugging Face's generate does."""
+        (job,) = super().jobs()
+        if self._max_length is None or job.params is None:
+            return [job]
+        room = min(self._max_length, self.model.max_seq_len) - len(job.ids)
+        if room < 1:
+            text = (
+                f"prompt and history have {len(job.ids)} tokens; max_length ({self._max_length}) counts them"
+            )
+            raise bad_request(text, "max_length")
+        limit = min(room, self._asked or room)
+        return [replace(job, params=job.params.replace(max_new_tokens=limit))]
+
+    async def answer(self) -> dict[str, Any]:
+        """``response``, the longer ``history``, ``status`` and ``time``; raises as ``ChatCall.answer``."""
+        found = await super().answer()
+        return self._told(next(iter(found["choices"]))["message"]["content"])
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The text so far and what is new of it; the last event has what ``answer`` has. There is no
+        ``[DONE]``: these clients read every event as JSON. Raises as ``ChatCall.events``.
+        """
+        text = ""
+        with self.model.engine.places(1):
+            jobs = await self.model.in_thread(self.jobs)
+            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
+                async for _, piece in found.pieces():
+                    text += piece.text
+                    finished = piece.finish_reason is not None
+                    told = self._told(text) if finished else {"response": text}
+                    if piece.text or finished:
+                        yield event({"delta": piece.text, "finished": finished} | told)
+
+    def _told(self, text: str) -> dict[str, Any]:
+        return {
+            "response": text,
+            "history": [*self._history, (self._question, text)],
+            "status": 200,
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }

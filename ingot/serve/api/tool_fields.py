@@ -1,0 +1,89 @@
+"""The tools of a request.
+
+Owns what ``tools``, ``tool_choice`` and ``parallel_tool_calls`` mean for the prompt, for the grammar and for
+the reading of the answer. Knows no engine.
+
+    use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read_format(body))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.config.grammar_spec import Grammar, tool_schemas
+from ingot.errors import RequestError
+from ingot.serve.api_errors import bad_request
+from ingot.serve.response_formats import Form, check_size, made, told
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What comes of a request's tools.
+
+    Attributes:
+        told: tools that the model is told of; with none of them nothing in its answer is a call.
+        form: what the answer must be.
+        most_calls: None for any number.
+    """
+
+    told: Sequence[Mapping[str, Any]] = ()
+    form: Form | None = None
+    most_calls: int | None = None
+
+
+def read_tools(
+    tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None, form: Form | None
+) -> ToolUse:
+    """The tools, by ``choice``: None, ``none``, ``auto``, ``required``, or the function that must be called.
+
+    Args:
+        form: of an answer that is no call.
+
+    Raises:
+        ApiError: a tool is malformed, they are too large for a grammar, the choice is none of these, or the
+            form leaves no room for a call.
+    """
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return ToolUse(form=form)
+        raise bad_request("tool_choice needs tools", "tool_choice")
+    try:
+        schemas = tool_schemas(tools)
+    except RequestError as error:
+        raise told(error, "tools") from None
+    if choice == "none":
+        return ToolUse(form=form)
+    many = parallel is not False
+    if choice in (None, "auto"):
+        held = None if form is None else _calls_or(form, tools, many)
+        return ToolUse(tools, held, None if many else 1)
+    name = None if choice == "required" else _named(choice, list(schemas))
+    check_size(schemas if name is None else schemas[name], "tools")
+    many = many and name is None
+    grammar = made(Grammar.tool_calls, tools, name=name, parallel=many, field="tools")
+    return ToolUse(tools, Form(grammar, "tools"), None if many else 1)
+
+
+def _calls_or(form: Form, tools: list[dict[str, Any]], parallel: bool) -> Form:
+    """Calls, or JSON of a form."""
+    if form.grammar.kind not in ("json_schema", "json_object"):
+        text = f"{form.field} leaves no room for calls: give tool_choice none or required, or no tools"
+        raise bad_request(text, form.field)
+    check_size(tools, "tools")
+    schema = form.grammar.value()
+    make = Grammar.tool_calls
+    return Form(made(make, tools, parallel=parallel, otherwise=schema, field="tools"), form.field)
+
+
+def _named(choice: object, names: list[str]) -> str:
+    """The tool that must be called."""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or choice.get("type", "function") != "function":  # type: ignore[attr-defined]
+        forms = '"none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+        raise bad_request(f"tool_choice is not one of {forms}", "tool_choice")
+    if name not in names:
+        raise bad_request(f"tool_choice names {name!r:.80}; the tools are {', '.join(names)}", "tool_choice")
+    return name

@@ -1,0 +1,106 @@
+"""Grammars that an engine compiles while it decodes.
+
+Owns the threads that compile, and the requests that wait for them. llguidance lets go of Python's lock while
+it compiles, so steps keep their pace. Who is forgotten leaves the queue, so it holds no more than those
+whom the server lets in (``EngineClient.places``, 429 beyond). Knows no socket and no executor.
+
+    compiling = Compiling(executor.admission.grammars, stop_ids, wake=link.wake)
+    compiling.start(add)
+    for compiled in compiling.finished(): ...
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from ingot.config.sampling_params import SamplingParams
+from ingot.errors import IngotError
+from ingot.serve.engine_calls.process_protocol import Add
+from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
+
+_THREADS = 2  # one slow grammar holds up no other
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A request with its values and its grammar's matcher; or the ``error`` that refuses it."""
+
+    add: Add
+    params: SamplingParams | None = None
+    matcher: GrammarMatcher | None = None
+    error: IngotError | None = None
+
+
+class Compiling:
+    """For the loop's thread alone.
+
+    Args:
+        wake: called by another thread when something has finished.
+    """
+
+    def __init__(self, grammars: Grammars, stop_ids: frozenset[int], wake: Callable[[], None]) -> None:
+        self._grammars = grammars
+        self._stop_ids = stop_ids
+        self._wake = wake
+        self._waiting: set[str] = set()
+        self._asked: OrderedDict[str, Add] = OrderedDict()  # no thread has begun with these
+        self._more = threading.Condition()  # of _asked
+        self._found: SimpleQueue[Compiled] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    def start(self, add: Add) -> None:
+        """Compile a request's grammar."""
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_THREADS)]
+            for thread in self._threads:
+                thread.start()
+        self._waiting.add(add.id)
+        with self._more:
+            self._asked[add.id] = add
+            self._more.notify()
+
+    def forget(self, name: str) -> None:
+        """The request was ended: nothing will come of it."""
+        self._waiting.discard(name)
+        with self._more:
+            self._asked.pop(name, None)
+
+    def finished(self) -> list[Compiled]:
+        """What has been compiled since the last call."""
+        found: list[Compiled] = []
+        while True:
+            try:
+                one = self._found.get_nowait()
+            except Empty:
+                return found
+            if one.add.id in self._waiting:
+                self._waiting.discard(one.add.id)
+                found.append(one)
+
+    def _run(self) -> None:
+        while True:
+            with self._more:
+                self._more.wait_for(lambda: self._asked)
+                _, add = self._asked.popitem(last=False)
+            self._found.put(self._compiled(add))
+            self._wake()
+
+    def _compiled(self, add: Add) -> Compiled:
+        try:
+            params = SamplingParams.from_json(add.params)
+            matcher = self._grammars.prepare(params, self._stop_ids, tried=add.grammar_bytes)
+            return Compiled(add, params, matcher)
+        except BaseException as error:  # a panic of the library, too: the thread serves others
+            return Compiled(add, error=error if isinstance(error, IngotError) else _failed(error))
+
+
+def _failed(error: BaseException) -> IngotError:
+    return IngotError(f"the grammar cannot be compiled: {type(error).__name__}: {error}")

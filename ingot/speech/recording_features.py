@@ -1,0 +1,229 @@
+"""A recording from its first window to its last.
+
+Owns the order of windows, what each reads of those before, and silence that is skipped. Source: OpenAI's
+Whisper, ``transcribe``. Knows no executor: it asks for windows, as they do.
+
+    asking = transcribe_recording(vocabulary, samples, mels=80, options=options)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ingot.audio.log_mel import HOP, RATE, WINDOW, LongLogMel
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.modality import SPEECH
+from ingot.errors import RequestError
+from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
+from ingot.speech.segments import Segment, clear_if_empty, end_at, split_window
+from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.window_decoding import Asked, Decoded, Vocabulary, decode_window, detect_language
+from ingot.speech.word_times import AskedScores, Window, add_words
+
+_FRAMES = WINDOW // HOP
+_FRAMES_OF_A_POSITION = 2
+_CONFIDENT = 0.5  # above this temperature a text is nothing to go on from
+
+
+@dataclass
+class Transcript:
+    """What a recording says. ``duration`` is in seconds; models of English alone tell no ``language``."""
+
+    segments: list[Segment] = field(default_factory=list)
+    language: str | None = None
+    language_probability: float | None = None
+    duration: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Of all segments."""
+        return "".join(segment.text for segment in self.segments)
+
+
+Request = Asked | AskedScores
+Recording = Generator[Request, Any, Transcript]  # answered with an Output, or with Scored
+Heads = Sequence[tuple[int, int]]
+
+
+def transcribe_recording(
+    vocabulary: Vocabulary,
+    samples: torch.Tensor,
+    mels: int,
+    options: TranscribeOptions,
+    heard: Callable[[Segment], None] = lambda segment: None,
+    heads: Heads = (),
+    device: torch.device | None = None,
+) -> Recording:
+    """Ask for one window after another.
+
+    Args:
+        samples: float32 [N] at 16 kHz.
+        heard: told each segment as it is known.
+        heads: whose attention places words, as (layer, head).
+        device: that computes features; None: where the samples are.
+    """
+    features = LongLogMel(samples, mels, device or samples.device)
+    found = Transcript(duration=features.seconds, language=options.language)
+    frames = features.num_frames
+    if vocabulary.tokens.multilingual and options.language is None and frames:
+        probabilities = yield from detect_language(vocabulary, features.window(0, _FRAMES))
+        found.language, found.language_probability = next(iter(probabilities.items()))
+    said = _Said([] if options.carry_initial_prompt else vocabulary.ids(options.initial_prompt or ""))
+    for start, end in _clips(options, frames):
+        seek = start
+        while seek < end:
+            place = _Place(seek, min(seek + _FRAMES, end))
+            split, onwards = yield from _heard(
+                vocabulary, features, place, options, found.language, said, heads
+            )
+            for segment in split:
+                segment.id, segment.seek = len(found.segments), seek
+                found.segments.append(segment)
+                heard(segment)
+            seek += max(onwards, 1)
+    return found
+
+
+def first_window(
+    samples: torch.Tensor, config: DecoderConfig, device: torch.device | None = None
+) -> torch.Tensor:
+    """The features [mels, frames] of a recording's first window, as its transcript reads them: what is silent
+    behind the recording is zeros.
+
+    Args:
+        samples: float32 [N] at 16 kHz.
+        config: of a model that hears.
+        device: that computes features; None: where the samples are.
+    """
+    features = LongLogMel(samples, mel_bins(config), device or samples.device)
+    frames = window_frames(config)
+    window: torch.Tensor = features.window(0, min(features.num_frames, frames), frames).features
+    return window
+
+
+def window_frames(config: DecoderConfig) -> int:
+    """Frames that an encoder of speech takes at most."""
+    assert config.encoder is not None
+    return _FRAMES_OF_A_POSITION * config.encoder.max_positions
+
+
+def mel_bins(config: DecoderConfig) -> int:
+    """Of the features that a model hears.
+
+    Raises:
+        RequestError: it takes no speech.
+    """
+    if config.modality is not SPEECH or config.encoder is None:
+        seen = f"{config.architecture} ({config.modality.model})"
+        raise RequestError("this engine does not take speech", seen=seen, flag="an engine of Whisper")
+    return config.encoder.features[0]
+
+
+@dataclass
+class _Said:
+    """What windows leave to those behind them: tokens, of which the next reads those from ``read_from`` on,
+    and where their last word ends, in seconds.
+    """
+
+    tokens: list[int]
+    read_from: int = 0
+    last_end: float = 0.0
+
+
+class _Place(NamedTuple):
+    """Frames of a window that have sound."""
+
+    start: int
+    end: int
+
+    @property
+    def seconds(self) -> float:
+        """Where it begins."""
+        return self.start * HOP / RATE
+
+    @property
+    def frames(self) -> int:
+        """How long it is."""
+        return self.end - self.start
+
+
+def _heard(
+    vocabulary: Vocabulary,
+    features: LongLogMel,
+    place: _Place,
+    options: TranscribeOptions,
+    language: str | None,
+    said: _Said,
+    heads: Heads,
+) -> Generator[Request, Any, tuple[list[Segment], int]]:
+    """Ask for one window's segments; they come with the frames to go on by."""
+    window = features.window(*place, _FRAMES)
+    decoded = yield from decode_window(vocabulary, window, options, language, said.tokens[said.read_from :])
+    if _is_silent(decoded, options):
+        return [], place.frames
+    segments, seconds, closed = split_window(decoded, vocabulary, place.seconds, place.frames * HOP / RATE)
+    onwards = round(seconds * RATE / HOP)
+    if options.word_timestamps:
+        sounding = Window(window, place.seconds, place.frames // 2)
+        yield from add_words(vocabulary, sounding, segments, heads, options, language, said.last_end)
+        heard = Heard(place.seconds, place.end * HOP / RATE, features.seconds)
+        seek = heard.start + seconds if closed else None
+        kept, seek = _behind_words(segments, heard, options.hallucination_silence_threshold, said, seek)
+        onwards = onwards if seek is None else round(seek * RATE / HOP) - place.start
+        if kept is None:
+            return [], onwards
+        segments = kept
+    for segment in segments:
+        clear_if_empty(segment)
+        end_at(segment, place.end * HOP / RATE)
+        said.tokens += segment.tokens
+    if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
+        said.read_from = len(said.tokens)
+    return segments, onwards
+
+
+def _behind_words(
+    segments: list[Segment], heard: Heard, threshold: float | None, said: _Said, seek: float | None
+) -> tuple[list[Segment] | None, float | None]:
+    """Segments that stay (None: the window is heard again, as if it had not been), and where the next window
+    begins, in seconds (None: the segments say).
+
+    Args:
+        seek: of a window that is done with; None: it begins behind the last word.
+    """
+    last = _last_end(segments)
+    if seek is None and last is not None and last > heard.start:
+        seek = last if threshold is None else seek_behind_words(heard, last, threshold)
+    if threshold is not None:
+        kept, seek = without_hallucinations(segments, heard, threshold, said.last_end, seek)
+        if kept is None:
+            return None, seek
+        segments = kept
+    last = _last_end(segments)
+    said.last_end = said.last_end if last is None else last
+    return segments, seek
+
+
+def _last_end(segments: Sequence[Segment]) -> float | None:
+    """Of the last word, or of the last segment where there is none."""
+    ends = [segment.words[-1].end for segment in segments if segment.words]
+    return [segments[-1].end, *ends][-1] if segments else None
+
+
+def _clips(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
+    """First and last frames of what is heard."""
+    if not options.clip_timestamps:
+        return [(0, frames)]
+    times = [min(round(seconds * RATE / HOP), frames) for seconds in options.clip_timestamps]
+    return list(zip(times[::2], [*times[1::2], frames], strict=False))
+
+
+def _is_silent(decoded: Decoded, options: TranscribeOptions) -> bool:
+    """Whether nobody speaks, by the model's own word and without a likely text."""
+    if options.no_speech is None or decoded.no_speech_prob <= options.no_speech:
+        return False
+    return options.logprob is None or decoded.avg_logprob <= options.logprob

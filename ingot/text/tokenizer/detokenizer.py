@@ -1,0 +1,122 @@
+"""Text while tokens arrive.
+
+Owns the incremental detokenizer and the search for stop strings. Does not know where tokens come from.
+
+    detokenizer = IncrementalDetokenizer(tokenizer); detokenizer.add([9707]) + detokenizer.flush() == "Hello"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ingot.text.tokenizer.tokenizer_base import Tokenizer
+
+_PROMPT_WINDOW = 16
+_REPLACEMENT = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """Gives text as soon as it is certain; all pieces together are ``tokenizer.decode`` of all ids.
+
+    Args:
+        prompt_ids: tokens before the first; the text continues theirs, so that with SentencePiece the first
+        word
+            keeps its leading space. Empty: the text starts here.
+        skip_special_tokens: as in ``Tokenizer.decode``.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._stream = tokenizer.text_stream()
+        self._window = None if tokenizer.joins_bytes else _DecodeWindow(tokenizer)
+        self.add(prompt_ids[-_PROMPT_WINDOW:])
+
+    def add(self, ids: Iterable[int]) -> str:
+        """The text that ``ids`` make certain, perhaps none; never half a character."""
+        shown = [i for i in ids if not (self._skip and self._tokenizer.is_special(i))]
+        if self._window is not None:
+            return "".join(map(self._window.add, shown))
+        return self._stream.feed(b"".join(map(self._tokenizer.token_bytes, shown)))
+
+    def flush(self) -> str:
+        """What was held back, incomplete characters as U+FFFD. Call once, after the last token."""
+        return self._window.flush() if self._window is not None else self._stream.flush()
+
+
+class _DecodeWindow:
+    """For decoders that are not joined bytes: the difference between decoding a short window and its start.
+
+    The window starts with the tokens of the last text given, so a token is always decoded after one it
+    follows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._num_shown = 0
+        self._shown = ""
+
+    def add(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        return "" if text.endswith(_REPLACEMENT) else self._advance(text)
+
+    def flush(self) -> str:
+        return self._advance(self._decode(self._ids))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        if new:
+            self._ids = self._ids[self._num_shown :]
+            self._num_shown = len(self._ids)
+            self._shown = self._decode(self._ids)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class StopStrings:
+    """Ends a text at the first stop string to be complete.
+
+    Of several that complete at the same character, the longest wins. The result does not depend on how the
+    text was cut into pieces.
+
+        stops = StopStrings(["###"]); stops.feed("Hi#") == ("Hi", None); stops.feed("##") == ("", "###")
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._hit: str | None = None
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """The text that is safe to show, and the stop string once it was found.
+
+        Held back is only what could still be the start of a stop string. After a hit nothing more is shown.
+        """
+        if self._hit is not None:
+            return "", self._hit
+        text = self._held + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, self._hit = min(found)
+            self._held = ""
+            return text[:at], self._hit
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], None
+
+    def flush(self) -> str:
+        """What was held back, when the text ended without a hit."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that starts ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

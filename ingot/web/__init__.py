@@ -1,1 +1,0 @@
-"""The chat page: Gradio in front of any OpenAI-compatible server."""
