@@ -1,10 +1,11 @@
-"""Which cases of a grid of parameters stay in ``make test``: a few in which every two values still meet.
+"""Which cases of a grid of parameters stay in ``make test``: a few that stand for the others.
 
-Owns the choice behind ``@pytest.mark.grid``: those that are not chosen are marked ``slow``.
+Owns the choice behind two marks: those that are not chosen are marked ``slow``.
 A value is what one ``parametrize`` gives, several names together included.
 
     @pytest.mark.grid       # every pair of two parameters' values is in some case that stays
     @pytest.mark.grid(1)    # every value is
+    @pytest.mark.stays("gpt2", "gemma2")    # the cases of these ids; "-cpu" at an id's end is left out
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import pytest
 
 
 def mark_the_rest_slow(items: Sequence[pytest.Item]) -> None:
-    """Of each test marked ``grid``, by implementations (``impl``). Tests of a GPU are not thinned out."""
+    """Of each test marked ``stays``, or ``grid``, by implementations (``impl``). Tests of a GPU all stay."""
+    for item in items:
+        marker = None if "gpu" in item.keywords else item.get_closest_marker("stays")
+        names = marker.args if marker is not None else None
+        if isinstance(item, pytest.Function) and names and item.callspec.id.removesuffix("-cpu") not in names:
+            item.add_marker(pytest.mark.slow)
     grids: dict[tuple[str, str], list[tuple[dict[str, str], pytest.Function]]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and "grid" in item.keywords and "gpu" not in item.keywords:

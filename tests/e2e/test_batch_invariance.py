@@ -123,6 +123,7 @@ def assert_same(rows: Rows, expected: Rows, prompts: Sequence[list[int]] = PROMP
     assert [key for key, row in mine.items() if not torch.equal(row, expected[key])] == []
 
 
+@pytest.mark.stays("gqa-33", "gpt2-9", "window-2")
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize(
     ("kind", "size"),
@@ -145,6 +146,7 @@ def test_in_any_company(
         assert_same(rows, expected(kind, device, dtype), [prompt])
 
 
+@pytest.mark.stays("64-gqa", "2048-gpt2", "16-window")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,6 +161,7 @@ def test_in_any_chunks(
     assert_same(rows, expected(kind, device, dtype))
 
 
+@pytest.mark.stays("True-gqa")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", ["mha", "gqa", "gpt2", "window"])
@@ -174,6 +177,7 @@ def test_after_a_preemption(
     assert_same(rows, expected(kind, device, dtype), [PROMPTS[i] for i in (0, 1, 4)])
 
 
+@pytest.mark.stays("gpt2")
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", ["mha", "gpt2"])
 def test_on_a_cached_beginning(
@@ -187,6 +191,7 @@ def test_on_a_cached_beginning(
     assert_same(rows, expected(kind, device, dtype))
 
 
+@pytest.mark.stays("gqa", "gpt2", "qwen3")
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_decoded_token_is_a_prompts_token(

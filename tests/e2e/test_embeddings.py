@@ -57,6 +57,7 @@ def greedy(llm: LLM, prompts: Any, **values: Any) -> list[list[int]]:
     return [out.token_ids for out in llm.generate(prompts, GREEDY.replace(**values))]
 
 
+@pytest.mark.stays("llama", "gpt2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_the_embedding_give_what_their_ids_give(kind: str, tmp_path: Path) -> None:
     side = Side(kind, tmp_path)
@@ -99,6 +100,7 @@ def alone(opened: LLM) -> list[list[int]]:
     return [greedy(opened, prompt)[0] for prompt in mixed()]
 
 
+@pytest.mark.stays("chunks", "preempted", "no-prefix-reuse")
 @pytest.mark.parametrize("runtime", RUNTIMES.values(), ids=RUNTIMES)
 def test_schedules_and_neighbours_change_nothing(
     llama: Side, alone: list[list[int]], runtime: dict[str, Any]

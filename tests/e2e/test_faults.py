@@ -71,6 +71,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
+@pytest.mark.stays("w8a8 static", "w8a8, int8 cache", "rptq-w4a4")
 @pytest.mark.parametrize("scheme", ROUNDED)
 def test_a_sound_engine_is_proven_far_from_its_limits(engine: Callable[[str], Path], scheme: str) -> None:
     found = verify(engine(scheme), "cpu", note=False)
@@ -80,6 +81,7 @@ def test_a_sound_engine_is_proven_far_from_its_limits(engine: Callable[[str], Pa
     assert 0 < max(found.steps.values()) < 0.5
 
 
+@pytest.mark.slow
 def test_all_layers_of_rptq_are_proven(tmp_path: Path) -> None:
     """Its products add what their zeros take away, by the most in the last layers."""
     found = verify(build_scheme("rptq-w4a4", tmp_path / "engine", "cpu"), "cpu", note=False)
@@ -156,6 +158,7 @@ def test_on_a_gpu(tmp_path: Path, scheme: str) -> None:
         assert any(failure.kind == "step" for failure in found.failures), (fault, found.failures)
 
 
+@pytest.mark.stays("w4a16")
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
 def test_weights_that_are_unpacked_wrongly(
     engine: Callable[[str], Path], scheme: str, monkeypatch: pytest.MonkeyPatch

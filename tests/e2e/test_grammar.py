@@ -76,6 +76,7 @@ def check_all(kind: str, answers: list[Answer]) -> None:
         check(kind, answer.text)
 
 
+@pytest.mark.stays("json_schema", "regex", "choice")
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_every_answer_follows_its_grammar(llm: LLM, kind: str) -> None:
     """Greedy, and drawn with several seeds; several answers to one prompt; as plain text, too."""
@@ -100,6 +101,7 @@ def test_any_json_object(llm: LLM) -> None:
             assert isinstance(json.loads(answer.text), dict)
 
 
+@pytest.mark.stays("regex", "choice")
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_beams_follow_the_grammar(llm: LLM, kind: str) -> None:
     params = SamplingParams(max_new_tokens=100, num_beams=3, n=2, grammar=GRAMMARS[kind])

@@ -33,6 +33,7 @@ def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
     assert len(set(ids)) > 2
 
 
+@pytest.mark.stays("gpt2", "window")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
 def test_batched_is_single(make: Make, kind: str, device: str) -> None:
@@ -64,6 +65,7 @@ def test_joining_in_flight_is_single(make: Make, device: str) -> None:
     check_idle(llm)
 
 
+@pytest.mark.stays("llama-9", "gpt2-256")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("budget", [9, 256])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -98,6 +100,9 @@ def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, devic
     assert sum(len(one.logprobs or ()) for one in found[0]) > 40
 
 
+@pytest.mark.stays(
+    "min_new_tokens", "logit_bias", "repetition_penalty presence_penalty frequency_penalty logprobs"
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "values",
@@ -132,6 +137,7 @@ def test_what_a_rule_gives_ahead_is_what_it_gives_alone(
     check_idle(llm)
 
 
+@pytest.mark.stays("llama", "gpt2")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
 def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
@@ -148,6 +154,7 @@ def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
     assert torch.allclose(logits, whole.logits(PROMPTS[6]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.stays("150")
 @pytest.mark.parametrize("length", [66, 100, 150])
 def test_qwen_chunks_know_the_whole_length(golden: Path, length: int) -> None:
     """The rotary base comes from the prompt's length, of which a first chunk has seen nothing."""
@@ -165,6 +172,7 @@ def test_qwen_chunks_know_the_whole_length(golden: Path, length: int) -> None:
     assert torch.allclose(chunked.logits(ids), whole.logits(ids), rtol=0, atol=1e-4)
 
 
+@pytest.mark.stays("greedy-False", "penalised-True")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("prefix_reuse", [True, False])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
@@ -285,6 +293,7 @@ def test_beams_beside_others_and_under_preemption_are_alone(make: Make, device: 
     check_idle(small)
 
 
+@pytest.mark.stays("4", "64")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("block_size", [4, 8, 32, 64])
 def test_block_size_changes_nothing(make: Make, block_size: int, device: str) -> None:

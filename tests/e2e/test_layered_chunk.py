@@ -44,6 +44,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.stays("gpt2-auto", "llama-int8")
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
     [("llama", "auto"), ("gpt2", "auto"), ("gemma2", "auto"), ("llama", "int8")],

@@ -104,6 +104,7 @@ def test_warm_up_knows_the_engines_batch(llm: LLM) -> None:
         llm.warm_up([0])
 
 
+@pytest.mark.stays("stop1")
 @pytest.mark.parametrize("stop", [(), ("refine",), ("zzz", ", a")])
 def test_stream_joined_is_generate(llm: LLM, stop: tuple[str, ...]) -> None:
     params = GREEDY.replace(max_new_tokens=50, stop=stop, logprobs=2)

@@ -121,6 +121,7 @@ def test_near_to_a_cache_of_16_bits(checkpoints: dict[str, Path], kind: str, cac
     assert 1e-8 < float(kl.mean()) < MOST_KL[cache]
 
 
+@pytest.mark.stays("int8-llama-False", "fp8-mistral-True")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,6 +207,7 @@ def test_a_plan_knows_an_engines_default(engine: Path, cache: str) -> None:
 
 
 class TestProof:
+    @pytest.mark.stays("int8-llama", "int8-gpt2", "fp8-qwen")
     @pytest.mark.parametrize("kind", [*KINDS, "qwen"])
     def test_an_engine_as_built(
         self, checkpoints: dict[str, Path], kind: str, cache: str, tmp_path: Path
@@ -215,6 +217,7 @@ class TestProof:
         assert found.verdict == "proven", found.failures
         assert 0 < max(found.worst.values()) < FACTOR
 
+    @pytest.mark.stays("int8-scale", "fp8-rounding")
     @pytest.mark.parametrize("fault", ["scale", "rounding"])
     def test_a_wrong_cache_fails(
         self, wide_heads: Path, fault: str, cache: str, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +243,7 @@ class TestProof:
 
 
 class TestTerminal:
+    @pytest.mark.stays("int8")
     def test_plan(self, checkpoints: dict[str, Path], cache: str) -> None:
         asked = ("plan", str(checkpoints["llama"]), "--gpu", "24GiB", "--json", "--dtype", "fp16")
         wide, found = (
@@ -248,6 +252,7 @@ class TestTerminal:
         )
         assert (wide, found) == (2 * 2 * 2 * 8 * 2, 2 * 2 * 2 * (8 + 4))
 
+    @pytest.mark.stays("fp8")
     def test_build_run_and_inspect(self, checkpoints: dict[str, Path], cache: str, tmp_path: Path) -> None:
         target = str(tmp_path / "engine")
         done = ingot("build", str(checkpoints["qwen"]), "-o", target, "--kv-dtype", cache, "--device", "cpu")

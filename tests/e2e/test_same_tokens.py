@@ -33,6 +33,7 @@ def check_ways(steps: Steps) -> None:
     assert sum(start > 0 for start in steps.first_starts.values()) > 3, "cached beginnings"
 
 
+@pytest.mark.stays("dense", "w8a8, int8 cache", "rptq-w4a4")
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -48,6 +49,7 @@ def test_default_mode_gives_the_same_tokens(make: Make, scheme: str) -> None:
     assert off < ROUNDING
 
 
+@pytest.mark.stays("dense", "w4a8", "fp8 cache")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_batch_invariant_mode_gives_the_same_bits(make: Make, scheme: str) -> None:
     differ, _, rows, steps = compare(make, scheme, ASKED, batch_invariant=True)
@@ -55,6 +57,7 @@ def test_batch_invariant_mode_gives_the_same_bits(make: Make, scheme: str) -> No
     assert (differ, rows) == (0, 0)
 
 
+@pytest.mark.stays("dense-False")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("scheme", ["dense", "w8a8", "w4a8", "rptq-w4a4", "w8a8, int8 cache"])
@@ -68,6 +71,7 @@ def test_a_few_layers_per_step_change_nothing(make: Make, scheme: str, batch_inv
     assert rows == 0 or not batch_invariant
 
 
+@pytest.mark.stays("w8a8, int8 cache", "rptq-w4a4")
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "rptq-w4a4", "w8a8, int8 cache"])
 def test_hidden_states_of_rounded_layers_have_the_same_bits(make: Make, scheme: str) -> None:
     """Whole, cut, and decoded: between exact products nothing is left that follows the shape of a step."""

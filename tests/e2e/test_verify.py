@@ -76,6 +76,7 @@ def kinds_and_names(found: Verification) -> list[tuple[str, str]]:
 
 
 class TestProven:
+    @pytest.mark.stays("llama", "gpt2", "qwen")
     @pytest.mark.parametrize("kind", [*KINDS, "qwen"])
     def test_an_engine_as_built(self, built: Built, kind: str) -> None:
         found = verify(built[kind], "cpu", note=False)
@@ -86,6 +87,7 @@ class TestProven:
         assert 0 < found.limits["logits"] < 1e-3
         assert (found.equal_rows, found.num_rows, found.notes) == (12, 12, ())
 
+    @pytest.mark.stays("llama", "gpt2")
     @pytest.mark.parametrize("kind", KINDS)
     def test_its_own_dtype_has_its_own_floor(
         self, built: Built, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +117,7 @@ class TestProven:
             verdict = "proven" if cases else "unproven"
             assert (found.verdict, found.num_cases) == (verdict, cases), found.failures
 
+    @pytest.mark.stays("window", "yarn", "ntk")
     @pytest.mark.parametrize("kind", ["window", "llama3", "yarn", "linear", "tied", "ntk"])
     def test_other_mathematics(self, tmp_path: Path, kind: str) -> None:
         """The reference and the runtime are two implementations; each must know what a config can ask for."""
@@ -127,6 +130,7 @@ class TestProven:
         assert found.verdict == "proven", found.failures
         assert found.num_cases == 5
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("whole_proofs")
     def test_the_pocket_model(self, tmp_path: Path) -> None:
         found = verify(build(ROOT / "models" / "pocket-chat", tmp_path / "pocket", device="cpu"), "cpu")

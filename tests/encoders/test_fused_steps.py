@@ -25,6 +25,7 @@ def names(products: LayerProducts) -> list[str]:
     return [type(one).__name__.removesuffix("Product") for one in chosen]
 
 
+@pytest.mark.stays("none-Small-options0", "w4a16-Packed-options2", "w8a8-Int8-options4")
 @pytest.mark.parametrize(
     ("quant", "kind", "options"),
     [

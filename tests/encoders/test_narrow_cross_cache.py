@@ -72,6 +72,7 @@ def test_each_head_of_a_position_has_its_scale(speech: Side, cache: str) -> None
             assert bool((off <= 1.01 * HALF_STEP[cache] * room + 1e-6).all())
 
 
+@pytest.mark.stays("int8-preempted", "fp8-chunked")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "runtime",
@@ -116,6 +117,7 @@ def test_each_of_the_two_caches_is_read(speech: Side, cache: str, monkeypatch: p
         assert found[1].top != exact[1].top
 
 
+@pytest.mark.stays("fp8")
 def test_the_ledger_counts_it_to_the_byte(speech: Side, cache: str) -> None:
     llm = speech.open(kv_dtype=cache)
     runtime = RuntimeConfig(block_size=16, kv_dtype=cache)  # type: ignore[arg-type]
@@ -129,6 +131,7 @@ def test_the_ledger_counts_it_to_the_byte(speech: Side, cache: str) -> None:
     assert f"positions, {cache}" in shown.output
 
 
+@pytest.mark.stays("int8")
 def test_an_engine_is_built_for_it(speech: Side, cache: str, tmp_path: Path) -> None:
     engine = build(speech.folder, tmp_path / "engine", kv_dtype=cache, device="cpu")
     assert Manifest.read(engine).build.kv_dtype == cache

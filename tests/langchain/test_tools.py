@@ -56,6 +56,7 @@ def use() -> ToolUse:
     return ToolUse.of({"tools": [add]})[0]
 
 
+@pytest.mark.stays("required", "add")
 @pytest.mark.parametrize(
     "choice", ["any", "required", True, "add", {"type": "function", "function": {"name": "add"}}]
 )

@@ -54,12 +54,14 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch, prompts: list[list[int]] 
     assert sum(seen["others"]) >= sum(len(prompt) for prompt in prompts) - len(prompts)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("quant", ["none", "w4a16"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fused_is_by_module(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(llm_of(name, tmp_path, quant=quant), monkeypatch)
 
 
+@pytest.mark.stays("qwen3-none", "gemma2-none")
 @pytest.mark.parametrize("quant", ["none", "w8a16"])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 def test_one_token_alone(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +85,7 @@ def test_many_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(llm_of("llama", tmp_path), monkeypatch, [random_ids(length, seed=length) for length in lengths])
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("small", [set(), {"o", "down"}, {"qkv", "gate_up"}, ALL - {"head", "down"}])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_whatever_the_small_kernels_compute(
@@ -115,6 +118,7 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "PACKED_DTYPES", every)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
 @pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2", "gpt2"])
 def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +129,7 @@ def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pyt
     compare(llm, monkeypatch)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("ordered", [set(), {"qkv"}, {"o", "down"}, {"qkv", "o", "gate_up", "down"}])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_every_order_of_columns(

@@ -163,6 +163,7 @@ def test_gemma2_in_16_bits(tmp_path: Path) -> None:
     assert relative_error(logits, hf_logits(model, ids)) <= 0.05
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", ["llama-theta", "llama-linear", "llama-llama3", "llama-yarn"])
 @pytest.mark.parametrize("type_key", ["rope_type", "type"])
 def test_old_style_config_reads_the_same(name: str, type_key: str, tmp_path: Path) -> None:
@@ -178,6 +179,7 @@ def test_old_style_config_reads_the_same(name: str, type_key: str, tmp_path: Pat
     check(tmp_path, model, length)
 
 
+@pytest.mark.stays("gpt2", "qwen3")
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3"])
 def test_sharded_safetensors(kind: str, tmp_path: Path) -> None:
     model = save_model(tiny_config(kind), tmp_path, seed=1, max_shard_size="16KB")
@@ -222,6 +224,7 @@ def test_gpt2_without_prefix(tied: bool, tmp_path: Path) -> None:
     check(tmp_path, model, 20)
 
 
+@pytest.mark.stays("gpt2-1.3", "qwen2-0.8")
 @pytest.mark.parametrize("penalty", [1.3, 0.8])
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 def test_repetition_penalty(kind: str, penalty: float, tmp_path: Path) -> None:
@@ -233,6 +236,7 @@ def test_repetition_penalty(kind: str, penalty: float, tmp_path: Path) -> None:
     assert load(tmp_path).generate(ids, params)[0].token_ids == expected
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -80,6 +80,7 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 34 <= sum(seen["others"]) < 3 * 14
 
 
+@pytest.mark.stays("llama-w8a8", "llama-mha-bias-w4a8", "llama-tied-rptq-w8a8")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8", "rptq-w8a8", "rptq-w4a4"])
 @pytest.mark.parametrize("name", VARIANTS)
@@ -87,11 +88,13 @@ def test_fused_is_by_module(name: str, scheme: str, tmp_path: Path, monkeypatch:
     compare(llm_of(name, scheme, tmp_path), monkeypatch)
 
 
+@pytest.mark.stays("w8a8", "rptq-w4a4")
 @pytest.mark.parametrize("scheme", ["w8a8", "rptq-w8a8", "rptq-w4a4"])
 def test_outputs_that_are_normed(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(llm_of("gemma2", scheme, tmp_path), monkeypatch)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("scheme", ["w8a8", "rptq-w8a8"])
 @pytest.mark.parametrize(("head", "limit"), [("none", DECODE_ROWS), ("w8a16", DECODE_ROWS), ("none", 69)])
 def test_steps_of_more_rows_than_small_products_take(

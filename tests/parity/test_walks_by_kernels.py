@@ -183,6 +183,7 @@ SHORT = SamplingParams(max_new_tokens=2, ignore_eos=True, logprobs=0)
 BRIEF = [[5, 6, 7], list(range(9)), [90]]
 
 
+@pytest.mark.stays("w8a8 head norms-bf16", "rptq-w4a4 32-bf16")
 @interpreter
 @pytest.mark.usefixtures("poisoned_allocations")
 @pytest.mark.parametrize(
@@ -203,6 +204,7 @@ def test_interpreted_kernels(name: str, dtype: str, models: Models, monkeypatch:
     assert set(witness.calls) == CASES[name].ops
 
 
+@pytest.mark.stays("rptq-w8a8 32")
 @interpreter
 @pytest.mark.parametrize("name", ["w8a8 biases", "rptq-w8a8 32"])
 def test_interpreted_walks_and_modules(name: str, models: Models) -> None:
@@ -249,6 +251,7 @@ def test_a_wrong_walk_is_seen(wrong: str, models: Models, monkeypatch: pytest.Mo
         judge()
 
 
+@pytest.mark.stays("rptq-w8a8 32")
 @interpreter
 @pytest.mark.usefixtures("poisoned_allocations")
 @pytest.mark.parametrize("name", ["w8a8 biases", "rptq-w8a8 32"])

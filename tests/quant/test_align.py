@@ -63,6 +63,7 @@ def test_without_fewer_bits_nothing_is_told(checkpoints: dict[str, Path], made: 
     assert "quantized" not in dict(facts(report))
 
 
+@pytest.mark.stays("hf")
 @pytest.mark.parametrize("original", ["hf", "ingot"])
 def test_activations_in_8_bits_have_a_floor(checkpoints: dict[str, Path], made: Made, original: str) -> None:
     prompts, options = [random_ids(9), random_ids(21, seed=2)], {"steps": 2, "device": "cpu"}
@@ -73,6 +74,7 @@ def test_activations_in_8_bits_have_a_floor(checkpoints: dict[str, Path], made: 
     assert exact < rounded < 0.2
 
 
+@pytest.mark.stays("llama-w8a8", "gpt2-awq")
 @pytest.mark.parametrize("quant", [MIXED, QuantConfig("w8a8"), AWQ], ids=["w4a16", "w8a8", "awq"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_it_is_aligned_in_16_bits(
@@ -84,6 +86,7 @@ def test_it_is_aligned_in_16_bits(
     assert report.aligned, report.first_stage
 
 
+@pytest.mark.stays("hf-w8a8", "ingot-w8a16")
 @pytest.mark.parametrize("quant", ["w8a16", "w8a8"])
 @pytest.mark.parametrize("original", ["hf", "ingot"])
 def test_wrong_scales_are_found(

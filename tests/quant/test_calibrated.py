@@ -41,6 +41,7 @@ MIXED = QuantConfig(
 )
 
 
+@pytest.mark.stays("gptq")
 @pytest.mark.parametrize("quant", [MIXED, GPTQ.replace(method="awq")], ids=lambda q: q.method)
 def test_the_same_inputs_give_the_same_bytes(
     made: Made, samples: Path, tmp_path: Path, quant: QuantConfig

@@ -122,6 +122,7 @@ def _encoded(model: Decoder, prompt: Prompt) -> list[torch.Tensor]:
     return [model.encode(features, EncoderPass(fused=fused)) for fused in (False, True)]
 
 
+@pytest.mark.stays("gptq", "awq", "static, searched", "rptq-w4a8", "apart")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_it_is_proven_and_near(
     checkpoint: Path,
@@ -143,6 +144,7 @@ def test_it_is_proven_and_near(
         assert cost < NEARER[name] * rounded
 
 
+@pytest.mark.stays("awq", "apart")
 @pytest.mark.parametrize("name", ["gptq", "awq", "static, searched", "rptq-w8a8", "apart"])
 def test_it_is_aligned(checkpoint: Path, name: str, engine_of: Callable[[str], Path]) -> None:
     """Hugging Face's class computes the same with the engine's weights, norms and biases."""

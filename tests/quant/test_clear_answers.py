@@ -15,6 +15,7 @@ QUANT = QuantConfig("w4a16", 32, head="w8a16", layers={"layers.0.mlp.*": "w8a16"
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
+@pytest.mark.stays("fp16")
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_cpu_in_16_bits_gives_them(dtype: str, tmp_path: Path) -> None:
     save_model(tiny_config("qwen2", **SIZES), tmp_path, seed=3)

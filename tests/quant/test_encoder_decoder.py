@@ -67,6 +67,7 @@ def spoken(seed: int, tokens: int, frames: int = FRAMES) -> Prompt:
 PROMPTS = [spoken(1, 3), spoken(2, 20, 34), spoken(3, 1)]
 
 
+@pytest.mark.stays("w4a16", "w8a8 by tensor", "encoder alone", "kinds of layers")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_logits_are_near_the_dense_ones(checkpoint: Path, dense: LLM, name: str, tmp_path: Path) -> None:
     quant = SCHEMES[name]
@@ -89,6 +90,7 @@ def test_they_compute_with_what_their_numbers_mean(checkpoint: Path, name: str) 
         torch.testing.assert_close(llm.logits(prompt), twin.logits(prompt), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.stays("w4a16", "w4a8")
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8", "w4a8", "apart"])
 def test_fused_steps_give_the_same(checkpoint: Path, name: str) -> None:
     """Norms with biases, sums and rounding in one kernel, by the kernels' twins, in both halves."""
@@ -121,6 +123,7 @@ def test_each_layer_has_the_scheme_that_was_asked_for(checkpoint: Path, name: st
         assert not wide
 
 
+@pytest.mark.stays("w8a16-fp16", "w4a16 symmetric-fp32", "w4a8-fp32", "kinds of layers-fp16")
 @pytest.mark.parametrize(
     ("name", "dtype"), list(zip(SCHEMES, itertools.cycle(("fp16", "bf16", "fp32")), strict=False))
 )
@@ -188,6 +191,7 @@ def test_halves_are_patterns_of_layers() -> None:
     assert read_quant("decoder=w8a8").at("encoder.layers.0.mlp.up_proj").scheme == "none"
 
 
+@pytest.mark.stays("w8a8-int8")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a CPU's interpreter")
 @pytest.mark.parametrize(("name", "kv_dtype"), [("w8a8", "int8"), ("w4a16", "int8"), ("w8a16", "auto")])
 def test_interpreted_kernels(checkpoint: Path, name: str, kv_dtype: str) -> None:

@@ -44,6 +44,7 @@ def features(seed: int, windows: int = 1) -> torch.Tensor:
 _PROMPTS = [([5, 7], features(5)[0]), ([9], features(5)[0])]
 
 
+@pytest.mark.stays("w4a16", "w8a8", "w4a8", "kinds of layers")
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.inference_mode()
 def test_it_computes_what_its_modules_do(checkpoint: Path, name: str) -> None:

@@ -113,6 +113,15 @@ def scheme_of(name: str, kind: str) -> QuantConfig:
     return quant.replace(layers=layers, rotation=False)
 
 
+@pytest.mark.stays(
+    "w4a16 mixed-qwen2-auto",
+    "w8a8 by tensor-gpt2-auto",
+    "w4a8 gptq-mistral-bf16",
+    "awq mixed-tied-bf16",
+    "smoothed static-qwen2-auto",
+    "rptq-w4a8-relu-bf16",
+    "rptq rounded beside w4a16-llama-auto",
+)
 @pytest.mark.parametrize(("name", "kind", "dtype"), TURNS)
 def test_it_is_built_told_of_proven_and_aligned(
     checkpoints: dict[str, Path], samples: Path, made: Made, name: str, kind: str, dtype: str
@@ -178,6 +187,7 @@ def dense_twin(checkpoint: Path, quantized: LLM) -> LLM:
     return llm
 
 
+@pytest.mark.stays("llama-w8a16", "qwen2-w4a16 mixed", "qwen-w4a16 symmetric", "tied-w8a16")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("name", WEIGHT_ONLY)
 @pytest.mark.parametrize("kind", KINDS)

@@ -105,6 +105,7 @@ def by_both(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], Compensated]) 
     return launched[0]
 
 
+@pytest.mark.stays("4-96-False", "4-32-True", "8-0-False")
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(("bits", "group"), [(4, 96), (4, 32), (4, 0), (8, 0)])
 def test_by_the_kernel(bits: int, group: int, static: bool, monkeypatch: pytest.MonkeyPatch) -> None:

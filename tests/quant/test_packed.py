@@ -113,6 +113,7 @@ def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, write: Write, engin
         torch.testing.assert_close(llm.logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.stays("gptq-4-32-False-True", "pack-4-32-True-False")
 @pytest.mark.parametrize(
     "packing",
     [pytest.param(each, marks=() if each in PROVEN else pytest.mark.slow) for each in PACKINGS],
@@ -122,6 +123,7 @@ def test_its_engine_is_proven(packing: Packing, write: Write, engine_of: EngineO
     assert verify(engine_of(write(packing), proof=True), "cpu", note=False).verdict == "proven"
 
 
+@pytest.mark.stays("dynamic")
 @pytest.mark.parametrize("activations", ["dynamic", "static"])
 def test_weights_and_activations_in_8_bits(activations: str, write: Write, engine_of: EngineOf) -> None:
     """compressed-tensors W8A8: numbers and static scales are the checkpoint's, outputs near those of them."""

@@ -73,6 +73,7 @@ def expected(written: Written) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.stays("pack-4-64-True-False-none", "awq-4-32-False-False-none", "int-8-0-True-False-dynamic")
 @pytest.mark.parametrize("packing", PACKINGS, ids=lambda packing: f"{packing.label}-{packing.activations}")
 def test_it_runs_as_it_is(packing: Packing, tmp_path: Path) -> None:
     written = write(tmp_path / "checkpoint", packing)

@@ -60,16 +60,18 @@ class Pocket:
         return [divergence(exact, near) for near in found]
 
 
-def make_pocket(load_of: Callable[[Load], Load]) -> Pocket:
+def make_pocket(load_of: Callable[[Load], Load], samples: int) -> Pocket:
     decoder, load = opened(POCKET, 512)
     text = read_text_parts(open_checkpoint(POCKET))
-    data = read_calibration_data(ROOT / "recipes" / "heldout.jsonl", text.tokenizer, text.chat, samples=32)
+    data = read_calibration_data(
+        ROOT / "recipes" / "heldout.jsonl", text.tokenizer, text.chat, samples=samples
+    )
     return Pocket(decoder, load_of(load), list(data.samples[::2]), list(data.samples[1::2]))
 
 
 @pytest.fixture(scope="module")
 def pocket() -> Pocket:
-    return make_pocket(lambda load: load)
+    return make_pocket(lambda load: load, 32)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def loud_pocket() -> Pocket:
 
         return loaded
 
-    return make_pocket(louder)
+    return make_pocket(louder, 16)
 
 
 def norm_before(layer: Layer, name: str) -> str | None:
@@ -145,6 +147,7 @@ def smoothed(layer: Layer, name: str) -> dict[str, torch.Tensor]:
     return {norm: fold_into_norm(layer.weight(norm), scales)[0], f"{name}.weight": near}
 
 
+@pytest.mark.slow  # of GPTQ, test_calibrated.py has the verb on the same model
 def test_four_bits(pocket: Pocket) -> None:
     plain, narrow, best = pocket.divergences(rounded, clipped, compensated)
     assert best < 0.9 * narrow

@@ -49,6 +49,7 @@ def test_norms_outputs_have_8_bits_by_default(made: Made) -> None:
     assert bits == {"R1": 8, "R3": 4, "R4": 8, "R5": 4}
 
 
+@pytest.mark.stays("wide1")
 @pytest.mark.parametrize("wide", [(), ("R5",), ALL])
 def test_sites_in_8_bits(made: Made, wide: tuple[str, ...]) -> None:
     folder = made("qwen2", QuantConfig("rptq-w4a4", 32, rptq=RptqConfig(eight_bits=wide)), proof=True)
@@ -69,6 +70,7 @@ def test_engines_from_before_the_options_keep_their_bits(made: Made) -> None:
     assert torch.equal(LLM(folder, "cpu").logits(random_ids(9)), now)
 
 
+@pytest.mark.stays("gpt2")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_site_that_is_not_reordered_has_one_scale(made: Made, kind: str) -> None:
     """The rows that make it stay where they were, which the comparison with the checkpoint sees."""

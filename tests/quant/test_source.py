@@ -73,6 +73,17 @@ def compared(engine: Path, source: Path) -> SourceCheck:
     return compare_with_source(engine, source, CPU)
 
 
+@pytest.mark.stays(
+    "dense",
+    "w8a16 gptq",
+    "w4a16",
+    "w4a16 symmetric",
+    "w8a8 per tensor",
+    "w8a8 smoothquant",
+    "w4a8",
+    "w4a8 unrotated",
+    "rptq-w4a4 round",
+)
 @pytest.mark.parametrize(("scheme", "step"), TURNS)
 def test_faults_are_named(scheme: str, step: int, source: Path, tmp_path: Path) -> None:
     """Every fault, or in turn every third."""

@@ -28,6 +28,7 @@ def dense() -> float:
     return rouge_l(LLM(POCKET, "cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) for n in ("w8a16", "w8a8")] + ["w4a16, gptq"]
 )

@@ -31,6 +31,7 @@ def heard(
         return listener.hear(recordings, [options] * len(recordings))
 
 
+@pytest.mark.stays("options1")
 @pytest.mark.parametrize("options", [{}, {"timestamps": False}])
 def test_both_hear_the_same(whisper: Path, recordings: list[torch.Tensor], options: dict[str, Any]) -> None:
     asked = TranscribeOptions(temperatures=(0.0,), max_new_tokens=12, **options)

@@ -114,6 +114,7 @@ def said(transcript: Transcript) -> list[int]:
     return [token for segment in transcript.segments for token in segment.tokens]
 
 
+@pytest.mark.stays("multilingual", "turbo")
 def test_teacher_forced_logits(both: Both) -> None:
     features = log_mel(fit(noise(9.0)), both.mels)
     ids = [*both.tokens.prompt("en", "transcribe", timestamps=True), *range(100, 140)]
@@ -122,6 +123,7 @@ def test_teacher_forced_logits(both: Both) -> None:
     assert float((ours - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
+@pytest.mark.stays("multilingual-False")
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("timestamps", [True, False])
 def test_one_window(both: Both, timestamps: bool) -> None:
@@ -135,6 +137,7 @@ def test_one_window(both: Both, timestamps: bool) -> None:
     assert timestamps == (max(wanted) >= both.tokens.first_timestamp)
 
 
+@pytest.mark.stays("multilingual")
 def test_token_timestamps(both: Both) -> None:
     """Of what Hugging Face has drawn; it times a token by what the token itself attends to, and normalises
     over generated tokens alone.

@@ -70,6 +70,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both(folder, save_openai(model, place / "small.pt"), model)
 
 
+@pytest.mark.stays("tiny")
 def test_the_engine_is_the_same(both: Both, tmp_path: Path) -> None:
     theirs = build(both.folder, tmp_path / "theirs", device="cpu", proof=False)
     ours = build(both.file, tmp_path / "ours", device="cpu", proof=False)
@@ -86,6 +87,7 @@ def test_the_engine_is_the_same(both: Both, tmp_path: Path) -> None:
     assert json.loads((ours / "tokenizer" / "config.json").read_text())["vocab_size"] == one.model.vocab_size
 
 
+@pytest.mark.stays("tiny")
 def test_a_file_is_run_described_and_planned_as_it_is(both: Both) -> None:
     t = Transcriber(both.file, "cpu", max_batch_size=2)
     features = torch.randn(both.model.config.num_mel_bins, 3000, generator=torch.Generator().manual_seed(1))

@@ -28,6 +28,13 @@ NEAR = 0.1  # seconds
 BRIEF = 45.0  # seconds: a window, and most of another
 MOST_WRONG = 2.0  # percent of the words, of sentences and voices that training never had
 NAME = "pocket-whisper"
+WHOLE = pytest.mark.parametrize(
+    ("said", "transcribed"),
+    [
+        pytest.param("briefs", "heard", id="briefs"),
+        pytest.param("talks", "found", id="whole", marks=pytest.mark.slow),
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -105,10 +112,12 @@ def spans(transcript: Transcript) -> list[tuple[float, float]]:
     return [(one.start, one.end) for one in transcript.segments]
 
 
-def test_one_window_after_another(found: list[Transcript], talks: list[Talk]) -> None:
+@WHOLE
+def test_one_window_after_another(request: pytest.FixtureRequest, said: str, transcribed: str) -> None:
+    found, talks = map(request.getfixturevalue, (transcribed, said))
     assert [one.language for one in found] == ["en", "de"]
     for transcript, talk in zip(found, talks, strict=True):
-        assert transcript.duration > 60
+        assert transcript.duration > (60 if said == "talks" else BRIEF)
         check([one.text for one in transcript.segments], spans(transcript), talk)
 
 
@@ -120,9 +129,11 @@ def test_chunks_at_once(transcriber: Transcriber, briefs: list[Talk], place: int
     check([one.text for one in transcript.segments], spans(transcript), talk)
 
 
+@WHOLE
 def test_files_at_once_and_a_stream(
-    transcriber: Transcriber, talks: list[Talk], found: list[Transcript]
+    request: pytest.FixtureRequest, transcriber: Transcriber, said: str, transcribed: str
 ) -> None:
+    found, talks = map(request.getfixturevalue, (transcribed, said))
     together = transcriber.batch([talk.path for talk in talks])
     for transcript, alone in zip(together, found, strict=True):
         assert WRITERS["srt"](transcript) == WRITERS["srt"](alone)
@@ -188,6 +199,7 @@ def test_over_http(server: Server, briefs: list[Talk], heard: list[Transcript]) 
     assert "In June Max drives from Geneva to Leipzig for fourteen years." in told.data.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["en", "de"])
 def test_hugging_face_says_the_same(briefs: list[Talk], tmp_path: Path, place: int) -> None:
     """The same weights in fp32, word for word."""

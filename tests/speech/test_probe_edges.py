@@ -47,6 +47,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("probed"))
 
 
+@pytest.mark.stays("1-False", "3-True", "8-True", "64-False")
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("budget", [1, 3, 4, 5, 8, 10, 64])
 def test_the_probe_is_read_where_it_stands(case: Case, budget: int, run_ahead: bool) -> None:

@@ -53,6 +53,7 @@ def told(segments: Iterable[Segment]) -> list[tuple[float, float, list[int], lis
     return [(s.start, s.end, s.tokens, [(w.text, w.start, w.end) for w in s.words or []]) for s in segments]
 
 
+@pytest.mark.stays("False")
 @pytest.mark.parametrize("words", [False, True])
 def test_chunks_are_recordings_of_their_own(hearing: Transcriber, words: bool) -> None:
     samples, spans = noise(70.0), [(1.0, 5.0), (20.0, 49.0), (60.0, 70.0)]
@@ -402,6 +403,7 @@ def test_heads_that_are_not_there(hearing: Transcriber, heads: list[tuple[int, i
         hearing.llm.cross_attention([1, 2], [(0, 0)])
 
 
+@pytest.mark.stays("1-int8", "2-fp8")
 @pytest.mark.parametrize("cache", NARROW_CACHES)
 @pytest.mark.parametrize("beams", [1, 2])
 def test_caches_in_8_bits(whisper: Path, clips: list[Path], cache: str, beams: int) -> None:

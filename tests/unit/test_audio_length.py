@@ -190,6 +190,7 @@ def test_a_part_in_the_middle_that_cannot_be_decoded() -> None:
         assert len(read_samples(bytes(damaged), allow_truncated=True)) < 150_000
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("mode", ["CONSTANT", "AVERAGE", "VARIABLE"])
 def test_healthy_mp3s_are_heard_whole(rate: int, mode: str) -> None:
@@ -209,6 +210,7 @@ def test_an_mp3_of_so_few_bits_that_it_has_no_count(rate: int) -> None:
     assert 2.0 <= len(read_samples(data)) / 16000 < 2.25
 
 
+@pytest.mark.stays("True-False", "False-True")
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("loud_first", [True, False])
 def test_mp3s_one_behind_the_other(counted: bool, loud_first: bool) -> None:

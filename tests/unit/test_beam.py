@@ -111,6 +111,7 @@ def check(
     return ours
 
 
+@pytest.mark.stays("2-False-False-llama", "5-True-False-gpt2")
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("likely", [True, False])

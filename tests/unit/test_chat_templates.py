@@ -21,6 +21,7 @@ def hf_qwen2(qwen2_folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(str(qwen2_folder))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("generate", [True, False])
@@ -82,6 +83,7 @@ def test_plain_conversations_encode_as_their_text(name: str, llama: Tokenizer, g
             assert chat.prompt_ids(messages, tokenizer) == tokenizer.encode(text, add_special_tokens=False)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", ["chatml", "headers", "thinking"])
 @pytest.mark.parametrize(
     "content",

@@ -224,6 +224,7 @@ class TestSchedule:
 
 
 class TestTraffic:
+    @pytest.mark.stays("0-True", "1-False", "4-False", "6-True", "8-False")
     @pytest.mark.grid
     @pytest.mark.parametrize("run_ahead", [False, True])
     @pytest.mark.parametrize("seed", range(12))
@@ -237,6 +238,7 @@ class TestTraffic:
                 assert done.results[name] == expected, f"{name}: {job}"
         check_empty(done.executor)
 
+    @pytest.mark.slow
     def test_random_traffic_meets_everything(self) -> None:
         """Chunks end, are dropped by preemption and otherwise, and several layers run in a step."""
         found = [traffic(seed, run_ahead) for seed in range(12) for run_ahead in (False, True)]

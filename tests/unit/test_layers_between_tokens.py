@@ -149,6 +149,7 @@ def test_the_last_step_of_a_stream_drops_nothing_that_goes_on() -> None:
     check_empty(executor)
 
 
+@pytest.mark.stays("1", "2", "4")
 @pytest.mark.grid
 @pytest.mark.parametrize("seed", range(8))
 def test_random_traffic_with_grammars_changes_no_answer(seed: int) -> None:
@@ -159,6 +160,7 @@ def test_random_traffic_with_grammars_changes_no_answer(seed: int) -> None:
     check_empty(done.executor)
 
 
+@pytest.mark.slow
 def test_random_traffic_has_layers_between_tokens() -> None:
     found = [layers(ScheduledBatch(layers=one)) for seed in range(8) for one in traffic(seed).runner.between]
     assert len(found) > 10

@@ -226,14 +226,14 @@ def test_training_learns_and_goes_on_where_it_stopped(names: SpeechVocabulary, t
     heard = sound.render(batch, 6 * RATE, torch.Generator().manual_seed(1), CLEAN)
     losses = Losses(run.options)
     first = run.update(batch, heard, losses)
-    for _ in range(11):
+    for _ in range(5):
         last = run.update(batch, heard, losses)
     assert (last < first).all()
     run.seconds = 12.0
     run.save()
     again, *_ = _run(tmp_path, names)
     assert again.resume()
-    assert (again.step, again.seconds) == (12, 12.0)
+    assert (again.step, again.seconds) == (6, 12.0)
     assert all(path.stat().st_size < 16 * 2**20 for path in tmp_path.iterdir())
     torch.testing.assert_close(again.update(batch, heard, losses), run.update(batch, heard, losses))
     for one, other in zip(run.model.parameters(), again.model.parameters(), strict=True):

@@ -362,6 +362,7 @@ with open_checkpoint(Path(sys.argv[1])) as checkpoint:
 """
 
 
+@pytest.mark.stays("save_safetensors-model-safetensors")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("save", "stem", "suffix"), LAYOUTS)
 def test_memory_stays_near_one_shard(folder: Path, save: Save, stem: str, suffix: str) -> None:

@@ -17,7 +17,7 @@ from recipes.bpe import train_bpe
 from recipes.evaluate_pocket import load_model, score
 from recipes.export_pocket import export
 from recipes.fp16 import half
-from recipes.make_corpus import CHUNK, HELDOUT_SEED, make_corpus
+from recipes.make_corpus import HELDOUT_SEED, make_corpus
 from recipes.pocket_model import PocketModel, PocketShape
 from recipes.scoring import exact, rouge_l
 from recipes.tokenizer import Tokenizer
@@ -117,10 +117,11 @@ def test_bpe_merges_the_most_frequent_pair_and_leaves_kept_characters_alone() ->
     assert all(not token.endswith("林".encode()) or token == "林".encode() for token in tokens)
 
 
-def test_corpus_chunks_do_not_depend_on_how_many_are_made() -> None:
+def test_corpus_chunks_do_not_depend_on_how_many_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.make_corpus.CHUNK", 400)
     path = POCKET / "qwen.tiktoken"
-    one = make_corpus(path, CHUNK, seed=3, length=256, processes=1)
-    two = make_corpus(path, CHUNK + 1, seed=3, length=256, processes=1)
+    one = make_corpus(path, 400, seed=3, length=256, processes=1)
+    two = make_corpus(path, 401, seed=3, length=256, processes=1)
     assert (two.ids[: len(one.ids)] == one.ids).all()
     assert max(one.starts[1:] - one.starts[:-1]) <= 256
     batches = Batches(one, TrainOptions(batch_tokens=1024), torch.device("cpu"))

@@ -407,6 +407,9 @@ SEEDS = range(16)  # that together meet everything
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(len(SEEDS), 40)]
 
 
+@pytest.mark.stays(
+    "0-True-True", "1-False-True", "1-True-False", "2-False-False", "3-True-True", "4-False-False"
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("grammars", [False, True])
 @pytest.mark.parametrize("run_ahead", [False, True])
@@ -435,6 +438,7 @@ def test_random_traffic_meets_everything() -> None:
     assert sum(len(t.aborted) for t in all_traffic) > 4
 
 
+@pytest.mark.slow
 def test_random_traffic_runs_ahead() -> None:
     """The seeds together preempt requests with pending tokens, and compute tokens of requests that ended."""
     all_traffic = [traffic(seed, True, False) for seed in SEEDS]

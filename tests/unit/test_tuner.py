@@ -268,6 +268,7 @@ OPS_OF = {
 }
 
 
+@pytest.mark.stays("gpt2")
 @pytest.mark.parametrize("config", [LLAMA, GPT2, QWEN3], ids=lambda c: c.architecture)
 def test_every_op_of_a_model_is_measured(config: DecoderConfig) -> None:
     seen: list[tuple[str, int, int]] = []
@@ -282,6 +283,7 @@ def test_every_op_of_a_model_is_measured(config: DecoderConfig) -> None:
     assert KernelPlan.from_json(tuning.plan.to_json()) == tuning.plan
 
 
+@pytest.mark.stays("w4a8", "rptq-w8a8")
 @pytest.mark.parametrize("scheme", ["w8a16", "w8a8", "w4a8", "rptq-w8a8"])
 def test_quantized_products_keep_their_defaults(scheme: str) -> None:
     config = LLAMA.replace(hidden_size=128, intermediate_size=256, head_dim=32)
@@ -302,16 +304,24 @@ def test_only_some_ops() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("step", "ops"),
+    [
+        (16, ["paged_attention", "rms_norm", "small_qkv"]),
+        *(pytest.param(n, None, marks=pytest.mark.slow) for n in (4, 1)),
+    ],
+)
 def test_steps_of_the_kernels_themselves_agree_with_their_defaults(
-    step: int, monkeypatch: pytest.MonkeyPatch
+    step: int, ops: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every fourth candidate of each op, or all of them."""
+    """Some candidates of each op, or all of them."""
     every = search.candidates
     monkeypatch.setattr(search, "candidates", lambda *given: [every(*given)[0], *every(*given)[1::step]])
     modules: list[Any] = [gated_mlp, layer_norm, paged_attention, prefill_attention, rms_norm]
     for module in (*modules, rope_kv_write, small_gate_up, small_linear, small_qkv):
         monkeypatch.setattr(module, "runs_on_gpu", lambda x: True)
-    tuning = tuned(replace(LLAMA, num_layers=1), BuildConfig("fp16", max_batch_size=1, max_seq_len=16))
+    tuning = tuned(
+        replace(LLAMA, num_layers=1), BuildConfig("fp16", max_batch_size=1, max_seq_len=16), ops=ops
+    )
     assert tuning.dropped == ()
-    assert set(tuning.plan.measured) >= {"paged_attention", "prefill_attention", "small_qkv"}
+    assert set(tuning.plan.measured) >= set(ops or ["paged_attention", "prefill_attention", "small_qkv"])

@@ -8,6 +8,7 @@ Owns reading a GGUF file's metadata and writing checkpoint folders from third-pa
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import struct
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ def awkward_cases(data: Path, name: str) -> list[tuple[str, list[int]]]:
     return cases
 
 
+@functools.cache
 def load(folder: Path) -> Tokenizer:
     """The tokenizer that must be in ``folder``."""
     tokenizer = load_tokenizer(folder)

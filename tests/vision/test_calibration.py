@@ -227,6 +227,7 @@ def _inputs_by_hooks(llm: LLM, given: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: torch.cat(rows).amax(0) for name, rows in found.items()}
 
 
+@pytest.mark.stays("options4")
 @pytest.mark.parametrize(
     "options",
     [

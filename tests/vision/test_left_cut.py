@@ -27,6 +27,7 @@ def given(llm: LLM, prompt: Any) -> torch.Tensor:
     return capture_layer(llm, prompt, 0).inputs.hidden
 
 
+@pytest.mark.stays("1", "in the picture", "in the second")
 @pytest.mark.parametrize("gone", [1, 20, "at the picture", "in the picture", "behind it", "in the second"])
 def test_the_end_of_the_prompt_stays(gone: int | str, llm: LLM, urls: list[str]) -> None:
     talk = asked(*urls)

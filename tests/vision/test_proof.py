@@ -71,6 +71,7 @@ def test_a_sound_engine_is_proven_far_from_its_limits(engine: str, request: pyte
     assert 0 < found.worst["pixels"] < 3
 
 
+@pytest.mark.stays("w8a16")
 @pytest.mark.parametrize("scheme", ["w8a16", "w8a8"])
 def test_in_fewer_bits(scheme: str, tmp_path: Path) -> None:
     engine = build(write_files(tmp_path).file, tmp_path / "engine", device="cpu", quant=scheme)
@@ -195,6 +196,7 @@ def test_a_fault_is_found_where_it_is(tiny_engine: Path, fault: str) -> None:
     assert found.failures[0][0] == place, found.failures
 
 
+@pytest.mark.stays("projector", "tanh-GELU")
 @pytest.mark.parametrize("fault", ["eps 1e-5 for 1e-6", "tanh-GELU", "one query missing", "projector"])
 def test_a_fault_fails_verify(tiny_engine: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*args: Any, **options: Any) -> Engine:
@@ -225,6 +227,7 @@ PREPARED: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.stays("BGR", "mirrored")
 @pytest.mark.parametrize("fault", PREPARED)
 def test_wrong_pixels_fail_verify(tiny_engine: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change = PREPARED[fault]
@@ -263,6 +266,7 @@ def _backwards(slots: np.ndarray) -> np.ndarray:
     return slots
 
 
+@pytest.mark.stays("_shifted")
 @pytest.mark.parametrize("fault", [_shifted, _first_row_twice, _backwards])
 def test_rows_in_wrong_places_fail_verify(
     tiny_engine: Path, fault: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch

@@ -168,6 +168,7 @@ def test_sweep_measures_texts_in_the_schemes_of_parts(tmp_path: Path) -> None:
     assert line["points"][0]["figures"]["output_tokens_per_s"] > 0
 
 
+@pytest.mark.stays("latency")
 @pytest.mark.parametrize("verb", ["latency", "throughput"])
 def test_bench_measures_texts(verb: str, engine: Path) -> None:
     sizes = ("--prompt-tokens", 4, "--new-tokens", 2, "--repeats", 1, "--max-seq-len", 64)
