@@ -16,7 +16,10 @@ from decode_candidates import Tiles
 
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.activation.operand import silu_mul_operand
+from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences
 from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.cache.paged_cache import PagedCache
+from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
@@ -112,20 +115,21 @@ class Stack:
         if device == "cuda":
             torch.cuda.synchronize()  # overlapping kernels read weights before they wait
 
-    def place(self, rows: int, layer: int) -> tuple[Any, ...]:
-        """The arguments of the rotary embedding and the cache write."""
-        indices = (self.positions[:rows], self.positions[:rows], self.slots[:rows])
-        shape = self.shape
-        return (self.rotary, *indices, *self.caches[layer], shape.heads, shape.heads, shape.head_dim)
+    def place(self, rows: int, layer: int) -> Placement:
+        """Where rows of the QKV product go."""
+        tokens = TokenPlaces(self.positions[:rows], self.positions[:rows], self.slots[:rows])
+        heads = QkvHeads(self.shape.heads, self.shape.heads, self.shape.head_dim)
+        return Placement(self.rotary, tokens, PagedCache(*self.caches[layer]), heads)
 
     def attend(
         self, q: torch.Tensor, layer: int, tiles: Tiles | None, order: OperandOrder | None = None
     ) -> torch.Tensor:
         """[rows, heads, head_dim] → the same, as ``order`` says."""
         rows = len(q)
-        tables, lengths = self.tables[:rows], self.lengths[:rows]
-        arguments = (q, *self.caches[layer], tables, lengths, self.shape.head_dim**-0.5, LONGEST)
-        return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals, out_scales=order)
+        sequences = Sequences(self.tables[:rows], self.lengths[:rows], LONGEST)
+        cache, scoring = PagedCache(*self.caches[layer]), Scoring(self.shape.head_dim**-0.5)
+        output = AttentionOutput(scales=order)
+        return paged_attention(q, cache, sequences, scoring, tiles, output, self.arrivals)
 
     def weight(self, op: str, layer: int) -> AnyWeight:
         """An op's weight in a layer."""
@@ -142,7 +146,7 @@ class Stack:
             (self.norm, EPS, self.weight(op, layer)) if one else (None, 0.0, self.weight(op, layer))
         )
         if op == "qkv":
-            return small_qkv(x, weight, None, norm, eps, *self.place(rows, layer), tiles=tiles)
+            return small_qkv(x, weight, None, norm, eps, self.place(rows, layer), tiles)
         if op == "gate_up":
             return small_gate_up(x, weight, norm, eps, tiles)
         if op == "head":
@@ -157,7 +161,7 @@ class Stack:
         x, norm = self.x[:rows], (self.norm, EPS)
         for layer in range(self.layers):
             weights = {op: self.weight(op, layer) for op in SHAPES if op != "head"}
-            q = small_qkv(x, weights["qkv"], None, *norm, *self.place(rows, layer), tiles=plan.get("qkv"))
+            q = small_qkv(x, weights["qkv"], None, *norm, self.place(rows, layer), plan.get("qkv"))
             attended = self.attend(q, layer, plan.get("attention")).flatten(1)
             x = small_linear(attended, weights["o"], residual=x, tiles=plan.get("o"))
             inner = small_gate_up(x, weights["gate_up"], *norm, plan.get("gate_up"))
@@ -181,10 +185,10 @@ class Stack:
             weights = {op: self.weight(op, layer) for op in SHAPES if op != "head"}
             place = self.place(rows, layer)
             if "qkv" in small:
-                q = small_qkv(hidden, weights["qkv"], None, None, 0.0, *place, tiles=plan.get("qkv"))
+                q = small_qkv(hidden, weights["qkv"], None, None, 0.0, place, plan.get("qkv"))
             else:
                 qkv = self._sums(hidden, weights["qkv"], plan.get("qkv"))
-                q = rope_kv_write(qkv, *place, tiles=plan.get("rope"))
+                q = rope_kv_write(qkv, place, tiles=plan.get("rope"))
             order = OperandOrder() if takes["o"] else None
             attended: Rows = self.attend(q, layer, plan.get("attention"), order).flatten(1)
             attended = OperandRows(attended) if takes["o"] else attended

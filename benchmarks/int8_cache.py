@@ -24,8 +24,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from timing import READ_GB_S, compact, graph_us
 
+from ingot.kernels.attention.attention_arguments import Scoring, Sequences
 from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.forward_batch import LayerCache
 
@@ -86,18 +88,17 @@ class Layers:
 
     def decode(self, tiles: dict[str, int] | None = None) -> Callable[[LayerCache], Any]:
         """One query a request."""
-        q, where = self.queries(self.shape.batch), (self.tables, self.lengths, HEAD_DIM**-0.5, LONGEST)
-        return lambda cache: paged_attention(
-            q, cache.keys, cache.values, *where, tiles=tiles, arrivals=self.arrivals, scales=cache.scales
-        )
+        q = self.queries(self.shape.batch)
+        where = (Sequences(self.tables, self.lengths, LONGEST), Scoring(HEAD_DIM**-0.5), tiles)
+        return lambda cache: paged_attention(q, cache, *where, arrivals=self.arrivals)
 
     def prefill(self) -> Callable[[LayerCache], Any]:
         """Whole prompts."""
         shape = self.shape
         q = self.queries(shape.batch * shape.context)
         starts = torch.arange(shape.batch + 1, dtype=torch.int32, device="cuda") * shape.context
-        where = (self.tables, starts, self.lengths, shape.context, HEAD_DIM**-0.5)
-        return lambda cache: prefill_attention(q, cache.keys, cache.values, *where, scales=cache.scales)
+        sequences = Sequences(self.tables, self.lengths, LONGEST, starts, shape.context)
+        return lambda cache: prefill_attention(q, cache, sequences, Scoring(HEAD_DIM**-0.5))
 
     def write(self) -> Callable[[LayerCache], Any]:
         """The newest token of each request: rotary embedding and the write."""
@@ -108,10 +109,8 @@ class Layers:
         last = shape.context - 1
         slots = self.tables[:, last // BLOCK].long() * BLOCK + last % BLOCK
         rows = torch.full((shape.batch,), last, device="cuda")
-        sizes = (shape.heads, shape.kv_heads, HEAD_DIM)
-        return lambda cache: rope_kv_write(
-            qkv, table, rows, rows, slots, cache.keys, cache.values, *sizes, scales=cache.scales
-        )
+        tokens, heads = TokenPlaces(rows, rows, slots), QkvHeads(shape.heads, shape.kv_heads, HEAD_DIM)
+        return lambda cache: rope_kv_write(qkv, Placement(table, tokens, cache, heads))
 
     def us(self, call: Callable[[LayerCache], Any], repeats: int = 15) -> float:
         """Median µs of one call."""

@@ -33,8 +33,10 @@ from decode_stack import EPS, LONGEST, Shape, Stack
 from tile_sweep import arguments, run_cases, runs
 
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences
 from ingot.kernels.attention.int8_heads import int8_heads
 from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
@@ -93,8 +95,9 @@ class Int8Stack(Stack):
             q = self.op("qkv", x, layer, plan)
             out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
             scales = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-            arguments = (q, *self.caches[layer], self.tables, self.lengths, shape.head_dim**-0.5, LONGEST)
-            paged_attention(*arguments, arrivals=self.arrivals, out=out, out_scales=scales)
+            cache, sequences = PagedCache(*self.caches[layer]), Sequences(self.tables, self.lengths, LONGEST)
+            where = (cache, sequences, Scoring(shape.head_dim**-0.5))
+            paged_attention(q, *where, output=AttentionOutput(out, scales), arrivals=self.arrivals)
             parts = self.op("o", int8_heads(out, scales), layer, plan)
             x, stream = sum_norm(parts, stream, norm, EPS, ending=InInt8())
             inner = silu_mul_int8(self.op("gate_up", x, layer, plan))
@@ -107,7 +110,7 @@ class Int8Stack(Stack):
         large, tiles = plan.get(op, DEFAULT)
         weight = self.int8[op][layer]
         if op == "qkv":
-            return small_int8_qkv_triton(x, weight, None, *self.place(self.batch, layer), tiles=tiles)
+            return small_int8_qkv_triton(x, weight, None, self.place(self.batch, layer), tiles)
         if op == "gate_up":
             return int8_linear_triton(x, weight, torch.float16, None, None, None, tiles)
         return (int8_matmul_parts_triton if large else int8_linear_parts_triton)(x, weight, tiles)

@@ -104,7 +104,7 @@ class NarrowStack(Stack):
         elif not small:
             apart(x, weight, tiles)
         elif op == "qkv":
-            small_qkv(x, weight, None, None, 0.0, *self.place(self.batch, 0), tiles=tiles)
+            small_qkv(x, weight, None, None, 0.0, self.place(self.batch, 0), tiles)
         else:
             small_gate_up(x, weight, tiles=tiles)
 

@@ -24,7 +24,9 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 from timing import READ_GB_S, compact, graph_us
 
+from ingot.kernels.attention.attention_arguments import Scoring, Sequences
 from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
+from ingot.kernels.cache.paged_cache import PagedCache
 
 BLOCK, LONGEST, BUDGET = 64, 4096, 2.2e9
 
@@ -89,9 +91,9 @@ class Layers:
 
     def ours(self, copy: int, tiles: dict[str, int] | None = None) -> torch.Tensor:
         """[batch, heads, head_dim] of one layer."""
-        scale = self.shape.head_dim**-0.5
-        where = (self.tables, self.lengths, scale, self.longest)
-        return paged_attention(self.q, *self.caches[copy], *where, tiles=tiles, arrivals=self.arrivals)
+        sequences = Sequences(self.tables, self.lengths, self.longest)
+        where = (PagedCache(*self.caches[copy]), sequences, Scoring(self.shape.head_dim**-0.5))
+        return paged_attention(self.q, *where, tiles, arrivals=self.arrivals)
 
     def pytorch(self, copy: int) -> torch.Tensor:
         """The same work over contiguous keys: the cache's memory seen as [batch, kv_heads, context, D]."""

@@ -16,10 +16,12 @@ from torch import nn
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import TileTable
+from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring
 from ingot.kernels.attention.int8_heads import OutScales, scales_at
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.cache.placement import HeadNorms, Placement, QkvHeads
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.checks import merge_tiles
 from ingot.kernels.tiles.prefill_tiles import default_tiles
@@ -39,14 +41,15 @@ class HeadNorm(nn.Module):
 class Attention(nn.Module):
     """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
 
-    A query sees the last ``window`` tokens, 0: all. With ``batch_invariant`` every token is computed by the
-    same arithmetic in any step (invariance.py).
+    A query sees the last ``scoring.window`` tokens, 0: all. With ``batch_invariant`` every token is computed
+    by the same arithmetic in any step (invariance.py).
     """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext, window: int) -> None:
         super().__init__()
         self.config = config
-        self.window = window
+        self.scoring = Scoring(config.attention_scale, window, config.attention_softcap)
+        self.heads = QkvHeads(config.num_heads, config.num_kv_heads, config.head_dim, config.logn_length)
         self.batch_invariant = False
         width = config.q_size + 2 * config.kv_size
         heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
@@ -67,6 +70,10 @@ class Attention(nn.Module):
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
 
+    def placement(self, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None) -> Placement:
+        """Where a step's queries, keys and values go, and how they turn."""
+        return Placement(rope, batch.places, cache, self.heads)
+
     def place(
         self,
         qkv: torch.Tensor | QkvParts,
@@ -79,25 +86,11 @@ class Attention(nn.Module):
 
         ``tiles`` are put over the plan's.
         """
-        config = self.config
-        query = rope_kv_write(
-            qkv,
-            rope,
-            batch.rope_rows,
-            batch.positions,
-            batch.slot_mapping,
-            cache.keys,
-            cache.values,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            q_norm_weight=None if self.q_norm is None else self.q_norm.weight,
-            k_norm_weight=None if self.k_norm is None else self.k_norm.weight,
-            norm_eps=config.norm_eps,
-            logn_length=config.logn_length,
-            tiles=self.place_tiles.at(len(batch.positions), tiles),
-            scales=cache.scales,
-        )
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.config.norm_eps)
+        chosen = self.place_tiles.at(len(batch.positions), tiles)
+        query = rope_kv_write(qkv, self.placement(batch, cache, rope), norms, chosen)
         batch.see("query", query)
         return query
 
@@ -118,53 +111,34 @@ class Attention(nn.Module):
         """
         if self.batch_invariant:
             assert out is None
-            return self._attend_invariantly(query, batch, cache)
-        config, split = self.config, batch.split
-        single, lens, chunks = batch.leading_decodes, batch.seq_lens, slice(batch.leading_decodes, None)
-        if split is not None:
-            single, lens, chunks = len(split.decode_lens), split.decode_lens, slice(None)
+            return invariant_attention(query, cache, batch.sequences, self.scoring)
+        split, decodes, chunks = batch.split, batch.decodes, batch.chunks
         out = torch.empty_like(query) if out is None else out
         steady = self.o_proj.scheme.rounds
-        if single:
+        if decodes is not None:
+            rows = slice(len(decodes.seq_lens))
+            scales = None if out_scales is None else scales_at(out_scales, rows)
             paged_attention(
-                query[:single],
-                cache.keys,
-                cache.values,
-                batch.block_tables[:single],
-                lens[:single],
-                config.attention_scale,
-                batch.max_seq_len,
-                window=self.window,
-                tiles=self.tiles_of(self.decode_tiles, single, cache),
-                out=out[:single],
+                query[rows],
+                cache,
+                decodes,
+                self.scoring,
+                tiles=self.tiles_of(self.decode_tiles, rows.stop, cache),
+                output=AttentionOutput(out[rows], scales, steady),
                 arrivals=batch.arrivals,
-                out_scales=None if out_scales is None else scales_at(out_scales, slice(single)),
-                scales=cache.scales,
-                steady=steady,
-                softcap=config.attention_softcap,
             )
-        if split is not None or single < len(batch.seq_lens):
+        if chunks is not None:
             tiles = self.tiles_of(self.prefill_tiles, batch.max_query_len, cache)
             if split is not None:
                 tiles = {**(tiles or {}), "BLOCK_M": split.tile_rows}
             prefill_attention(
                 query,
-                cache.keys,
-                cache.values,
-                batch.block_tables[chunks],
-                batch.query_start[chunks],
-                batch.seq_lens[chunks],
-                batch.max_query_len,
-                config.attention_scale,
-                window=self.window,
+                cache,
+                chunks,
+                self.scoring,
                 tiles=tiles,
-                out=out,
-                out_scales=out_scales,
-                scales=cache.scales,
-                steady=steady,
-                softcap=config.attention_softcap,
-                tile_list=None if split is None else split.tile_list,
-                parts=0 if split is None else split.tile_parts,
+                output=AttentionOutput(out, out_scales, steady),
+                listed=None if split is None else split.listed,
                 arrivals=None if split is None else batch.arrivals,
             )
         return out
@@ -178,22 +152,3 @@ class Attention(nn.Module):
     def tiles_of(table: TileTable, rows: int, cache: LayerCache) -> Mapping[str, int] | None:
         """The plan's tiles, which were measured on a cache in the model's dtype; None for one in 8 bits."""
         return table.at(rows) if cache.scales is None else None
-
-    def _attend_invariantly(
-        self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
-    ) -> torch.Tensor:
-        """``attend`` with one order of sums for decodes and prompts."""
-        return invariant_attention(
-            query,
-            cache.keys,
-            cache.values,
-            batch.block_tables,
-            batch.query_start,
-            batch.seq_lens,
-            batch.max_query_len,
-            batch.max_seq_len,
-            self.config.attention_scale,
-            window=self.window,
-            scales=cache.scales,
-            softcap=self.config.attention_softcap,
-        )

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from ingot.config.decoder_config import DecoderConfig
+from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring
 from ingot.kernels.attention.int8_heads import OutScales
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
@@ -33,6 +35,7 @@ class CrossAttention(nn.Module):
         assert config.encoder is not None
         self.config = config
         self.batch_invariant = False
+        self.scoring = Scoring(config.attention_scale)
         size, bias = config.hidden_size, config.qkv_bias
         self.q_proj = Linear(size, config.q_size, bias=bias, ctx=ctx.at("q_proj"))
         self.kv_proj = Linear(
@@ -51,8 +54,8 @@ class CrossAttention(nn.Module):
         """Keys and values of encoded positions [P, encoder's hidden_size] go into ``slots`` [P] of a second
         cache (``block * block_size + offset``), in 8 bits where it has scales.
         """
-        kv, heads = self.kv_proj(encoded), (0, self.config.num_kv_heads, self.config.head_dim)
-        rope_kv_write(kv, None, slots, slots, slots, cache.keys, cache.values, *heads, scales=cache.scales)
+        heads = QkvHeads(0, self.config.num_kv_heads, self.config.head_dim)
+        rope_kv_write(self.kv_proj(encoded), Placement(None, TokenPlaces(slots, slots, slots), cache, heads))
 
     def query(self, projected: torch.Tensor) -> torch.Tensor:
         """[T, q_size] → queries [T, num_heads, head_dim]."""
@@ -76,29 +79,13 @@ class CrossAttention(nn.Module):
         if self.batch_invariant:
             assert out is None
             starts = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
-            return invariant_attention(
-                query,
-                second.keys,
-                second.values,
-                encoded.block_tables,
-                starts,
-                encoded.lens,
-                1,
-                encoded.max_len,
-                self.config.attention_scale,
-                scales=second.scales,
-            )
+            sequences = encoded.sequences._replace(query_start=starts)
+            return invariant_attention(query, second, sequences, self.scoring)
         return paged_attention(
             query,
-            second.keys,
-            second.values,
-            encoded.block_tables,
-            encoded.lens,
-            self.config.attention_scale,
-            encoded.max_len,
-            out=out,
+            second,
+            encoded.sequences,
+            self.scoring,
+            output=AttentionOutput(out, out_scales, self.o_proj.scheme.rounds),
             arrivals=batch.arrivals if batch.max_query_len == 1 else None,
-            out_scales=out_scales,
-            scales=second.scales,
-            steady=self.o_proj.scheme.rounds,
         )

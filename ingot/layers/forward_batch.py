@@ -9,10 +9,14 @@ what it may attend to. Knows no model and no request.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from ingot.device import expect_e4m3
+from ingot.kernels.attention.attention_arguments import Sequences, TileList
+from ingot.kernels.cache.paged_cache import PagedCache
+from ingot.kernels.cache.placement import TokenPlaces
 from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales
 from ingot.layers.observer import Observed, Observer
 
@@ -34,6 +38,11 @@ class Encoded:
     rows: torch.Tensor
     max_len: int
     some_without: bool
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """What attention takes, with one query a row of ``lens``."""
+        return Sequences(self.block_tables, self.lens, self.max_len)
 
     def by_token(self) -> Encoded:
         """The same with a row for each token."""
@@ -78,6 +87,11 @@ class Split:
     tile_list: torch.Tensor
     tile_rows: int
     tile_parts: int = 0
+
+    @cached_property
+    def listed(self) -> TileList:
+        """What ``prefill_attention`` takes."""
+        return TileList(self.tile_list, self.tile_parts)
 
 
 @dataclass
@@ -137,17 +151,43 @@ class ForwardBatch:
         """Requests, from the first on, that attend with one query each."""
         return self.seq_lens.shape[0] if self.max_query_len == 1 else self.num_decodes
 
+    # What kernels take: made once a step, for all layers.
+
+    @cached_property
+    def places(self) -> TokenPlaces:
+        """Where its tokens stand."""
+        return TokenPlaces(self.rope_rows, self.positions, self.slot_mapping)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """All requests."""
+        return self._sequences(slice(None))
+
+    @cached_property
+    def decodes(self) -> Sequences | None:
+        """The leading requests, which attend with one query each; None: there are none."""
+        lens = self.seq_lens[: self.leading_decodes] if self.split is None else self.split.decode_lens
+        return Sequences(self.block_tables[: len(lens)], lens, self.max_seq_len) if len(lens) else None
+
+    @cached_property
+    def chunks(self) -> Sequences | None:
+        """The other requests; with a ``split`` all; None: there are none."""
+        if self.split is not None:
+            return self.sequences
+        first = self.leading_decodes
+        return self._sequences(slice(first, None)) if first < len(self.seq_lens) else None
+
+    def _sequences(self, rows: slice) -> Sequences:
+        own = self.block_tables[rows], self.seq_lens[rows]
+        return Sequences(*own, self.max_seq_len, self.query_start[rows], self.max_query_len)
+
 
 @dataclass
-class LayerCache:
-    """Paged keys and values of one layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim], in
-    the model's dtype, or int8 or e4m3 with ``scales``. ``encoded`` is the second cache of a layer with
-    cross-attention, whose blocks are numbered by themselves.
+class LayerCache(PagedCache):
+    """Paged keys and values of one layer. ``encoded`` is the second cache of a layer with cross-attention,
+    whose blocks are numbered by themselves.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    scales: CacheScales | None = None
     encoded: LayerCache | None = None
 
     @classmethod
@@ -184,21 +224,6 @@ class LayerCache:
         return cls(keys, values, scales)
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that holds tokens of the decoder; the first dimension of each is the block."""
-        return (self.keys, self.values, *(() if self.scales is None else self.scales.tensors))
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all of it."""
         return sum(tensor.nbytes for tensor in self.tensors)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block."""
-        return self.keys.shape[2]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys, and of values."""
-        return self.keys.shape[1]

@@ -195,24 +195,9 @@ class SmallProduct(Product):
         """As of ``Product``; with rotary and cache write in one kernel where it ``places``."""
         if not self.places:
             return super().heads(x, attention, batch, cache, rope)
-        config, rows = attention.config, _dense(x)
-        query = small_qkv(
-            rows,
-            self.linear.stored(),
-            self.bias,
-            *self._norm,
-            rope,
-            batch.rope_rows,
-            batch.positions,
-            batch.slot_mapping,
-            cache.keys,
-            cache.values,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            logn_length=config.logn_length,
-            tiles=attention.small_tiles.at(len(rows)),
-        )
+        rows, place = _dense(x), attention.placement(batch, cache, rope)
+        tiles = attention.small_tiles.at(len(rows))
+        query = small_qkv(rows, self.linear.stored(), self.bias, *self._norm, place, tiles)
         batch.see("query", query)
         return query
 
@@ -336,22 +321,8 @@ class Int8Product(Product):
         """As of ``Product``; with rotary and cache write in one kernel where it ``places``."""
         if not self.places:
             return super().heads(x, attention, batch, cache, rope)
-        config, rows = attention.config, _int8(x)
-        query = small_int8_qkv(
-            rows,
-            self.weight(len(rows.values)),
-            self.bias,
-            rope,
-            batch.rope_rows,
-            batch.positions,
-            batch.slot_mapping,
-            cache.keys,
-            cache.values,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            logn_length=config.logn_length,
-        )
+        rows, place = _int8(x), attention.placement(batch, cache, rope)
+        query = small_int8_qkv(rows, self.weight(len(rows.values)), self.bias, place)
         batch.see("query", query)
         return query
 

@@ -20,6 +20,7 @@ from ingot import LLM, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import Engine
+from ingot.kernels.cache.placement import Placement
 from ingot.layers import attention, forms, mlp, products
 from ingot.layers.decoder import Decoder
 from ingot.layers.rotary import RotaryTable
@@ -132,15 +133,15 @@ def _louder_query(factor: float) -> Wrong:
 def _louder_keys(function: Callable[..., Any]) -> Callable[..., Any]:
     """The keys of the first head times 1.05, as the cache has them."""
 
-    def wrong(*given: Any, scales: Any = None, **named: Any) -> Any:
-        query = function(*given, scales=scales, **named)
-        slots, keys = given[4], given[5]
+    def wrong(qkv: Any, place: Placement, *rest: Any) -> Any:
+        query = function(qkv, place, *rest)
+        slots, keys, scales = place.tokens.slot_mapping, place.cache.keys, place.cache.scales
         real = slots >= 0
-        block, place = slots.clamp(min=0) // keys.shape[2], slots.clamp(min=0) % keys.shape[2]
+        block, offset = slots.clamp(min=0) // keys.shape[2], slots.clamp(min=0) % keys.shape[2]
         stored = keys if scales is None else scales.keys
         factor = torch.where(real, 1.05, 1.0).to(stored.dtype)
-        own = stored[block, 0, place]
-        stored[block, 0, place] = own * (factor[:, None] if own.dim() == 2 else factor)
+        own = stored[block, 0, offset]
+        stored[block, 0, offset] = own * (factor[:, None] if own.dim() == 2 else factor)
         return query
 
     return wrong

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from ingot.kernels.activation.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
-from ingot.kernels.attention.paged_attention import paged_attention_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.rows.block_rows import BlockSteps
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.compile_int8_cases import weight_in_8
+from tests.kernels.flat_calls import paged_attention_triton, prefill_attention_triton
 
 
 def block_steps(width: int, block: int, bits: int = 8, ordered: bool = False) -> BlockSteps:

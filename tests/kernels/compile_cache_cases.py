@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.attention.invariant_attention import invariant_attention_triton
-from ingot.kernels.attention.paged_attention import paged_attention_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention_triton
-from ingot.kernels.cache.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.cache.scales import E4M3, CacheScales
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, LONG, empty
+from tests.kernels.flat_calls import (
+    invariant_attention_triton,
+    paged_attention_triton,
+    prefill_attention_triton,
+    rope_kv_write_triton,
+)
 
 
 def narrow_cache(

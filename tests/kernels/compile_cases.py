@@ -11,17 +11,12 @@ from typing import Any
 import torch
 
 from ingot.kernels.activation.gated_mlp import silu_mul_triton
-from ingot.kernels.attention.invariant_attention import invariant_attention_triton
-from ingot.kernels.attention.paged_attention import paged_attention_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention_triton
-from ingot.kernels.cache.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.norm.layer_norm import layer_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
 from ingot.kernels.product.small_gate_up import small_gate_up_triton
 from ingot.kernels.product.small_linear import small_linear_parts_triton, small_linear_triton
-from ingot.kernels.product.small_qkv import small_qkv_triton
 from ingot.kernels.sampling.draw import draw_triton, greedy_triton
 from ingot.kernels.sampling.logprobs import logprobs_triton
 from ingot.kernels.sampling.masks import mask_tokens_triton
@@ -30,6 +25,13 @@ from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_tr
 from ingot.kernels.sampling.transcript import TranscriptRows, TranscriptTables, hold_transcripts_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
+from tests.kernels.flat_calls import (
+    invariant_attention_triton,
+    paged_attention_triton,
+    prefill_attention_triton,
+    rope_kv_write_triton,
+    small_qkv_triton,
+)
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 DOUBLE, LONG = torch.float64, torch.int64

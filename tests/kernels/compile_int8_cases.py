@@ -16,13 +16,13 @@ from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
-from ingot.kernels.product.small_qkv import small_int8_qkv_triton, small_qkv_triton
 from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, MOST_GROUP_RESULTS
 from ingot.kernels.tiles.tables import listed
 from ingot.kernels.weight.int4_weight import Int4Weight
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
+from tests.kernels.flat_calls import small_int8_qkv_triton, small_qkv_triton
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)
 EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}

@@ -10,11 +10,11 @@ import torch
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton
 from ingot.kernels.product.plans import PARTS, int8_plan
 from ingot.kernels.product.small_int8 import small_int8_linear_triton
-from ingot.kernels.product.small_qkv import small_int8_qkv_reference, small_int8_qkv_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.two_level_scales import quantize_two_level
+from tests.kernels.flat_calls import small_int8_qkv_reference, small_int8_qkv_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 

@@ -7,9 +7,13 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.attention.int8_heads import int8_heads
-from ingot.kernels.attention.paged_attention import paged_attention, paged_attention_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
+from tests.kernels.flat_calls import (
+    paged_attention,
+    paged_attention_triton,
+    prefill_attention,
+    prefill_attention_triton,
+)
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 from tests.kernels.paged_case import paged_case
 

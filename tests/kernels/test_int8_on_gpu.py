@@ -11,8 +11,6 @@ import torch
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads
-from ingot.kernels.attention.paged_attention import paged_attention
-from ingot.kernels.attention.prefill_attention import prefill_attention
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
@@ -21,6 +19,7 @@ from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, small_int8_candidates, small_int8_tiles
 from ingot.kernels.weight.expand_int8 import expand_int8
+from tests.kernels.flat_calls import paged_attention, prefill_attention
 from tests.kernels.int4_case import int4_weight
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import assert_near, normal

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.attention.invariant_attention import invariant_attention, invariant_attention_triton
+from tests.kernels.flat_calls import invariant_attention, invariant_attention_triton
 from tests.kernels.interpreter import order_products
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case

@@ -9,17 +9,24 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.attention.invariant_attention import invariant_attention, invariant_attention_triton
-from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention, paged_attention_triton
-from ingot.kernels.attention.paged_stream import paged_stream_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
-from ingot.kernels.cache.rope_kv_write import rope_kv_write, rope_kv_write_triton
+from ingot.kernels.attention.paged_attention import candidate_tiles
 from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales, quantize_heads
 from tests.kernels import test_invariant_attention as invariant
 from tests.kernels import test_paged_attention as decode
 from tests.kernels import test_paged_stream as stream
 from tests.kernels import test_prefill_attention as prefill
 from tests.kernels import test_rope_kv_write as rope
+from tests.kernels.flat_calls import (
+    invariant_attention,
+    invariant_attention_triton,
+    paged_attention,
+    paged_attention_triton,
+    paged_stream_triton,
+    prefill_attention,
+    prefill_attention_triton,
+    rope_kv_write,
+    rope_kv_write_triton,
+)
 from tests.kernels.interpreter import order_products
 from tests.kernels.narrow_cache_case import NarrowCase, narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
@@ -141,7 +148,7 @@ def test_shared_keys(device: str, kind: torch.dtype, name: str, variant: str) ->
     q = normal(len(stream.LENGTHS), heads, head_dim, dtype=dtype, device=device)
     tiles, programs = stream.VARIANTS[variant]
     place, scale = stream.where(case), head_dim**-0.5
-    out = paged_stream_triton(q, *place, scale, 870, window, tiles, None, None, programs, scales=case.scales)
+    out = paged_stream_triton(q, *place, scale, 870, window, tiles, programs=programs, scales=case.scales)
     assert_near(out, stream.expected64(q, case, scale, window))
     assert (out[1] == 0).all(), "a padding row is zeros"
 

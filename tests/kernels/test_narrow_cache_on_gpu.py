@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
-from ingot.kernels.attention.prefill_attention import prefill_attention
-from ingot.kernels.cache.rope_kv_write import rope_kv_write
+from ingot.kernels.attention.paged_attention import candidate_tiles
 from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales, quantize_heads
+from tests.kernels.flat_calls import paged_attention, prefill_attention, rope_kv_write
 from tests.kernels.narrow_cache_case import NarrowCase, narrow_case
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import attention64, paged_case

@@ -9,15 +9,19 @@ import pytest
 import torch
 
 from ingot.kernels.activation.gated_mlp import silu_mul
-from ingot.kernels.attention.paged_attention import default_tiles, paged_attention
-from ingot.kernels.attention.prefill_attention import prefill_attention
-from ingot.kernels.cache.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from ingot.kernels.attention.paged_attention import default_tiles
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.small_gate_up import small_gate_up
 from ingot.kernels.product.small_linear import small_linear, small_linear_parts
-from ingot.kernels.product.small_qkv import small_qkv
+from tests.kernels.flat_calls import (
+    paged_attention,
+    prefill_attention,
+    rope_kv_write,
+    rope_kv_write_reference,
+    small_qkv,
+)
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import attention64, paged_case
 

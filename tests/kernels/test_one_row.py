@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.attention.paged_attention import paged_attention
-from ingot.kernels.cache.rope_kv_write import rope_kv_write
-from ingot.kernels.cache.scales import gather_tokens
+from ingot.kernels.cache.paged_cache import gather_tokens
 from ingot.layers.forward_batch import LayerCache
+from tests.kernels.flat_calls import paged_attention, rope_kv_write
 
 CPU = torch.device("cpu")
 BLOCKS, HEADS, SIZE, DIM = 12, 2, 4, 8

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.attention.paged_attention import paged_attention, paged_attention_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
 from ingot.kernels.rows.endings import OperandOrder
 from ingot.kernels.rows.operand_rows import OperandRows
+from tests.kernels.flat_calls import (
+    paged_attention,
+    paged_attention_triton,
+    prefill_attention,
+    prefill_attention_triton,
+)
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 from tests.kernels.paged_case import paged_case
 

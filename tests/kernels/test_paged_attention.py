@@ -11,13 +11,10 @@ from ingot.config.step_sizes import batch_buckets
 from ingot.errors import IngotError
 from ingot.kernels.attention import paged_attention as module
 from ingot.kernels.attention import paged_stream
-from ingot.kernels.attention.paged_attention import (
-    candidate_tiles,
-    default_tiles,
-    paged_attention,
-    paged_attention_triton,
-)
+from ingot.kernels.attention.paged_attention import candidate_tiles, default_tiles
+from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.tiles import single_tiles, stream_tiles
+from tests.kernels.flat_calls import paged_attention, paged_attention_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -92,13 +89,13 @@ def test_rows_that_see_the_same_keys(impl: Implementation, heads: int) -> None:
 
 def test_the_twin_reads_the_keys_of_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     case = paged_case([40, 40], kv_heads=2, head_dim=8, block_size=16, dtype=torch.float32, device="cpu")
-    reads, gather = [], module.gather_pair
+    reads, gather = [], PagedCache.gather
 
     def counted(*given: Any) -> Any:
         reads.append(given)
         return gather(*given)
 
-    monkeypatch.setattr(module, "gather_pair", counted)
+    monkeypatch.setattr(PagedCache, "gather", counted)
     tables = case.block_tables[[0] * 30 + [1]]
     paged_attention(normal(31, 2, 8, dtype=torch.float32), case.key_cache, case.value_cache, tables,
                     case.seq_lens[[0] * 30 + [1]], 0.3, 40)  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.attention.paged_stream import paged_stream_triton
 from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
+from tests.kernels.flat_calls import paged_stream_triton
 from tests.kernels.numerics import DTYPES, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -74,7 +74,7 @@ def test_paged_stream(device: str, name: str, variant: str) -> None:
     out = torch.full_like(q, math.nan)
     tiles, programs = VARIANTS[variant]
     bound = 3 * max(LENGTHS)
-    paged_stream_triton(q, *where(case), scale, bound, window, tiles, out, arrivals, programs)
+    paged_stream_triton(q, *where(case), scale, bound, window, tiles, out, arrivals, programs=programs)
     assert_near(out, expected64(q, case, scale, window))
     assert (out[1] == 0).all(), "a padding row is zeros"
     assert not arrivals.any(), "the last to arrive leaves the counts at zero"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
 from ingot.kernels.attention.prefill_reference import NO_TILE
+from tests.kernels.flat_calls import prefill_attention, prefill_attention_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 

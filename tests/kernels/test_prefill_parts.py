@@ -10,8 +10,9 @@ import torch
 
 from ingot import SamplingParams
 from ingot.errors import IngotError
+from ingot.kernels.attention import prefill_attention as launcher
+from ingot.kernels.attention.attention_arguments import TileList
 from ingot.kernels.attention.int8_heads import int8_heads
-from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import LEAST_PART, most_parts, parts_of
 from ingot.layers import attention as layer
@@ -19,6 +20,7 @@ from ingot.layers.forward_batch import LayerCache
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 from ingot.runtime.step_buffer import StepBuffer
+from tests.kernels.flat_calls import prefill_attention, prefill_attention_triton
 from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
@@ -140,10 +142,10 @@ def test_the_list_that_a_captured_step_has(monkeypatch: pytest.MonkeyPatch) -> N
     query, used = normal(64, 4, 16, dtype=dtype), []
     expected = attention.attend(query, batch, cache)
 
-    def kernel(*arguments: Any, steady: bool, **options: Any) -> torch.Tensor:
-        used.append((options["parts"], options["tile_list"].tolist()))
+    def kernel(*arguments: Any, listed: TileList, **options: Any) -> torch.Tensor:
+        used.append((listed.parts, listed.tiles.tolist()))
         assert options["arrivals"] is batch.arrivals
-        return prefill_attention_triton(*arguments, **options)
+        return launcher.prefill_attention_triton(*arguments, listed=listed, **options)
 
     monkeypatch.setattr(layer, "prefill_attention", kernel)
     found = attention.attend(query, batch, cache)
@@ -251,7 +253,6 @@ def test_tiles_in_parts_come_first_and_are_no_more_than_there_is_room_for(most: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parts": 1}, "parts is out of range"),
         ({"parts": 3, "tile_list": torch.zeros(2, 4, dtype=torch.int32)}, "parts is out of range"),
         ({"arrivals": torch.zeros(3, dtype=torch.int32)}, "arrivals is out of range"),
         ({"arrivals": torch.zeros(4)}, "arrivals has the wrong dtype"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write, rope_kv_write_triton
+from ingot.kernels.cache.rope_kv_write import QkvParts
+from tests.kernels.flat_calls import rope_kv_write, rope_kv_write_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 SLOTS = [37, -1, 0, 21, 5]
@@ -174,7 +175,7 @@ def test_refused(index: int, value: Any, message: str) -> None:
 
 def test_refused_options() -> None:
     arguments, options = make_arguments("plain", torch.float32, "cpu")
-    with pytest.raises(IngotError, match="together"):
-        rope_kv_write(*arguments, **options, q_norm_weight=torch.zeros(64))
+    with pytest.raises(IngotError, match="k_norm_weight has the wrong shape"):
+        rope_kv_write(*arguments, **options, q_norm_weight=torch.zeros(64), k_norm_weight=torch.zeros(32))
     with pytest.raises(IngotError, match="logn_length"):
         rope_kv_write(*arguments, logn_length=1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ingot.kernels.activation.gated_mlp import silu_mul
-from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
+from tests.kernels.flat_calls import rope_kv_write
 from tests.kernels.numerics import normal
 
 pytestmark = pytest.mark.gpu

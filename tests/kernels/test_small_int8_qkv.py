@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.cache.rope_kv_write import rope_kv_write
-from ingot.kernels.product.small_qkv import small_int8_qkv, small_int8_qkv_triton
+from ingot.kernels.cache.paged_cache import PagedCache
+from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.cache.scales import CacheScales
+from ingot.kernels.product import small_qkv as module
 from ingot.kernels.rows.int8_rows import Int8Rows, int8_product
+from tests.kernels.flat_calls import rope_kv_write, small_int8_qkv, small_int8_qkv_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_small_products import POSITIONS, QKV_CASES, SLOTS
@@ -60,6 +63,10 @@ def test_refused() -> None:
         small_int8_qkv(int8_rows(65, 16), weight, None, *place)
     with pytest.raises(IngotError, match="positions has the wrong shape"):
         small_int8_qkv(x, weight, None, None, index, index[:1], index, cache, cache, 1, 1, 8)
+    own = PagedCache(cache, cache, CacheScales.zeros(1, 1, 16, cache.device))
+    narrow = Placement(None, TokenPlaces(index, index, index), own, QkvHeads(1, 1, 8))
+    with pytest.raises(IngotError, match="cache in 8 bits"):
+        module.small_int8_qkv(x, weight, None, narrow)
     none = Int8Rows(x.values[:0], x.scales[:0])
     empty = (None, *(index[:0] for _ in range(3)), cache, cache, 1, 1, 8)
     assert small_int8_qkv_triton(none, weight, None, *empty).shape == (0, 1, 8)

@@ -10,7 +10,6 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import silu_mul
-from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.product.plans import even_share
 from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
@@ -20,9 +19,9 @@ from ingot.kernels.product.small_linear import (
     small_linear_parts_triton,
     small_linear_triton,
 )
-from ingot.kernels.product.small_qkv import small_qkv, small_qkv_triton
 from ingot.kernels.tiles.product_tiles import MULTIPROCESSORS, candidate_tiles, small_tiles
 from ingot.kernels.weight.stored_weight import stored
+from tests.kernels.flat_calls import rope_kv_write, small_qkv, small_qkv_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 EPS = 1e-6

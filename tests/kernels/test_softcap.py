@@ -10,9 +10,14 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.activation.softcap import softcap, softcap_triton
-from ingot.kernels.attention.invariant_attention import invariant_attention, invariant_attention_triton
-from ingot.kernels.attention.paged_attention import paged_attention, paged_attention_triton
-from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
+from tests.kernels.flat_calls import (
+    invariant_attention,
+    invariant_attention_triton,
+    paged_attention,
+    paged_attention_triton,
+    prefill_attention,
+    prefill_attention_triton,
+)
 from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case

@@ -16,7 +16,6 @@ from ingot.kernels.product.small_linear import (
     small_linear_parts_triton,
     small_linear_triton,
 )
-from ingot.kernels.product.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
 from ingot.kernels.weight.stored_weight import (
     StoredWeight,
     dequantized,
@@ -27,6 +26,7 @@ from ingot.kernels.weight.stored_weight import (
     unpacked,
 )
 from ingot.quant.schemes.plain_unpacking import meaning
+from tests.kernels.flat_calls import small_qkv, small_qkv_reference, small_qkv_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_small_products import EPS, NARROW, normed64, qkv_arguments, weights
 

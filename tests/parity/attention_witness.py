@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import torch
 
+from ingot.kernels.attention.attention_arguments import Scoring, Sequences
 from ingot.kernels.attention.int8_heads import OutScales, put_heads, scales_at
 from ingot.kernels.attention.paged_attention import paged_attention_reference
 from ingot.kernels.attention.prefill_reference import prefill_attention_reference
-from ingot.kernels.cache.scales import CacheScales
+from ingot.kernels.cache.paged_cache import PagedCache
 
 ATTENTION = {
     "paged_attention": paged_attention_reference,
@@ -42,17 +43,16 @@ class AttentionWitness:
 
     def see(
         self,
-        args: tuple[torch.Tensor, ...],
-        kwargs: dict[str, object],
+        args: tuple[torch.Tensor, PagedCache, Sequences, Scoring],
         wide: torch.Tensor,
         result: torch.Tensor,
         out_scales: OutScales | None,
     ) -> None:
         """Judge a call by its operands, its output [T, heads, head_dim] in the dtype, and what it gave."""
         own = slice(None)
-        if self.op == "prefill_attention":
-            own = slice(int(args[4][0]), int(args[4][-1]))
-        exact, reach = self._exact(args, kwargs)
+        if (start := args[2].query_start) is not None:
+            own = slice(int(start[0]), int(start[-1]))
+        exact, reach = self._exact(*args)
         exact, reach, found = exact[own], reach[own], wide[own].double()
         over = (found - exact).abs() - reach
         if not bool((over <= 0).all()):  # so that NaN fails
@@ -77,24 +77,22 @@ class AttentionWitness:
             self._wrong.append(f"{self.op}: other numbers than its own output's")
 
     def _exact(
-        self, args: tuple[torch.Tensor, ...], kwargs: dict[str, object]
+        self, query: torch.Tensor, cache: PagedCache, sequences: Sequences, scoring: Scoring
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output in fp64, and how far one in the dtype may be from it: by half a last place of its own,
         and of each value's part of the sum.
         """
-        query, keys, values, *rest = args
-        scales = kwargs.get("scales")
-        assert scales is None or isinstance(scales, CacheScales)
-        known = {"window": kwargs.get("window", 0), "scales": scales}
-        reference = ATTENTION[self.op]
-        if scales is None:
-            keys, values = keys.double(), values.double()
-        exact, size = (reference(query.double(), keys, v, *rest, **known) for v in (values, values.abs()))
+        scales, reference = cache.scales, ATTENTION[self.op]
+        wide = cache.keys.double() if scales is None else cache.keys
+        values = cache.values.double() if scales is None else cache.values
+        exact, size = (
+            reference(query.double(), PagedCache(wide, v, scales), sequences, scoring)
+            for v in (values, values.abs())
+        )
         unit = UNIT[self.dtype]
         weights = 0.0 if self.dtype == torch.float32 else unit
-        lengths = args[4 if self.op == "paged_attention" else 5]
         most = values.abs().double().amax() * (1.0 if scales is None else scales.values.amax().double())
-        lost = LEAST[self.dtype] * (1 + int(lengths.max()) * float(most))
+        lost = LEAST[self.dtype] * (1 + int(sequences.seq_lens.max()) * float(most))
         return exact, (weights + SUM) * size + unit * exact.abs() + lost
 
     def faults(self) -> list[str]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ingot.kernels.attention.attention_arguments import AttentionOutput
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
 from ingot.kernels.weight.stored_weight import StoredWeight
 from tests.parity.attention_witness import ATTENTION, AttentionWitness
@@ -149,17 +150,17 @@ class Witness:
         result: torch.Tensor,
     ) -> None:
         """Judge an attention's call; what it is given to read is as it was."""
-        written = {"out", "out_scales"} if isinstance(kwargs.get("out_scales"), torch.Tensor) else {"out"}
-        kept = [
-            (args, {k: v for k, v in kwargs.items() if k not in written}),
-            (before[0], {k: v for k, v in before[1].items() if k not in written}),
-        ]
-        for (name, a), (_, old) in zip(*(_tensors(each, "given") for each in kept), strict=True):
+        output: AttentionOutput = kwargs["output"]
+        given = (args, {name: value for name, value in kwargs.items() if name != "output"})
+        kept = (before[0], {name: value for name, value in before[1].items() if name != "output"})
+        if not isinstance(output.scales, torch.Tensor):  # steps, which are read
+            given, kept = (given, output.scales), (kept, before[1]["output"].scales)
+        for (name, a), (_, old) in zip(_tensors(given, "given"), _tensors(kept, "given"), strict=True):
             if not torch.equal(a.detach().cpu(), old):
                 self._wrong.append(f"{op} {name} {tuple(a.shape)}: written to")
-        wide = original(*args, **kwargs | {"out": None, "out_scales": None})
-        scales = _on_cpu(kwargs.get("out_scales"), {})
-        self._attention[op].see(before[0], before[1], wide.cpu(), result.detach().cpu(), scales)
+        wide = original(*args, **kwargs | {"output": AttentionOutput(steady=output.steady)})
+        scales = _on_cpu(output.scales, {})
+        self._attention[op].see(before[0], wide.cpu(), result.detach().cpu(), scales)
 
     def _compare(
         self, op: str, name: str, a: torch.Tensor, b: torch.Tensor, old: torch.Tensor | None
@@ -203,7 +204,8 @@ def _on_cpu(value: Any, known: dict[int, torch.Tensor]) -> Any:
         fields = dataclasses.fields(value)
         return dataclasses.replace(value, **{f.name: _on_cpu(getattr(value, f.name), known) for f in fields})
     if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(part, known) for part in value)
+        make = getattr(value, "_make", type(value))  # of a named tuple
+        return make(_on_cpu(part, known) for part in value)
     if isinstance(value, dict):
         return {name: _on_cpu(part, known) for name, part in value.items()}
     return value

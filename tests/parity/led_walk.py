@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.kernels.cache.placement import Placement
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, products
 from ingot.quant.schemes.scheme_registry import int8_products
@@ -90,12 +91,12 @@ def _of_rows(product: Callable[..., Any], numbers: Numbers) -> Callable[..., Any
 
 
 def _of_caches(write: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
-    def called(*args: Any, **named: Any) -> Any:
-        query, scales = write(*args, **named), named.get("scales")
-        if scales is not None:
-            for cache, own in zip(args[5:7], scales.tensors, strict=True):
-                values, told = numbers(cache, own)
-                cache.copy_(values)
+    def called(qkv: Any, place: Placement, *rest: Any) -> Any:
+        query, cache = write(qkv, place, *rest), place.cache
+        if cache.scales is not None:
+            for stored, own in zip((cache.keys, cache.values), cache.scales.tensors, strict=True):
+                values, told = numbers(stored, own)
+                stored.copy_(values)
                 own.copy_(told)
         return query
 

@@ -21,8 +21,8 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.decoder_config import RopeConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.rotary import RotaryTable, frequencies
+from tests.kernels.flat_calls import rope_kv_write
 from tests.tiny_models import edit_config
 
 TOLERANCE = 1e-4  # absolute, on logits of magnitude 10

@@ -93,14 +93,13 @@ def as_launchers_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
         residual, _, _ = rest[-3:]  # tiles, ending
         return torch.empty_like(x), x if residual is None else torch.empty_like(x)
 
-    def place(qkv: Any, *rest: Any, **_: Any) -> Any:
-        heads, size = rest[6], rest[8]
-        return torch.empty(len(qkv), heads, size, dtype=qkv.dtype)
+    def placed(qkv: Any, place: Any, *_: Any) -> Any:
+        return torch.empty(len(qkv), place.heads.num_heads, place.heads.head_dim, dtype=qkv.dtype)
 
     monkeypatch.setattr("ingot.layers.norm.rms_norm", norm)
     monkeypatch.setattr("ingot.layers.norm.layer_norm", norm)
-    monkeypatch.setattr("ingot.layers.attention.rope_kv_write", place)
-    monkeypatch.setattr("ingot.layers.attention.prefill_attention", lambda *_, out, **__: out)
+    monkeypatch.setattr("ingot.layers.attention.rope_kv_write", placed)
+    monkeypatch.setattr("ingot.layers.attention.prefill_attention", lambda *_, output, **__: output.out)
     monkeypatch.setattr(
         "ingot.layers.mlp.silu_mul", lambda x, **_: torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype)
     )

@@ -96,7 +96,7 @@ def test_a_mixed_step_runs_both_kernels(tmp_path: Path, monkeypatch: pytest.Monk
     original = layer.paged_attention
 
     def counted(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-        seen.append((query.shape[0], options["out"].shape[0]))
+        seen.append((query.shape[0], options["output"].out.shape[0]))
         return original(query, *rest, **options)
 
     monkeypatch.setattr(layer, "paged_attention", counted)

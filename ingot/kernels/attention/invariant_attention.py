@@ -7,7 +7,7 @@ has a program for each span and a second kernel that lets them meet. Both comput
 are the tensor cores', no product and sum are contracted, and weights are summed as integers, which have no
 order. Knows no model and no block manager.
 
-    out = invariant_attention(q, keys, values, block_tables, query_start, seq_lens, 1, 4096, 128**-0.5)
+    out = invariant_attention(q, cache, Sequences(block_tables, seq_lens, 4096, query_start), scoring)
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.attention.attention_checks import expect_attention, expect_queries
+from ingot.kernels.attention.attention_arguments import (
+    Scoring,
+    Sequences,
+    expect_attention,
+    expect_queries,
+)
 from ingot.kernels.attention.invariant_spans import finish, invariant_meet_kernel, meet, sum_rows
 from ingot.kernels.attention.scores import (
     LEAST_SCORE,
@@ -25,9 +30,9 @@ from ingot.kernels.attention.scores import (
     softcapped,
 )
 from ingot.kernels.cache.narrow import knows_asm, widened
-from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.tile import tile_rows
-from ingot.kernels.checks import expect_range, next_power_of_two, runs_on_gpu
+from ingot.kernels.checks import next_power_of_two, runs_on_gpu
 
 SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 
@@ -239,28 +244,19 @@ def query_tile(max_query_len: int, head_dim: int, itemsize: int, narrow: bool = 
 
 
 def invariant_attention_triton(
-    q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    scale: float,
-    window: int = 0,
-    scales: CacheScales | None = None,
-    softcap: float = 0.0,
+    q: torch.Tensor, cache: PagedCache, sequences: Sequences, scoring: Scoring
 ) -> torch.Tensor:
     """Launch the kernels; arguments as in :func:`invariant_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, batch = key_cache.shape[1], seq_lens.shape[0]
+    block_tables, seq_lens, max_seq_len, query_start, max_query_len = sequences
+    scale, window, softcap = scoring
+    num_kv_heads, batch = cache.num_kv_heads, seq_lens.shape[0]
     split = max_query_len == 1
     group = num_heads // num_kv_heads
     rows = (
         max(next_power_of_two(group), 16)
         if split
-        else query_tile(max_query_len, head_dim, q.element_size(), scales is not None)
+        else query_tile(max_query_len, head_dim, q.element_size(), cache.scales is not None)
     )
     warps, stages = ROW_TILES[min(rows, 128)]
     if split and batch * num_kv_heads <= FEW_PROGRAMS:
@@ -284,9 +280,7 @@ def invariant_attention_triton(
     }
     invariant_attention_kernel[grid](
         q,
-        key_cache,
-        value_cache,
-        *scale_pointers(scales),
+        *cache.pointers,
         block_tables,
         query_start,
         seq_lens,
@@ -294,12 +288,12 @@ def invariant_attention_triton(
         stats,
         q.stride(0),
         block_tables.stride(0),
-        *key_cache.stride()[:3],
+        *cache.keys.stride()[:3],
         factor,
         window,
         HEADS=num_heads,
         GROUP=group,
-        BLOCK_SIZE=key_cache.shape[2],
+        BLOCK_SIZE=cache.block_size,
         SPLIT=split,
         CAP=cap,
         ASM=knows_asm(q),
@@ -317,29 +311,19 @@ def invariant_attention_triton(
 
 
 def invariant_attention_reference(
-    q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    scale: float,
-    window: int = 0,
-    scales: CacheScales | None = None,
-    softcap: float = 0.0,
+    q: torch.Tensor, cache: PagedCache, sequences: Sequences, scoring: Scoring
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`invariant_attention`. Every token is computed by itself."""
+    assert sequences.query_start is not None
+    scale, window, softcap = scoring
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    starts, num_kv_heads = query_start.tolist(), key_cache.shape[1]
-    for row, length in enumerate(seq_lens.tolist()):
+    starts, num_kv_heads = sequences.query_start.tolist(), cache.num_kv_heads
+    for row, length in enumerate(sequences.seq_lens.tolist()):
         begin, stop = starts[row], starts[row + 1]
         for token in range(begin, stop) if length else ():
             end = length - stop + token + 1
             first = max(end - window, 0) if window else 0
-            where = (block_tables[row], first, end, q.dtype)
-            keys, values = gather_pair(key_cache, value_cache, scales, *where)
+            keys, values = cache.gather(sequences.block_tables[row], first, end, q.dtype)
             grouped = q[token].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
             attended = plain_attention(grouped, keys[None], values[None], scale, softcap)
             out[token] = attended.flatten(0, 2)
@@ -347,18 +331,7 @@ def invariant_attention_reference(
 
 
 def invariant_attention(
-    q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_query_len: int,
-    max_seq_len: int,
-    scale: float,
-    window: int = 0,
-    scales: CacheScales | None = None,
-    softcap: float = 0.0,
+    q: torch.Tensor, cache: PagedCache, sequences: Sequences, scoring: Scoring
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (fixed splits: Flash-Decoding, 2023).
 
@@ -367,18 +340,11 @@ def invariant_attention(
 
     Args:
         q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``;
-            already holds the new tokens.
-        value_cache: as key_cache, and with the same strides.
-        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
-        query_start: [B + 1] int32, cumulative counts of new tokens; the last one is T.
-        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
-        max_query_len: an upper bound on the new tokens of a request; 1: every request has one token, T is B.
-        max_seq_len: an upper bound on seq_lens; sizes the launch.
-        scale: multiplies the scores, usually head_dim ** -0.5.
-        window: keys that a query sees, itself included; 0: all.
-        scales: of caches in 8 bits, which are contiguous then; their numbers are widened to the dtype of q.
-        softcap: > 0: scores become softcap · tanh(score / softcap).
+        cache: of the dtype of q, or in 8 bits, whose values are widened to the dtype of q; already holds the
+            new tokens.
+        sequences: with ``query_start``, whose last entry is T; max_query_len 1: every request has one token,
+            T is B.
+        scoring: scale, window and softcap of the layer.
 
     Returns:
         [T, num_heads, head_dim], dtype of q.
@@ -386,10 +352,8 @@ def invariant_attention(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_attention(q, key_cache, value_cache, block_tables, seq_lens, scales, window, softcap)
-    expect_queries(q, query_start, len(seq_lens), max_query_len)
-    expect_range("max_seq_len", max_seq_len, 0)
-    arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, max_seq_len)
+    expect_attention(q, cache, sequences, scoring)
+    expect_queries(q, sequences)
     if runs_on_gpu(q):
-        return invariant_attention_triton(*arguments, scale, window, scales, softcap)
-    return invariant_attention_reference(*arguments, scale, window, scales, softcap)
+        return invariant_attention_triton(q, cache, sequences, scoring)
+    return invariant_attention_reference(q, cache, sequences, scoring)

@@ -5,7 +5,7 @@ request's keys are split follows from its own length and the tiles alone: with t
 bitwise the same alone and in any batch. The default tiles follow the number of requests, rounded up to a
 power of two, as a captured graph pads it. Knows no model and no block manager.
 
-    out = paged_attention(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
+    out = paged_attention(q, cache, Sequences(block_tables, seq_lens, 4096), Scoring(128**-0.5))
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from collections.abc import Iterator, Mapping
 import torch
 import triton
 
-from ingot.kernels.attention.attention_checks import expect_attention
-from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, expect_out, put_heads
+from ingot.kernels.attention.attention_arguments import (
+    PLAIN_OUTPUT,
+    AttentionOutput,
+    Scoring,
+    Sequences,
+    expect_arrivals,
+    expect_attention,
+)
+from ingot.kernels.attention.int8_heads import end_constants, end_pointers, expect_out, put_heads
 from ingot.kernels.attention.paged_single import paged_attention_single_kernel
 from ingot.kernels.attention.paged_stream import paged_stream_triton
 from ingot.kernels.attention.scores import plain_attention, score_factors
 from ingot.kernels.cache.narrow import knows_asm
-from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
-from ingot.kernels.checks import (
-    expect,
-    expect_range,
-    merge_tiles,
-    next_power_of_two,
-    runs_on_gpu,
-)
+from ingot.kernels.cache.paged_cache import PagedCache
+from ingot.kernels.checks import merge_tiles, next_power_of_two, runs_on_gpu
 from ingot.kernels.overlap import launch_options, overlaps
 from ingot.kernels.tiles.single_tiles import single_changes, single_tiles
 from ingot.kernels.tiles.stream_tiles import stream_tiles
@@ -67,27 +68,19 @@ def candidate_tiles(
 
 def paged_attention_triton(
     q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    max_seq_len: int,
-    window: int = 0,
+    cache: PagedCache,
+    sequences: Sequences,
+    scoring: Scoring,
     tiles: Mapping[str, int] | None = None,
-    out: torch.Tensor | None = None,
+    output: AttentionOutput = PLAIN_OUTPUT,
     arrivals: torch.Tensor | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
-    num_kv_heads, itemsize = key_cache.shape[1], key_cache.element_size()
-    if num_heads != num_kv_heads:
-        arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
-        ends = {"out_scales": out_scales, "scales": scales, "softcap": softcap}
-        return paged_stream_triton(*arguments, tiles, out, arrivals, **ends)  # type: ignore[arg-type]
+    if num_heads != cache.num_kv_heads:
+        return paged_stream_triton(q, cache, sequences, scoring, tiles, output, arrivals)
+    block_tables, max_seq_len, window = sequences.block_tables, sequences.max_seq_len, scoring.window
+    itemsize, out_scales, out = cache.keys.element_size(), output.scales, output.out
     choice = merge_tiles(default_tiles(num_heads, 1, head_dim, itemsize, q.device, batch), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
@@ -103,18 +96,18 @@ def paged_attention_triton(
         if arrivals is None:
             arrivals = torch.zeros(batch * num_heads, dtype=torch.int32, device=q.device)
     block_d = max(next_power_of_two(head_dim), 16)
-    factor, cap = score_factors(scale, softcap)
+    factor, cap = score_factors(scoring.scale, scoring.softcap)
     chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * itemsize)
     paged_attention_single_kernel[(num_splits, num_heads, batch)](
-        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
+        *(q, *cache.pointers, block_tables, sequences.seq_lens, out),
         *(*end_pointers(out_scales), partial, lse),
         arrivals if num_splits > 1 else None,
-        *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+        *(q.stride(0), block_tables.stride(0), *cache.keys.stride()[:3]),
         factor,
         window,
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
-        BLOCK_SIZE=key_cache.shape[2],
+        BLOCK_SIZE=cache.block_size,
         MAX_SPLITS=choice["MAX_SPLITS"],
         MIN_TOKENS=min_tokens,
         HAS_WINDOW=window > 0,
@@ -132,30 +125,23 @@ def paged_attention_triton(
 
 def paged_attention_reference(
     q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    max_seq_len: int,
-    window: int = 0,
-    out: torch.Tensor | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    steady: bool = False,
-    softcap: float = 0.0,
+    cache: PagedCache,
+    sequences: Sequences,
+    scoring: Scoring,
+    output: AttentionOutput = PLAIN_OUTPUT,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
-    arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+    out, out_scales, steady = output
     if out_scales is not None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-        attended = paged_attention_reference(*arguments, scales=scales, steady=steady, softcap=softcap)
-        put_heads(attended, out, out_scales)
+        wide = AttentionOutput(steady=steady)
+        put_heads(paged_attention_reference(q, cache, sequences, scoring, wide), out, out_scales)
         return out
-    num_kv_heads, dtype = key_cache.shape[1], torch.float64 if steady else q.dtype
+    block_tables, seq_lens = sequences.block_tables, sequences.seq_lens
+    scale, window, softcap = scoring
+    num_kv_heads, dtype = cache.num_kv_heads, torch.float64 if steady else q.dtype
     if len(q) == 1 and (length := int(seq_lens)):
-        where = (block_tables[0], max(length - window, 0) if window else 0, length, q.dtype)
-        pair = gather_pair(key_cache, value_cache, scales, *where)
+        pair = cache.gather(block_tables[0], max(length - window, 0) if window else 0, length, q.dtype)
         keys, values = (t.to(dtype) for t in pair) if steady else pair
         queries = q.to(dtype).reshape(1, num_kv_heads, -1, q.shape[2])
         found = plain_attention(queries, keys[None], values[None], scale, softcap).view(q.shape)
@@ -166,8 +152,7 @@ def paged_attention_reference(
         if length == 0:
             continue
         start = max(length - window, 0) if window else 0
-        where = (block_tables[first], start, length, q.dtype)
-        keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
+        keys, values = (t.to(dtype) for t in cache.gather(block_tables[first], start, length, q.dtype))
         queries = q[first:last].to(dtype).unflatten(1, (num_kv_heads, -1))  # [n, KV heads, group, head_dim]
         if last - first == 1:
             out[first] = plain_attention(queries, keys[None], values[None], scale, softcap).flatten(0, 2)
@@ -187,62 +172,40 @@ def _alike(block_tables: torch.Tensor, seq_lens: torch.Tensor) -> Iterator[tuple
 
 def paged_attention(
     q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    max_seq_len: int,
-    window: int = 0,
+    cache: PagedCache,
+    sequences: Sequences,
+    scoring: Scoring,
     tiles: Mapping[str, int] | None = None,
-    out: torch.Tensor | None = None,
+    output: AttentionOutput = PLAIN_OUTPUT,
     arrivals: torch.Tensor | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    steady: bool = False,
-    softcap: float = 0.0,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
     Args:
         q: [B, num_heads, head_dim] fp16, bf16 or fp32; head_dim 8 to 256.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``.
-        value_cache: as key_cache, and with the same strides.
-        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
-        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
-        scale: multiplies the scores, usually head_dim ** -0.5.
-        max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
-        window: see only the last ``window`` keys; 0: all.
+        cache: of the dtype of q, or in 8 bits.
+        sequences: with one query a request.
+        scoring: scale, window and softcap of the layer.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
             overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and, without
             groups, all keys but each request's newest before the wait, allowed if no kernel has written them
             since the last launch without overlap), ``num_warps``, ``num_stages``; without groups ``PREFETCH``
             (1: a tile is asked for before the one before it is computed), with groups ``AXIS`` and ``MERGE``
             (as in paged_stream.py).
-        out: [B, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
+        output: where it goes, and in which form.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch.
-        out_scales: fp32 [B, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
-            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q, as
-            with ``OperandOrder``, which puts each row's columns in another order.
-        scales: of caches in 8 bits, which are contiguous then.
-        steady: as of :func:`prefill_attention`.
-        softcap: > 0: scores become softcap · tanh(score / softcap).
 
     Returns:
-        [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
+        [B, num_heads, head_dim], dtype of q: the output's ``out``, or a new tensor.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     batch = q.shape[0] if q.dim() else 0
-    expect_attention(q, key_cache, value_cache, block_tables, seq_lens, scales, window, softcap, batch)
-    expect_range("max_seq_len", max_seq_len, 0)
-    expect_out(out, out_scales, q)
-    if arrivals is not None:
-        expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
-        expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
-    arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+    expect_attention(q, cache, sequences, scoring, batch)
+    expect_out(output.out, output.scales, q)
+    expect_arrivals(arrivals, q, batch * cache.num_kv_heads)
     if runs_on_gpu(q):
-        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales, scales, softcap)
-    return paged_attention_reference(*arguments, out, out_scales, scales, steady, softcap)
+        return paged_attention_triton(q, cache, sequences, scoring, tiles, output, arrivals)
+    return paged_attention_reference(q, cache, sequences, scoring, output)

@@ -5,7 +5,7 @@ in one pipelined loop of matrix products. Each span has a softmax of its own, so
 and the length: few long loops in a large batch, many short ones in a small one, the same bits. Owns its
 launch; knows no checks of arguments.
 
-    out = paged_stream_triton(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
+    out = paged_stream_triton(q, cache, Sequences(block_tables, seq_lens, 4096), Scoring(128**-0.5))
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, store_heads
+from ingot.kernels.attention.attention_arguments import PLAIN_OUTPUT, AttentionOutput, Scoring, Sequences
+from ingot.kernels.attention.int8_heads import end_constants, end_pointers, store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel
 from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
 from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.scales import CacheScales, scale_pointers
+from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.tile import split_bounds, tile_rows
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
@@ -297,20 +298,13 @@ def paged_stream_kernel(
 
 def paged_stream_triton(
     q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    max_seq_len: int,
-    window: int = 0,
+    cache: PagedCache,
+    sequences: Sequences,
+    scoring: Scoring,
     tiles: Mapping[str, int] | None = None,
-    out: torch.Tensor | None = None,
+    output: AttentionOutput = PLAIN_OUTPUT,
     arrivals: torch.Tensor | None = None,
     programs: int | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked.
 
@@ -319,10 +313,12 @@ def paged_stream_triton(
     as many as :func:`pair_programs` says.
     """
     batch, num_heads, head_dim = q.shape
-    num_kv_heads = key_cache.shape[1]
+    num_kv_heads, out, out_scales = cache.num_kv_heads, output.out, output.scales
+    block_tables, seq_lens, max_seq_len, *_ = sequences
+    scale, window, softcap = scoring
     group = num_heads // num_kv_heads
     pairs = next_power_of_two(batch) * num_kv_heads
-    sizes = (key_cache.element_size(), q.device, q.element_size())
+    sizes = (cache.keys.element_size(), q.device, q.element_size())
     choice = _stream_choice(stream_tiles(pairs, head_dim, *sizes), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
@@ -350,14 +346,14 @@ def paged_stream_triton(
         if arrivals is None and choice["MERGE"] == 2:
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
     paged_stream_kernel[(num_kv_heads, batch, sharing)](
-        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
+        *(q, *cache.pointers, block_tables, seq_lens, out),
         *(*end_pointers(out_scales), partial, lse),
         arrivals if lse is not None and choice["MERGE"] == 2 else None,
-        *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+        *(q.stride(0), block_tables.stride(0), *cache.keys.stride()[:3]),
         *(factor, window, num_splits, programs),
         GROUP=group,
         BLOCK_G=max(next_power_of_two(group), 16),
-        BLOCK_SIZE=key_cache.shape[2],
+        BLOCK_SIZE=cache.block_size,
         AXIS=1 if choice["AXIS"] == 1 else 0,
         MERGE=choice["MERGE"],
         CAP=cap,

@@ -4,7 +4,7 @@ Owns the formula o = softmax(scale q K^T + mask) V, computed tile by tile with a
 start at the same multiples of the tile size however a prompt was cut into chunks. Knows no model and no
 block manager.
 
-    out = prefill_attention(q, keys, values, block_tables, query_start, seq_lens, 512, 128**-0.5)
+    out = prefill_attention(q, cache, Sequences(block_tables, seq_lens, 4096, query_start, 512), scoring)
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.attention.attention_checks import expect_attention, expect_queries
-from ingot.kernels.attention.int8_heads import (
-    OutScales,
-    end_constants,
-    end_pointers,
-    expect_out,
-    store_heads,
+from ingot.kernels.attention.attention_arguments import (
+    PLAIN_OUTPUT,
+    AttentionOutput,
+    Scoring,
+    Sequences,
+    TileList,
+    expect_arrivals,
+    expect_attention,
+    expect_queries,
 )
+from ingot.kernels.attention.int8_heads import end_constants, end_pointers, expect_out, store_heads
 from ingot.kernels.attention.prefill_parts import meet_parts, part_bounds
 from ingot.kernels.attention.prefill_reference import prefill_attention_reference
 from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
 from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.scales import CacheScales, scale_pointers
+from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.tile import tile_place
 from ingot.kernels.checks import (
     KernelArgumentError,
@@ -246,26 +249,21 @@ def _options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
 
 def prefill_attention_triton(
     q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int = 0,
+    cache: PagedCache,
+    sequences: Sequences,
+    scoring: Scoring,
     tiles: Mapping[str, int] | None = None,
-    out: torch.Tensor | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    softcap: float = 0.0,
-    tile_list: torch.Tensor | None = None,
-    parts: int = 0,
+    output: AttentionOutput = PLAIN_OUTPUT,
+    listed: TileList | None = None,
     arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
-    kind = (q.element_size(), scales is not None, parts)
+    block_tables, seq_lens, _, query_start, max_query_len = sequences
+    scale, window, softcap = scoring
+    out, out_scales, _ = output
+    tile_list, parts = (None, 0) if listed is None else listed
+    kind = (q.element_size(), cache.scales is not None, parts)
     choice = merge_tiles(default_tiles(max_query_len, head_dim, *kind), tiles)
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
@@ -282,16 +280,16 @@ def prefill_attention_triton(
     factor, cap = score_factors(scale, softcap)
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
-            *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens),
+            *(q, *cache.pointers, block_tables, query_start, seq_lens),
             *(tile_list, out, *end_pointers(out_scales), partial, lse, arrivals if parts else None),
             *(q.stride(0), block_tables.stride(0)),
-            *key_cache.stride()[:3],
+            *cache.keys.stride()[:3],
             factor,
             window,
-            GROUP=num_heads // key_cache.shape[1],
+            GROUP=num_heads // cache.num_kv_heads,
             HEAD_DIM=head_dim,
             BLOCK_D=max(next_power_of_two(head_dim), 16),
-            BLOCK_SIZE=key_cache.shape[2],
+            BLOCK_SIZE=cache.block_size,
             HAS_WINDOW=window > 0,
             BLOCK_M=choice["BLOCK_M"],
             BLOCK_N=choice["BLOCK_N"],
@@ -306,22 +304,12 @@ def prefill_attention_triton(
 
 def prefill_attention(
     q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int = 0,
+    cache: PagedCache,
+    sequences: Sequences,
+    scoring: Scoring,
     tiles: Mapping[str, int] | None = None,
-    out: torch.Tensor | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    steady: bool = False,
-    softcap: float = 0.0,
-    tile_list: torch.Tensor | None = None,
-    parts: int = 0,
+    output: AttentionOutput = PLAIN_OUTPUT,
+    listed: TileList | None = None,
     arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
@@ -331,52 +319,31 @@ def prefill_attention(
 
     Args:
         q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``;
-            already holds the new tokens.
-        value_cache: as key_cache, and with the same strides.
-        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
-        query_start: [B + 1] int32: request b's queries are the rows ``query_start[b] : query_start[b + 1]``
-            of q. Rows outside belong to none of these requests and are left as they are.
-        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
-        max_query_len: an upper bound on the new tokens of a request.
-        scale: multiplies the scores, usually head_dim ** -0.5; positive.
-        window: keys that a query sees, itself included; 0: all.
+        cache: of the dtype of q, or in 8 bits; already holds the new tokens.
+        sequences: with ``query_start``. Rows of q outside belong to none of these requests and are left as
+            they are.
+        scoring: scale (positive), window and softcap of the layer.
         tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (most a thread takes; 256: no limit), ``OVERLAP``
             (as in overlap.py), ``num_warps``, ``num_stages``.
-        out: [T, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
-        out_scales: fp32 [T, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
-            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q.
-        scales: of caches in 8 bits, which are contiguous then.
-        steady: the output will be rounded to few bits. The twin then sums in float64: the last bits of fp32
-            sums follow the shape of the step, and rounding can make a quantum of them. Kernels ignore it.
-        softcap: > 0: scores become softcap · tanh(score / softcap).
-        tile_list: [N, 4] int32, what the programs compute, in this order: a request, which BLOCK_M of its
-            queries, which part of the keys that these see, and of how many; NO_TILE of any: nothing. It holds
-            all tiles of the last requests, from some request on, and their parts one after another; rows of
-            the others are left as they are. None: all requests.
-        parts: only so many entries of ``tile_list``, the first ones, are of tiles with more than one part;
-            0: none. Sums of parts differ from those of whole tiles in their last bits.
+        output: where it goes, and in which form.
+        listed: what the programs compute; None: all requests.
         arrivals: at least parts * num_heads int32 zeros, as of :func:`paged_attention`.
 
     Returns:
-        [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
+        [T, num_heads, head_dim], dtype of q: the output's ``out``, or a new tensor.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_attention(q, key_cache, value_cache, block_tables, seq_lens, scales, window, softcap)
-    expect_queries(q, query_start, len(seq_lens), max_query_len)
-    if not scale > 0:
-        raise KernelArgumentError("scale is not positive", seen=scale)
-    expect_out(out, out_scales, q)
-    if tile_list is not None:
-        expect("tile_list", tile_list, (None, 4), like=q, dtype=torch.int32)
-    expect_range("parts", parts, 0, 0 if tile_list is None else len(tile_list))
-    if arrivals is not None:
-        expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
-        expect_range("arrivals", arrivals.numel(), parts * q.shape[1])
-    arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
+    expect_attention(q, cache, sequences, scoring)
+    expect_queries(q, sequences)
+    if not scoring.scale > 0:
+        raise KernelArgumentError("scale is not positive", seen=scoring.scale)
+    expect_out(output.out, output.scales, q)
+    if listed is not None:
+        expect("tile_list", listed.tiles, (None, 4), like=q, dtype=torch.int32)
+        expect_range("parts", listed.parts, 0, len(listed.tiles))
+    expect_arrivals(arrivals, q, 0 if listed is None else listed.parts * q.shape[1])
     if runs_on_gpu(q):
-        ends = (tiles, out, out_scales, scales, softcap, tile_list, parts, arrivals)
-        return prefill_attention_triton(*arguments, *ends)
-    return prefill_attention_reference(*arguments, out, out_scales, scales, steady, softcap, tile_list)
+        return prefill_attention_triton(q, cache, sequences, scoring, tiles, output, listed, arrivals)
+    return prefill_attention_reference(q, cache, sequences, scoring, output, listed)

@@ -7,7 +7,7 @@ Owns the formulas below and the cache's slot arithmetic. Knows no model and no b
     rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
     logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
 
-    q = rope_kv_write(qkv, table, rows, positions, slots, keys, values, 32, 8, 128)
+    q = rope_kv_write(qkv, Placement(table, TokenPlaces(rows, positions, slots), cache, QkvHeads(32, 8, 128)))
 
 A product whose sums are in parts is added up here (heads.py: ``QkvParts``).
 """
@@ -23,20 +23,16 @@ import triton.language as tl
 
 from ingot.kernels.cache.heads import QkvParts, Roles, head_columns, largest, normed, store_heads
 from ingot.kernels.cache.narrow import cache_scale_of
-from ingot.kernels.cache.scales import CacheScales, expect_cache, scale_pointers, write_tokens
+from ingot.kernels.cache.placement import HeadNorms, Placement
+from ingot.kernels.cache.scales import write_tokens
 from ingot.kernels.checks import (
-    KernelArgumentError,
     expect,
     expect_float,
-    expect_group,
-    expect_range,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
-
-MAX_HEAD_DIM = 256
 
 
 @triton.jit
@@ -174,48 +170,34 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
 
 def rope_kv_write_triton(
     qkv: torch.Tensor | QkvParts,
-    cos_sin: torch.Tensor | None,
-    rope_rows: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    q_norm_weight: torch.Tensor | None = None,
-    k_norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
-    logn_length: int = 0,
+    place: Placement,
+    norms: HeadNorms | None = None,
     tiles: Mapping[str, int] | None = None,
-    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
     choice = merge_tiles(default_tiles(), tiles)
     split = isinstance(qkv, QkvParts)
     source, bias = (qkv.parts, qkv.bias) if isinstance(qkv, QkvParts) else (qkv, None)
-    num_tokens = source.shape[-2]
-    half = 0 if cos_sin is None else cos_sin.shape[1] // 2
+    cos_sin, tokens, cache, (num_heads, num_kv_heads, head_dim, logn_length) = place
+    q_norm, k_norm, norm_eps = (None, None, 0.0) if norms is None else norms
+    num_tokens, half = source.shape[-2], place.half
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=source.device)
     if num_tokens:
         grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, choice["BLOCK_HEADS"]))
         rope_kv_write_kernel[grid](
-            source, bias, cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache,
-            *scale_pointers(scales), q_norm_weight, k_norm_weight,
+            source, bias, cos_sin, *tokens, q, *cache.pointers, q_norm, k_norm,
             source.stride(-2), source.stride(0) if split else 0, 0 if cos_sin is None else cos_sin.stride(0),
-            *key_cache.stride()[:3], norm_eps, 1.0 / math.log(logn_length) if logn_length else 0.0,
+            *cache.keys.stride()[:3], norm_eps, 1.0 / math.log(logn_length) if logn_length else 0.0,
             HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HALF=half,
             BLOCK_HALF=next_power_of_two(half), BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
-            BLOCK_SIZE=key_cache.shape[2], BLOCK_HEADS=choice["BLOCK_HEADS"],
+            BLOCK_SIZE=cache.block_size, BLOCK_HEADS=choice["BLOCK_HEADS"],
             PARTS=source.shape[0] if split else 0, LOGN=logn_length > 0, OVERLAP=choice["OVERLAP"],
             **launch_options(choice, source.device),
         )  # fmt: skip
     return q
 
 
-def _twin_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    if weight is None:
-        return x
+def _twin_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
 
@@ -228,69 +210,45 @@ def _twin_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def rope_kv_write_reference(
-    qkv: torch.Tensor | QkvParts,
-    cos_sin: torch.Tensor | None,
-    rope_rows: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    q_norm_weight: torch.Tensor | None = None,
-    k_norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
-    logn_length: int = 0,
-    scales: CacheScales | None = None,
+    qkv: torch.Tensor | QkvParts, place: Placement, norms: HeadNorms | None = None
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
+    cos_sin, (rope_rows, positions, slot_mapping), cache, (num_heads, num_kv_heads, head_dim, logn) = place
     qkv = qkv.product() if isinstance(qkv, QkvParts) else qkv
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     last = num_heads + num_kv_heads
     q, k, v = heads[:, :num_heads], heads[:, num_heads:last], heads[:, last:]  # each [T, heads, D]
-    q, k = _twin_norm(q, q_norm_weight, norm_eps), _twin_norm(k, k_norm_weight, norm_eps)
+    if norms is not None:
+        q, k = _twin_norm(q, norms.q, norms.eps), _twin_norm(k, norms.k, norms.eps)
     if cos_sin is not None:
         cos, sin = cos_sin[rope_rows].chunk(2, dim=-1)
         q, k = _twin_rotary(q, cos, sin), _twin_rotary(k, cos, sin)
-    if logn_length:
-        factor = torch.log(positions.float() + 1.0) * (1.0 / math.log(logn_length))
+    if logn:
+        factor = torch.log(positions.float() + 1.0) * (1.0 / math.log(logn))
         q = q.float() * factor.clamp(min=1.0)[:, None, None]
     k = k.to(qkv.dtype)
-    key_scales, value_scales = scale_pointers(scales)
-    if len(slot_mapping) == 1 and scales is None:  # a decode step of one request
-        block, offset = divmod(int(slot_mapping), key_cache.shape[2])
+    keys, values, key_scales, value_scales = cache.pointers
+    if len(slot_mapping) == 1 and key_scales is None:  # a decode step of one request
+        block, offset = divmod(int(slot_mapping), cache.block_size)
         if block >= 0:
-            key_cache[block, :, offset], value_cache[block, :, offset] = k[0], v[0]
+            keys[block, :, offset], values[block, :, offset] = k[0], v[0]
         return q.to(qkv.dtype).contiguous()
     written = slot_mapping >= 0
-    blocks, offsets = slot_mapping[written] // key_cache.shape[2], slot_mapping[written] % key_cache.shape[2]
-    write_tokens(key_cache, key_scales, blocks, offsets, k[written])
-    write_tokens(value_cache, value_scales, blocks, offsets, v[written])
+    blocks, offsets = slot_mapping[written] // cache.block_size, slot_mapping[written] % cache.block_size
+    write_tokens(keys, key_scales, blocks, offsets, k[written])
+    write_tokens(values, value_scales, blocks, offsets, v[written])
     return q.to(qkv.dtype).contiguous()
 
 
 def rope_kv_write(
     qkv: torch.Tensor | QkvParts,
-    cos_sin: torch.Tensor | None,
-    rope_rows: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    q_norm_weight: torch.Tensor | None = None,
-    k_norm_weight: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
-    logn_length: int = 0,
+    place: Placement,
+    norms: HeadNorms | None = None,
     tiles: Mapping[str, int] | None = None,
-    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Normalise, rotate and scale queries and keys; write keys and values into the paged cache.
 
-    In this order: RMSNorm of each query and key head (with both norm weights), rotary embedding in fp32 of
+    In this order: RMSNorm of each query and key head (with ``norms``), rotary embedding in fp32 of
     the first ``rotary_dim`` channels (with a table), logn scaling of the queries (with ``logn_length``); one
     rounding after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su,
     2021; Qwen v1.
@@ -298,24 +256,10 @@ def rope_kv_write(
     Args:
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,
             values; or the parts of such a product.
-        cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim, or None:
-            no rotary.
-        rope_rows: [T] int64, row of cos_sin for each token.
-        positions: [T] int64, 0-based position in the request; read for logn only.
-        slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or in 8 bits with
-            ``scales``; changed in place.
-        value_cache: as key_cache, and with the same strides.
-        num_heads: query heads; 0: keys and values alone are placed.
-        num_kv_heads: key-value heads.
-        head_dim: channels of a head, at most 256.
-        q_norm_weight: [head_dim] or None; given together with k_norm_weight.
-        k_norm_weight: [head_dim] or None.
-        norm_eps: added to the mean square.
-        logn_length: the trained length in tokens; 0: no logn scaling.
+        place: the table, the tokens, the cache and the heads. For a cache in 8 bits keys and values are
+            rounded to the dtype of qkv, then quantized (scales.py).
+        norms: of query and key heads.
         tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
-        scales: of caches in 8 bits, which are contiguous then; keys and values are rounded to the dtype of
-            qkv, then quantized (scales.py).
 
     Returns:
         [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.
@@ -323,18 +267,15 @@ def rope_kv_write(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_group(num_heads or num_kv_heads, num_kv_heads)
-    expect_range("head_dim", head_dim, 1, MAX_HEAD_DIM)
-    like = _expect_qkv(qkv, (num_heads + 2 * num_kv_heads) * head_dim)
-    for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
-        expect(name, indices, (like.shape[0],), like=like, dtype=torch.int64)
-    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=like, scales=scales)
-    expect_options(like, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
-    places = (qkv, cos_sin, rope_rows, positions, slot_mapping, key_cache, value_cache)
-    heads = (num_heads, num_kv_heads, head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
+    place.heads.expect()
+    like = _expect_qkv(qkv, place.heads.width)
+    place.expect(like.shape[0], like)
+    if norms is not None:
+        expect("q_norm_weight", norms.q, (place.heads.head_dim,), like=like)
+        expect("k_norm_weight", norms.k, (place.heads.head_dim,), like=like)
     if runs_on_gpu(like):
-        return rope_kv_write_triton(*places, *heads, tiles, scales)
-    return rope_kv_write_reference(*places, *heads, scales)
+        return rope_kv_write_triton(qkv, place, norms, tiles)
+    return rope_kv_write_reference(qkv, place, norms)
 
 
 def _expect_qkv(qkv: torch.Tensor | QkvParts, width: int) -> torch.Tensor:
@@ -349,29 +290,3 @@ def _expect_qkv(qkv: torch.Tensor | QkvParts, width: int) -> torch.Tensor:
         like = qkv
     expect_float("qkv", like)
     return like
-
-
-def expect_options(
-    qkv: torch.Tensor,
-    cos_sin: torch.Tensor | None,
-    q_norm_weight: torch.Tensor | None,
-    k_norm_weight: torch.Tensor | None,
-    head_dim: int,
-    logn_length: int,
-) -> None:
-    """Raise unless a table, norm weights and a logn length fit heads of this size."""
-    if cos_sin is not None:
-        expect("cos_sin", cos_sin, (None, None), like=qkv, dtype=torch.float32)
-        width = cos_sin.shape[1]
-        if width % 2 or not 2 <= width <= head_dim:
-            raise KernelArgumentError(
-                "rotary_dim, the width of cos_sin, does not fit", seen=width, allowed=f"even, 2 to {head_dim}"
-            )
-    if (q_norm_weight is None) != (k_norm_weight is None):
-        raise KernelArgumentError("give q_norm_weight and k_norm_weight together, or neither")
-    if q_norm_weight is not None and k_norm_weight is not None:
-        expect("q_norm_weight", q_norm_weight, (head_dim,), like=qkv)
-        expect("k_norm_weight", k_norm_weight, (head_dim,), like=qkv)
-    if logn_length == 1:
-        raise KernelArgumentError("logn_length is out of range", seen=1, allowed="0 (off) or 2 and more")
-    expect_range("logn_length", logn_length, 0)

@@ -1,11 +1,10 @@
 """A KV cache in 8 bits: what its values mean, and how keys and values become 8 bits.
 
-Owns the scales that stand beside such a cache, its two kinds of values, its rule in plain PyTorch, and the
-checks of any paged cache. Each token's head of keys, and of values, has a scale of its own. int8 follows
-int8_rows.py; of e4m3 (1 sign, 4 exponent, 3 fraction bits; "FP8 formats for deep learning", Micikevicius et
-al., 2022) the largest magnitude m becomes 448: the scale is m / 448 and values are x · (448 / m), rounded to
-the nearest, ties to even. Knows no attention; kernels that write or read such a cache are held against this
-file.
+Owns the scales that stand beside such a cache, its two kinds of values and its rule in plain PyTorch. Each
+token's head of keys, and of values, has a scale of its own. int8 follows int8_rows.py; of e4m3 (1 sign, 4
+exponent, 3 fraction bits; "FP8 formats for deep learning", Micikevicius et al., 2022) the largest magnitude m
+becomes 448: the scale is m / 448 and values are x · (448 / m), rounded to the nearest, ties to even. Knows no
+attention; kernels that write or read such a cache are held against this file.
 
     scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device)
     write_tokens(key_cache, scales.keys, blocks, offsets, k)     # quantized where there are scales
@@ -16,11 +15,9 @@ keys = key_cache · scales.keys, value by value: exact in fp32, rounded once in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ingot.kernels.checks import KernelArgumentError, expect
 from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, quantize_rows
 
 E4M3 = torch.float8_e4m3fn
@@ -48,43 +45,6 @@ class CacheScales:
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both."""
         return self.keys, self.values
-
-
-def scale_pointers(scales: CacheScales | None) -> tuple[Any, Any]:
-    """Both tensors, or two times None: a kernel's arguments."""
-    return (None, None) if scales is None else scales.tensors
-
-
-def expect_cache(
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_kv_heads: int | None,
-    head_dim: int,
-    like: torch.Tensor,
-    scales: CacheScales | None = None,
-) -> None:
-    """Raise unless both are paged caches [num_blocks, num_kv_heads, block_size, head_dim] of one layout: in
-    the dtype of ``like``, or contiguous and in 8 bits with scales.
-    """
-    dtype = like.dtype if scales is None else key_cache.dtype
-    if scales is not None and dtype not in NARROW_CACHES.values():
-        allowed = ", ".join(map(str, NARROW_CACHES.values()))
-        raise KernelArgumentError("key_cache has the wrong dtype", seen=dtype, allowed=allowed)
-    expect("key_cache", key_cache, (None, num_kv_heads, None, head_dim), like=like, dtype=dtype)
-    expect("value_cache", value_cache, tuple(key_cache.shape), like=like, dtype=dtype)
-    if scales is not None:
-        whole = {"key_cache": key_cache, "key scales": scales.keys, "value scales": scales.values}
-        for name in ("key scales", "value scales"):
-            expect(name, whole[name], tuple(key_cache.shape[:3]), like=like, dtype=torch.float32)
-        for name, tensor in whole.items():
-            if not tensor.is_contiguous():
-                raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
-    if key_cache.stride() != value_cache.stride():
-        raise KernelArgumentError(
-            "key_cache and value_cache differ in layout",
-            seen=value_cache.stride(),
-            allowed=key_cache.stride(),
-        )
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,42 +77,3 @@ def write_tokens(
         cache[blocks, :, offsets] = x.to(cache.dtype)
     else:
         cache[blocks, :, offsets], scales[blocks, :, offsets] = quantize_heads(x, cache.dtype)
-
-
-def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Tokens ``start`` to ``end`` of one request, [num_kv_heads, end - start, ...].
-
-    Args:
-        cache: [num_blocks, num_kv_heads, block_size, ...].
-        table: [max_blocks] int32, blocks of the request in order.
-        start: first token.
-        end: one past the last token.
-    """
-    block_size = cache.shape[2]
-    first_block = start // block_size
-    wanted = table[first_block : -(-end // block_size)].tolist()
-    if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):  # neighbours are not copied
-        blocks = cache[wanted[0] : wanted[0] + len(wanted)]
-    else:
-        blocks = cache[wanted]  # [n, num_kv_heads, block_size, ...]
-    tokens = blocks.transpose(0, 1).flatten(1, 2)  # [num_kv_heads, n * block_size, ...]
-    return tokens[:, start - first_block * block_size : end - first_block * block_size]
-
-
-def gather_pair(
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    scales: CacheScales | None,
-    table: torch.Tensor,
-    start: int,
-    end: int,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of some tokens of one request, [num_kv_heads, end - start, head_dim] each: of caches in
-    8 bits what their values mean, in ``dtype``.
-    """
-    keys, values = (gather_tokens(cache, table, start, end) for cache in (key_cache, value_cache))
-    if scales is None:
-        return keys, values
-    own = [gather_tokens(scale, table, start, end) for scale in scales.tensors]
-    return dequantize_heads(keys, own[0], dtype), dequantize_heads(values, own[1], dtype)

@@ -231,7 +231,7 @@ def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
 
 
 def _window(model: Decoder, layer: DecoderLayer, window: int) -> None:
-    layer.self_attn.window = window
+    layer.self_attn.scoring = layer.self_attn.scoring._replace(window=window)
 
 
 def _late_positions(model: Decoder, layer: DecoderLayer) -> None:

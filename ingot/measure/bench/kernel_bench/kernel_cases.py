@@ -17,8 +17,11 @@ import torch.nn.functional as F
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import KernelPlan
 from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.attention.attention_arguments import Scoring, Sequences
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.cache.paged_cache import PagedCache
+from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
@@ -212,11 +215,11 @@ def _qkv_case(s: Setting, rows: int) -> Case:
     table = None if c.rope is None else RotaryTable(c.rope, s.context).table.to(s.inputs.device)
     turns = None if table is None else turns_at(table, positions, s.inputs.dtype)
     tiles = tiles_of(s.plan, "small_qkv", rows, n=n, k=k)
-    heads = (c.num_heads, c.num_kv_heads, c.head_dim)
+    heads = QkvHeads(c.num_heads, c.num_kv_heads, c.head_dim, c.logn_length)
+    place = Placement(table, TokenPlaces(positions, positions, slots), PagedCache(keys, values), heads)
 
     def ours(weight: torch.Tensor) -> object:
-        place = (table, positions, positions, slots, keys, values)
-        return small_qkv(x, weight, bias, norm, eps, *place, *heads, c.logn_length, tiles)
+        return small_qkv(x, weight, bias, norm, eps, place, tiles)
 
     def theirs(weight: torch.Tensor) -> object:
         qkv = F.linear(_normed(s, x, norm), weight, bias).view(rows, -1, c.head_dim)
@@ -248,11 +251,12 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     near = (contiguous(t, tables, s.context) for t in (keys, values))
     near_keys, near_values = (t[:, :, :, s.context - seen :] for t in near)
 
+    sequences = Sequences(tables, lengths, s.max_seq_len)
+    scoring = Scoring(c.attention_scale, c.sliding_window, c.attention_softcap)
+
     def ours(i: int) -> object:
-        caches = keys[i % count], values[i % count]
-        scale, longest = c.attention_scale, s.max_seq_len
-        place = (q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles)
-        return paged_attention(*place, arrivals=arrivals, softcap=c.attention_softcap)
+        cache = PagedCache(keys[i % count], values[i % count])
+        return paged_attention(q, cache, sequences, scoring, tiles, arrivals=arrivals)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])
@@ -277,10 +281,11 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
     near_q = q.transpose(0, 1).contiguous()[None]  # [1, num_heads, tokens, head_dim]
     near_keys, near_values = (contiguous(t[None], tables, tokens)[0] for t in (keys, values))
 
+    cache, sequences = PagedCache(keys, values), Sequences(tables, lengths, tokens, start, tokens)
+    scoring = Scoring(c.attention_scale, c.sliding_window, c.attention_softcap)
+
     def ours(i: int) -> object:
-        sizes = (tokens, c.attention_scale)
-        place = (q, keys, values, tables, start, lengths, *sizes, c.sliding_window, tiles)
-        return prefill_attention(*place, softcap=c.attention_softcap)
+        return prefill_attention(q, cache, sequences, scoring, tiles)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(near_q, near_keys, near_values, causal=True)
