@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from ingot.measure.bench.bench_side import SideSpec
-from ingot.measure.bench.bench_sides import IngotSide
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.latency import Latency, measure_latency
 from ingot.measure.bench.throughput import measure_throughput
+from ingot.measure.side.ingot_side import IngotSide
 from ingot.measure.side.machine import machine
+from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.token_load import fixed, mixed
 
 SHAPE = Path(__file__).parent / "shapes" / "llama-7b.json"

@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.measure.evaluate.data_file import read_data
-from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.scored_answers import Asking, answers, summarize
 from ingot.measure.evaluate.token_divergence import divergence
 from ingot.measure.side.machine import machine
+from ingot.measure.side.side_spec import SideSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "pocket-chat"

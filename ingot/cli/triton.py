@@ -42,7 +42,7 @@ def triton(
         from ingot.adapters.triton.triton_service import trusted_side
         from ingot.adapters.triton.triton_settings import Settings
     from ingot.config.modality import expect_text
-    from ingot.measure.side.model_spec import model_of
+    from ingot.measure.side.side_spec import model_of
 
     limits.arguments()  # which says now what is out of range
     instead = "`ingot serve ENGINE` serves a speech engine"

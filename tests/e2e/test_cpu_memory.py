@@ -21,9 +21,9 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import HostMemory
 from ingot.engine import engine_loader as loader
 from ingot.errors import OutOfMemoryError
-from ingot.measure.bench.bench_side import SideSpec
-from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.bench.ceiling import Ceiling
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec
 from ingot.memory import memory_error
 from ingot.memory.host_memory import dense_bytes, expect_class_room, expect_room
 from ingot.memory.ledger import CPU_CACHE_BYTES, Ledger, ledger

@@ -19,7 +19,7 @@ from ingot.engine.engine_diff import compare_engines
 from ingot.engine.engine_loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, EngineError
-from ingot.measure.bench.bench_side import SideSpec, read_tokenizer
+from ingot.measure.side.side_spec import SideSpec, read_tokenizer
 from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
 from tests.e2e.terminal import ingot

@@ -19,8 +19,8 @@ from ingot.errors import ConfigError
 from ingot.kernels.cache import scales as cache_scales
 from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales
 from ingot.layers.forward_batch import LayerCache
-from ingot.measure.bench.bench_side import SideSpec
-from ingot.measure.bench.bench_sides import open_side
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.token_load import Ask
 from ingot.memory.ledger import ledger
 from ingot.proof.golden_replay import FACTOR

@@ -18,8 +18,8 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, ConfigError
 from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
-from ingot.measure.evaluate.eval_side import SideSpec, other_spec
-from ingot.measure.evaluate.eval_sides import open_side
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec, other_spec
 from ingot.memory.memory_sizes import weight_bytes
 from ingot.proof.verify_engine import verify
 from ingot.quant.schemes.scheme_registry import int4_in_int8, int8_products, weight_only

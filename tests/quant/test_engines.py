@@ -20,8 +20,8 @@ from ingot.engine.proof_file import read_proof
 from ingot.layers.linear import linears
 from ingot.measure.align.align_report import facts, report_json
 from ingot.measure.align.align_session import align
-from ingot.measure.bench.bench_side import SideSpec
-from ingot.measure.bench.bench_sides import open_side
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.token_load import Ask
 from ingot.memory.ledger import ledger
 from ingot.proof.golden_replay import replay

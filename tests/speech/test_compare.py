@@ -11,7 +11,7 @@ import torch
 
 from ingot.audio.recording_samples import read_audio
 from ingot.errors import RequestError
-from ingot.measure.side.model_spec import HUGGINGFACE, ModelSpec
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec
 from ingot.measure.side.transcribers import Heard, open_listener
 from ingot.speech.speech_options import TranscribeOptions
 from tests.e2e.terminal import ingot
@@ -27,7 +27,7 @@ def recordings(clips: list[Path]) -> list[torch.Tensor]:
 def heard(
     whisper: Path, kind: str, batch: int, recordings: list[Any], options: TranscribeOptions
 ) -> list[Heard]:
-    with open_listener(ModelSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as listener:
+    with open_listener(SideSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as listener:
         return listener.hear(recordings, [options] * len(recordings))
 
 

@@ -19,7 +19,7 @@ from ingot.engine.engine_facts import describe
 from ingot.engine.manifest import Manifest
 from ingot.errors import CheckpointError, NoSuchPathError, TokenizerError
 from ingot.llm.prompt_inputs import Input, Prompt
-from ingot.measure.side.model_spec import ModelSpec, longest, model_of
+from ingot.measure.side.side_spec import SideSpec, longest, model_of
 from ingot.speech.transcriber import Transcriber
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import write_speech
@@ -181,7 +181,7 @@ def test_files_that_are_cut_off_or_something_else(small: Both, tmp_path: Path) -
 def test_verbs_that_compare_read_the_file(both: Both) -> None:
     """What a model is, and how long its requests are, before anything of it is loaded."""
     assert model_of(str(both.file)) == model_of(str(both.folder))
-    assert longest(ModelSpec(str(both.file))) == longest(ModelSpec(str(both.folder)))
+    assert longest(SideSpec(str(both.file))) == longest(SideSpec(str(both.folder)))
 
 
 def test_another_models_vocabulary_is_refused(both: Both, cache: Path, tmp_path: Path) -> None:

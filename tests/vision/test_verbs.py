@@ -19,10 +19,10 @@ from ingot.engine.assembly import model_of
 from ingot.engine.manifest import Manifest
 from ingot.llm.explain_prompt import explain_request
 from ingot.llm.prompt_inputs import Input, Prompt
-from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.latency import Latency
 from ingot.measure.bench.sweep.sweep_line import measure_line
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
+from ingot.measure.side.side_spec import SideSpec
 from tests.vision.conftest import COLOUR, POCKET, image
 from tests.vision.files import TINY, write_files
 

@@ -22,8 +22,8 @@ from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.bench.bench_report import Record
-    from ingot.measure.bench.bench_side import SideSpec
     from ingot.measure.bench.latency import Latency
+    from ingot.measure.side.side_spec import SideSpec
     from ingot.measure.side.token_load import Load
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
@@ -184,7 +184,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
 
 
 def _spec(flags: ModelFlags | ClipFlags | CaptionFlags, **values: Any) -> SideSpec:
-    from ingot.measure.bench.bench_side import SideSpec
+    from ingot.measure.side.side_spec import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
         raise typer.BadParameter("give either ENGINE_OR_CHECKPOINT or --random-weights CONFIG")
@@ -201,7 +201,7 @@ def _spec(flags: ModelFlags | ClipFlags | CaptionFlags, **values: Any) -> SideSp
 def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
     if against is None:
         return None
-    from ingot.measure.side.model_spec import HUGGINGFACE, against_parts
+    from ingot.measure.side.side_spec import HUGGINGFACE, against_parts
 
     is_class, path = against_parts(against)
     if not is_class:
@@ -214,8 +214,8 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
 
 
 def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
-    from ingot.measure.bench.bench_side import read_tokenizer
     from ingot.measure.bench.sharegpt import sharegpt_load
+    from ingot.measure.side.side_spec import read_tokenizer
 
     return sharegpt_load(file, read_tokenizer(spec).encode, limit, _longest(spec))
 
@@ -223,8 +223,8 @@ def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
 def _of_text(spec: SideSpec, wanted: Latency, file: Path) -> Latency:
     """The same batches with a file's text as every prompt."""
     from ingot.config.files.json_text import read_text
-    from ingot.measure.bench.bench_side import read_tokenizer
     from ingot.measure.bench.text_latency import TextLatency
+    from ingot.measure.side.side_spec import read_tokenizer
 
     try:
         text = read_text(file)

@@ -127,7 +127,7 @@ def serving(flags: ServingFlags) -> None:
 
     check_client()
     if flags.png is not None:
-        from ingot.measure.bench.charts.chart_png import check_matplotlib
+        from ingot.measure.bench.charts import check_matplotlib
 
         check_matplotlib("leave out --png")
     with status_shown("starting") as say:
@@ -159,7 +159,7 @@ def _show(record: Record, flags: Any) -> None:
     title, lines = serving_title(record), serving_lines(record)
     drawn = serving_panels(record) if flags.png is not None else []
     if drawn:
-        from ingot.measure.bench.charts.chart_png import write_png
+        from ingot.measure.bench.charts import write_png
 
         write_png(drawn, title, lines, Path(flags.png))
     if flags.as_json:

@@ -31,11 +31,11 @@ from ingot.config.quantization.scheme_table import WITHOUT_SAMPLES
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.measure.bench.bench_side import SideSpec
     from ingot.measure.bench.latency import Latency
     from ingot.measure.bench.sweep.sweep_line import Quality
     from ingot.measure.bench.sweep.sweep_session import Record, Sweep
     from ingot.measure.bench.transcription_speed import Transcribing
+    from ingot.measure.side.side_spec import SideSpec
 
 REPEATS = 3
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
@@ -82,14 +82,14 @@ class SweepFlags:
     against: Annotated[str | None, option(_AGAINST, metavar="hf")] = None
     fresh: Annotated[bool, option("Discard the points already in --out.", "--fresh")] = False
     draw: Annotated[bool, option(_DRAW, "--draw")] = False
-    no_png: Annotated[bool, option("Write only HTML, without matplotlib.", "--no-png")] = False
+    no_png: Annotated[bool, option("Write no PNG.", "--no-png")] = False
     device: Device = None
     threads: Threads = None
     as_json: AsJson = False
 
     def spec(self) -> SideSpec:
         """What is opened, and where."""
-        from ingot.measure.bench.bench_side import SideSpec
+        from ingot.measure.side.side_spec import SideSpec
 
         return SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device))
 
@@ -160,7 +160,7 @@ def sweep(flags: SweepFlags) -> None:
     if out is None:
         raise typer.BadParameter("give the folder for the results", param_hint="--out")
     if not no_png:
-        from ingot.measure.bench.charts.chart_png import check_matplotlib
+        from ingot.measure.bench.charts import check_matplotlib
 
         check_matplotlib()
     if flags.draw:
@@ -260,7 +260,7 @@ def _write_what_there_is(out: Path, no_png: bool) -> None:
 
 
 def _write(out: Path, no_png: bool) -> Record:
-    from ingot.measure.bench.charts.chart_html import Page, write_html
+    from ingot.measure.bench.charts import Page, write_html
     from ingot.measure.bench.sweep.sweep_record import record_of
     from ingot.measure.bench.sweep.sweep_report import limits, panels, sweep_lines, sweep_table, sweep_title
     from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
@@ -271,7 +271,7 @@ def _write(out: Path, no_png: bool) -> Record:
     page = Page(title, lines, sweep_table(record), limits(record), record["commands"])
     write_html(drawn, page, out / "sweep.html")
     if drawn and not no_png:
-        from ingot.measure.bench.charts.chart_png import write_png
+        from ingot.measure.bench.charts import write_png
 
         write_png(drawn, title, lines, out / "sweep.png")
     return record

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ingot.measure.bench.bench_side import SideSpec
     from ingot.measure.evaluate.data_file import DataFile
-    from ingot.measure.evaluate.eval_side import SideSpec as Evaluated
+    from ingot.measure.side.side_spec import SideSpec
 
 _METRIC = "perplexity"
 _OF_SPEECH = "wer"
@@ -89,9 +88,9 @@ class SpeechQuality:
         return read_data(path, limit=self.limit, needs=needs)
 
 
-def _evaluated(spec: SideSpec) -> Evaluated:
+def _evaluated(spec: SideSpec) -> SideSpec:
     """The same side, as evaluations open it."""
-    from ingot.measure.evaluate.eval_side import SideSpec
+    from ingot.measure.side.side_spec import SideSpec
 
     if spec.path is None:
         raise ConfigError(

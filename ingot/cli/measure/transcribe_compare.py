@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ingot.cli.options.transcribe_flags import TranscribeFlags
-    from ingot.measure.side.model_spec import ModelSpec
+    from ingot.measure.side.side_spec import SideSpec
     from ingot.measure.side.timed_transcripts import Hearing
 
 _FAILED = 1
@@ -55,21 +55,21 @@ def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], option
         raise typer.Exit(_FAILED)
 
 
-def _specs(flags: TranscribeFlags, limits: Limits) -> list[ModelSpec]:
+def _specs(flags: TranscribeFlags, limits: Limits) -> list[SideSpec]:
     from ingot.measure.side.huggingface import check_huggingface
-    from ingot.measure.side.model_spec import HUGGINGFACE, ModelSpec, against_parts
+    from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts
 
     is_class, path = against_parts(flags.compare or "")
     if not is_class:
         raise typer.BadParameter(f"{flags.compare}; it takes hf or hf:CHECKPOINT", param_hint=_FLAG)
-    spec = ModelSpec(
+    spec = SideSpec(
         flags.engine,
         max_seq_len=limits.max_seq_len,
         **given(device=flags.device, quant=flags.quant),
-        **{name: value for name, value in runtime_values(limits).items() if name in vars(ModelSpec())},
+        **{name: value for name, value in runtime_values(limits).items() if name in vars(SideSpec())},
     )
     check_huggingface(path or flags.engine, _FLAG)
-    return [spec, ModelSpec(path or flags.engine, kind=HUGGINGFACE, device=spec.device)]
+    return [spec, SideSpec(path or flags.engine, kind=HUGGINGFACE, device=spec.device)]
 
 
 def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Tensor]:
@@ -88,7 +88,7 @@ def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Ten
     return found
 
 
-def _heard(spec: ModelSpec, name: str, samples: dict[str, torch.Tensor], asked: Any) -> dict[str, Any]:
+def _heard(spec: SideSpec, name: str, samples: dict[str, torch.Tensor], asked: Any) -> dict[str, Any]:
     from ingot.measure.side.timed_transcripts import hear_all
     from ingot.measure.side.transcribers import open_listener
 

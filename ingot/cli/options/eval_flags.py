@@ -31,8 +31,8 @@ from ingot.cli.options.flags import (
 from ingot.cli.options.limit_flags import KvDtype, MemoryFraction, TokenBudget, runtime_values
 
 if TYPE_CHECKING:
-    from ingot.measure.evaluate.eval_side import SideSpec
     from ingot.measure.evaluate.perplexity import Reading
+    from ingot.measure.side.side_spec import SideSpec
 
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 
@@ -90,7 +90,7 @@ class EvalFlags:
 
     def sides(self) -> tuple[SideSpec, SideSpec | None]:
         """The side that is evaluated, and the reference."""
-        from ingot.measure.evaluate.eval_side import SideSpec, other_spec
+        from ingot.measure.side.side_spec import SideSpec, other_spec
 
         spec = SideSpec(
             self.engine,

@@ -33,7 +33,7 @@ from ingot.measure.align.align_cases import Case, PromptGiven, TextCheck, make_c
 from ingot.measure.align.encoder_inputs import Given
 from ingot.measure.align.original import HuggingFace, OtherEngine, Reference, Trace
 from ingot.measure.side.huggingface import class_log_mel
-from ingot.measure.side.model_spec import decoder_config, folder_of
+from ingot.measure.side.side_spec import decoder_config, folder_of
 
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 was"
 

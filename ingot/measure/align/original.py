@@ -38,7 +38,7 @@ from ingot.measure.align.trace import run_steps, trace
 from ingot.measure.align.whisper_by_ids import Hearing
 from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.huggingface import check_class, load_class
-from ingot.measure.side.model_spec import decoder_config
+from ingot.measure.side.side_spec import decoder_config
 
 ORIGINALS = ("auto", "hf", "ingot")
 

@@ -19,16 +19,6 @@ import torch
 from ingot.config.modality import BENCH_TRANSCRIBE, expect_text
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import DeviceError
-from ingot.measure.bench.bench_side import (
-    Say,
-    Side,
-    SideSpec,
-    check_classes,
-    read_tokenizer,
-    silent,
-    told_apart,
-)
-from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.bench.caption_speed import METHOD as PICTURES_METHOD
 from ingot.measure.bench.caption_speed import Captioning, check_pictures, measure_pictures
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
@@ -41,6 +31,8 @@ from ingot.measure.bench.transcription_speed import METHOD as CLIPS_METHOD
 from ingot.measure.bench.transcription_speed import Transcribing, measure_clips
 from ingot.measure.side.freed_memory import gpu_memory
 from ingot.measure.side.machine import machine
+from ingot.measure.side.open_side import Say, Side, check_classes, open_side, silent
+from ingot.measure.side.side_spec import SideSpec, named_apart, read_tokenizer
 
 SCHEMA = 1
 METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
@@ -79,7 +71,7 @@ def bench(
     say = say or silent
     device = resolve_device(spec.device)
     if against is not None:
-        spec, against = told_apart(spec, against)
+        spec, against = named_apart(spec, against)
     if isinstance(wanted, Captioning):
         for side in (spec, against) if against is not None else (spec,):
             check_pictures(side, read_shape(side).config)

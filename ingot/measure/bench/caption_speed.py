@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,11 +27,11 @@ from ingot.device import on_device
 from ingot.errors import ConfigError
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.llm import LLM
-from ingot.measure.bench.bench_side import Say, SideSpec, silent
-from ingot.measure.bench.bench_sides import IngotSide
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
 from ingot.measure.bench.doubts import doubts
-from ingot.measure.side.model_spec import HUGGINGFACE
+from ingot.measure.side.ingot_side import IngotSide
+from ingot.measure.side.open_side import Say, silent
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec
 from ingot.measure.side.timed_run import Run, median, spread
 from ingot.measure.side.token_load import check_counts
 from ingot.text.prompt import Input, Prompt
@@ -118,7 +118,7 @@ def measure_pictures(
         IngotError: it cannot be loaded, takes no pictures, or its requests are too short.
     """
     say(f"loading {spec.title}")
-    with closing(IngotSide(spec)) as side:
+    with IngotSide(spec) as side:
         _check_length(side, wanted)
         most = min(max(wanted.batches), wanted.pictures)
         side.make_room(most, wanted.longest(side.llm.engine.manifest.model))

@@ -13,8 +13,8 @@ from typing import Any
 
 from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
-from ingot.measure.bench.bench_side import Say, Side, silent
 from ingot.measure.bench.ceiling import Ceiling
+from ingot.measure.side.open_side import Say, Side, silent
 from ingot.measure.side.timed_run import Run, median, spread
 from ingot.measure.side.token_load import Ask, PromptSource, check_counts, fixed
 

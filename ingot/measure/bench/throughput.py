@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.measure.bench.bench_side import Say, Side, silent
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.latency import check_fits
+from ingot.measure.side.open_side import Say, Side, silent
 from ingot.measure.side.step_work import Work
 from ingot.measure.side.timed_run import Run, median, spread
 from ingot.measure.side.token_load import Load, PromptSource, check_counts

@@ -21,14 +21,14 @@ import torch
 from ingot.audio.log_mel import RATE, WINDOW_SECONDS
 from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
-from ingot.measure.bench.bench_side import Say, SideSpec, silent
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
 from ingot.measure.bench.doubts import doubts
-from ingot.measure.side.model_spec import read_text
+from ingot.measure.side.open_side import Say, silent
+from ingot.measure.side.side_spec import SideSpec, read_text
 from ingot.measure.side.timed_run import median, spread
 from ingot.measure.side.timed_transcripts import Hearing, hear_all
 from ingot.measure.side.token_load import check_counts
-from ingot.measure.side.transcribers import Listener, model_config, open_listener
+from ingot.measure.side.transcribers import Listener, open_listener
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.speech.recording_features import mel_bins
 from ingot.speech.speech_options import TranscribeOptions
@@ -152,7 +152,7 @@ def measure_clips(
     """
     say(f"loading {spec.title}")
     tokens = speech_tokens(spec)
-    opened = open_listener(spec, batch=max(wanted.batches), random_weights=spec.random_weights)
+    opened = open_listener(spec, max(wanted.batches))
     with opened as listener:
         if ceiling is None:
             say("the machine's ceiling")
@@ -172,7 +172,7 @@ def speech_tokens(spec: SideSpec) -> SpeechTokens:
     Raises:
         IngotError: the model cannot be read, or takes no speech.
     """
-    config = model_config(spec, spec.random_weights)
+    config = spec.config()
     mel_bins(config)
     tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
     return Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ingot.config.modality import EVAL_WER, expect_text
 from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_item import Item, Message
 from ingot.measure.evaluate.rouge import is_cjk
+from ingot.measure.side.open_side import check_side
+from ingot.measure.side.side_spec import INGOT, SideSpec, model_of, read_text
 from ingot.text.chat.chat_renderer import ChatFormat
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
@@ -179,3 +182,28 @@ def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[Item])
                     seen=f"item {item.number}: {len(ids[0])} and {len(ids[1])} tokens, or other ids",
                     flag="--against a model with the same vocabulary",
                 )
+
+
+def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
+    """The first side's text, which the other side has to share; every side is checked.
+
+    Raises:
+        IngotError: as ``check_side`` and ``check_same_tokens``.
+    """
+    for spec in specs:
+        check_side(spec)
+        expect_text(model_of(spec.source).modality, "an evaluation of text", EVAL_WER)
+    text = read_text(specs[0].source)
+    for spec in specs[1:]:
+        check_tokens_of(spec, text, items)
+    return text
+
+
+def check_tokens_of(spec: SideSpec, text: TextParts, items: Sequence[Item]) -> None:
+    """Refuse a side whose ids mean something else; Hugging Face's class is given those of Ingot.
+
+    Raises:
+        ConfigError: as ``check_same_tokens``.
+    """
+    if spec.kind == INGOT:
+        check_same_tokens(text, read_text(spec.source), items)

@@ -17,8 +17,8 @@ import torch
 
 from ingot.device import cpu_name, resolve_device
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.loss_limits import Delta
+from ingot.measure.side.side_spec import SideSpec
 from ingot.version import VERSION, version_of
 
 Record = dict[str, Any]
@@ -45,7 +45,7 @@ class SideRun:
     def to_json(self) -> Record:
         """As a record keeps it; the rates are of the whole time, prefill and decode together."""
         return {
-            "name": self.spec.name,
+            "name": self.spec.title,
             "spec": self.spec.to_json(),
             "facts": self.facts,
             "seconds": round(self.seconds, 4),

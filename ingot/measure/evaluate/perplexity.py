@@ -17,13 +17,12 @@ from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
-from ingot.measure.evaluate.eval_prompts import document_ids
+from ingot.measure.evaluate.eval_prompts import common_text, document_ids
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.measure.evaluate.eval_side import SideSpec, common_text, usual_window
-from ingot.measure.evaluate.eval_sides import open_side
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.text_windows import Window, windows
-from ingot.measure.side.model_spec import longest
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec, longest, usual_window
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 2048
@@ -160,11 +159,11 @@ def each_window(
 
 def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> tuple[list[float], SideRun]:
     """Each document's negative log-likelihood in nats, and the run."""
-    progress(f"{spec.name}: loading", 0, sum(len(document.windows) for document in documents))
+    progress(f"{spec.title}: loading", 0, sum(len(document.windows) for document in documents))
     losses, seconds, tokens = [0.0] * len(documents), 0.0, 0
     with open_side(spec) as side:
         side.log_likelihood(documents[0].ids[:2])  # what only the first call waits for
-        for place, window, ids in each_window(documents, spec.name, progress):
+        for place, window, ids in each_window(documents, spec.title, progress):
             start = time.perf_counter()
             found = side.log_likelihood(ids)
             seconds += time.perf_counter() - start
@@ -207,5 +206,5 @@ def _row(place: int, document: Document, specs: Sequence[SideSpec], losses: Sequ
         "windows": len(document.windows),
     }
     for spec, loss in zip(specs, losses, strict=True):
-        row[spec.name] = metrics_of(loss[place], [document])
+        row[spec.title] = metrics_of(loss[place], [document])
     return row

@@ -23,12 +23,12 @@ from ingot.engine.proof_file import manifest_hash
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile, read_data
 from ingot.measure.evaluate.data_item import Item
-from ingot.measure.evaluate.eval_prompts import need_tokenizer
-from ingot.measure.evaluate.eval_side import SideSpec, check_side, check_tokens_of, other_spec
+from ingot.measure.evaluate.eval_prompts import check_tokens_of, need_tokenizer
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.rouge import KINDS, check_rouge
 from ingot.measure.evaluate.scored_answers import asks
-from ingot.measure.side.model_spec import HUGGINGFACE, against_parts, model_of
+from ingot.measure.side.open_side import check_side
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts, model_of, other_spec
 
 DELTA = "_delta"
 _BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
@@ -91,7 +91,7 @@ def plan_proving(
     chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
     _check_verbs(chosen, against)
     own = SideSpec(str(folder))
-    expect_text(model_of(own.path).modality, "--prove", EVAL_WER)
+    expect_text(model_of(own.source).modality, "--prove", EVAL_WER)
     reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
     if reference is not None:
         check_side(reference)

@@ -24,14 +24,13 @@ from ingot.engine.proof_file import Metric, Proof, read_proof, write_metrics
 from ingot.engine.sketch import rounded
 from ingot.errors import BuildError, ConfigError, OutOfMemoryError
 from ingot.measure.evaluate.eval_record import Progress, Record, no_progress
-from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.loss_limits import Limit, limits_for
 from ingot.measure.evaluate.perplexity import perplexity
 from ingot.measure.evaluate.planned_metrics import VALUES, Proving, delta_name, names_of
 from ingot.measure.evaluate.scored_answers import Asking, answers, summarize
 from ingot.measure.evaluate.token_divergence import divergence
 from ingot.measure.side.freed_memory import free_memory
-from ingot.measure.side.model_spec import longest
+from ingot.measure.side.side_spec import SideSpec, longest
 
 _log = logging.getLogger(__name__)
 _FIX = "--prove with other data, or another --against; the build was discarded"

@@ -17,7 +17,7 @@ from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
-from ingot.measure.evaluate.eval_prompts import Case, Prompter, need_tokenizer
+from ingot.measure.evaluate.eval_prompts import Case, Prompter, common_text, need_tokenizer
 from ingot.measure.evaluate.eval_record import (
     Evaluation,
     Progress,
@@ -27,12 +27,11 @@ from ingot.measure.evaluate.eval_record import (
     mean,
     no_progress,
 )
-from ingot.measure.evaluate.eval_side import SideSpec, common_text
-from ingot.measure.evaluate.eval_sides import open_side
 from ingot.measure.evaluate.exact_match import contains, exact
 from ingot.measure.evaluate.loss_limits import Delta, Limit, judge, standard_error
 from ingot.measure.evaluate.rouge import Rouge
-from ingot.measure.side.model_spec import longest
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec, longest
 from ingot.proof.golden_replay import first_difference
 
 Scores = dict[str, float]
@@ -164,7 +163,7 @@ def _cases(data: DataFile, text: TextParts, room: int, asking: Asking) -> tuple[
 def _answered(
     spec: SideSpec, cases: list[Case], text: TextParts, asking: Asking, score: Scorer, progress: Progress
 ) -> _Answered:
-    progress(f"{spec.name}: loading", 0, len(cases))
+    progress(f"{spec.title}: loading", 0, len(cases))
     stops = sorted({stop for case in cases for stop in case.stops})
     tokens: list[list[int]] = [[] for _ in cases]
     reasons = [""] * len(cases)
@@ -175,7 +174,7 @@ def _answered(
         done = side.generate(prompts, asking.max_new_tokens, text.stop_ids, stops)
         for count, one in enumerate(done, start=1):
             tokens[one.position], reasons[one.position] = one.token_ids, one.finish_reason
-            progress(spec.name, count, len(cases))
+            progress(spec.title, count, len(cases))
         seconds = time.perf_counter() - start
         facts = side.facts()
     read, written = sum(map(len, prompts)), sum(map(len, tokens))
@@ -222,7 +221,7 @@ def _row(place: int, case: Case, found: Sequence[_Answered]) -> Record:
         "references": list(case.item.references),
     }
     for side in found:
-        row[side.run.spec.name] = {
+        row[side.run.spec.title] = {
             "answer": side.texts[place],
             "tokens": len(side.token_ids[place]),
             "finish_reason": side.reasons[place],

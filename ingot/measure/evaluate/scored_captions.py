@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,11 @@ from ingot.measure.evaluate.eval_record import (
     mean,
     no_progress,
 )
-from ingot.measure.evaluate.eval_side import SideSpec, check_side
-from ingot.measure.evaluate.eval_sides import IngotSide
 from ingot.measure.evaluate.loss_limits import Delta, Limit, judge, standard_error
 from ingot.measure.evaluate.rouge import KINDS, Rouge
-from ingot.measure.side.model_spec import HUGGINGFACE, model_of
+from ingot.measure.side.ingot_side import IngotSide
+from ingot.measure.side.open_side import check_side
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, model_of
 
 QUESTION = "Describe this image."
 DISTANCE = "rougeL_distance"
@@ -133,7 +132,7 @@ def _check(spec: SideSpec) -> None:
             flag="--against ENGINE: another precision, another checkpoint; or captions in --data",
         )
     check_side(spec)
-    modality = model_of(spec.path).modality
+    modality = model_of(spec.source).modality
     if modality is not PICTURE:
         what = "captions need a model of pictures"
         raise ConfigError(what, seen=f"{spec.path}: {modality.model}", flag="an engine of MiniGPT-4")
@@ -156,17 +155,17 @@ def _has_references(data: DataFile, *, alone: bool) -> bool:
 
 def _described(spec: SideSpec, data: DataFile, asked: Captioning, progress: Progress) -> _Described:
     total = len(data.items)
-    progress(f"{spec.name}: loading", 0, total)
+    progress(f"{spec.title}: loading", 0, total)
     params = SamplingParams(max_new_tokens=asked.max_new_tokens)
     talks = [_conversation(data.folder / (item.image or ""), asked.prompt) for item in data.items]
     outputs: list[Output] = []
-    with closing(IngotSide(spec)) as side:
+    with IngotSide(spec) as side:
         side.warm_up()
         together = _QUEUED * side.llm.executor.max_batch_size
         start = time.perf_counter()
         for first in range(0, total, together):
             outputs += side.llm.chat(talks[first : first + together], params)
-            progress(str(spec.name), len(outputs), total)
+            progress(spec.title, len(outputs), total)
         seconds, facts = time.perf_counter() - start, side.facts()
     read = sum(len(one.prompt_token_ids) for one in outputs)
     written = sum(len(one.token_ids) for one in outputs)
@@ -219,7 +218,7 @@ def _row(place: int, item: Item, sides: Sequence[_Described]) -> Record:
     }
     for side in sides:
         output = side.outputs[place]
-        row[str(side.run.spec.name)] = {
+        row[side.run.spec.title] = {
             "text": side.texts[place],
             "tokens": len(output.token_ids),
             "finish_reason": output.finish_reason,

@@ -17,12 +17,12 @@ from ingot.audio.recording_samples import audio_seconds
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.measure.evaluate.eval_side import SideSpec, check_side
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.wer import Wer
-from ingot.measure.side.model_spec import HUGGINGFACE
+from ingot.measure.side.open_side import check_side
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec
 from ingot.measure.side.timed_transcripts import Hearing, hear_all
-from ingot.measure.side.transcribers import model_config, open_listener
+from ingot.measure.side.transcribers import open_listener
 from ingot.speech.recording_features import mel_bins
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.text.languages import language_code
@@ -81,7 +81,7 @@ def wer(
     specs = [spec] if other is None else [spec, other]
     for one in specs:
         check_side(one)
-        mel_bins(model_config(one))
+        mel_bins(one.config())
     sides = [_heard(one, data, asked, progress) for one in specs]
     languages = [
         _language(item, asked.options) or heard.language or "en"
@@ -104,18 +104,16 @@ def wer(
 def _heard(spec: SideSpec, data: DataFile, asked: Asked, progress: Progress) -> _Side:
     """All recordings; those of an engine wait for it in a queue, those of a class come in its batches."""
     total = len(data.items)
-    progress(f"{spec.name}: loading", 0, total)
+    progress(f"{spec.title}: loading", 0, total)
     paths = [data.folder / (item.audio or "") for item in data.items]
     options = [asked.options.replace(language=_language(item, asked.options)) for item in data.items]
     is_class = spec.kind == HUGGINGFACE
-    with open_listener(spec, batch=spec.batch if is_class else asked.batch) as listener:
+    with open_listener(spec, batch=spec.max_batch_size if is_class else asked.batch) as listener:
         listener.warm_up()
         facts = listener.facts()
         most = int(facts["batch"])
         together = most if most == 1 else _QUEUED * most
-        took = hear_all(
-            listener, paths, options, together, lambda done: progress(str(spec.name), done, total)
-        )
+        took = hear_all(listener, paths, options, together, lambda done: progress(spec.title, done, total))
     tokens = sum(len(one.token_ids) for one in took.heard)
     return _Side(SideRun(spec, facts, took.seconds, 0, tokens, audio_seconds=sum(took.audio)), took)
 
@@ -148,5 +146,5 @@ def _row(metric: Wer, place: int, item: Item, languages: Sequence[str], sides: S
     for side in sides:
         heard = side.took.heard[place]
         rates = metric.rates([item.text or ""], [heard.text], [languages[place]])
-        row[str(side.run.spec.name)] = {"text": heard.text, "language": heard.language, **asdict(rates)}
+        row[side.run.spec.title] = {"text": heard.text, "language": heard.language, **asdict(rates)}
     return row

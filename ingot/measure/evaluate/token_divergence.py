@@ -18,11 +18,10 @@ import torch
 from ingot.device import resolve_device
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.measure.evaluate.eval_side import Side, SideSpec
-from ingot.measure.evaluate.eval_sides import open_side
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.perplexity import Document, Reading, counts_of, each_window, metrics_of, prepare
-from ingot.measure.side.model_spec import read_text
+from ingot.measure.side.open_side import Side, open_side
+from ingot.measure.side.side_spec import SideSpec, longest, read_text
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 1024
@@ -98,7 +97,7 @@ def divergence(
     Raises:
         IngotError: a side cannot be opened, or a window does not fit it.
     """
-    specs = [spec.replace(small_cache=True), other.replace(small_cache=True)]
+    specs = [_with_small_cache(one) for one in (spec, other)]
     reading, documents, short = prepare(specs, data, reading or Reading(), DEFAULT_WINDOW, apart=True)
     found, runs = _compared(specs, documents, progress)
     whole = Compared.joined(found)
@@ -113,9 +112,14 @@ def divergence(
         judge(limits, measured, None),
         counts=counts_of(documents, short),
         divergence=measured,
-        worst=_worst(found, documents, read_text(spec.path).tokenizer),
+        worst=_worst(found, documents, read_text(spec.source).tokenizer),
     )
     return Evaluation(record, [_row(d, one) for d, one in zip(documents, found, strict=True)])
+
+
+def _with_small_cache(spec: SideSpec) -> SideSpec:
+    """No more memory for the KV cache than one request needs, as two sides are open at once."""
+    return spec.replace(cache_tokens=longest(spec) + spec.runtime().block_size)
 
 
 def divergence_metrics(found: Compared) -> dict[str, float]:

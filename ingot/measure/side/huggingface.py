@@ -1,17 +1,11 @@
-"""Hugging Face's class, opened beside an engine.
+"""The package's only use of ``transformers``: whether it has a class, loading that, and its tokenizer.
 
-Owns the package's only use of ``transformers``: whether it has a class, loading that, its greedy ``generate``
-in padded batches, and its tokenizer. Its defaults hold (attention, cache, eager) unless a caller asks for
-others. Knows nothing of what is done with the class.
-
-    opened = OpenClass(ModelSpec("checkpoint", kind="hf"))
-    opened.complete([[1, 2, 3]], new_tokens=8)
+model = load_class(Path("checkpoint"), torch.float32, torch.device("cpu"), "a smaller model")
 """
 
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
@@ -23,79 +17,15 @@ import torch
 from ingot.building.random_weights import config_manifest
 from ingot.checkpoint.checkpoint_files import CONFIG, read_json
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
-from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
-from ingot.device import dtype_name, parse_dtype, resolve_device
+from ingot.device import parse_dtype
 from ingot.engine.assembly import build_config
 from ingot.engine.manifest import is_engine
 from ingot.errors import CheckpointError, DeviceError, to_install
-from ingot.measure.side.freed_memory import free_memory, gpu_memory, lacks_memory, seconds_since
-from ingot.measure.side.model_spec import ModelSpec, decoder_config, most_tokens
+from ingot.measure.side.freed_memory import gpu_memory, lacks_memory
 from ingot.measure.side.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
+from ingot.measure.side.side_spec import decoder_config
 from ingot.memory.host_memory import expect_class_room
-
-_PAD = 0
-
-
-class OpenClass:
-    """``AutoModelForCausalLM`` of what a spec names; for Qwen v1, which the library lacks, its Qwen2 class.
-
-    Args:
-        random_weights: a config.json or its folder, in place of the spec's path.
-    """
-
-    def __init__(self, spec: ModelSpec, random_weights: str | None = None) -> None:
-        check_huggingface(spec.path)
-        transformers = _transformers()
-        start = time.perf_counter()
-        self.device = resolve_device(spec.device)
-        is_random = random_weights is not None
-        source = Path(random_weights) if random_weights is not None else resolve_checkpoint(spec.path or "")
-        self.config = decoder_config(_config(source))
-        self.dtype = _dtype(source, spec.dtype, self.device, is_random=is_random)
-        fix = "leave out --against hf, or use --device cuda"
-        self.model = load_class(source, self.dtype, self.device, fix, is_random=is_random)
-        self.model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)  # never ends early
-        self.load_s = seconds_since(start, self.device)
-        self.max_seq_len = most_tokens(spec, self.config)
-        self.vocab_size = int(self.model.config.vocab_size)
-        self._version = transformers.__version__
-
-    @torch.inference_mode()
-    def complete(self, prompts: Sequence[list[int]], new_tokens: int, **options: Any) -> torch.Tensor:
-        """Greedy tokens after prompts that are padded on the left: [prompts, at most new_tokens].
-
-        Args:
-            options: of ``generate``.
-        """
-        width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), _PAD)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
-        done: torch.Tensor = self.model.generate(
-            ids.to(self.device),
-            attention_mask=mask.to(self.device),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            **options,
-        )
-        return done[:, width:]
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "class": type(self.model).__name__,
-            "transformers": self._version,
-            "attention": self.model.config._attn_implementation,
-            "dtype": dtype_name(self.dtype),
-            "load_s": round(self.load_s, 3),
-        }
-
-    def close(self) -> None:
-        """Free the weights for the model after this one."""
-        del self.model
-        free_memory()
 
 
 def check_huggingface(path: str | None, flag: str = "--against") -> None:
@@ -122,7 +52,7 @@ def check_class(folder: Path) -> str | None:
     """
     fix = f"{to_install('align')}, or --original ingot for Ingot's own fp32 path"
     _need_transformers("--original hf", fix)
-    kind = str(_config(folder).get("model_type"))
+    kind = str(class_config(folder).get("model_type"))
     missing = f"transformers {version('transformers')} has no class for {kind!r}"
     if not _has_package(kind):  # read from the disk: the import takes a second, and is of no use then
         return missing
@@ -159,7 +89,7 @@ def load_class(
         OutOfMemoryError: it does not fit.
         CheckpointError: the class cannot load the checkpoint.
     """
-    hf = _config(source)
+    hf = class_config(source)
     expect_class_room(hf, widest or dtype, device, fix, num_layers)
     options = {"attn_implementation": attention} if attention else {}
     with class_memory("a larger GPU, or --device cpu"):
@@ -176,8 +106,7 @@ def load_class(
 
 def class_log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
     """Features [mels, N // 160] of samples [N] at 16 kHz, by the class that prepares Whisper's."""
-    extractor = _transformers().WhisperFeatureExtractor(feature_size=mels)
-    found = extractor(samples.numpy(), sampling_rate=16000, padding=False, truncation=False)
+    found = class_features(mels)(samples.numpy(), sampling_rate=16000, padding=False, truncation=False)
     return torch.from_numpy(found["input_features"][0])
 
 
@@ -188,6 +117,15 @@ def class_memory(fix: str) -> AbstractContextManager[None]:
 def class_features(mels: int) -> Any:
     """The class's own way from samples to log-mel features."""
     return _transformers().WhisperFeatureExtractor(feature_size=mels)
+
+
+def generation_defaults(pad: int) -> Any:
+    """A generation config that has no end token."""
+    return _transformers().GenerationConfig(pad_token_id=pad)
+
+
+def transformers_version() -> str:
+    return version("transformers")
 
 
 def generation_config(folder: Path | None, **values: Any) -> Any:
@@ -248,11 +186,11 @@ def _transformers() -> Any:
     return transformers
 
 
-def _config(source: Path) -> dict[str, Any]:
+def class_config(source: Path) -> dict[str, Any]:
     return read_json(source / CONFIG if source.is_dir() else source)
 
 
-def _dtype(source: Path, wanted: str, device: torch.device, *, is_random: bool) -> torch.dtype:
+def class_dtype(source: Path, wanted: str, device: torch.device, *, is_random: bool) -> torch.dtype:
     """As Ingot chooses it: the weights' own on a GPU, or the config's without weights; fp32 on a CPU."""
     if wanted != "auto":
         return parse_dtype(wanted)
@@ -276,8 +214,8 @@ def _read(
 ) -> Any:
     """The class; random weights are made on the device, others read on the CPU."""
     transformers = _transformers()
-    hears = hf.get("model_type") == "whisper"
-    auto = transformers.AutoModelForSpeechSeq2Seq if hears else transformers.AutoModelForCausalLM
+    takes_speech = hf.get("model_type") == "whisper"
+    auto = transformers.AutoModelForSpeechSeq2Seq if takes_speech else transformers.AutoModelForCausalLM
     is_qwen_v1 = QWEN_V1 in (hf.get("architectures") or ())
     if is_qwen_v1:
         config = transformers.Qwen2Config(**qwen2_config(decoder_config(hf)))
@@ -288,7 +226,7 @@ def _read(
         config = transformers.AutoConfig.for_model(hf.get("model_type"), **values)
     else:
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
-    if num_layers is not None and hears:
+    if num_layers is not None and takes_speech:
         config.decoder_layers = num_layers
     elif num_layers is not None:
         config.num_hidden_layers = num_layers

@@ -123,3 +123,8 @@ def forget_peak(device: torch.device) -> None:
     elif _RESET.exists():
         with suppress(OSError):  # a kernel that does not allow it counts on from the process's beginning
             _RESET.write_text("5", encoding="ascii")
+
+
+def gpu_peak(device: torch.device) -> dict[str, float]:
+    """``peak_gpu_gb`` on a GPU, in units of 1e9 bytes."""
+    return {"peak_gpu_gb": round((peak_bytes(device) or 0) / 1e9, 3)} if device.type == "cuda" else {}

@@ -18,6 +18,7 @@ from typing import Any
 from ingot.errors import ConfigError
 
 MIXED_SEED = 1
+_WARM_UP_SEED = -1
 _MOST, _LEAST = 1024, 4
 _PROMPT_LOG, _OUTPUT_LOG = (4.6, 1.2), (5.0, 0.9)  # mean and deviation of the lengths' logarithms
 
@@ -101,6 +102,12 @@ class PromptSource:
 
     def prompts(self, asks: Sequence[Ask]) -> list[list[int]]:
         return [self._rng.choices(self._ids, k=a.prompt_tokens) for a in asks]
+
+
+def warm_up_load(vocab_size: int, count: int, new_tokens: int) -> tuple[list[Ask], list[list[int]]]:
+    """``count`` requests of one token each, with other prompts than a measurement's."""
+    asks = [Ask(1, new_tokens)] * count
+    return asks, PromptSource(vocab_size, _WARM_UP_SEED).prompts(asks)
 
 
 def parse_batches(text: str, flag: str = "--batch", what: str = "batch sizes") -> list[int]:

@@ -9,32 +9,24 @@ rules and thresholds. Knows nothing of what is measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ingot.audio.log_mel import HOP, RATE, WINDOW, fit
-from ingot.checkpoint.checkpoint_files import CONFIG, read_json
+from ingot.checkpoint.checkpoint_files import read_json
 from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.config.decoder_config import DecoderConfig
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
+from ingot.measure.side.class_side import HuggingFaceSide
 from ingot.measure.side.freed_memory import free_memory
-from ingot.measure.side.huggingface import OpenClass, class_features, class_memory, generation_config
-from ingot.measure.side.model_spec import (
-    HUGGINGFACE,
-    ModelSpec,
-    decoder_config,
-    folder_of,
-    model_of,
-    read_text,
-)
-from ingot.measure.side.opened_engine import OpenEngine
+from ingot.measure.side.huggingface import class_features, class_memory, generation_config
+from ingot.measure.side.ingot_side import IngotSide
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, folder_of, read_text
 from ingot.speech.batched_windows import together
 from ingot.speech.recording_features import Transcript, mel_bins
 from ingot.speech.speech_options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
@@ -54,52 +46,6 @@ class Heard:
     language: str | None = None
 
 
-class Listener(Protocol):
-    """A model that hears recordings, float32 [N] at 16 kHz, on the CPU; at most ``batch`` of them at once."""
-
-    device: torch.device
-    dtype: torch.dtype
-    batch: int
-
-    def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
-        """Recordings that are given together, each with its options."""
-        ...
-
-    def resize(self, batch: int) -> None:
-        """Room for exactly ``batch`` recordings at once; the weights stay.
-
-        Raises:
-            OutOfMemoryError: there is no such room.
-        """
-        ...
-
-    def warm_up(self) -> None: ...
-
-    def facts(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-def open_listener(
-    spec: ModelSpec, *, batch: int | None = None, random_weights: str | None = None
-) -> AbstractContextManager[Listener]:
-    """Load what the spec names; leaving the block frees it.
-
-    Args:
-        batch: recordings together; None: an engine's own limit.
-
-    Raises:
-        ConfigError: an engine was built for a smaller batch.
-        IngotError: it cannot be loaded, or takes no speech.
-    """
-    mel_bins(model_config(spec, random_weights))
-    if spec.kind == HUGGINGFACE:
-        return closing(ClassListener(spec, batch or 1, random_weights))
-    if random_weights is None and batch is not None:
-        _check_batch(folder_of(spec.path or ""), batch)
-    return closing(IngotListener(spec, batch, random_weights))
-
-
 def _check_batch(folder: Path, batch: int) -> None:
     most = Manifest.read(folder).build.max_batch_size if is_engine(folder) else batch
     if batch > most:
@@ -111,23 +57,12 @@ def _check_batch(folder: Path, batch: int) -> None:
         )
 
 
-def model_config(spec: ModelSpec, random_weights: str | None = None) -> DecoderConfig:
-    """What a model is, without its weights.
-
-    Raises:
-        IngotError: it cannot be read.
-    """
-    if random_weights is not None:
-        path = Path(random_weights)
-        return decoder_config(read_json(path / CONFIG if path.is_dir() else path))
-    return model_of(spec.path or "")
-
-
-class IngotListener(OpenEngine):
+class IngotListener(IngotSide):
     """An engine whose windows share steps."""
 
-    def __init__(self, spec: ModelSpec, batch: int | None, random_weights: str | None) -> None:
-        super().__init__(spec, spec.runtime(), batch, random_weights)
+    def __init__(self, spec: SideSpec, batch: int | None) -> None:
+        most = spec.max_batch_size if batch is None else batch
+        super().__init__(spec.replace(engine_batch_size=batch, max_batch_size=most))
         self.transcriber = Transcriber.of_llm(self.llm)
         self.batch = self.llm.executor.admission.max_batch_size
 
@@ -135,12 +70,12 @@ class IngotListener(OpenEngine):
         pairs = list(zip(recordings, asked, strict=True))
         return list(together(lambda pair, left: self._one(*pair), pairs, self.batch))
 
-    def warm_up(self) -> None:
+    def warm_up(self, most: int | None = None) -> None:
         self.llm.warm_up(kinds=["greedy"])
         self.hear([torch.zeros(RATE)], [_SHORT])
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | {"device": str(self.device), "batch": self.batch}
+        return self.model_facts() | {"device": str(self.device), "batch": self.batch}
 
     def resize(self, batch: int) -> None:
         """Other caches over the same weights: of exactly ``batch`` whole windows."""
@@ -167,21 +102,20 @@ def heard_of(found: Transcript, vocabulary: Vocabulary) -> Heard:
     return Heard(found.text.strip(), ids, found.language)
 
 
-class ClassListener(OpenClass):
+class ClassListener(HuggingFaceSide):
     """``WhisperForConditionalGeneration`` by its own ``generate``, on features of its own extractor.
 
     It is given the windows that the original hears: a recording ends where it ends and not after 30 seconds.
     Ids are told as text by Ingot's tokenizer.
     """
 
-    def __init__(self, spec: ModelSpec, batch: int, random_weights: str | None) -> None:
-        super().__init__(spec, random_weights)
-        tokenizer = (
-            None if random_weights is not None or spec.path is None else read_text(spec.path).tokenizer
-        )
-        folder = None if random_weights is not None else resolve_checkpoint(spec.path or "")
-        told = folder / GENERATION_CONFIG if folder is not None else None
-        generation = read_json(told) if told is not None and told.exists() else {}
+    def __init__(self, spec: SideSpec, batch: int) -> None:
+        super().__init__(spec)
+        is_random = spec.random_weights is not None
+        tokenizer = None if is_random else read_text(spec.source).tokenizer
+        folder = None if is_random else resolve_checkpoint(spec.source)
+        file = folder / GENERATION_CONFIG if folder is not None else None
+        generation = read_json(file) if file is not None and file.exists() else {}
         longest = self.config.max_positions
         self.vocabulary = Vocabulary.of_model(self.config, tokenizer, longest, generation)
         self.batch = batch
@@ -204,11 +138,11 @@ class ClassListener(OpenClass):
                 found |= zip(places, self._together(together, asked[places[-1]]), strict=True)
         return [found[place] for place in range(len(recordings))]
 
-    def warm_up(self) -> None:
+    def warm_up(self, most: int | None = None) -> None:
         self.hear([torch.zeros(RATE)], [_SHORT])
 
     def facts(self) -> dict[str, Any]:
-        return super().facts() | {"device": str(self.device), "batch": self.batch}
+        return self.model_facts() | {"device": str(self.device), "batch": self.batch}
 
     def _together(self, recordings: list[torch.Tensor], options: TranscribeOptions) -> list[Heard]:
         frames = [len(samples) // HOP for samples in recordings]
@@ -302,6 +236,27 @@ class ClassListener(OpenClass):
         rules, tokens = self.vocabulary.rules(options), self.vocabulary.tokens
         times = [] if options.timestamps else range(tokens.first_timestamp, self.config.vocab_size)
         return sorted({*rules.suppressed, *times} - {tokens.no_timestamps})
+
+
+Listener = IngotListener | ClassListener
+
+
+def open_listener(spec: SideSpec, batch: int | None = None) -> Listener:
+    """Load what the spec names; leaving a ``with`` block frees it.
+
+    Args:
+        batch: recordings together; None: an engine's own limit.
+
+    Raises:
+        ConfigError: an engine was built for a smaller batch.
+        IngotError: it cannot be loaded, or takes no speech.
+    """
+    mel_bins(spec.config())
+    if spec.kind == HUGGINGFACE:
+        return ClassListener(spec, batch or 1)
+    if spec.random_weights is None and batch is not None:
+        _check_batch(folder_of(spec.source), batch)
+    return IngotListener(spec, batch)
 
 
 _SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)

@@ -14,10 +14,11 @@ from ingot.building.builder import build
 from ingot.errors import CheckpointError, ConfigError, DeviceError
 from ingot.measure.bench import bench_session as session
 from ingot.measure.bench.bench_report import headline, tables
-from ingot.measure.bench.bench_side import SideSpec, told_apart
-from ingot.measure.bench.bench_sides import HuggingFaceSide, open_side
 from ingot.measure.bench.latency import Latency
 from ingot.measure.bench.throughput import Throughput
+from ingot.measure.side.class_side import HuggingFaceSide
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec, named_apart
 from ingot.measure.side.text_table import Table, number, percent, plain, score
 from ingot.measure.side.token_load import Ask, PromptSource, fixed
 from tests.e2e.terminal import ingot
@@ -139,7 +140,7 @@ def test_an_engine_against_its_checkpoint_and_hugging_face_on_another(engine: Pa
 
 def test_two_engines_are_told_apart() -> None:
     def names(a: str, b: str, **other: Any) -> tuple[str, ...]:
-        sides = told_apart(SideSpec(path=a), SideSpec(path=b, **other))
+        sides = named_apart(SideSpec(path=a), SideSpec(path=b, **other))
         return tuple(side.title for side in sides)
 
     assert names("engines/new/", "org/old") == ("new", "old")

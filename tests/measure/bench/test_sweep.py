@@ -14,8 +14,6 @@ import torch
 from ingot.building.builder import build
 from ingot.cli.measure.sweep_quality import TextQuality
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
-from ingot.measure.bench.bench_side import Side, SideSpec
-from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.bench.latency import Latency
 from ingot.measure.bench.sweep.sweep_line import (
     DIED,
@@ -34,6 +32,8 @@ from ingot.measure.bench.sweep.sweep_report import broken, limits, panels, sweep
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
 from ingot.measure.bench.sweep.sweep_store import POINTS, Store, read_points
 from ingot.measure.side.machine import Memory
+from ingot.measure.side.open_side import Side, open_side
+from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.step_work import Work
 from ingot.measure.side.timed_run import Run
 from ingot.measure.side.token_load import Ask

@@ -11,7 +11,6 @@ import pytest
 
 from ingot.cli.measure.sweep import _schemes
 from ingot.errors import ConfigError, RequestError
-from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.latency import Latency
 from ingot.measure.bench.sweep import sweep_session as sweeps
@@ -19,6 +18,7 @@ from ingot.measure.bench.sweep.sweep_line import measure_line
 from ingot.measure.bench.sweep.sweep_record import best
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
 from ingot.measure.bench.transcription_speed import Transcribing
+from ingot.measure.side.side_spec import SideSpec
 from tests.e2e.terminal import ingot
 from tests.speech.conftest import clips as clips
 from tests.speech.conftest import whisper as whisper

@@ -17,9 +17,9 @@ from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import Diagnosis, Wanted, doctor
 from ingot.measure.evaluate.doctor.precision_probe import Probe
-from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.token_divergence import divergence
+from ingot.measure.side.side_spec import SideSpec
 from tests.e2e.terminal import ingot
 from tests.measure.evaluate.conftest import write_ids
 from tests.tiny_models import random_ids, save_model, tiny_config

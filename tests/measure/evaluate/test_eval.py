@@ -17,11 +17,10 @@ from transformers import AutoModelForCausalLM
 from ingot import LLM, build
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.measure.evaluate.data_file import read_data
-from ingot.measure.evaluate.eval_side import SideSpec
-from ingot.measure.evaluate.eval_sides import open_side
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.perplexity import Reading, perplexity
-from ingot.measure.side.model_spec import longest
+from ingot.measure.side.open_side import open_side
+from ingot.measure.side.side_spec import SideSpec, longest
 from ingot.runtime.likelihood import target_logprobs
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny

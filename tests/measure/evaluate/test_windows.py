@@ -10,8 +10,8 @@ from ingot import build
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.engine.proof_file import Metric
 from ingot.measure.evaluate.data_file import read_data
-from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.perplexity import DEFAULT_WINDOW, Reading, prepare
+from ingot.measure.side.side_spec import SideSpec
 from tests.e2e.terminal import ingot
 from tests.measure.evaluate.conftest import write, write_ids
 from tests.measure.evaluate.test_eval import record

@@ -27,13 +27,14 @@ from ingot.engine.manifest import is_engine
 from ingot.engine.plan_file import usable_plan
 from ingot.errors import ConfigError, DeviceError
 from ingot.layers.ways import folds
-from ingot.measure.bench.bench_side import Say, SideSpec, silent
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.kernel_bench.kernel_case import Case, Effort, Inputs, beyond_l2, graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import Setting, all_cases
 from ingot.measure.bench.kernel_bench.kernel_layer import LayerStack
 from ingot.measure.bench.latency import check_length
 from ingot.measure.side.freed_memory import free_memory, gpu_memory
+from ingot.measure.side.open_side import Say, silent
+from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.timed_run import spread
 
 

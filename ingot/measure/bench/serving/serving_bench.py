@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ingot.errors import DeviceError, to_install
-from ingot.measure.bench.bench_side import Say, silent
 from ingot.measure.bench.serving.http_answer import Answer, StreamError
 from ingot.measure.bench.serving.server_target import Target
 from ingot.measure.bench.serving.serving_figures import serving_doubts, serving_entry
 from ingot.measure.bench.serving.serving_load import Point, Prompts, arrivals
 from ingot.measure.side.machine import machine
+from ingot.measure.side.open_side import Say, silent
 from ingot.measure.side.token_load import check_counts
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.measure.bench.charts.chart_layout import COLORS, Mark, Panel, Series
+from ingot.measure.bench.charts import COLORS, Mark, Panel, Series
 from ingot.measure.side.text_table import Table, number, numbers
 
 Record = dict[str, Any]
@@ -85,5 +85,4 @@ def serving_panels(record: Record) -> list[Panel]:
 
 def _mark(entry: Record, name: str, share: str) -> Mark:
     value = entry[f"{name}_ms"][share]
-    told = f"{entry['load']}: {name.upper()} {share} {number(value)} ms"
-    return Mark(entry["requests_per_s"], value, entry["load"] if share == "p99" else "", told)
+    return Mark(entry["requests_per_s"], value, entry["load"] if share == "p99" else "")

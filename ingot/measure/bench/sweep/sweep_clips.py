@@ -13,16 +13,15 @@ from typing import Any
 import torch
 
 from ingot.device import dtype_name, resolve_device
-from ingot.measure.bench.bench_side import SideSpec
 from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.transcription_speed import Transcribing, measure_transcribing, speech_tokens
 from ingot.measure.side.machine import Memory, forget_peak, peak_bytes
+from ingot.measure.side.side_spec import SideSpec
 from ingot.measure.side.transcribers import (
     ClassListener,
     IngotListener,
     Listener,
-    model_config,
     open_listener,
 )
 from ingot.memory.memory_sizes import encoded_position_bytes, kv_bytes_per_token
@@ -48,7 +47,7 @@ def clip_points(
     tokens, device = speech_tokens(spec), resolve_device(spec.device)
     yield {"batch": batches[0]}
     yield {"say": f"{name}: loading"}
-    with open_listener(spec, batch=batches[0], random_weights=spec.random_weights) as listener:
+    with open_listener(spec, batches[0]) as listener:
         check(listener.facts())
         yield {"say": f"{name}: the machine's ceiling"}
         ceiling = measure_ceiling(device, listener.dtype).to_json()
@@ -77,7 +76,7 @@ def _memory(listener: Listener, spec: SideSpec) -> Memory:
         caches = [cache for one in held for cache in (one, one.encoded) if cache is not None]
         return Memory(_bytes(listener.llm.engine.model), sum(cache.nbytes for cache in caches), peak)
     assert isinstance(listener, ClassListener)
-    config, dtype = model_config(spec, spec.random_weights), listener.dtype
+    config, dtype = spec.config(), listener.dtype
     assert config.encoder is not None
     window = config.max_positions * kv_bytes_per_token(config, dtype)
     window += config.encoder.max_positions * encoded_position_bytes(config, dtype, dtype)

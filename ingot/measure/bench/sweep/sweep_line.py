@@ -21,14 +21,14 @@ import torch
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, IngotError, OutOfMemoryError
-from ingot.measure.bench.bench_side import Side, SideSpec
-from ingot.measure.bench.bench_sides import open_side
 from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.latency import Latency, check_fits, measure_latency
 from ingot.measure.bench.sweep.sweep_clips import clip_points
 from ingot.measure.bench.transcription_speed import Transcribing
 from ingot.measure.side.freed_memory import lacks_memory
+from ingot.measure.side.open_side import Side, open_side
+from ingot.measure.side.side_spec import SideSpec
 
 OK, DOES_NOT_FIT, DIED = "ok", "does not fit", "died"
 AUTO_MOST = 4096

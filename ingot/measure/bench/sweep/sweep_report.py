@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from ingot.measure.bench.charts.chart_layout import COLORS, OTHER_COLOR, Mark, Panel, Series
+from ingot.measure.bench.charts import COLORS, OTHER_COLOR, Mark, Panel, Series
 from ingot.measure.bench.sweep.sweep_line import DIED
 from ingot.measure.bench.sweep.sweep_record import lower_is_better, memory_gb, of_clips, speed
 from ingot.measure.side.text_table import Table, number, numbers, percent
@@ -174,17 +174,15 @@ def _series(lines: list[Record], palette: dict[str, str], x: Any) -> tuple[Serie
         Series(
             line["name"],
             palette[line["name"]],
-            tuple(_mark(line, point, x(line, point), str(point["batch"])) for point in line["points"]),
+            tuple(_mark(point, x(line, point), str(point["batch"])) for point in line["points"]),
             line["kind"] == "hf",
         )
         for line in lines
     )
 
 
-def _mark(line: Record, point: Record, x: float, label: str) -> Mark:
-    fast = speed(point)
-    told = f"{line['name']}, batch {point['batch']}: {number(fast)} {_axis(point)} at {number(x)}"
-    return Mark(x, fast, label, told)
+def _mark(point: Record, x: float, label: str) -> Mark:
+    return Mark(x, speed(point), label)
 
 
 def _axis(point: Record) -> str:
@@ -205,7 +203,7 @@ def _quality_panel(lines: list[Record], palette: dict[str, str], best: Record) -
     series = []
     for line in (line for line in lines if metric in line["quality"]):
         point = max(line["points"], key=speed)
-        mark = _mark(line, point, line["quality"][metric], f"{line['name']}, {point['batch']}")
+        mark = _mark(point, line["quality"][metric], f"{line['name']}, {point['batch']}")
         series.append(Series(line["name"], palette[line["name"]], (mark,), line["kind"] == "hf"))
     names = {name for name, _ in best["points"]}
     front = sorted((one.marks[0].x, one.marks[0].y) for one in series if one.name in names)

@@ -28,7 +28,6 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
-from ingot.measure.bench.bench_side import Say, SideSpec, check_classes, silent
 from ingot.measure.bench.kernel_bench.kernel_times import read_shape
 from ingot.measure.bench.latency import Latency, check_length
 from ingot.measure.bench.sweep.sweep_line import (
@@ -46,7 +45,8 @@ from ingot.measure.bench.sweep.sweep_record import record_of
 from ingot.measure.bench.sweep.sweep_store import Store
 from ingot.measure.bench.transcription_speed import Transcribing
 from ingot.measure.side.machine import machine
-from ingot.measure.side.model_spec import HUGGINGFACE, against_parts
+from ingot.measure.side.open_side import Say, check_classes, silent
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts
 from ingot.speech.recording_features import mel_bins
 
 Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]

@@ -25,10 +25,9 @@ from ingot.measure.evaluate.data_item import Item
 from ingot.measure.evaluate.doctor.caption_texts import captioned, captioned_texts
 from ingot.measure.evaluate.doctor.precision_probe import Text
 from ingot.measure.evaluate.doctor.transcript_texts import one_window, spoken_texts
-from ingot.measure.evaluate.eval_side import SideSpec
 from ingot.measure.evaluate.perplexity import Reading, counts_of, prepare
 from ingot.measure.evaluate.token_divergence import DEFAULT_WINDOW
-from ingot.measure.side.model_spec import model_of, most_tokens
+from ingot.measure.side.side_spec import SideSpec, model_of, most_tokens
 from ingot.speech.window_decoding import Vocabulary
 
 
