@@ -35,7 +35,7 @@ from ingot.layers.attention import Attention
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 from ingot.runtime.step_buffer import StepBuffer
 
 BLOCK, CHUNK, DECODES, DECODE_KEYS, COPIES = 64, 64, 63, 600, 6
@@ -88,7 +88,7 @@ def batch_of(shape: Shape, decodes: int, chunks: list[int], parts: int, rows: in
         tile_rows=rows,
         tile_parts=parts,
     )
-    buffer.fill(step, BLOCK)
+    buffer.fill(layout_of(step.requests, BLOCK))
     buffer.upload()
     torch.cuda.synchronize()
     counts = torch.zeros(4096, dtype=torch.int32, device="cuda")  # for more parts than by default

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ingot import LLM
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 
 
@@ -16,9 +16,10 @@ def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
     runner = llm.executor.runner
     encoding = runner.encoding
     splices = encoding is not None and encoding.splices
-    decodes = all(item.count == 1 for item in step.requests) and not splices
-    requests = len(step.requests) + 2
-    tokens = requests if decodes else step.num_tokens + 3
+    layout = step.layout
+    decodes = layout.max_query_len == 1 and not splices
+    requests = layout.num_requests + 2
+    tokens = requests if decodes else layout.num_tokens + 3
     buffer = StepBuffer(
         *(tokens, requests, -(-runner.max_seq_len // runner.block_size), requests, runner.device),
         num_kv_heads=runner.caches[0].num_kv_heads,
@@ -27,10 +28,10 @@ def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
         tile_rows=0 if decodes else 16,
         tile_parts=0 if decodes else 8,
     )
-    buffer.fill(step, runner.block_size)
+    buffer.fill(layout)
     if decodes:
         buffer.host["query_start"][:] = range(requests + 1)
     batch = buffer.padded_batch(1 if decodes else tokens, runner.max_seq_len)
     if encoding is not None and not decodes:
         batch = replace(batch, spliced=encoding.captured(tokens))
-    return runner.forward(batch)[: sum(item.samples for item in step.requests)]
+    return runner.forward(batch)[: sum(layout.wanted)]

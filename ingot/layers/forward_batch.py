@@ -3,14 +3,17 @@
 Owns the layout of a step's tensors: which token belongs to which request, where its keys and values go, and
 what it may attend to. Knows no model and no request.
 
-    batch = ForwardBatch(...)     # the runner makes one a step; layers only read it
+    batch = ForwardBatch.of(layout, device, max_seq_len=4096)     # layers only read it
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 
 from ingot.device import expect_e4m3
@@ -19,6 +22,7 @@ from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.placement import TokenPlaces
 from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales
 from ingot.layers.observer import Observed, Observer
+from ingot.layers.step_layout import StepLayout
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,51 @@ class ForwardBatch:
     observer: Observer | None = None
     encoded: Encoded | None = None
     spliced: Spliced | None = None
+
+    @classmethod
+    def of(
+        cls,
+        layout: StepLayout,
+        device: torch.device,
+        *,
+        max_seq_len: int,
+        arrivals: torch.Tensor | None = None,
+    ) -> ForwardBatch:
+        """A step's batch in tensors of its own, without inputs."""
+        tables = np.zeros((layout.num_requests, max(map(len, layout.blocks), default=0)), dtype=np.int32)
+        for row, blocks in zip(tables, layout.blocks, strict=True):
+            row[: len(blocks)] = blocks
+        arrays = {
+            "input_ids": layout.input_ids,
+            "positions": layout.positions,
+            "rope_rows": layout.rope_rows,
+            "slot_mapping": layout.slot_mapping,
+            "block_tables": tables,
+            "query_start": np.array(layout.query_start, dtype=np.int32),
+            "seq_lens": layout.seq_lens.astype(np.int32),
+            "logits_indices": np.array(layout.logits_indices, dtype=np.int64),
+        }
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        return cls.over(tensors, layout, max_seq_len=max_seq_len, arrivals=arrivals)
+
+    @classmethod
+    def over(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        layout: StepLayout,
+        *,
+        max_seq_len: int,
+        arrivals: torch.Tensor | None = None,
+    ) -> ForwardBatch:
+        """A step's batch over tensors that are on the device already, by their names here."""
+        fields: dict[str, Any] = dict(tensors)
+        return cls(
+            **fields,
+            max_query_len=layout.max_query_len,
+            max_seq_len=max_seq_len,
+            num_decodes=layout.num_single,
+            arrivals=arrivals,
+        )
 
     def see(self, name: str, value: Observed) -> None:
         """Show a value that may be written over later."""

@@ -10,13 +10,13 @@ Knows no softmax and no alignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ingot.layers.forward_batch import LayerCache
 from ingot.layers.observer import Observed
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest
 
 Head = tuple[int, int]  # layer, head
 Scores = dict[str, torch.Tensor]  # by request
@@ -31,7 +31,11 @@ class ScoreReader:
     """
 
     def __init__(self, step: ScheduledBatch, caches: Sequence[LayerCache], scale: float) -> None:
-        self._rows = list(_rows(step))
+        self._rows = [
+            (item, step.layout.rows_of(index))
+            for index, item in enumerate(step.requests)
+            if item.request.heads
+        ]
         self._caches = iter(caches)
         self._scale = scale
         self._layer = 0
@@ -57,15 +61,6 @@ class ScoreReader:
                 asked = query[rows][:, list(heads)].float()
                 found = torch.einsum("thd,hpd->thp", asked, keys) * self._scale
                 self.scores[item.request.request_id][:, list(places)] = found.cpu()
-
-
-def _rows(step: ScheduledBatch) -> Iterable[tuple[ScheduledRequest, slice]]:
-    """The requests that want scores, with their tokens' rows of the step."""
-    first = 0
-    for item in step.requests:
-        if item.request.heads:
-            yield item, slice(first, first + item.count)
-        first += item.count
 
 
 def _keys(cache: LayerCache, item: ScheduledRequest, heads: Sequence[int], shared: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from ingot.runtime.encoding import Encoding
 from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.moment import Moment
 from ingot.runtime.pace import cautious
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import ScheduledBatch
 
 
 class PartTimes:
@@ -90,7 +90,7 @@ class EncoderLine:
         if self._launched:
             self._end(self._launched)
             return
-        decodes = step.num_single == len(step.requests)
+        decodes = step.layout.num_single == len(step.requests)
         self._passed_over = not decodes and not self._passed_over
         if self._passed_over:
             return

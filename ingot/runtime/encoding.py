@@ -5,7 +5,7 @@ Owns the tensors behind ``EncoderCache``: rows of embeddings (wiring ``prefix``)
 
     encoding = Encoding(model, caches, num_blocks=24, block_size=64, device=device)
     encoding.encode(step.jobs)                      # or, in parts: for graph in encoding.begin(group)
-    spliced = encoding.spliced(step)
+    spliced = encoding.spliced(step.layout)
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.forward_batch import LayerCache, Spliced
 from ingot.layers.observer import Observer
+from ingot.layers.step_layout import StepLayout
 from ingot.runtime.encoder_graphs import EncoderGraphs
 from ingot.runtime.inputs import EncoderEntry, EncoderJob
-from ingot.runtime.scheduler import ScheduledBatch
 
 
 class Encoding:
@@ -141,16 +141,19 @@ class Encoding:
             assert layer.encoder_attn is not None
             layer.encoder_attn.write(encoded, cache, slots)
 
-    def place(self, step: ScheduledBatch) -> bool:
+    def place(self, layout: StepLayout) -> bool:
         """Put a step's rows where captured steps read them; returns whether one can compute this step: with
         second caches every request must have its input.
         """
         if self._layers:
-            return all(item.request.inputs for item in step.requests)
-        self.splices = any(any(item.spans(encodes=True)) for item in step.requests)
+            return not layout.some_without_input
+        self.splices = layout.spliced is not None
         room = len(self._placed)
-        if step.num_tokens <= room and (self.splices or self._filled):  # a larger one has no graph
-            self._placed.copy_(self._pinned(self._placed_in(step, room)), non_blocking=True)
+        if layout.num_tokens <= room and (self.splices or self._filled):  # a larger one has no graph
+            placed = np.full(room, -1, dtype=np.int64)
+            if layout.spliced is not None:
+                placed[: layout.num_tokens] = layout.spliced
+            self._placed.copy_(self._pinned(placed), non_blocking=True)
             self._filled = self.splices
         return True
 
@@ -158,30 +161,16 @@ class Encoding:
         """What a captured step of so many tokens reads; None of a model that splices nothing."""
         return Spliced(self._placed[:tokens], self._rows) if len(self._rows) else None
 
-    def spliced(self, step: ScheduledBatch) -> Spliced | None:
+    def spliced(self, layout: StepLayout) -> Spliced | None:
         """The rows of a step's placeholders; None where it has none."""
-        if not any(any(item.spans(encodes=True)) for item in step.requests):
+        if layout.spliced is None:
             return None
-        return Spliced(self._on_device(self._placed_in(step, step.num_tokens)), self._rows)
-
-    def _placed_in(self, step: ScheduledBatch, room: int) -> np.ndarray:
-        """For each of so many tokens the slot of its embedding; -1: it has none."""
-        slots, token = np.full(room, -1, dtype=np.int64), 0
-        for item in step.requests:
-            for index, start, end in item.spans(encodes=True):
-                given, first = item.request.inputs[index], token + start - item.start
-                places = np.arange(start, end) - given.place
-                slots[first : first + end - start] = self._slots(item.request.encoded[index], places)
-            token += item.count
-        return slots
+        return Spliced(self._pinned(layout.spliced).to(self.device, non_blocking=True), self._rows)
 
     def _slots(self, entry: EncoderEntry, positions: np.ndarray) -> np.ndarray:
         """Where positions of an entry are."""
         blocks = entry.table.astype(np.int64)
         return blocks[positions // self.block_size] * self.block_size + positions % self.block_size
-
-    def _on_device(self, values: np.ndarray) -> torch.Tensor:
-        return self._pinned(values).to(self.device, non_blocking=True)
 
     def _pinned(self, values: np.ndarray) -> torch.Tensor:
         """In memory that is copied to the device without a wait."""

@@ -41,7 +41,8 @@ from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
-from ingot.runtime.scheduler import Chunking, ScheduledBatch, ScheduledRequest, Scheduler
+from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduler import Chunking, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_draws, take_probes
 from ingot.runtime.step_ahead import StepAhead
 from ingot.runtime.token_logprobs import TokenLogprobs, with_probe
@@ -282,9 +283,10 @@ class Executor:
         draws = self.selector.draws(requests, counted=True) + probe_draws(probed)
         tokens = self.runner.launch(batch, draws)
         self.scheduler.computed(batch)
-        for row, request in enumerate(requests):
-            request.pending_row = row
-            request.num_pending += 1
+        for item, end in zip(batch.requests, batch.layout.logits_ends, strict=True):
+            if item.samples:
+                item.request.pending_row = end - 1
+                item.request.num_pending += 1
         return StepAhead(requests, probed, tokens)
 
     def _read(self, step: StepAhead) -> list[Update]:
@@ -301,22 +303,18 @@ class Executor:
         else:
             logits = self.runner.run(batch)
         self.scheduler.computed(batch)
-        updates, rows, sampling = [], [], []
-        row = token = 0
-        for item in batch.requests:
+        updates, rows, sampling, layout = [], [], [], batch.layout
+        for index, item in enumerate(batch.requests):
             request = item.request
-            wanted_rows = item.count if request.all_logits else int(item.samples)
             if request.all_logits:
-                updates += self._kept(item, logits[row : row + item.count], scores)
+                updates += self._kept(item, logits[layout.logits_of(index)], scores)
             elif request.all_hidden:
                 assert hidden is not None
-                updates += self._kept(item, hidden[token : token + item.count], scores)
+                updates += self._kept(item, hidden[layout.rows_of(index)], scores)
             elif item.samples:
-                rows.append(row)
+                rows.append(layout.logits_ends[index] - 1)
                 sampling.append(request)
-            row += wanted_rows
-            token += item.count
-        take_probes(batch.probed, logits[row:])
+        take_probes(batch.probed, logits[layout.num_logits - layout.num_probes :])
         if sampling:
             wanted = logits if len(rows) == logits.shape[0] else logits[rows]
             width = max((g.search.num_candidates for g in self._groups.values()), default=0)

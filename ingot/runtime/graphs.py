@@ -4,8 +4,8 @@ Owns capture and replay of the model, and of the sampler, over static buffers. A
 time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyond a step's rows.
 
     graphs = DecodeGraphs(forward, feed, device, max_batch_size=64, max_seq_len=4096)
-    graphs.launch(step, draws)           # tokens end in feed.table
-    logits = graphs.logits(step)
+    graphs.launch(layout, draws)         # tokens end in feed.table
+    logits = graphs.logits(layout)
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS, batch_buckets
+from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
 from ingot.runtime.sampled_step import sampled_step
 from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_feed import TokenFeed
 
@@ -91,15 +91,15 @@ class DecodeGraphs:
         """The smallest bucket that holds this many requests."""
         return next(b for b in self.buckets if b >= num_requests)
 
-    def logits(self, step: ScheduledBatch) -> torch.Tensor:
+    def logits(self, layout: StepLayout) -> torch.Tensor:
         """Logits [requests, vocab_size]; valid until the next run: buckets share memory."""
-        found = self._replay(step, (), None)
+        found = self._replay(layout, (), None)
         assert found is not None
-        return found[: len(step.requests)]
+        return found[: layout.num_requests]
 
-    def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> None:
+    def launch(self, layout: StepLayout, draws: Sequence[RowSampling]) -> None:
         """Start a step that leaves its requests' tokens in the first rows of the feed's table."""
-        self._replay(step, draws, sampling_kind(draws))
+        self._replay(layout, draws, sampling_kind(draws))
 
     def warm_up(self, num_requests: int, kinds: Iterable[str]) -> None:
         """Capture the steps of the bucket for this many requests that sample in these ways (of ``KINDS``)."""
@@ -107,12 +107,12 @@ class DecodeGraphs:
             self._capture(self.bucket_of(num_requests), KINDS[kind])
 
     def _replay(
-        self, step: ScheduledBatch, draws: Sequence[RowSampling], kind: tuple[RowSampling, ...] | None
+        self, layout: StepLayout, draws: Sequence[RowSampling], kind: tuple[RowSampling, ...] | None
     ) -> torch.Tensor | None:
-        bucket = self.bucket_of(len(step.requests))
+        bucket = self.bucket_of(layout.num_requests)
         captured = self._capture(bucket, kind)
         buffer = self._buffers[bucket]
-        buffer.fill(step, self.block_size, draws)
+        buffer.fill(layout, draws)
         buffer.upload()
         captured.graph.replay()
         self.forward.observed(captured.record)

@@ -22,7 +22,7 @@ from ingot.runtime.forward import Forward
 from ingot.runtime.moment import Moment
 from ingot.runtime.pace import Pace
 from ingot.runtime.prompt_graphs import prompt_buffer
-from ingot.runtime.scheduler import Layers, ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
 from ingot.runtime.step_buffer import StepBuffer
 
 
@@ -66,7 +66,7 @@ class LayeredChunk:
         self._tell_pace()
         went_over = Moment(self.device)
         rows = self._run(step.layers)
-        decodes = 0 < step.num_single == len(step.requests)
+        decodes = 0 < step.layout.num_single == len(step.requests)
         layers = step.layers.last - step.layers.first
         self._timed.append(_Timed(began, went_over, Moment(self.device), rows, layers, decodes))
 
@@ -95,7 +95,7 @@ class LayeredChunk:
         self._at = None  # of a chunk that was dropped
         rows = self.pace.size_of(chunk.count)
         buffer = self._buffer(rows)
-        buffer.fill(ScheduledBatch([chunk]), self.forward.caches[0].block_size)
+        buffer.fill(layout_of([chunk], self.forward.caches[0].block_size))
         buffer.upload()
         self._batch = buffer.padded_batch(rows, self.max_seq_len)
         self._at = self.forward.begin(self._batch)

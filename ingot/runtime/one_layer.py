@@ -21,6 +21,7 @@ from ingot.layers.encoder_blocks.encoder import EncoderLayer
 from ingot.layers.forward_batch import Encoded, ForwardBatch, LayerCache
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.products import LayerProducts, Product
+from ingot.layers.step_layout import StepLayout
 from ingot.memory.memory_sizes import cache_dtype
 
 
@@ -120,8 +121,7 @@ def run_layer(
         rows = slice(end - count, end)
         # In memory of its own, as a runner's step has it: alignment may order a sum.
         hidden = inputs.hidden[rows].to(device, dtype, copy=True)
-        positions, turned = (t[rows].to(device) for t in (inputs.positions, inputs.rope_rows))
-        batch = request_batch(positions, turned, end, num_blocks, max_seq_len)
+        batch = request_batch(inputs.rope_rows[rows].to(device), end, num_blocks, block_size, max_seq_len)
         if inputs.encoded is not None and cache.encoded is not None:
             batch = replace(batch, encoded=_one_input(layer, count, len(inputs.encoded), cache.encoded))
         pieces.append(hidden_after(layer, hidden, batch, cache, rope).cpu())
@@ -186,29 +186,15 @@ def hidden_after(
 
 
 def request_batch(
-    positions: torch.Tensor, rope_rows: torch.Tensor, end: int, num_blocks: int, max_seq_len: int
+    rope_rows: torch.Tensor, end: int, num_blocks: int, block_size: int, max_seq_len: int
 ) -> ForwardBatch:
     """The last of the first ``end`` tokens of a request, whose blocks lie in order: a token's slot is its
     position.
 
     Args:
-        positions, rope_rows: [T] int64, of these tokens.
+        rope_rows: [T] int64, of these tokens.
     """
-    count, device = len(positions), positions.device
-
-    def row(*values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
-    return ForwardBatch(
-        input_ids=torch.zeros(count, dtype=torch.int64, device=device),
-        positions=positions,
-        rope_rows=rope_rows,
-        slot_mapping=positions,
-        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
-        query_start=row(0, count),
-        seq_lens=row(end),
-        logits_indices=torch.tensor([count - 1], device=device),
-        max_query_len=count,
-        max_seq_len=max_seq_len,
-        num_decodes=1 if count == 1 else 0,
-    )
+    count = len(rope_rows)
+    layout = StepLayout.of([end - count], [count], [range(num_blocks)], block_size)
+    batch = ForwardBatch.of(layout, rope_rows.device, max_seq_len=max_seq_len)
+    return replace(batch, rope_rows=rope_rows)

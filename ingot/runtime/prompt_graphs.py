@@ -6,7 +6,7 @@ first time that it is needed; how many of its requests decode is told on the dev
 beyond a step's rows.
 
     prompts = PromptGraphs(forward, feed, device, max_batch_size=64, max_seq_len=4096)
-    if prompts.fits(step): logits, buffer = prompts.run(step, draws)
+    if prompts.fits(layout): logits, buffer, newest = prompts.run(layout, draws)
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ingot.config.step_sizes import TOKEN_BUCKETS, request_buckets
 from ingot.kernels.sampling.token_feed import take_tokens
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
 from ingot.runtime.sampler import Newest, RowSampling
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import EMPTY
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_feed import TokenFeed
 
@@ -56,7 +57,7 @@ def prompt_buffer(
         tile_rows=rows,
         tile_parts=most_parts(layer.self_attn.config.num_heads, tokens, rows),
     )
-    buffer.fill(ScheduledBatch(), cache.block_size)
+    buffer.fill(EMPTY)
     buffer.upload()
     return buffer
 
@@ -87,12 +88,11 @@ class PromptGraphs:
         self._recorder = Recorder(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
 
-    def fits(self, step: ScheduledBatch) -> bool:
+    def fits(self, layout: StepLayout) -> bool:
         """Whether a bucket holds the step, and none of its requests wants more than its last logits."""
-        requests, tokens = step.requests, step.num_tokens
-        if len(requests) > self.buckets[-1] or tokens > TOKEN_BUCKETS[-1]:
+        if layout.num_requests > self.buckets[-1] or layout.num_tokens > TOKEN_BUCKETS[-1]:
             return False
-        return not any(item.request.all_logits for item in requests)
+        return max(layout.wanted, default=0) <= 1
 
     def bucket_of(self, num_tokens: int, num_requests: int) -> tuple[int, int]:
         """The smallest buckets of tokens and of requests that hold these."""
@@ -100,17 +100,17 @@ class PromptGraphs:
         return tokens, self.buckets[bisect_left(self.buckets, num_requests)]
 
     def run(
-        self, step: ScheduledBatch, draws: Sequence[RowSampling]
+        self, layout: StepLayout, draws: Sequence[RowSampling]
     ) -> tuple[torch.Tensor, StepBuffer, Newest]:
         """Logits [last tokens of requests and probes, vocab_size], valid until the next graph's run, the
         buffer that holds how they draw, and the tokens that they follow.
         """
-        captured = self._capture(*self.bucket_of(step.num_tokens, len(step.requests)))
-        captured.buffer.fill(step, self.cache.block_size, draws)
+        captured = self._capture(*self.bucket_of(layout.num_tokens, layout.num_requests))
+        captured.buffer.fill(layout, draws)
         captured.buffer.upload()
         captured.graph.replay()
         self.forward.observed(captured.record)
-        count, newest = step.num_logits, captured.newest
+        count, newest = layout.num_logits, captured.newest
         return self._logits[:count], captured.buffer, Newest(newest.ids, newest.places[:count])
 
     def warm_up(self, num_requests: int, num_tokens: int) -> None:

@@ -23,7 +23,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import Spliced
 from ingot.quant.methods.hadamard import rotate
 from ingot.runtime.inputs import Content, RequestInput
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import ScheduledBatch
 
 PLACEHOLDER = 0  # the id that stands in the prompt for a row; every vocabulary has it
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -98,25 +98,20 @@ class RowRules:
 
 def rows_of(step: ScheduledBatch, spliced: Spliced | None, device: torch.device) -> Spliced | None:
     """The rows that a step's requests bring, over what is ``spliced`` already."""
-    if not has_rows(step):
+    layout = step.layout
+    if not layout.brought:
         return spliced
-    slots, parts, count, token = np.full(step.num_tokens, -1, dtype=np.int64), [], 0, 0
-    for item in step.requests:
-        for index, start, end in item.spans(encodes=False):
-            given, first = item.request.inputs[index], token + start - item.start
-            slots[first : first + end - start] = np.arange(count, count + end - start)
-            parts.append(given.features[start - given.place : end - given.place])
-            count += end - start
-        token += item.count
+    slots, parts, count = np.full(layout.num_tokens, -1, dtype=np.int64), [], 0
+    for index, number, start, end in layout.brought:
+        item = step.requests[index]
+        given, first = item.request.inputs[number], layout.query_start[index] + start - item.start
+        slots[first : first + end - start] = np.arange(count, count + end - start)
+        parts.append(given.features[start - given.place : end - given.place])
+        count += end - start
     table, places = torch.cat(parts), torch.from_numpy(slots)
     if device.type == "cuda":
         table, places = table.pin_memory(), places.pin_memory()
     return Spliced(places.to(device, non_blocking=True), table.to(device, non_blocking=True), spliced)
-
-
-def has_rows(step: ScheduledBatch) -> bool:
-    """Whether a step computes such rows."""
-    return any(item.request.inputs and any(item.spans(encodes=False)) for item in step.requests)
 
 
 @cache

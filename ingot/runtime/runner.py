@@ -19,6 +19,7 @@ import torch
 from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.step_layout import StepLayout
 from ingot.layers.ways import fuses
 from ingot.runtime.cross_scores import ScoreReader, Scores
 from ingot.runtime.encoder_line import EncoderLine
@@ -28,10 +29,10 @@ from ingot.runtime.graphs import DecodeGraphs, sampling_kind
 from ingot.runtime.layered_chunk import LayeredChunk
 from ingot.runtime.pace import Pace
 from ingot.runtime.prompt_graphs import PromptGraphs
-from ingot.runtime.prompt_rows import has_rows, rows_of
+from ingot.runtime.prompt_rows import rows_of
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
@@ -111,10 +112,11 @@ class Runner:
         """
         with self._work_behind(step):
             graphable = self._prepare(step)
-            if self.graphs is not None and graphable and self._decodes(step, self.graphs):
-                return self.graphs.logits(step)
-            if self.prompts is not None and graphable and self.prompts.fits(step):
-                return self.prompts.run(step, ())[0]
+            layout = step.layout
+            if self.graphs is not None and graphable and self._decodes(layout, self.graphs):
+                return self.graphs.logits(layout)
+            if self.prompts is not None and graphable and self.prompts.fits(layout):
+                return self.prompts.run(layout, ())[0]
             logits = self.forward(self._eager_batch(step, ()))
             self.forward.observed(self.forward.record)
             return logits
@@ -144,16 +146,17 @@ class Runner:
         """
         with self._work_behind(step):
             graphable = self._prepare(step)
-            if self.graphs is not None and graphable and self._decodes(step, self.graphs):
-                self.graphs.launch(step, draws)
-            elif self.prompts is not None and graphable and self.prompts.fits(step):
-                logits, buffer, newest = self.prompts.run(step, draws)
+            layout = step.layout
+            if self.graphs is not None and graphable and self._decodes(layout, self.graphs):
+                self.graphs.launch(layout, draws)
+            elif self.prompts is not None and graphable and self.prompts.fits(layout):
+                logits, buffer, newest = self.prompts.run(layout, draws)
                 leave_tokens(logits, buffer.draws(len(draws), self._way(draws)), self.feed, newest)
             else:
                 batch = self._eager_batch(step, draws)
                 buffer = self._eager_buffer()
                 values = buffer.draws(len(draws), self._way(draws))
-                sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed)
+                sampled_step(self.forward, batch, buffer.feed_rows[: layout.num_tokens], values, self.feed)
                 self.forward.observed(self.forward.record)
             told = any(draw.logprobs for draw in draws)
             return self.feed.send(len(draws), logprobs=told, likeliest=any(d.likeliest for d in draws))
@@ -197,20 +200,19 @@ class Runner:
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""
         self._copy_blocks(step.copies)
-        graphable = not self.eager and not has_rows(step)
+        graphable = not self.eager and not step.layout.brought
         if self.encoding is None:
             return graphable
         if not step.in_parts:
             assert self.line is not None
             self.line.finish(fused=self.forward.fused, by_module=self.eager)
             self.encoding.encode(step.jobs, fused=self.forward.fused, by_module=self.eager)
-        return self.encoding.place(step) and graphable
+        return self.encoding.place(step.layout) and graphable
 
-    def _decodes(self, step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
+    def _decodes(self, layout: StepLayout, graphs: DecodeGraphs) -> bool:
         if self.encoding is not None and self.encoding.splices:  # a last token of a prompt may be an input's
             return False
-        single = all(item.count == 1 and item.samples and not item.probes for item in step.requests)
-        return single and graphs.fits(len(step.requests))
+        return layout.only_decodes and graphs.fits(layout.num_requests)
 
     def _way(self, draws: Sequence[RowSampling]) -> Sequence[RowSampling]:
         """Rows that say what the sampler may skip: on a GPU those of a graph, whose kernels are built.
@@ -222,10 +224,10 @@ class Runner:
 
     def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
         buffer = self._eager_buffer()
-        buffer.fill(step, self.block_size, draws)
+        buffer.fill(step.layout, draws)
         buffer.upload()
-        batch = buffer.batch_of(step, self.max_seq_len)
-        spliced = None if self.encoding is None else self.encoding.spliced(step)
+        batch = buffer.batch_of(step.layout, self.max_seq_len)
+        spliced = None if self.encoding is None else self.encoding.spliced(step.layout)
         spliced = rows_of(step, spliced, self.device)
         return batch if spliced is None else replace(batch, spliced=spliced)
 

@@ -11,93 +11,15 @@ Touches no tensors and decides nothing about sampling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
 from ingot.runtime.encoder_cache import EncoderCache
-from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.pace import Pace
 from ingot.runtime.request import Request
+from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
 from ingot.runtime.waiting_line import WaitingLine
-
-
-@dataclass(frozen=True)
-class ScheduledRequest:
-    """A request's share of a step: its tokens [start, start + count), placed in ``request.blocks``.
-
-    ``samples``: the step reaches the request's last token, so that a next one can be chosen.
-    """
-
-    request: Request
-    start: int
-    count: int
-    samples: bool
-
-    @property
-    def probes(self) -> bool:
-        """Whether the step reaches the place of the request's probe."""
-        probe = self.request.probe
-        return probe is not None and self.start <= probe.place < self.start + self.count
-
-    def spans(self, *, encodes: bool) -> Iterator[tuple[int, int, int]]:
-        """(index of an input, first and last prompt token) of the placeholders that the share computes, of
-        inputs that are encoded or of those that are rows already.
-        """
-        first, last = self.start, self.start + self.count
-        for index, given in enumerate(self.request.inputs):
-            if given.encodes is encodes and given.tokens and given.is_read_by(first, last):
-                yield index, max(given.place, first), min(given.end, last)
-
-
-@dataclass(frozen=True)
-class Layers:
-    """Layers [first, last) of a chunk of a long prompt, which a step runs behind its own work. The chunk is
-    computed when it ``ends``, and never has its request's last token.
-    """
-
-    chunk: ScheduledRequest
-    first: int
-    last: int
-    ends: bool
-
-
-@dataclass
-class ScheduledBatch:
-    """One step: which tokens run, which blocks are copied before (pairs from, to) and which inputs encoded,
-    who was preempted for it, and layers of a chunk whose request is none of ``requests``. Requests with one
-    token stand first: they attend as decodes, whatever runs beside them. ``in_parts``: its inputs, and those
-    of steps before it that are not ready, are encoded little by little behind it and the steps to come.
-    """
-
-    requests: list[ScheduledRequest] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    jobs: list[EncoderJob] = field(default_factory=list)
-    in_parts: bool = False
-    layers: Layers | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the step."""
-        return sum(r.count for r in self.requests)
-
-    @property
-    def probed(self) -> list[Request]:
-        """Requests whose probes it reaches, in its order; their rows of logits follow all others."""
-        return [item.request for item in self.requests if item.probes]
-
-    @property
-    def num_logits(self) -> int:
-        """Rows of logits: of every token that a request wants all of, of last tokens and of probes."""
-        wanted = sum(r.count if r.request.all_logits else int(r.samples) for r in self.requests)
-        return wanted + len(self.probed)
-
-    @property
-    def num_single(self) -> int:
-        """Requests, from the first on, with one token."""
-        return next((i for i, r in enumerate(self.requests) if r.count > 1), len(self.requests))
 
 
 @dataclass(frozen=True)
@@ -204,6 +126,8 @@ class Scheduler:
         step.requests.sort(key=lambda item: item.count > 1)
         if self.encoders is not None:
             step.in_parts = self.encoders.in_parts and self.encoders.num_unready > 0
+        if step.requests:
+            step.layout = layout_of(step.requests, self.cache.block_size)
         return step
 
     def computed(self, step: ScheduledBatch) -> None:

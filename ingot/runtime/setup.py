@@ -7,7 +7,6 @@ Owns the sizing of the KV cache. Knows nothing of requests.
 
 from __future__ import annotations
 
-import itertools
 from typing import cast
 
 import torch
@@ -19,6 +18,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.invariance import make_batch_invariant
+from ingot.layers.step_layout import StepLayout
 from ingot.memory.ledger import Capacity, Setting, blocks_in, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
@@ -185,24 +185,15 @@ def largest_step(
     tokens = most_tokens(config.token_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
     length = min(length, model.config.max_positions) if model.rotary is None else length
-    starts = [*range(0, tokens, length), tokens]
-    lens = [b - a for a, b in itertools.pairwise(starts)]
+    lens = [min(length, tokens - start) for start in range(0, tokens, length)]
     width = -(-length // config.block_size)
     caches = make_caches(model, width, config.block_size, device, cache_dtype(dtype, config.kv_dtype))
-    positions = torch.cat([torch.arange(n) for n in lens]).to(device)
-    batch = ForwardBatch(
-        input_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
-        positions=positions,
-        rope_rows=positions,
-        slot_mapping=positions,
-        block_tables=torch.arange(width, dtype=torch.int32, device=device).repeat(len(lens), 1),
-        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
-        logits_indices=torch.arange(most_logits(config.token_budget, max_batch_size), device=device),
-        max_query_len=length,
-        max_seq_len=length,
+    logits = range(most_logits(config.token_budget, max_batch_size))
+    none = [0] * len(lens)
+    layout = StepLayout.of(
+        none, lens, [range(width)] * len(lens), config.block_size, wanted=none, probes=logits
     )
-    return batch, caches
+    return ForwardBatch.of(layout, device, max_seq_len=length), caches
 
 
 @torch.inference_mode()

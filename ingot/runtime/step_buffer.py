@@ -5,15 +5,16 @@ buffer, all seen as named fields. There are two host buffers for a GPU, used in 
 still be under way while the next is filled. Knows no model and no policy.
 
     buffer = StepBuffer(num_tokens=8, num_requests=8, table_width=128, num_logits=8, device=device)
-    buffer.fill(step, block_size)
+    buffer.fill(step.layout)
     buffer.upload()
-    batch = buffer.batch_of(step, max_seq_len=4096)
+    batch = buffer.batch_of(step.layout, max_seq_len=4096)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import parts_of
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 from ingot.layers.forward_batch import Encoded, ForwardBatch, Split
-from ingot.runtime.inputs import EncoderEntry
+from ingot.layers.step_layout import StepLayout
 from ingot.runtime.sampler import (
     DRAW_DOUBLES,
     DRAW_LONGS,
@@ -35,9 +36,8 @@ from ingot.runtime.sampler import (
     RowSampling,
     SamplingTensors,
 )
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import EMPTY
 
-_NOTHING = EncoderEntry(b"", [], 0)  # of a request without an input
 _PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
 _BATCH_FIELDS = (
     *(name for name in _PER_TOKEN if name != "feed_rows"),
@@ -51,11 +51,12 @@ _BATCH_FIELDS = (
 class _HostSide:
     """One host buffer as named numpy arrays, and the event after which it may be written again."""
 
-    def __init__(self, size: int, pinned: bool) -> None:
+    def __init__(self, size: int, pinned: bool, num_requests: int) -> None:
         self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         self.sent = torch.cuda.Event() if pinned else None
         self.arrays: dict[str, np.ndarray] = {}
-        self.encoded: list[EncoderEntry] = []  # by row, as the arrays have it
+        self.encoded: list[np.ndarray] = []  # by row, the tables that the arrays have
+        self.blocks: list[Sequence[int]] = [()] * num_requests  # likewise
 
 
 class StepBuffer:
@@ -106,7 +107,7 @@ class StepBuffer:
             four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())
-        self._sides = [_HostSide(size, on_gpu) for _ in range(2 if on_gpu else 1)]
+        self._sides = [_HostSide(size, on_gpu, num_requests) for _ in range(2 if on_gpu else 1)]
         first = self._sides[0].memory
         self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else first
         self._views = {}
@@ -155,26 +156,18 @@ class StepBuffer:
             encoded=self._encoded(self.num_requests + (max_query_len > 1), None, some_without=False),
         )
 
-    def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
+    def batch_of(self, layout: StepLayout, max_seq_len: int) -> ForwardBatch:
         """As much of the device side as a step takes."""
-        items = step.requests
-        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": step.num_logits}
-        ends |= {"block_tables": len(items), "seq_lens": len(items), "query_start": len(items) + 1}
-        fields: dict[str, Any] = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
-        return ForwardBatch(
-            **fields,
-            max_query_len=max(item.count for item in items),
-            max_seq_len=max_seq_len,
-            num_decodes=step.num_single,
-            arrivals=self._arrivals,
-            encoded=self._encoded_of(step) if self._encoded_positions else None,
-        )
-
-    def _encoded_of(self, step: ScheduledBatch) -> Encoded | None:
-        without = [not item.request.inputs for item in step.requests]
-        if all(without):
-            return None
-        return self._encoded(len(without), step.num_tokens, some_without=any(without))
+        ends = dict.fromkeys(_PER_TOKEN, layout.num_tokens) | {"logits_indices": layout.num_logits}
+        ends |= dict.fromkeys(("block_tables", "seq_lens"), layout.num_requests)
+        ends["query_start"] = layout.num_requests + 1
+        views = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
+        encoded = None
+        if layout.encoded_lens:
+            without = layout.some_without_input
+            encoded = self._encoded(layout.num_requests, layout.num_tokens, some_without=without)
+        batch = ForwardBatch.over(views, layout, max_seq_len=max_seq_len, arrivals=self._arrivals)
+        return replace(batch, encoded=encoded)
 
     def _encoded(self, requests: int, tokens: int | None, *, some_without: bool) -> Encoded | None:
         """What cross-attention reads, of so many requests and tokens (None: all)."""
@@ -193,27 +186,36 @@ class StepBuffer:
         fields = {name: self._views[name][:num_rows] for name in (*ROW_LONGS, *ROW_DOUBLES)}
         return SamplingTensors.over(fields, rows)
 
-    def fill(self, step: ScheduledBatch, block_size: int, draws: Sequence[RowSampling] = ()) -> None:
+    def fill(self, layout: StepLayout, draws: Sequence[RowSampling] = ()) -> None:
         """Write a step, and how its sampling rows draw, into the host side."""
         self._turn = (self._turn + 1) % len(self._sides)
         sent = self._sides[self._turn].sent
         if sent is not None:
             sent.synchronize()
-        host = self.host
-        host["slot_mapping"].fill(-1)
-        host["seq_lens"].fill(0)
-        host["feed_rows"].fill(-1)
-        token = self._fill_tokens(step, block_size)
-        host["query_start"][len(step.requests) :] = token
+        host, requests, tokens = self.host, layout.num_requests, layout.num_tokens
+        host["slot_mapping"][tokens:] = -1
+        host["feed_rows"][tokens:] = -1
+        host["seq_lens"][requests:] = 0
+        host["query_start"][requests + 1 :] = tokens
+        for name in _PER_TOKEN:
+            host[name][:tokens] = getattr(layout, name)
+        host["query_start"][: requests + 1] = layout.query_start
+        host["seq_lens"][:requests] = layout.seq_lens
+        host["logits_indices"][: layout.num_logits] = layout.logits_indices
+        tables, before = host["block_tables"], self._sides[self._turn].blocks
+        for row, blocks in enumerate(layout.blocks):
+            if before[row] != blocks:  # most requests get a block in few of their steps
+                tables[row, : len(blocks)] = blocks
+                before[row] = list(blocks)
         if self._tile_rows:
-            self._fill_split(step)
+            self._fill_split(layout)
         self._fill_draws(draws)
         if self._encoded_positions:
-            self._fill_encoded(step)
+            self._fill_encoded(layout)
 
     def fill_padding(self) -> None:
         """Make every row padding: one token a request, each of which wants logits."""
-        self.fill(ScheduledBatch(), 1)
+        self.fill(EMPTY)
         self.host["query_start"][:] = range(self.num_requests + 1)
         self.host["logits_indices"][:] = range(len(self.host["logits_indices"]))
 
@@ -224,73 +226,16 @@ class StepBuffer:
             self._device.copy_(side.memory, non_blocking=True)
             side.sent.record()
 
-    def _fill_tokens(self, step: ScheduledBatch, block_size: int) -> int:
-        """Returns the number of tokens; the leading requests of one token are filled together."""
-        token = step.num_single
-        logits = self._fill_singles(step.requests[:token], block_size)
-        probes = [i for i, item in enumerate(step.requests[:token]) if item.probes]
-        for row, item in enumerate(step.requests[token:], start=token):
-            end = token + item.count
-            self._fill_request(row, token, item, block_size)
-            logits.extend(range(token, end) if item.request.all_logits else [end - 1] if item.samples else [])
-            if item.probes:
-                assert item.request.probe is not None
-                probes.append(token + item.request.probe.place - item.start)
-            token = end
-        logits += probes
-        self.host["logits_indices"][: len(logits)] = logits
-        return token
-
-    def _fill_singles(self, items: Sequence[ScheduledRequest], block_size: int) -> list[int]:
-        """One token a request: columns of plain lists, which numpy takes at once. Returns the rows that want
-        logits.
-        """
-        host, count = self.host, len(items)
-        ids, feeds, slots, tables = [], [], [], host["block_tables"]
-        starts = [item.start for item in items]
-        for row, item in enumerate(items):
-            request, start = item.request, item.start
-            known = start < request.num_known
-            ids.append(request.tokens(start, start + 1)[0] if known else 0)
-            feeds.append(-1 if known else request.pending_row)
-            blocks = request.blocks
-            slots.append(blocks[start // block_size] * block_size + start % block_size)
-            tables[row, : len(blocks)] = blocks
-        positions = np.array(starts, dtype=np.int64)
-        host["input_ids"][:count] = ids
-        host["feed_rows"][:count] = feeds
-        host["slot_mapping"][:count] = slots
-        host["positions"][:count] = positions
-        host["rope_rows"][:count] = positions + [item.request.rope_offset for item in items]
-        host["seq_lens"][:count] = positions + 1
-        host["query_start"][:count] = range(count)
-        return [i for i, item in enumerate(items) if item.samples or item.request.all_logits]
-
-    def _fill_request(self, row: int, token: int, item: ScheduledRequest, block_size: int) -> None:
-        host, request, end = self.host, item.request, token + item.count
-        blocks = request.blocks
-        host["query_start"][row] = token
-        host["seq_lens"][row] = item.start + item.count
-        host["block_tables"][row, : len(blocks)] = blocks
-        known = request.tokens(item.start, item.start + item.count)
-        host["input_ids"][token : token + len(known)] = known
-        host["input_ids"][token + len(known) : end] = 0
-        host["feed_rows"][token + len(known) : end] = request.pending_row
-        positions = np.arange(item.start, item.start + item.count)
-        host["positions"][token:end] = positions
-        host["rope_rows"][token:end] = positions + request.rope_offset
-        table = host["block_tables"][row].astype(np.int64)
-        host["slot_mapping"][token:end] = table[positions // block_size] * block_size + positions % block_size
-
-    def _fill_split(self, step: ScheduledBatch) -> None:
+    def _fill_split(self, layout: StepLayout) -> None:
         """The tiles whose queries see most keys first, as they take longest; so those in parts are first."""
-        host, rows, single = self.host, self._tile_rows, step.num_single if self._splits else 0
+        host, rows, single = self.host, self._tile_rows, layout.num_single if self._splits else 0
         host["decode_lens"].fill(0)
-        host["decode_lens"][:single] = host["seq_lens"][:single]
+        host["decode_lens"][:single] = layout.seq_lens[:single]
+        counts, lens = layout.counts, layout.seq_lens.tolist()
         tiles = [
-            (item.start + min(first + rows, item.count), request, first // rows)
-            for request, item in enumerate(step.requests[single:], start=single)
-            for first in range(0, item.count, rows)
+            (lens[request] - count + min(first + rows, count), request, first // rows)
+            for request, count in enumerate(counts[single:], start=single)
+            for first in range(0, count, rows)
         ]
         tiles = sorted(tiles, reverse=True)
         parts = parts_of([keys for keys, *_ in tiles], self._tile_parts)
@@ -303,19 +248,18 @@ class StepBuffer:
         if listed:
             host["tile_list"][: len(listed)] = listed
 
-    def _fill_encoded(self, step: ScheduledBatch) -> None:
+    def _fill_encoded(self, layout: StepLayout) -> None:
         """Tables of rows that have not changed since this host side was filled are there already."""
         host, before, tables = self.host, self._sides[self._turn].encoded, self.host["encoded_tables"]
         host["encoded_rows"].fill(self.num_requests)
-        rows = np.repeat(np.arange(len(step.requests)), [item.count for item in step.requests])
-        host["encoded_rows"][: len(rows)] = rows
-        found = [next(reversed(item.request.encoded.values()), _NOTHING) for item in step.requests]
-        for row, entry in enumerate(found):
-            if row >= len(before) or before[row] is not entry:
-                tables[row, : len(entry.table)] = entry.table
-                host["encoded_lens"][row] = entry.positions
-        host["encoded_lens"][len(found) :] = 0
-        self._sides[self._turn].encoded = found
+        host["encoded_rows"][: layout.num_tokens] = np.repeat(range(layout.num_requests), layout.counts)
+        given = list(layout.encoded_tables)
+        for row, table in enumerate(given):
+            if row >= len(before) or before[row] is not table:
+                tables[row, : len(table)] = table
+        host["encoded_lens"][: len(given)] = layout.encoded_lens
+        host["encoded_lens"][len(given) :] = 0
+        self._sides[self._turn].encoded = given
 
     def _fill_draws(self, draws: Sequence[RowSampling]) -> None:
         host, columns = self.host, dict(zip(RowSampling._fields, zip(*draws, strict=True), strict=False))

@@ -26,20 +26,21 @@ from ingot.config.step_sizes import (
 )
 from ingot.errors import RequestError
 from ingot.kernels.sampling.token_feed import take_tokens
+from ingot.layers.step_layout import StepLayout
 from ingot.runtime.graphs import KINDS, DecodeGraphs, sampling_kind
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.request import Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import ScheduledBatch
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config
 from tests.unit.fake_matcher import FakeMatcher
 
 
-def step_of(*counts: int, all_logits: bool = False) -> Any:
-    requests = [SimpleNamespace(count=c, request=SimpleNamespace(all_logits=all_logits)) for c in counts]
-    return SimpleNamespace(requests=requests, num_tokens=sum(counts))
+def layout_with(*counts: int, all_logits: bool = False) -> StepLayout:
+    blocks = [range(count) for count in counts]
+    return StepLayout.of([0] * len(counts), counts, blocks, 1, wanted=counts if all_logits else None)
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def test_a_list_of_tiles_holds_any_step(counts: list[int], rows: int) -> None:
     ],
 )
 def test_which_steps_fit(counts: tuple[int, ...], fits: bool, graphs: PromptGraphs) -> None:
-    assert graphs.fits(step_of(*counts)) == fits
-    assert not graphs.fits(step_of(*counts, all_logits=True))
+    assert graphs.fits(layout_with(*counts)) == fits
+    assert not graphs.fits(layout_with(*counts, all_logits=True))
 
 
 @pytest.mark.gpu
@@ -154,14 +155,14 @@ def test_decodes_beside_prompts_are_eager(
     assert prompts is not None
 
     def all_ways(step: ScheduledBatch) -> torch.Tensor:
-        if step.num_single == len(step.requests):
+        if step.layout.num_single == len(step.requests):
             return run(step)
         runner.prompts = None
         eager = run(step).clone()
         runner.prompts = prompts
         prompts._logits.fill_(math.nan)
         replayed = run(step).clone()
-        bucket = prompts.bucket_of(step.num_tokens, len(step.requests))
+        bucket = prompts.bucket_of(step.layout.num_tokens, len(step.requests))
         buffer = prompts._captured[bucket].buffer
         batch = buffer.padded_batch(bucket[0], prompts.max_seq_len)
         ids = take_tokens(batch.input_ids, buffer.feed_rows, prompts.feed.table)
@@ -174,7 +175,7 @@ def test_decodes_beside_prompts_are_eager(
             (item.request, item.start + item.count, *pair)
             for item, *pair in zip(samples, eager.cpu(), replayed.cpu(), strict=True)
         )
-        seen.add((step.num_single > 0, bucket[1]))
+        seen.add((step.layout.num_single > 0, bucket[1]))
         return eager
 
     monkeypatch.setattr(runner, "run", torch.inference_mode()(all_ways))

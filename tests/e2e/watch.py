@@ -17,7 +17,7 @@ import torch
 
 from ingot import LLM
 from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduler import Layers, ScheduledBatch
+from ingot.runtime.scheduled_batch import Layers, ScheduledBatch
 from ingot.runtime.token_feed import TokensInFlight
 
 

@@ -359,7 +359,11 @@ def test_who_waits_for_a_picture_holds_the_blocks_of_its_prompt(opened: Callable
 def played(line: EncoderLine, *, singles: int, requests: int, layers: object = None) -> None:
     """A step of so many requests, the first of which decode."""
     step: Any = SimpleNamespace(
-        in_parts=True, jobs=[], num_single=singles, requests=[None] * requests, layers=layers
+        in_parts=True,
+        jobs=[],
+        layout=SimpleNamespace(num_single=singles),
+        requests=[None] * requests,
+        layers=layers,
     )
     with line.behind(step, fused=False):
         pass

@@ -4,15 +4,13 @@ one; hooks. No graph is captured here.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 import torch
 
 from ingot import LLM
 from ingot.errors import RequestError
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.layers.step_layout import StepLayout
+from ingot.runtime.scheduled_batch import ScheduledBatch
 from ingot.text.prompt import Input, Prompt
 from tests.e2e.tiny import write_tiny
 from tests.encoders import test_pictures, test_speech
@@ -32,7 +30,7 @@ def test_static_buffers_give_the_logits_of_eager_steps(
 
     def both(step: ScheduledBatch) -> torch.Tensor:
         logits = run(step)
-        if encoding.place(step):
+        if encoding.place(step.layout):
             kinds.append(max(item.count for item in step.requests) > 1)
             torch.testing.assert_close(padded_logits(llm, step), logits, rtol=1e-5, atol=1e-5)
         return logits
@@ -53,7 +51,7 @@ def test_which_steps_a_graph_computes(speech: Side, pictures: Side) -> None:
         assert encoding is not None
 
         def seen(step: ScheduledBatch) -> torch.Tensor:
-            found.append((encoding.place(step), encoding.splices))
+            found.append((encoding.place(step.layout), encoding.splices))
             return run(step)
 
         llm.executor.runner.run = seen  # type: ignore[method-assign]
@@ -76,7 +74,7 @@ def test_placed_rows_do_not_outlive_their_step(pictures: Side) -> None:
     run, encoding, placed = llm.executor.runner.run, llm.executor.runner.encoding, []
     assert encoding is not None
     room = len(encoding._placed)
-    large, plain = (cast(ScheduledBatch, SimpleNamespace(requests=[], num_tokens=n)) for n in (room + 1, 4))
+    large, plain = (StepLayout.of([0], [rows], [range(rows)], 1) for rows in (room + 1, 4))
 
     def seen(step: ScheduledBatch) -> torch.Tensor:
         logits = run(step)

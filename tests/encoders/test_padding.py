@@ -7,7 +7,7 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledRequest, layout_of
 from ingot.runtime.step_buffer import StepBuffer
 
 
@@ -17,7 +17,7 @@ def test_padding_tokens_have_no_encoded_position() -> None:
     )
     request = Request("r", [1, 2, 3], SamplingParams(), 9, blocks=[0])
     request.encoded[0] = EncoderEntry(b"", [4, 2, 3, 0, 1], 70)
-    buffer.fill(ScheduledBatch([ScheduledRequest(request, 0, 3, samples=True)]), 16)
+    buffer.fill(layout_of([ScheduledRequest(request, 0, 3, samples=True)], 16))
     buffer.upload()
     encoded = buffer.padded_batch(16, 96).encoded
     assert encoded is not None

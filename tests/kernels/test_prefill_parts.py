@@ -18,7 +18,7 @@ from ingot.kernels.tiles.prefill_tiles import LEAST_PART, most_parts, parts_of
 from ingot.layers import attention as layer
 from ingot.layers.forward_batch import LayerCache
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledRequest, layout_of
 from ingot.runtime.step_buffer import StepBuffer
 from tests.kernels.flat_calls import prefill_attention, prefill_attention_triton
 from tests.kernels.narrow_cache_case import narrow_case
@@ -129,13 +129,13 @@ def test_the_list_that_a_captured_step_has(monkeypatch: pytest.MonkeyPatch) -> N
     """A decode, a prompt and a chunk in parts: by a step's own list the kernel gives what its twin does."""
     keys, counts, dtype = [6, 20, 900], [1, 20, 40], torch.float32
     case = paged_case(keys, kv_heads=2, head_dim=16, block_size=16, dtype=dtype)
-    step = ScheduledBatch()
+    items = []
     for row, (seen, count) in enumerate(zip(keys, counts, strict=True)):
         blocks = case.block_tables[row, : -(-seen // 16)].tolist()
         own = Request(str(row), [0] * seen, SamplingParams(), 99, blocks=blocks)
-        step.requests.append(ScheduledRequest(own, seen - count, count, samples=True))
+        items.append(ScheduledRequest(own, seen - count, count, samples=True))
     buffer = StepBuffer(64, 4, 60, 4, torch.device("cpu"), 2, tile_rows=32, tile_parts=5)
-    buffer.fill(step, 16)
+    buffer.fill(layout_of(items, 16))
     buffer.upload()
     batch = buffer.padded_batch(64, 1024)
     attention, cache = small_attention("cpu", dtype, 0), LayerCache(case.key_cache, case.value_cache)

@@ -17,7 +17,7 @@ from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import products, ways
 from ingot.layers.ways import ALL
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config
 
@@ -178,7 +178,8 @@ def test_each_layer_adds_the_same(tmp_path: Path) -> None:
             runner.forward = type(runner.forward)(model, runner.caches[: len(model.layers)], fused=fused)
             (request,) = llm.executor.scheduler.waiting
             llm.executor.blocks.grow(request, request.num_tokens)
-            step = ScheduledBatch([ScheduledRequest(request, 0, request.num_tokens, samples=True)])
+            items = [ScheduledRequest(request, 0, request.num_tokens, samples=True)]
+            step = ScheduledBatch(items, layout=layout_of(items, runner.block_size))
             streams.append(runner.run(step))
             llm.executor.abort("r")
         torch.testing.assert_close(*streams, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,8 @@ from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 from ingot.runtime.sampled_step import leave_tokens
 from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduler import Chunking, Layers, ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduler import Chunking
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 from ingot.text.grammar.grammar_compiler import mask_words
@@ -66,6 +67,7 @@ class FakeRunner:
             first = item.start if item.request.all_logits else end - 1
             if item.request.all_logits or item.samples:
                 rows += [self._logits(item.request, position) for position in range(first, end)]
+        assert step.layout.num_logits == len(rows)
         if step.layers is not None:
             self._run_layers(step, step.layers)
         return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
@@ -219,7 +221,7 @@ def check_blocks(executor: Executor) -> None:
 def check_step(executor: Executor, step: ScheduledBatch) -> None:
     """The promises of one step."""
     scheduler = executor.scheduler
-    assert 0 < step.num_tokens <= scheduler.token_budget
+    assert 0 < step.layout.num_tokens <= scheduler.token_budget
     assert len(step.requests) <= scheduler.max_batch_size
     assert len({id(item.request) for item in step.requests}) == len(step.requests)
     assert all(item.count > 0 for item in step.requests)

@@ -12,7 +12,7 @@ import torch
 from ingot.layers.forward_batch import LayerCache
 from ingot.runtime.cross_scores import ScoreReader
 from ingot.runtime.inputs import EncoderEntry
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 from tests.unit.test_scheduler import request
 
 LAYERS, HEADS, SIZE, BLOCK, BLOCKS, SCALE = 2, 4, 8, 4, 7, 0.37
@@ -49,14 +49,15 @@ def test_each_request_has_its_own_rows_heads_and_keys(kv_heads: int, dtype: torc
     torch.manual_seed(1)
     items, rows, first = [], {}, 0
     for name, (count, heads, blocks, positions) in ASKED.items():
-        given: Any = (SimpleNamespace(positions=positions),) if positions else ()
+        given: Any = (SimpleNamespace(positions=positions, encodes=True, tokens=0),) if positions else ()
         one = request(name, 9, heads=heads, inputs=given)
         one.encoded = {0: EncoderEntry(b"", list(blocks), positions)} if positions else {}
+        one.blocks = list(range(9))
         items.append(ScheduledRequest(one, 2, count, samples=False))
         rows[name], first = first, first + count
     caches = [cache_of(kv_heads, dtype) for _ in range(LAYERS)]
     queries = [torch.randn(first, HEADS, SIZE) for _ in range(LAYERS)]
-    reader = ScoreReader(ScheduledBatch(items), caches, SCALE)
+    reader = ScoreReader(ScheduledBatch(items, layout=layout_of(items, BLOCK)), caches, SCALE)
     for query in queries:
         reader("query", torch.full_like(query, math.nan))
         reader("cross_query", query)

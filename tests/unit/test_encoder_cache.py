@@ -14,7 +14,8 @@ from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.inputs import Content, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduler import Scheduler
 
 SIZE = 4  # of a block, of both caches
 NOTHING = torch.empty(0)

@@ -11,10 +11,10 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.prompt_inputs import Entry
-from ingot.runtime.inputs import InputRules
-from ingot.runtime.prompt_rows import RowRules, has_rows, rows_of
+from ingot.runtime.inputs import EncoderEntry, InputRules
+from ingot.runtime.prompt_rows import RowRules, rows_of
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 
 SIZE, MOST = 3, 6  # a feature's channels; the encoder gives a position for each two of its rows
 
@@ -116,12 +116,14 @@ def test_which_steps_have_rows_and_where() -> None:
     request = Request(
         "r", [5, 6, 0, 0, 0, 0, 17, 17, 17, 17, 9], SamplingParams(), 20, inputs=(rows, features)
     )
-    other = ScheduledRequest(Request("o", [1, 2, 3], SamplingParams(), 9), 0, 3, samples=True)
+    request.blocks, request.encoded[1] = [0, 1, 2], EncoderEntry(b"", [0, 1], 8)
+    other = ScheduledRequest(Request("o", [1, 2, 3], SamplingParams(), 9, blocks=[3]), 0, 3, samples=True)
 
     def slots(start: int, count: int) -> list[int] | None:
-        step = ScheduledBatch([other, ScheduledRequest(request, start, count, samples=False)])
+        items = [other, ScheduledRequest(request, start, count, samples=False)]
+        step = ScheduledBatch(items, layout=layout_of(items, 4))
         found = rows_of(step, None, torch.device("cpu"))
-        assert has_rows(step) is (found is not None)
+        assert bool(step.layout.brought) is (found is not None)
         if found is None:
             return None
         taken = found.slots >= 0

@@ -17,7 +17,8 @@ from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.layered_chunk import LayeredChunk
 from ingot.runtime.pace import Pace
 from ingot.runtime.request import Probe
-from ingot.runtime.scheduler import Chunking, Layers, ScheduledBatch, ScheduledRequest, Scheduler
+from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.scheduler import Chunking, Scheduler
 from ingot.serve.engine_calls.engine_process import served_runtime
 from tests.unit.fake_executor import check_empty, fake_executor
 from tests.unit.test_scheduler import STOP, Traffic, alone, request, run, shares
@@ -282,7 +283,7 @@ def test_a_prompt_under_way_ends_by_itself_when_it_is_left_alone() -> None:
             found += [t for u in executor.step() if u.request_id == "long" for t in u.token_ids]
         answers.append(found)
         assert any(step.layers is not None for step in runner.steps)
-        assert any(len(step.requests) == 1 and step.num_tokens > 5 for step in runner.steps)
+        assert any(len(step.requests) == 1 and step.layout.num_tokens > 5 for step in runner.steps)
         check_empty(executor)
     alone_executor, _ = fake_executor(stop_ids=STOP)
     alone_executor.add("long", [1 + i % 20 for i in range(30)], SamplingParams(max_new_tokens=4, seed=1))
@@ -385,16 +386,18 @@ def test_the_pace_is_told_what_layers_and_a_step_of_decodes_took(
 
     monkeypatch.setattr(layered, "_run", run_layers)
     items = [ScheduledRequest(request(f"r{i}", 9), 0, count, samples=True) for i, count in enumerate(counts)]
+    for item in items:
+        item.request.blocks = [0, 1, 2]
     of_chunk = Layers(ScheduledRequest(request("long", 30), 4, 6, samples=False), 1, 3, ends=False)
     for seconds in (0.5, 0.25):
-        with layered.behind(ScheduledBatch(items, layers=of_chunk)):
+        with layered.behind(ScheduledBatch(items, layers=of_chunk, layout=layout_of(items, 4))):
             clock.now += seconds
     assert ran == [of_chunk, of_chunk]
     assert told == [(8, 2, pytest.approx(300.0), pytest.approx(500.0) if decodes else None)]
-    with layered.behind(ScheduledBatch(items)):
+    with layered.behind(ScheduledBatch(items, layout=layout_of(items, 4))):
         pass
     assert len(told) == 1, "a step without layers tells nothing"
-    with layered.behind(ScheduledBatch(items, layers=of_chunk)):
+    with layered.behind(ScheduledBatch(items, layers=of_chunk, layout=layout_of(items, 4))):
         pass
     assert told[1][2:] == (pytest.approx(300.0), pytest.approx(250.0) if decodes else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ingot.layers import attention as layer
 from ingot.layers.attention import Attention
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.step_layout import StepLayout
 from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduler import Scheduler
 from tests.e2e.watch import watch
 from tests.kernels.numerics import normal
 from tests.kernels.paged_case import PagedCase, paged_case
@@ -43,13 +46,11 @@ def small_attention(device: str, dtype: torch.dtype, window: int) -> Attention:
 
 def step_of(case: PagedCase, first: int, last: int, decodes: int) -> ForwardBatch:
     """The requests ``first`` to ``last`` of the case as a step."""
-    device, queries = case.seq_lens.device, QUERIES[first:last]
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    bounds = torch.tensor([0, *queries], device=device).cumsum(0).int()
-    return ForwardBatch(
-        none, none, none, none, case.block_tables[first:last], bounds, case.seq_lens[first:last], none,
-        max_query_len=max(queries), max_seq_len=256, num_decodes=decodes,
-    )  # fmt: skip
+    counts, lens = QUERIES[first:last], LENGTHS[first:last]
+    starts = [length - count for length, count in zip(lens, counts, strict=True)]
+    layout = StepLayout.of(starts, counts, case.block_tables[first:last].tolist(), 16)
+    batch = ForwardBatch.of(layout, case.seq_lens.device, max_seq_len=256)
+    return replace(batch, num_decodes=decodes)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -77,7 +78,7 @@ def test_single_tokens_stand_first() -> None:
     s.add(request("one", 1, first=300))
     step = run(s)
     assert [(i.request.request_id, i.count) for i in step.requests] == [("decoding", 1), ("long", 15)]
-    assert step.num_single == 1
+    assert step.layout.num_single == 1
     for _ in range(2):
         step = run(s)
     assert [(i.request.request_id, i.count) for i in step.requests] == [
@@ -85,8 +86,8 @@ def test_single_tokens_stand_first() -> None:
         ("one", 1),
         ("long", 10),
     ]
-    assert step.num_single == 2
-    assert run(s).num_single == 3
+    assert step.layout.num_single == 2
+    assert run(s).layout.num_single == 3
 
 
 def test_a_mixed_step_runs_both_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,7 @@ def test_what_a_graph_is_captured_over_gives_the_same(
 
     def both(step: ScheduledBatch) -> torch.Tensor:
         logits = run(step)
-        kinds.add((step.num_single > 0, step.num_single < len(step.requests)))
+        kinds.add((step.layout.num_single > 0, step.layout.num_single < len(step.requests)))
         torch.testing.assert_close(padded_logits(llm, step), logits, rtol=1e-5, atol=1e-5)
         return logits
 

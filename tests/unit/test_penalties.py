@@ -20,7 +20,7 @@ from ingot.runtime.recording import Recorder
 from ingot.runtime.request import Request
 from ingot.runtime.sampled_step import leave_tokens
 from ingot.runtime.sampler import SamplingTensors
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduled_batch import EMPTY
 from ingot.runtime.selection import TokenSelector
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_counts import TokenCounts
@@ -263,7 +263,7 @@ def test_one_graph_serves_every_mix_of_rules(device: str) -> None:
             del live[0]
         logits.copy_(torch.randn(size, vocab, generator=torch.Generator().manual_seed(step)) * 3)
         rows, others = (selector.draws(live, counted=True) for selector in selectors)
-        buffer.fill(ScheduledBatch(), 1, rows)
+        buffer.fill(EMPTY, rows)
         buffer.upload()
         with torch.inference_mode():
             run()

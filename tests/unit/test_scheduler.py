@@ -19,7 +19,8 @@ from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Chunking, ScheduledBatch, Scheduler
+from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduler import Chunking, Scheduler
 from ingot.runtime.token_logprobs import TokenLogprobs
 from tests.unit.fake_executor import LONG_PROMPT, VOCAB, check_blocks, check_empty, check_step, fake_executor
 from tests.unit.fake_matcher import FakeMatcher
@@ -566,9 +567,9 @@ def test_a_rehearsal_leaves_nothing(longest: int) -> None:
     executor, runner = fake_executor(2000, run_ahead=True, token_budget=2048, max_seq_len=longest)
     rehearse(executor)
     steps = runner.steps
-    alone = {step.num_tokens for step in steps if len(step.requests) == 1}
+    alone = {step.layout.num_tokens for step in steps if len(step.requests) == 1}
     assert alone >= {size for size in TOKEN_BUCKETS if size < min(longest, 2049)}
-    assert longest < 40 or any(0 < step.num_single < len(step.requests) for step in steps)
+    assert longest < 40 or any(0 < step.layout.num_single < len(step.requests) for step in steps)
     assert executor.blocks.prefix_reuse
     assert not executor.blocks._by_hash
     check_empty(executor)

@@ -10,7 +10,7 @@ from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.runtime.inputs import EncoderEntry
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduled_batch import ScheduledRequest, layout_of
 from ingot.runtime.step_buffer import StepBuffer
 
 ROWS, BLOCK_SIZE = 4, 4
@@ -27,14 +27,14 @@ def test_rows_that_a_smaller_step_leaves_over_are_padding() -> None:
     """They write to no slot, attend to nothing and draw greedily, whatever was there before."""
     buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
     draws = [RowSampling(0.7, seed=row, slot=row, repetition=1.5, mask=2 - row) for row in range(3)]
-    buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5), decode("c", 3)]), BLOCK_SIZE, draws)
+    buffer.fill(layout_of([decode("a", 9), decode("b", 5), decode("c", 3)], BLOCK_SIZE), draws)
     buffer.upload()
     assert buffer.padded_batch(1, 99).seq_lens.tolist() == [9, 5, 3, 0]
     drawn = buffer.draws(ROWS, draws)
     assert drawn.slot.tolist() == [0, 1, 2, -1]
     assert drawn.mask.tolist() == [2, 1, 0, -1]
     assert drawn.repetition.tolist()[:3] == [1.5] * 3
-    buffer.fill(ScheduledBatch([decode("d", 6, offset=100)]), BLOCK_SIZE, [RowSampling()])
+    buffer.fill(layout_of([decode("d", 6, offset=100)], BLOCK_SIZE), [RowSampling()])
     buffer.upload()
     batch = buffer.padded_batch(1, 99)
     assert batch.seq_lens.tolist() == [6, 0, 0, 0]
@@ -51,7 +51,7 @@ def test_rows_that_a_smaller_step_leaves_over_are_padding() -> None:
 def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
     buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
     rule = RowSampling(step=7, slot=2, repetition=1.1, presence=0.5, frequency=0.25, min_new=9, biased=3)
-    buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5)]), BLOCK_SIZE, [RowSampling(), rule])
+    buffer.fill(layout_of([decode("a", 9), decode("b", 5)], BLOCK_SIZE), [RowSampling(), rule])
     drawn = buffer.draws(2, [RowSampling(), rule])
     for name, value in rule._asdict().items():
         if name not in ("logprobs", "likeliest"):
@@ -67,23 +67,36 @@ def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
 def test_a_row_may_have_one_rule_alone(rule: dict[str, int]) -> None:
     """The value 0 is one, too; afterwards, in a step without rules, it is gone."""
     buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
-    step = ScheduledBatch([decode("a", 9), decode("b", 5)])
+    step = layout_of([decode("a", 9), decode("b", 5)], BLOCK_SIZE)
     draws = [RowSampling(), RowSampling(**rule)]
-    buffer.fill(step, BLOCK_SIZE, draws)
+    buffer.fill(step, draws)
     drawn, expected = buffer.draws(2, draws), SamplingTensors.from_rows(draws, "cpu")
     for name in ("slot", "mask", "transcript", "probed", *rule):
         assert getattr(drawn, name).tolist() == getattr(expected, name).tolist(), name
     assert (drawn.any_masks, drawn.any_rules) == ("mask" in rule, "slot" in rule)
-    buffer.fill(step, BLOCK_SIZE, [RowSampling()] * 2)
+    buffer.fill(step, [RowSampling()] * 2)
     drawn = buffer.draws(2, [RowSampling()] * 2)
     for name in ("slot", "mask", "transcript", "probed"):
         assert getattr(drawn, name).tolist() == [-1, -1], name
 
 
+def test_blocks_that_another_request_got_are_written_again() -> None:
+    """Also where as many are in the row already, and in the very list that was there before."""
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
+    items = [decode("a", 9), decode("b", 9)]
+    buffer.fill(layout_of(items, BLOCK_SIZE))
+    items[0].request.blocks[:] = [6, 7, 3]
+    items[1].request.blocks = [5, 4, 3]
+    buffer.fill(layout_of(items, BLOCK_SIZE))
+    assert buffer.host["block_tables"][:2, :3].tolist() == [[6, 7, 3], [5, 4, 3]]
+    buffer.fill(layout_of(items[::-1], BLOCK_SIZE))
+    assert buffer.host["block_tables"][:2, :3].tolist() == [[5, 4, 3], [6, 7, 3]]
+
+
 def test_a_chunk_s_tokens_lie_in_its_blocks() -> None:
     request = Request("a", list(range(50, 60)), SamplingParams(), 99, rope_offset=7, blocks=[5, 2, 9])
     buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"))
-    buffer.fill(ScheduledBatch([ScheduledRequest(request, 2, 8, samples=True)]), BLOCK_SIZE)
+    buffer.fill(layout_of([ScheduledRequest(request, 2, 8, samples=True)], BLOCK_SIZE))
     buffer.upload()
     batch = buffer.padded_batch(8, 99)
     assert batch.input_ids.tolist() == list(range(52, 60))
@@ -99,7 +112,7 @@ def test_decodes_beside_chunks() -> None:
     chunk = ScheduledRequest(request, 1, 3, samples=False)
     buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"))
     items = [decode("b", 6, offset=100), decode("c", 3), chunk, decode("d", 9)]
-    buffer.fill(ScheduledBatch(items), BLOCK_SIZE)
+    buffer.fill(layout_of(items, BLOCK_SIZE))
     buffer.upload()
     batch = buffer.padded_batch(3, 99)
     assert batch.input_ids.tolist()[:6] == [5, 2, 51, 52, 53, 8]
@@ -123,7 +136,7 @@ def test_a_captured_step_is_told_who_decodes() -> None:
     none = (0, NO_TILE)
 
     def filled(*items: ScheduledRequest) -> tuple[list[int], list[tuple[int, int]]]:
-        buffer.fill(ScheduledBatch(list(items)), BLOCK_SIZE)
+        buffer.fill(layout_of(list(items), BLOCK_SIZE))
         buffer.upload()
         split = buffer.padded_batch(8, 99).split
         assert split is not None
@@ -141,7 +154,7 @@ def test_a_captured_step_is_told_who_decodes() -> None:
 
 def test_a_captured_request_alone_is_a_chunk() -> None:
     buffer = StepBuffer(16, 1, 8, 1, torch.device("cpu"), tile_rows=16)
-    buffer.fill(ScheduledBatch([decode("a", 6)]), BLOCK_SIZE)
+    buffer.fill(layout_of([decode("a", 6)], BLOCK_SIZE))
     buffer.upload()
     split = buffer.padded_batch(16, 99).split
     assert split is not None
@@ -154,7 +167,7 @@ def test_the_keys_of_few_tiles_are_cut_into_parts() -> None:
     buffer = StepBuffer(8, ROWS, 1024, ROWS, torch.device("cpu"), 1, tile_rows=4, tile_parts=4)
 
     def filled(*items: ScheduledRequest) -> list[list[int]]:
-        buffer.fill(ScheduledBatch(list(items)), BLOCK_SIZE)
+        buffer.fill(layout_of(list(items), BLOCK_SIZE))
         buffer.upload()
         batch = buffer.padded_batch(8, 4096)
         assert batch.split is not None
@@ -188,10 +201,10 @@ def test_rows_hear_their_own_inputs_whoever_was_there_before() -> None:
         item.request.encoded[0] = EncoderEntry(bytes([number]), blocks, positions)
     kept = buffer()
     for names in ("abc", "bca", "b", "dab", "dba", "", "cb"):
-        step = ScheduledBatch([items[name] for name in names])
+        step = layout_of([items[name] for name in names], BLOCK_SIZE)
         fresh = buffer()
         for one in (kept, fresh):
-            one.fill(step, BLOCK_SIZE)
+            one.fill(step)
         for name in ("encoded_lens", "encoded_rows"):
             assert kept.host[name].tolist() == fresh.host[name].tolist(), names
         for row, length in enumerate(kept.host["encoded_lens"]):

@@ -28,6 +28,7 @@ from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forward import Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.layers.ways import Step, Ways, fuses
 from ingot.models.empty_model import empty_model
@@ -175,23 +176,7 @@ class Steps:
     def _batch(self, kind: Kind, requests: int, context: int, width: int, cache: LayerCache) -> ForwardBatch:
         """Requests that compute the last token of their context, or all of them."""
         new = 1 if kind.decodes else context
-        tables = torch.arange(requests * width).view(requests, width)
-        last = torch.arange(context - new, context)  # positions [new]
-        slots = (tables[:, last // cache.block_size] * cache.block_size + last % cache.block_size).flatten()
-        positions = self._index(last.repeat(requests))
-        return ForwardBatch(
-            input_ids=positions,
-            positions=positions,
-            rope_rows=positions,
-            slot_mapping=self._index(slots),
-            block_tables=self._index(tables, torch.int32),
-            query_start=self._index(torch.arange(requests + 1) * new, torch.int32),
-            seq_lens=self._index(torch.full((requests,), context), torch.int32),
-            logits_indices=self._index(torch.arange(1, requests + 1) * new - 1),
-            max_query_len=new,
-            max_seq_len=self._limits.max_seq_len,
-            arrivals=self._index(torch.zeros(requests * cache.num_kv_heads), torch.int32),
-        )
-
-    def _index(self, values: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return values.to(device=self._device, dtype=dtype)
+        blocks = [range(row * width, (row + 1) * width) for row in range(requests)]
+        layout = StepLayout.of([context - new] * requests, [new] * requests, blocks, cache.block_size)
+        arrivals = torch.zeros(requests * cache.num_kv_heads, dtype=torch.int32, device=self._device)
+        return ForwardBatch.of(layout, self._device, max_seq_len=self._limits.max_seq_len, arrivals=arrivals)

@@ -141,7 +141,7 @@ def cross_attended_of(
     lens = torch.full((len(x),), count, dtype=torch.int32, device=x.device)
     rows = torch.arange(len(x), device=x.device)
     encoded = Encoded(tables, lens, rows, count, some_without=False)
-    batch = request_batch(rows, rows, len(x), 1, max_seq_len=len(x))
+    batch = request_batch(rows, len(x), -(-len(x) // _BLOCK), _BLOCK, max_seq_len=len(x))
     cache = LayerCache(second.keys, second.values, encoded=second)
     return attention.attend(query, replace(batch, encoded=encoded), cache).flatten(1)
 

@@ -224,7 +224,7 @@ class Isolated:
         """Tokens [start, end) of one request."""
         positions = torch.arange(start, end, device=self.device)
         offset = self.model.rope_offset(len(self.reference.ids(0)))
-        return request_batch(positions, positions + offset, end, -(-end // _BLOCK), max_seq_len=end)
+        return request_batch(positions + offset, end, -(-end // _BLOCK), _BLOCK, max_seq_len=end)
 
     def _positions(self, step: int) -> torch.Tensor:
         start = self.reference.start(step)

@@ -16,6 +16,7 @@ from ingot.config.build_config import BuildConfig
 from ingot.device import dtype_name
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch
+from ingot.layers.step_layout import StepLayout
 from ingot.measure.bench.kernel_bench.kernel_case import graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import BLOCK, Setting, turns_at
 from ingot.measure.bench.kernel_bench.torch_layer import torch_layer
@@ -88,21 +89,14 @@ class LayerStack:
         for cache in caches:
             cache.keys.normal_()
             cache.values.normal_()
-        tables = torch.randperm(rows * width, device=device).view(rows, width)
-        last = s.context - 1
-        positions = torch.full((rows,), last, device=device)
-        batch = ForwardBatch(
-            input_ids=torch.randint(_VOCABULARY, (rows,), device=device),
-            positions=positions,
-            rope_rows=positions,
-            slot_mapping=tables[:, last // BLOCK] * BLOCK + last % BLOCK,
-            block_tables=tables.int(),
-            query_start=torch.arange(rows + 1, dtype=torch.int32, device=device),
-            seq_lens=torch.full((rows,), s.context, dtype=torch.int32, device=device),
-            logits_indices=torch.arange(rows, device=device),
-            max_query_len=1,
-            max_seq_len=s.max_seq_len,
-            arrivals=torch.zeros(rows * caches[0].num_kv_heads, dtype=torch.int32, device=device),
+        layout = StepLayout.of(
+            [s.context - 1] * rows,
+            [1] * rows,
+            torch.randperm(rows * width).view(rows, width).tolist(),
+            BLOCK,
+            input_ids=torch.randint(_VOCABULARY, (rows,)).numpy(),
         )
+        arrivals = torch.zeros(rows * caches[0].num_kv_heads, dtype=torch.int32, device=device)
+        batch = ForwardBatch.of(layout, device, max_seq_len=s.max_seq_len, arrivals=arrivals)
         fused = device.type == "cuda" and s.inputs.dtype.itemsize == 2
         return batch, Forward(model, caches, fused=fused)

@@ -1,0 +1,178 @@
+"""Which rows of a step belong to which request, and which are wanted for logits.
+
+Plain numbers, computed once a step on the host: the step's tensors, the buckets of its CUDA graph and the
+owner of each row of logits are read from here. It can be pickled, so one process can send it to others.
+Independent of tensors and of the runtime's requests.
+
+    layout = StepLayout.of(starts=[8, 0], counts=[1, 5], blocks=[[3, 1], [0, 2]], block_size=8, wanted=[1, 1])
+    batch = ForwardBatch.of(layout, device, max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, compress
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class StepLayout:
+    """``T`` rows, one for each new token, of ``B`` requests, laid end to end. Requests with one row that
+    stand first attend as decodes, whatever runs beside them.
+
+    Attributes:
+        counts: rows of each request.
+        wanted: how many of each request's last rows are wanted for logits.
+        blocks: cache blocks of each request in order; the scheduler's own lists, which grow with later steps.
+        query_start, seq_lens: as of ``ForwardBatch``.
+        input_ids, positions, rope_rows, slot_mapping: [T] int64, as of ``ForwardBatch``; the id of a pending
+            token is 0.
+        feed_rows: [T] int64, row of the last step's tokens that holds a pending token's id; -1: it is known.
+        logits_indices: rows that are wanted, by request; then those of ``num_probes`` probes.
+        num_single: requests, from the first on, that have one row.
+        num_probes: requests whose probed row the step computes; one more row of logits each.
+        encoded_tables, encoded_lens: blocks of each request's input in the encoder cache, int32, and how many
+            positions it has; both are empty where no request has one.
+        spliced: [T] int64, row of the encoder's outputs that takes the place of each token's embedding, -1:
+            none; None: there are no such rows in the step.
+        brought: embeddings that requests bring, as (request, its input, first position, last position); the
+            range excludes the last.
+    """
+
+    counts: Sequence[int]
+    wanted: Sequence[int]
+    blocks: Sequence[Sequence[int]]
+    query_start: Sequence[int]
+    seq_lens: np.ndarray
+    input_ids: np.ndarray
+    positions: np.ndarray
+    rope_rows: np.ndarray
+    slot_mapping: np.ndarray
+    feed_rows: np.ndarray
+    logits_indices: Sequence[int]
+    num_single: int
+    num_probes: int = 0
+    encoded_tables: Sequence[np.ndarray] = ()
+    encoded_lens: Sequence[int] = ()
+    spliced: np.ndarray | None = None
+    brought: Sequence[tuple[int, int, int, int]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        block_size: int,
+        *,
+        wanted: Sequence[int] | None = None,
+        probes: Sequence[int] = (),
+        input_ids: np.ndarray | None = None,
+        feed_rows: np.ndarray | None = None,
+        rope_offsets: Sequence[int] = (),
+        encoded_tables: Sequence[np.ndarray] = (),
+        encoded_lens: Sequence[int] = (),
+        spliced: np.ndarray | None = None,
+        brought: Sequence[tuple[int, int, int, int]] = (),
+    ) -> StepLayout:
+        """Lay out tokens [start, start + count) of requests.
+
+        Args:
+            wanted: the last row of each request by default.
+            probes: rows whose logits are wanted besides.
+            input_ids, feed_rows: by default 0, and -1.
+            rope_offsets: of each request; by default 0.
+        """
+        single = len(counts)
+        if max(counts, default=1) > 1:
+            single = next(i for i, count in enumerate(counts) if count > 1)
+        wanted = [1] * len(counts) if wanted is None else wanted
+        query_start = list(accumulate(counts, initial=0))
+        total, first = query_start[-1], np.array(starts, dtype=np.int64)
+        positions, slots = np.empty(total, np.int64), np.empty(total, np.int64)
+        positions[:single] = first[:single]
+        slots[:single] = [
+            own[at // block_size] * block_size + at % block_size
+            for own, at in zip(blocks[:single], starts, strict=False)
+        ]
+        for request in range(single, len(counts)):
+            rows = slice(query_start[request], query_start[request + 1])
+            at = np.arange(starts[request], starts[request] + counts[request])
+            table = np.array(blocks[request], dtype=np.int64)
+            positions[rows] = at
+            slots[rows] = table[at // block_size] * block_size + at % block_size
+        offsets = np.array(rope_offsets or [0] * len(counts), dtype=np.int64)
+        return cls(
+            counts=counts,
+            wanted=wanted,
+            blocks=blocks,
+            query_start=query_start,
+            seq_lens=first + counts if len(counts) else first,
+            input_ids=np.zeros(total, np.int64) if input_ids is None else input_ids,
+            positions=positions,
+            rope_rows=positions + (offsets if single == len(counts) else np.repeat(offsets, counts)),
+            slot_mapping=slots,
+            feed_rows=np.full(total, -1, np.int64) if feed_rows is None else feed_rows,
+            logits_indices=[*_last_rows(query_start, wanted, single), *probes],
+            num_single=single,
+            num_probes=len(probes),
+            encoded_tables=encoded_tables,
+            encoded_lens=encoded_lens,
+            spliced=spliced,
+            brought=brought,
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests with a row at least."""
+        return len(self.counts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step."""
+        return self.query_start[-1]
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits, those of probes included."""
+        return len(self.logits_indices)
+
+    @property
+    def max_query_len(self) -> int:
+        """Rows of the request with most."""
+        return max(self.counts, default=0)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each request has one row, and no other row of logits than its own."""
+        return self.num_single == len(self.counts) == len(self.logits_indices) and not self.num_probes
+
+    @property
+    def some_without_input(self) -> bool:
+        """Whether cross-attention has nothing to read for some request."""
+        return not self.encoded_lens or 0 in self.encoded_lens
+
+    @cached_property
+    def logits_ends(self) -> Sequence[int]:
+        """Where each request's rows of logits end; they begin where those of the one before it end."""
+        return list(accumulate(self.wanted))
+
+    def rows_of(self, request: int) -> slice:
+        """A request's rows of the step."""
+        return slice(self.query_start[request], self.query_start[request + 1])
+
+    def logits_of(self, request: int) -> slice:
+        """A request's rows of logits, without its probe's."""
+        end = self.logits_ends[request]
+        return slice(end - self.wanted[request], end)
+
+
+def _last_rows(query_start: Sequence[int], wanted: Sequence[int], single: int) -> list[int]:
+    """As many of each request's last rows as are wanted."""
+    rows = list(compress(range(single), wanted))
+    for end, count in zip(query_start[single + 1 :], wanted[single:], strict=True):
+        rows += range(end - count, end)
+    return rows

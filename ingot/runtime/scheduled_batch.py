@@ -1,0 +1,130 @@
+"""What a step computes, as the scheduler hands it to the runner.
+
+step = ScheduledBatch([ScheduledRequest(request, start=0, count=5, samples=1)])
+step.layout = layout_of(step.requests, block_size=64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ingot.layers.step_layout import StepLayout
+from ingot.runtime.inputs import EncoderEntry, EncoderJob
+from ingot.runtime.request import Request
+
+EMPTY = StepLayout.of([], [], [], 1)
+_NOTHING = EncoderEntry(b"", [], 0)  # of a request without an input
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """A request's share of a step: its tokens [start, start + count), placed in ``request.blocks``.
+
+    ``samples``: how many of its last rows a token is chosen for: one where the step reaches the request's
+    last token, else none; True and False are 1 and 0.
+    """
+
+    request: Request
+    start: int
+    count: int
+    samples: int
+
+    @property
+    def probes(self) -> bool:
+        """Whether the step reaches the place of the request's probe."""
+        probe = self.request.probe
+        return probe is not None and self.start <= probe.place < self.start + self.count
+
+    def spans(self, *, encodes: bool) -> Iterator[tuple[int, int, int]]:
+        """(index of an input, first and last prompt token) of the placeholders that the share computes, of
+        inputs that are encoded or of those that are rows already.
+        """
+        first, last = self.start, self.start + self.count
+        for index, given in enumerate(self.request.inputs):
+            if given.encodes is encodes and given.tokens and given.is_read_by(first, last):
+                yield index, max(given.place, first), min(given.end, last)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers [first, last) of a chunk of a long prompt, which a step runs behind its own work. The chunk is
+    computed when it ``ends``, and never has its request's last token.
+    """
+
+    chunk: ScheduledRequest
+    first: int
+    last: int
+    ends: bool
+
+
+@dataclass
+class ScheduledBatch:
+    """One step: which tokens run and how they are laid out, which blocks are copied before (pairs from, to)
+    and which inputs encoded, who was preempted for it, and layers of a chunk whose request is none of
+    ``requests``. ``in_parts``: its inputs, and those of steps before it that are not ready, are encoded
+    little by little behind it and the steps to come.
+    """
+
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    jobs: list[EncoderJob] = field(default_factory=list)
+    in_parts: bool = False
+    layers: Layers | None = None
+    layout: StepLayout = field(default=EMPTY, compare=False)
+
+    @property
+    def probed(self) -> list[Request]:
+        """Requests whose probes it reaches, in its order; their rows of logits follow all others."""
+        return [item.request for item in self.requests if item.probes]
+
+
+def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
+    """The layout of requests' shares; blocks of the caches hold ``block_size`` tokens or positions."""
+    requests, counts = [item.request for item in items], [item.count for item in items]
+    ids: list[int] = []
+    feeds = np.full(sum(counts), -1, dtype=np.int64)
+    probes, reading = [], []
+    for index, (item, request) in enumerate(zip(items, requests, strict=True)):
+        start, count, row = item.start, item.count, len(ids)
+        ids += request.tokens(start, start + count)
+        pending = row + count - len(ids)
+        if pending:
+            feeds[row + count - pending : row + count] = request.pending_row
+            ids += [0] * pending
+        if request.probe is not None and item.probes:
+            probes.append(row + request.probe.place - start)
+        if request.inputs or request.encoded:
+            reading.append((index, row))
+    entries = [next(reversed(one.encoded.values()), _NOTHING) for one in requests] if reading else []
+    return StepLayout.of(
+        *([item.start for item in items], counts, [one.blocks for one in requests], block_size),
+        wanted=[item.count if item.request.all_logits else int(item.samples) for item in items],
+        probes=probes,
+        input_ids=np.array(ids, dtype=np.int64),
+        feed_rows=feeds,
+        rope_offsets=[one.rope_offset for one in requests],
+        encoded_tables=[entry.table for entry in entries],
+        encoded_lens=[entry.positions for entry in entries],
+        spliced=_spliced(items, reading, len(ids), block_size),
+        brought=[(index, *span) for index, _ in reading for span in items[index].spans(encodes=False)],
+    )
+
+
+def _spliced(
+    items: Sequence[ScheduledRequest], reading: Sequence[tuple[int, int]], total: int, block_size: int
+) -> np.ndarray | None:
+    """``StepLayout.spliced``; ``reading``: requests with inputs, and their first rows."""
+    found: np.ndarray | None = None
+    for index, row in reading:
+        request, start = items[index].request, items[index].start
+        for number, first, last in items[index].spans(encodes=True):
+            found = np.full(total, -1, dtype=np.int64) if found is None else found
+            at = np.arange(first, last) - request.inputs[number].place
+            table = request.encoded[number].table.astype(np.int64)
+            slots = table[at // block_size] * block_size + at % block_size
+            found[row + first - start : row + last - start] = slots
+    return found
