@@ -18,7 +18,7 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import Engine
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.layers.linear import Linear
-from ingot.quant.schemes.scheme_registry import int8_products
+from ingot.quant.schemes import int8_products
 
 Change = Callable[[Linear, int], None]
 Sums = Callable[[Int8Rows, Int8Weight, int], torch.Tensor]  # fp32 [M, N], before the rows' scales

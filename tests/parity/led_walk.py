@@ -22,7 +22,7 @@ import torch
 from ingot.kernels.cache.placement import Placement
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, products
-from ingot.quant.schemes.scheme_registry import int8_products
+from ingot.quant.schemes import int8_products
 from tests.parity.kernel_witness import TIES
 
 PRODUCTS = (  # what multiplies rows of 8 bits, in fused steps and in the modules

@@ -25,7 +25,7 @@ from ingot.kernels.product import int8_linear
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, forms, norm, products
 from ingot.layers.forward import Operations
-from ingot.quant.schemes.scheme_registry import int4_in_int8
+from ingot.quant.schemes import int4_in_int8
 from tests.kernels.interpreter import fill_bfloat16_gaps
 from tests.parity.kernel_witness import Witness, interpreted
 from tests.parity.test_rounded_steps import PROMPTS, SIZES, engine

@@ -21,7 +21,7 @@ from ingot.engine.engine_diff import compare_engines
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, OutOfMemoryError
 from ingot.layers.linear import linears
-from ingot.quant.schemes.scheme_registry import weight_only
+from ingot.quant.schemes import weight_only
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 from tests.quant.models import divergence

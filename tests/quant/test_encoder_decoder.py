@@ -23,7 +23,7 @@ from ingot.layers import attention, cross_attention, forms, norm, products
 from ingot.layers.linear import linears
 from ingot.memory.ledger import ledger
 from ingot.proof.verify_engine import verify
-from ingot.quant.schemes.scheme_registry import int8_products
+from ingot.quant.schemes import int8_products
 from tests.e2e.terminal import ingot
 from tests.encoders.speech import FRAMES, MELS, POSITIONS, write_speech
 from tests.parity.kernel_witness import Witness, interpreted

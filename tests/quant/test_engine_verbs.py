@@ -22,7 +22,7 @@ from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, other_spec
 from ingot.memory.memory_sizes import weight_bytes
 from ingot.proof.verify_engine import verify
-from ingot.quant.schemes.scheme_registry import int4_in_int8, int8_products, weight_only
+from ingot.quant.schemes import int4_in_int8, int8_products, weight_only
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 

@@ -13,8 +13,9 @@ from ingot.errors import BuildError
 from ingot.kernels.rows.int8_rows import dequantize_rows, quantize_rows
 from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.schemes import int8_products
 from ingot.quant.schemes.int8_both import Int8Both
-from ingot.quant.schemes.scheme_registry import int8_products, make_scheme
+from ingot.quant.schemes.scheme_registry import make_scheme
 
 FORMS = [Int8Both(), Int8Both(per_tensor=True), Int8Both(static=True), Int8Both(input_group=8)]
 STEP = torch.tensor([0.03])

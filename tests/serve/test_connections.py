@@ -18,8 +18,8 @@ from ingot.config.server_config import ServeConfig
 from ingot.serve import server as servers
 from ingot.serve.app import ServerState
 from ingot.serve.engine_calls.server_metrics import Metrics
+from ingot.serve.http import connections as rooms
 from ingot.serve.http.connections import Accepting, Connection, Connections, raise_file_limit
-from ingot.serve.http.http_bodies import connections as rooms
 from ingot.serve.http.log_limit import RepeatLimit
 from ingot.serve.server import _Server, listening
 

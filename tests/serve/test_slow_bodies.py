@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ingot.serve.api_errors import ApiError
+from ingot.serve.http import form_bodies as forms
+from ingot.serve.http import slow_bodies
 from ingot.serve.http.form_bodies import Uploads
-from ingot.serve.http.http_bodies import Guard, slow_bodies
-from ingot.serve.http.http_bodies import form_bodies as forms
+from ingot.serve.http.http_bodies import Guard
 
 SOON = 20.0  # seconds; only a failing test waits this long
 PART = {"type": "http.request", "body": b"x", "more_body": True}
