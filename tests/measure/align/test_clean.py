@@ -27,6 +27,7 @@ def check(report: Report, steps: int, layers: int = 2) -> None:
     assert len(report.greedy) == steps + 1
 
 
+@pytest.mark.stays("gpt2-fp32", "llama-bf16", "gemma2-fp32")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_huggingface_class(kind: str, dtype: str, originals: dict[str, Path]) -> None:
@@ -37,6 +38,7 @@ def test_huggingface_class(kind: str, dtype: str, originals: dict[str, Path]) ->
         assert any(row.difference.relative > 1e-4 for row in report.rows), "it really ran in 16 bits"
 
 
+@pytest.mark.stays("gpt2-fp32", "llama-fp16")
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_own_path(kind: str, dtype: str, originals: dict[str, Path]) -> None:
@@ -56,6 +58,7 @@ def test_qwen_v1(dtype: str, originals: dict[str, Path]) -> None:
     assert [c.stage for c in report.cases[0].checks] == ["token ids"]
 
 
+@pytest.mark.stays("qwen_v1_0_bin")
 @pytest.mark.parametrize("name", ["qwen_v1_1_safetensors", "qwen_v1_0_bin"])
 def test_qwen_v1_beyond_its_length(name: str, golden: Path) -> None:
     folder = golden / name / "hf"

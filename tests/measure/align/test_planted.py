@@ -36,6 +36,7 @@ def aligned(spoil: Spoil, originals: dict[str, Path]) -> Aligned:
     return run
 
 
+@pytest.mark.stays("0-fp32", "1-bf16")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_mlp_weight(layer: int, dtype: str, aligned: Aligned) -> None:
@@ -64,6 +65,13 @@ def test_a_small_fault_that_only_grows_into_sight(aligned: Aligned) -> None:
     assert aligned("llama", DOWN, lambda w: 1.02 * w, dtype="fp16").first_stage == "layers.1.mlp"
 
 
+@pytest.mark.stays(
+    "llama-model.embed_tokens.weight-embedding",
+    "qwen2-model.layers.1.self_attn.k_proj.bias-layers.1.attention",
+    "gpt2-transformer.h.1.ln_2.bias-layers.1.post_norm",
+    "gpt2-transformer.h.0.mlp.c_fc.bias-layers.0.mlp",
+    "llama-lm_head.weight-logits",
+)
 @pytest.mark.parametrize(
     ("kind", "tensor", "stage"),
     [

@@ -81,6 +81,7 @@ def test_stop_ids_of_an_engine(stops: list[int], says: str, llama: Path, engine_
     assert "beyond" not in result.stdout, "every tensor is right, and no greedy id is a stop"
 
 
+@pytest.mark.stays("named1-extra1")
 @pytest.mark.parametrize(("named", "extra"), [(7, (7,)), ([END, 7], (7,)), ([], ())])
 def test_another_generation_config(
     named: Any, extra: tuple[int, ...], llama: Path, copied: Copied, engine_of: Build

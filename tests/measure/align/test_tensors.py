@@ -131,6 +131,7 @@ def test_a_copied_value_may_not_be_one_unit_off(original: Path, tmp_path: Path) 
     assert (one.name, one.text[:24]) == (DOWN.removeprefix("model."), "1 of 8192 values: [3, 17")
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", OF_LINEAR_LAYERS)
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w8a16 gptq", "w4a16 gptq"])
 def test_what_was_changed_before_quantization_is_named(
@@ -150,6 +151,7 @@ def test_what_was_changed_before_quantization_is_named(
         assert first.text.startswith(told), first.text
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16", "w8a8", "w8a16 gptq", "w4a16 gptq"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_an_engine_of_the_original_has_its_tensors(

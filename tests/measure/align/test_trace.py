@@ -36,6 +36,7 @@ def old_trace(originals: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return out
 
 
+@pytest.mark.stays("fp16")
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_a_clean_engine(dtype: str, old_trace: Path, originals: dict[str, Path]) -> None:
     report = align(originals["qwen"], old_trace, device="cpu", dtype=dtype)

@@ -41,6 +41,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headline, "REQUESTS", 5)
 
 
+@pytest.mark.stays("w4a16", "rptq-w8a8")
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_has_every_figure(shape: Path, tmp_path: Path, scheme: str) -> None:
