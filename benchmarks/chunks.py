@@ -34,9 +34,9 @@ from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.attention import Attention
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.step.step_buffer import StepBuffer
 
 BLOCK, CHUNK, DECODES, DECODE_KEYS, COPIES = 64, 64, 63, 600, 6
 DTYPE = torch.float16

@@ -31,7 +31,7 @@ from ingot.config.encoder_config import EncoderConfig
 from ingot.layers.encoder_pass import EncoderPass
 from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.side.machine import machine
-from ingot.runtime.inputs import EncoderEntry, EncoderJob
+from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob
 
 SHAPE = Path(__file__).parent / "shapes/minigpt4-7b.json"
 BEFORE, AFTER, CAPTIONS, WORDS, STREAMS = 105, 36, 40, 80, 16

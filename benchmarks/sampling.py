@@ -24,7 +24,13 @@ import torch
 import triton
 
 from ingot.kernels.sampling.draw import draw, greedy
-from ingot.runtime.sampler import RowSampling, SamplerOutput, SamplingTensors, sample, sample_reference
+from ingot.runtime.sampling.sampler import (
+    RowSampling,
+    SamplerOutput,
+    SamplingTensors,
+    sample,
+    sample_reference,
+)
 
 VOCABULARY = 151936
 FOOTPRINT = 200e6  # bytes of logits walked through by one graph

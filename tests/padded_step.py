@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from ingot import LLM
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.step.step_buffer import StepBuffer
 
 
 def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:

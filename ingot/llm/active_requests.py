@@ -19,10 +19,10 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import EngineError
 from ingot.llm.outputs import AnswerAssembler, Output, Piece
-from ingot.runtime.cross_scores import Head
 from ingot.runtime.executor import Executor, Update
-from ingot.runtime.inputs import RequestInput
 from ingot.runtime.likelihood import Keep
+from ingot.runtime.scheduling.inputs import RequestInput
+from ingot.runtime.step.cross_scores import Head
 from ingot.text.grammar.grammar_compiler import GrammarMatcher
 from ingot.text.tokenizer.tokenizer import Tokenizer
 

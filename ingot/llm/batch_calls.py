@@ -23,9 +23,9 @@ from ingot.llm.active_requests import ActiveRequest, Call, News, Reading
 from ingot.llm.engine_loop import Loop
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompt_inputs import Entry, with_chat_stops
-from ingot.runtime.cross_scores import Head
 from ingot.runtime.executor import Executor
 from ingot.runtime.likelihood import Keep
+from ingot.runtime.step.cross_scores import Head
 from ingot.text.grammar.grammar_compiler import with_text_start
 
 Pieces = list[tuple[int, Piece]]

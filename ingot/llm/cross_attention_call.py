@@ -15,8 +15,8 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import RequestError
 from ingot.llm.batch_calls import Calls
 from ingot.llm.prompt_inputs import Entry
-from ingot.runtime.cross_scores import Head
 from ingot.runtime.likelihood import keep_likelihood
+from ingot.runtime.step.cross_scores import Head
 
 
 def cross_attention(

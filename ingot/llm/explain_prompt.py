@@ -32,7 +32,7 @@ from ingot.llm.prompt_inputs import (
 )
 from ingot.llm.sampling_defaults import SAMPLED_FIELDS, Defaults, read_defaults
 from ingot.llm.stop_origins import stop_rules
-from ingot.runtime.inputs import no_inputs
+from ingot.runtime.scheduling.inputs import no_inputs
 from ingot.text.chat.chat_pictures import MARK
 from ingot.text.prompt import Embeddings, Input, Piece, Prompt
 from ingot.text.tokenizer.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ from typing import Literal
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.executor import Update
-from ingot.runtime.request import FinishReason
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
+from ingot.runtime.scheduling.request import FinishReason
 from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer, StopStrings
 from ingot.text.tokenizer.tokenizer import Tokenizer
 

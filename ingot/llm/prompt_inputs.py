@@ -18,8 +18,8 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.engine.engine_text import TextParts
 from ingot.errors import RequestError
 from ingot.llm.picture_prompts import Pictures
-from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
-from ingot.runtime.prompt_rows import PLACEHOLDER, RowRules
+from ingot.runtime.encoding.prompt_rows import PLACEHOLDER, RowRules
+from ingot.runtime.scheduling.inputs import InputRules, RequestInput, no_inputs
 from ingot.text.prompt import Embeddings, Input, Piece, Prompt
 
 Messages = Sequence[Mapping[str, Any]]

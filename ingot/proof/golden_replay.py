@@ -32,7 +32,7 @@ from ingot.errors import EngineError, RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
 from ingot.proof.encoder_replay import encoder_deviations, features_deviations
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.text.prompt import Prompt
 
 FACTOR = 5.0

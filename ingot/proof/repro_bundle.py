@@ -36,7 +36,7 @@ from ingot.engine.reference_encoder import stage_names
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError, NoSuchPathError
 from ingot.models.model_registry import plain_encoder
 from ingot.reference.plain_stage import LayerShape
-from ingot.runtime.one_layer import LayerInputs
+from ingot.runtime.step.one_layer import LayerInputs
 
 BUNDLE_VERSION = 2
 PRIVATE = (

@@ -32,7 +32,7 @@ from ingot.llm.llm import LLM
 from ingot.models.minigpt4 import settings_of
 from ingot.proof.repro_bundle import Bundle, BundleFacts
 from ingot.reference.plain_stage import Passage
-from ingot.runtime.one_layer import LayerInputs, run_encoder_layer
+from ingot.runtime.step.one_layer import LayerInputs, run_encoder_layer
 
 AnyLayer = DecoderLayer | EncoderLayer | QFormerLayer
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}

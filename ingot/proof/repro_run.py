@@ -52,7 +52,7 @@ from ingot.proof.repro_layer import (
 )
 from ingot.reference.plain_layer import Hooks
 from ingot.reference.plain_stage import Stage
-from ingot.runtime.one_layer import LayerInputs, record_calls, run_layer
+from ingot.runtime.step.one_layer import LayerInputs, record_calls, run_layer
 from ingot.version import VERSION
 
 _PRIVATE = {TEXT: PRIVATE, SPEECH: PRIVATE_SPEECH, PICTURE: PRIVATE_PICTURE}

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
-from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.prompt_rows import RowRules
-from ingot.runtime.request import Probe, Request
+from ingot.runtime.encoding.prompt_rows import RowRules
+from ingot.runtime.scheduling.inputs import InputRules, RequestInput, no_inputs
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.request import Probe, Request
 from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
 
 

@@ -10,9 +10,9 @@ ranking rule (``beam.py`` has it).
 
 from __future__ import annotations
 
-from ingot.runtime.beam import BeamSearch
-from ingot.runtime.request import Request
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduling.beam import BeamSearch
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.selection import Choice
 from ingot.runtime.update import Update, updates_of_beams
 

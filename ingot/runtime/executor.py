@@ -30,22 +30,22 @@ from ingot.memory.ledger import Setting
 from ingot.memory.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
-from ingot.runtime.cross_scores import Head, Scores
-from ingot.runtime.encoder_cache import EncoderCache
-from ingot.runtime.grammar_masks import GrammarMasks
-from ingot.runtime.inputs import InputRules, RequestInput
-from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.encoding.prompt_rows import RowRules
 from ingot.runtime.likelihood import Keep, keep_logits
 from ingot.runtime.prompt_reading import PromptReading
-from ingot.runtime.prompt_rows import RowRules
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
-from ingot.runtime.request import FinishReason, Request
-from ingot.runtime.runner import Runner
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest
-from ingot.runtime.scheduler import Chunking, Scheduler
+from ingot.runtime.sampling.grammar_masks import GrammarMasks
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs, with_probe
+from ingot.runtime.scheduling.encoder_cache import EncoderCache
+from ingot.runtime.scheduling.inputs import InputRules, RequestInput
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.request import FinishReason, Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_draws, take_probes
-from ingot.runtime.step_ahead import StepAhead
-from ingot.runtime.token_logprobs import TokenLogprobs, with_probe
+from ingot.runtime.step.cross_scores import Head, Scores
+from ingot.runtime.step.runner import Runner
+from ingot.runtime.step.step_ahead import StepAhead
 from ingot.runtime.update import Update
 from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ingot.runtime.log_normaliser import log_normaliser
+from ingot.runtime.sampling.log_normaliser import log_normaliser
 
 Keep = Callable[[torch.Tensor, int], torch.Tensor]
 

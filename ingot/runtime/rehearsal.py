@@ -15,9 +15,9 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
 from ingot.errors import RequestError
 from ingot.runtime.admission import Admission
-from ingot.runtime.inputs import RequestInput
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduling.inputs import RequestInput
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.scheduler import Scheduler
 
 _NEW_TOKENS = 4
 

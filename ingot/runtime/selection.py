@@ -21,23 +21,23 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.errors import EngineError, RequestError
 from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
-from ingot.runtime.beam import top_candidates
-from ingot.runtime.grammar_masks import GrammarMasks
-from ingot.runtime.log_normaliser import log_normaliser
-from ingot.runtime.logits import apply_brought
-from ingot.runtime.request import Request
-from ingot.runtime.sampled_step import leave_row_logprobs
-from ingot.runtime.sampler import Newest, RowSampling, SamplingTensors, sample
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_logprobs import (
+from ingot.runtime.sampling.grammar_masks import GrammarMasks
+from ingot.runtime.sampling.log_normaliser import log_normaliser
+from ingot.runtime.sampling.logits import apply_brought
+from ingot.runtime.sampling.sampler import Newest, RowSampling, SamplingTensors, sample
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.token_logprobs import (
     NARROW_WIDTH,
     ROW_WIDTH,
     TokenLogprobs,
     leave_logprobs,
     read_logprobs,
 )
-from ingot.runtime.token_masks import TokenMasks
-from ingot.runtime.transcript import Mark, Transcripts
+from ingot.runtime.sampling.token_masks import TokenMasks
+from ingot.runtime.sampling.transcript import Mark, Transcripts
+from ingot.runtime.scheduling.beam import top_candidates
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.step.sampled_step import leave_row_logprobs
 
 _NO_MARK = Mark(-1, -1, 0)
 

@@ -23,16 +23,16 @@ from ingot.memory.ledger import Capacity, Setting, blocks_in, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
-from ingot.runtime.encoder_cache import EncoderCache
-from ingot.runtime.encoding import Encoding
+from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.prompt_rows import RowRules
 from ingot.runtime.executor import Executor
-from ingot.runtime.forward import Forward
-from ingot.runtime.inputs import InputRules
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.pace import Pace
-from ingot.runtime.prompt_rows import RowRules
-from ingot.runtime.runner import Runner, make_caches
-from ingot.runtime.scheduler import Chunking
+from ingot.runtime.scheduling.encoder_cache import EncoderCache
+from ingot.runtime.scheduling.inputs import InputRules
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.pace import Pace
+from ingot.runtime.scheduling.scheduler import Chunking
+from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.runner import Runner, make_caches
 from ingot.text.grammar.grammar_compiler import Grammars
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.runtime.beam import BeamResult
-from ingot.runtime.request import FinishReason
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
+from ingot.runtime.scheduling.beam import BeamResult
+from ingot.runtime.scheduling.request import FinishReason
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.layers.attention import Attention
 from ingot.layers.linear import Linear
 from ingot.quant.schemes.scheme_registry import InvariantDense
-from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config
 

@@ -16,7 +16,7 @@ from ingot.engine.manifest import Manifest
 from ingot.kernels.weight import stored_weight
 from ingot.proof.step_check import check_steps
 from ingot.proof.verify_engine import verify
-from ingot.runtime import sampler
+from ingot.runtime.sampling import sampler
 from tests.e2e.block_faults import block_fault
 from tests.e2e.faults import FAULTS, SCHEMES, build_scheme, faulty
 

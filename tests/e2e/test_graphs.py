@@ -27,12 +27,12 @@ from ingot.config.step_sizes import (
 from ingot.errors import RequestError
 from ingot.kernels.sampling.token_feed import take_tokens
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.graphs import KINDS, DecodeGraphs, sampling_kind
-from ingot.runtime.prompt_graphs import PromptGraphs
-from ingot.runtime.request import Request
-from ingot.runtime.runner import Runner
-from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.step.graphs import KINDS, DecodeGraphs, sampling_kind
+from ingot.runtime.step.prompt_graphs import PromptGraphs
+from ingot.runtime.step.runner import Runner
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config
 from tests.unit.fake_matcher import FakeMatcher

@@ -17,8 +17,8 @@ from ingot.errors import OutOfMemoryError
 from ingot.memory import memory_error
 from ingot.memory.ledger import Capacity, ledger
 from ingot.runtime import executor
-from ingot.runtime.step_buffer import StepBuffer
-from ingot.runtime.token_counts import TokenCounts
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.step.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config

@@ -30,7 +30,7 @@ from ingot.memory.ledger import CONTEXT_BYTES, WORKSPACE_BYTES, Capacity, Ledger
 from ingot.memory.memory_error import explained
 from ingot.memory.memory_fixes import Fix
 from ingot.runtime import executor, setup
-from ingot.runtime.runner import Runner
+from ingot.runtime.step.runner import Runner
 from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from ingot.runtime import setup
-from ingot.runtime.pace import Pace
+from ingot.runtime.scheduling.pace import Pace
 
 SIZES = (4, 8, 16)
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from ingot import LLM
-from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduled_batch import Layers, ScheduledBatch
-from ingot.runtime.token_feed import TokensInFlight
+from ingot.runtime.sampling.sampler import RowSampling
+from ingot.runtime.sampling.token_feed import TokensInFlight
+from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch
 
 
 @dataclass

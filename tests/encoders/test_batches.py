@@ -14,11 +14,10 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.layers.decoder import Decoder
 from ingot.memory.ledger import Setting, ledger
-from ingot.runtime import encoder_graphs
-from ingot.runtime.encoding import Encoding
-from ingot.runtime.inputs import EncoderEntry, EncoderJob, InputRules
+from ingot.runtime.encoding.encoding import Encoding, encoder_graphs
 from ingot.runtime.rehearsal import rehearse
-from ingot.runtime.runner import make_caches
+from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob, InputRules
+from ingot.runtime.step.runner import make_caches
 from ingot.text.prompt import Input, Prompt
 from tests.encoders.conftest import Side
 from tests.encoders.speech import FRAMES, LAYERS, MELS, POSITIONS

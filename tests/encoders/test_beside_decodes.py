@@ -18,10 +18,10 @@ import torch
 from ingot import LLM, Input, Prompt, SamplingParams
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import ENCODER_SHARE
-from ingot.runtime import encoder_graphs, encoder_line
-from ingot.runtime.encoder_graphs import EncoderGraphs
-from ingot.runtime.encoder_line import EncoderLine, PartTimes
-from ingot.runtime.recording import Recorder
+from ingot.runtime.encoding.encoder_graphs import EncoderGraphs
+from ingot.runtime.encoding.encoder_line import EncoderLine, PartTimes
+from ingot.runtime.encoding.encoding import encoder_graphs, encoder_line
+from ingot.runtime.encoding.recording import Recorder
 from tests.encoders.conftest import Side
 from tests.encoders.test_pictures import (
     GREEDY,
@@ -184,7 +184,7 @@ def test_a_few_tokens_wait_for_their_picture_and_many_do_not(
     opened: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for most, shares in ((256, [7 + 25 + 3]), (5, [7, 25 + 3])):
-        monkeypatch.setattr("ingot.runtime.encoder_cache._TOGETHER", most)
+        monkeypatch.setattr("ingot.runtime.scheduling.encoder_cache._TOGETHER", most)
         llm = opened(prefix_reuse=False)
         steps = seen_steps(llm)
         beside(llm, [prompt([ids(7, 1), 100, ids(3, 2)])])

@@ -10,7 +10,7 @@ import torch
 from ingot import LLM
 from ingot.errors import RequestError
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 from ingot.text.prompt import Input, Prompt
 from tests.e2e.tiny import write_tiny
 from tests.encoders import test_pictures, test_speech

@@ -19,7 +19,7 @@ from ingot.memory.memory_sizes import encoding_bytes, weight_bytes
 from ingot.memory.step_memory import step_buffer_bytes
 from ingot.models.model_registry import ARCHITECTURES, register
 from ingot.models.whisper import WHISPER
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.step.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot
 from tests.encoders.conftest import Side
 from tests.encoders.pictures import PICTURES

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.inputs import EncoderEntry
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledRequest, layout_of
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.scheduling.inputs import EncoderEntry
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledRequest, layout_of
+from ingot.runtime.step.step_buffer import StepBuffer
 
 
 def test_padding_tokens_have_no_encoded_position() -> None:

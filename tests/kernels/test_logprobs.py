@@ -11,7 +11,7 @@ import torch
 from ingot.errors import DeviceError
 from ingot.kernels.checks import KernelArgumentError
 from ingot.kernels.sampling.logprobs import logprobs, logprobs_triton
-from ingot.runtime.token_logprobs import leave_logprobs_reference
+from ingot.runtime.sampling.token_logprobs import leave_logprobs_reference
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 
 INF, NAN = float("inf"), float("nan")

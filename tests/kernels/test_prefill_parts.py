@@ -17,9 +17,9 @@ from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import LEAST_PART, most_parts, parts_of
 from ingot.layers import attention as layer
 from ingot.layers.forward_batch import LayerCache
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledRequest, layout_of
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledRequest, layout_of
+from ingot.runtime.step.step_buffer import StepBuffer
 from tests.kernels.flat_calls import prefill_attention, prefill_attention_triton
 from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal

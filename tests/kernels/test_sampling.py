@@ -16,7 +16,7 @@ from ingot.errors import DeviceError
 from ingot.kernels.checks import KernelArgumentError
 from ingot.kernels.sampling.draw import draw, draw_triton, greedy, greedy_triton
 from ingot.kernels.sampling.rows import uniform_of, weights_of
-from ingot.runtime.sampler import (
+from ingot.runtime.sampling.sampler import (
     RowSampling,
     SamplingTensors,
     sample,

@@ -18,8 +18,8 @@ from ingot.kernels.sampling.transcript import (
     hold_transcripts,
     hold_transcripts_triton,
 )
-from ingot.runtime.request import Request
-from ingot.runtime.transcript import Transcripts
+from ingot.runtime.sampling.transcript import Transcripts
+from ingot.runtime.scheduling.request import Request
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 
 INF, VOCAB, FIRST, END = float("inf"), 150, 101, 90

@@ -17,7 +17,7 @@ from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import products, ways
 from ingot.layers.ways import ALL
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config
 

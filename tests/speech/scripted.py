@@ -12,7 +12,7 @@ import torch
 
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.window_decoding import Asked, Vocabulary

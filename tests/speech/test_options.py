@@ -15,7 +15,7 @@ from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.models.whisper_generation import SpeechGeneration
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.window_decoding import Asked, Vocabulary, detect_language
 from ingot.text.prompt import Input

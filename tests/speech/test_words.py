@@ -13,7 +13,7 @@ import torch
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.speech.hallucination import Heard, is_made_up, seek_behind_words, without_hallucinations
 from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.segments import Segment, Word

@@ -20,14 +20,14 @@ import torch
 
 from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT
 from ingot.runtime.executor import Executor
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.request import Request
-from ingot.runtime.sampled_step import leave_tokens
-from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest
-from ingot.runtime.scheduler import Chunking
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_feed import TokenFeed, TokensInFlight
+from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.token_feed import TokenFeed, TokensInFlight
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduling.scheduler import Chunking
+from ingot.runtime.step.sampled_step import leave_tokens
 from ingot.text.grammar.grammar_compiler import mask_words
 
 VOCAB = 23

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.request import Request
-from ingot.runtime.sampler import SamplingTensors
+from ingot.runtime.sampling.sampler import SamplingTensors
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.scheduling.request import Request
 from ingot.runtime.selection import TokenSelector
-from ingot.runtime.token_counts import TokenCounts
 
 
 def penalized(

@@ -13,9 +13,9 @@ from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
 from ingot.runtime import setup
 from ingot.runtime.admission import Admission
-from ingot.runtime.inputs import Content, RequestInput
-from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes
+from ingot.runtime.scheduling.inputs import Content, RequestInput
+from ingot.runtime.scheduling.kv_cache import BlockManager
 from tests.unit.fake_matcher import FakeMatcher
 
 VOCAB, BATCH, LONGEST, BLOCK = 23, 4, 12, 4

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.transcript_rules import TranscriptRules
-from ingot.runtime.beam import Beam, BeamResult, BeamSearch, BeamStep, top_candidates
+from ingot.runtime.scheduling.beam import Beam, BeamResult, BeamSearch, BeamStep, top_candidates
 from ingot.runtime.update import updates_of_beams
 from tests.unit.penalized import penalized
 

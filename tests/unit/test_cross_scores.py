@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ingot.layers.forward_batch import LayerCache
-from ingot.runtime.cross_scores import ScoreReader
-from ingot.runtime.inputs import EncoderEntry
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.scheduling.inputs import EncoderEntry
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.step.cross_scores import ScoreReader
 from tests.unit.test_scheduler import request
 
 LAYERS, HEADS, SIZE, BLOCK, BLOCKS, SCALE = 2, 4, 8, 4, 7, 0.37

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.encoder_cache import EncoderCache
-from ingot.runtime.inputs import Content, RequestInput
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduling.encoder_cache import EncoderCache
+from ingot.runtime.scheduling.inputs import Content, RequestInput
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Scheduler
 
 SIZE = 4  # of a block, of both caches
 NOTHING = torch.empty(0)

@@ -12,12 +12,12 @@ from ingot.config.grammar_spec import Grammar
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
-from ingot.runtime.graphs import KINDS
-from ingot.runtime.request import Request
-from ingot.runtime.sampled_step import leave_tokens
-from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_feed import TokenFeed
+from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.token_feed import TokenFeed
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.step.graphs import KINDS
+from ingot.runtime.step.sampled_step import leave_tokens
 from tests.unit.fake_executor import VOCAB, FakeRunner, check_empty, fake_executor
 from tests.unit.fake_matcher import AtOnce, FakeMatcher, Later
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS
-from ingot.runtime.graphs import KINDS, sampling_kind
-from ingot.runtime.sampler import RowSampling, SamplingTensors
+from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
+from ingot.runtime.step.graphs import KINDS, sampling_kind
 
 ROWS = {
     "greedy": RowSampling(),

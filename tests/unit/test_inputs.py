@@ -11,10 +11,10 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.prompt_inputs import Entry
-from ingot.runtime.inputs import EncoderEntry, InputRules
-from ingot.runtime.prompt_rows import RowRules, rows_of
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.encoding.prompt_rows import RowRules, rows_of
+from ingot.runtime.scheduling.inputs import EncoderEntry, InputRules
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
 
 SIZE, MOST = 3, 6  # a feature's channels; the encoder gives a position for each two of its rows
 

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.request import Request
 
 
 def request(tokens: list[int], output: list[int] | None = None, **fields: Any) -> Request:

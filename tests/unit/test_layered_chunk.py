@@ -12,13 +12,13 @@ import torch
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import ConfigError
-from ingot.runtime import moment
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.layered_chunk import LayeredChunk
-from ingot.runtime.pace import Pace
-from ingot.runtime.request import Probe
-from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
-from ingot.runtime.scheduler import Chunking, Scheduler
+from ingot.runtime.encoding.encoding import moment
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.pace import Pace
+from ingot.runtime.scheduling.request import Probe
+from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
+from ingot.runtime.step.layered_chunk import LayeredChunk
 from ingot.serve.engine_calls.engine_process import served_runtime
 from tests.unit.fake_executor import check_empty, fake_executor
 from tests.unit.test_scheduler import STOP, Traffic, alone, request, run, shares

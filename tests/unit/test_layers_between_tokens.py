@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.scheduler import Chunking
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Chunking
 from tests.unit.fake_executor import VOCAB, FakeRunner, check_empty, fake_executor
 from tests.unit.fake_matcher import AtOnce, FakeMatcher
 from tests.unit.test_layered_chunk import LAYERS, chunking, layers, scheduler

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ingot.runtime.log_normaliser import log_normaliser
+from ingot.runtime.sampling.log_normaliser import log_normaliser
 
 VOCAB = 151_936
 

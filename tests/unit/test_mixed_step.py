@@ -19,9 +19,9 @@ from ingot.layers.attention import Attention
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Scheduler
 from tests.e2e.watch import watch
 from tests.kernels.numerics import normal
 from tests.kernels.paged_case import PagedCase, paged_case

@@ -9,8 +9,8 @@ import pytest
 from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import AnswerAssembler
 from ingot.runtime.executor import Update
-from ingot.runtime.request import FinishReason
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
+from ingot.runtime.scheduling.request import FinishReason
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import load, qwen1_folder
 

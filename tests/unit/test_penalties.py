@@ -15,16 +15,16 @@ from transformers import (
 from ingot.config.sampling_params import SamplingParams
 from ingot.kernels.sampling.penalties import GENERATED, count_dtype
 from ingot.runtime.beam_group import BeamGroup
-from ingot.runtime.graphs import KINDS
-from ingot.runtime.recording import Recorder
-from ingot.runtime.request import Request
-from ingot.runtime.sampled_step import leave_tokens
-from ingot.runtime.sampler import SamplingTensors
-from ingot.runtime.scheduled_batch import EMPTY
+from ingot.runtime.encoding.recording import Recorder
+from ingot.runtime.sampling.sampler import SamplingTensors
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.token_feed import TokenFeed
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import EMPTY
 from ingot.runtime.selection import TokenSelector
-from ingot.runtime.step_buffer import StepBuffer
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_feed import TokenFeed
+from ingot.runtime.step.graphs import KINDS
+from ingot.runtime.step.sampled_step import leave_tokens
+from ingot.runtime.step.step_buffer import StepBuffer
 from tests.unit.penalized import penalized, under_rules
 
 VOCAB = 61

@@ -7,7 +7,7 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.prompt_reading import PromptReading
-from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 from tests.unit.fake_executor import check_empty, fake_executor
 
 

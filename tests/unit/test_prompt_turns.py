@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.scheduler import Chunking, Scheduler
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
 from tests.unit import test_layered_chunk
 from tests.unit.fake_executor import check_blocks, check_empty, check_step, fake_executor
 from tests.unit.test_layered_chunk import LAYERS, chunking, layers

@@ -10,8 +10,7 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.request import Request
-from ingot.runtime.sampler import (
+from ingot.runtime.sampling.sampler import (
     RowSampling,
     SamplingTensors,
     sample,
@@ -19,6 +18,7 @@ from ingot.runtime.sampler import (
     token_weights,
     uniform,
 )
+from ingot.runtime.scheduling.request import Request
 from ingot.runtime.selection import row_sampling
 
 INF = float("inf")
@@ -129,14 +129,14 @@ def test_a_draw_depends_on_seed_and_step_alone() -> None:
 def test_large_batches_are_cut_into_chunks_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = random_logits(len(FILTERS), seed=4)
     whole = tokens(logits, FILTERS)
-    monkeypatch.setattr("ingot.runtime.sampler.LOGITS_AT_ONCE", 7 * VOCAB)
+    monkeypatch.setattr("ingot.runtime.sampling.sampler.LOGITS_AT_ONCE", 7 * VOCAB)
     assert tokens(logits, FILTERS) == whole
 
 
 @pytest.mark.parametrize(("u", "drawn"), [(0.0, 1), (0.4999, 1), (0.5, 3), (1 - 2**-53, 3)])
 def test_intervals_are_closed_below(u: float, drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ingot.runtime.sampler.uniform", lambda seed, step: torch.tensor([u], dtype=torch.float64)
+        "ingot.runtime.sampling.sampler.uniform", lambda seed, step: torch.tensor([u], dtype=torch.float64)
     )
     assert tokens(torch.tensor([[-INF, 0.0, -INF, 0.0, -INF]]), [RowSampling(1.0)]) == [drawn]
 

@@ -16,12 +16,12 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import TOKEN_BUCKETS
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
-from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.scheduler import Chunking, Scheduler
-from ingot.runtime.token_logprobs import TokenLogprobs
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
 from tests.unit.fake_executor import LONG_PROMPT, VOCAB, check_blocks, check_empty, check_step, fake_executor
 from tests.unit.fake_matcher import FakeMatcher
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.request import Request
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.scheduling.request import Request
 from ingot.runtime.selection import Choice, TokenSelector
-from ingot.runtime.token_counts import TokenCounts
 
 VOCAB = 16
 LOGITS = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)) * 3

@@ -7,11 +7,11 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.kernels.attention.prefill_reference import NO_TILE
-from ingot.runtime.inputs import EncoderEntry
-from ingot.runtime.request import Request
-from ingot.runtime.sampler import RowSampling, SamplingTensors
-from ingot.runtime.scheduled_batch import ScheduledRequest, layout_of
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
+from ingot.runtime.scheduling.inputs import EncoderEntry
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledRequest, layout_of
+from ingot.runtime.step.step_buffer import StepBuffer
 
 ROWS, BLOCK_SIZE = 4, 4
 

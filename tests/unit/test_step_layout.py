@@ -14,10 +14,10 @@ from ingot import LLM
 from ingot.config.sampling_params import SamplingParams
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.inputs import EncoderEntry
-from ingot.runtime.request import Probe, Request
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.scheduling.inputs import EncoderEntry
+from ingot.runtime.scheduling.request import Probe, Request
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.step.step_buffer import StepBuffer
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.config.sampling_params import MAX_LOGPROBS
-from ingot.runtime.token_logprobs import ROW_WIDTH, leave_logprobs, read_logprobs
+from ingot.runtime.sampling.token_logprobs import ROW_WIDTH, leave_logprobs, read_logprobs
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5, MAX_LOGPROBS])

@@ -25,8 +25,8 @@ from ingot.measure.align.stages.stage_names import CONVS, OWN_NAMES
 from ingot.measure.align.trace import TraceWriter
 from ingot.proof.encoder_record import KEYS_VALUES, by_module, encoder_observed
 from ingot.proof.encoder_replay import prepared
-from ingot.runtime.inputs import RequestInput
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.inputs import RequestInput
+from ingot.runtime.scheduling.request import Request
 
 _NAME = "align"
 _OF_ENCODER = {

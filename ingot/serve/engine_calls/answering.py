@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import Answer, AnswerAssembler, Piece
 from ingot.runtime.executor import Update
-from ingot.runtime.request import FinishReason
+from ingot.runtime.scheduling.request import FinishReason
 from ingot.runtime.selection import TokenLogprobs
 from ingot.serve.api_errors import ApiError, bad_request
 from ingot.serve.engine_calls.process_protocol import Logprob, News

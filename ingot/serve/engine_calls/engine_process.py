@@ -27,9 +27,9 @@ from ingot.errors import IngotError, RequestError, printable
 from ingot.llm.embedding_call import keeping, pooled
 from ingot.llm.open_engine import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
-from ingot.runtime.inputs import RequestInput
 from ingot.runtime.likelihood import keep_likelihood
-from ingot.runtime.request import FinishReason
+from ingot.runtime.scheduling.inputs import RequestInput
+from ingot.runtime.scheduling.request import FinishReason
 from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
 from ingot.serve.engine_calls.grammar_compiling import Compiled, Compiling
 from ingot.serve.engine_calls.process_link import Link, LinkClosedError

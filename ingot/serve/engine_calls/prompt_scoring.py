@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ingot.runtime.likelihood import Keep
-from ingot.runtime.log_normaliser import log_normaliser
+from ingot.runtime.sampling.log_normaliser import log_normaliser
 from ingot.serve.engine_calls.process_protocol import Logprob
 
 PART_VALUES = 4096  # log-probabilities in a part of a prompt's scores

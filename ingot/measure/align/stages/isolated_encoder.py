@@ -19,7 +19,7 @@ from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import Encoded, LayerCache
 from ingot.measure.align.stages.encoder_stages import EncoderStages
-from ingot.runtime.one_layer import request_batch
+from ingot.runtime.step.one_layer import request_batch
 
 Get = Callable[[int, str, nn.Module | None], torch.Tensor | None]
 _BLOCK = 64

@@ -28,7 +28,7 @@ from ingot.measure.align.stages.isolated_encoder import (
     isolated_encoder,
 )
 from ingot.measure.align.stages.stage_names import FEATURES, StageFile, kind_of, layer_of
-from ingot.runtime.one_layer import hidden_after, request_batch
+from ingot.runtime.step.one_layer import hidden_after, request_batch
 
 _BLOCK = 64
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.inputs import EncoderEntry, EncoderJob
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob
+from ingot.runtime.scheduling.request import Request
 
 EMPTY = StepLayout.of([], [], [], 1)
 _NOTHING = EncoderEntry(b"", [], 0)  # of a request without an input

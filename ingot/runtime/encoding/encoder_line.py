@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 
 from ingot.config.step_sizes import ENCODER_PART, ENCODER_SHARE
-from ingot.runtime.encoding import Encoding
-from ingot.runtime.inputs import EncoderJob
-from ingot.runtime.moment import Moment
-from ingot.runtime.pace import cautious
-from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.moment import Moment
+from ingot.runtime.scheduling.inputs import EncoderJob
+from ingot.runtime.scheduling.pace import cautious
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 
 
 class PartTimes:

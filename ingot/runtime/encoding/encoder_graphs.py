@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ingot.runtime.recording import Recorder
+from ingot.runtime.encoding.recording import Recorder
 
 
 class EncoderGraphs:

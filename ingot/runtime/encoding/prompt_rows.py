@@ -22,8 +22,8 @@ from ingot.errors import RequestError
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import Spliced
 from ingot.quant.methods.hadamard import rotate
-from ingot.runtime.inputs import Content, RequestInput
-from ingot.runtime.scheduled_batch import ScheduledBatch
+from ingot.runtime.scheduling.inputs import Content, RequestInput
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 
 PLACEHOLDER = 0  # the id that stands in the prompt for a row; every vocabulary has it
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

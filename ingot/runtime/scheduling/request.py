@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.inputs import EncoderEntry, RequestInput
+from ingot.runtime.scheduling.inputs import EncoderEntry, RequestInput
 from ingot.text.grammar.grammar_compiler import GrammarMatcher
 
 

@@ -21,21 +21,21 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.ways import fuses
-from ingot.runtime.cross_scores import ScoreReader, Scores
-from ingot.runtime.encoder_line import EncoderLine
-from ingot.runtime.encoding import Encoding
-from ingot.runtime.forward import Forward
-from ingot.runtime.graphs import DecodeGraphs, sampling_kind
-from ingot.runtime.layered_chunk import LayeredChunk
-from ingot.runtime.pace import Pace
-from ingot.runtime.prompt_graphs import PromptGraphs
-from ingot.runtime.prompt_rows import rows_of
-from ingot.runtime.sampled_step import leave_tokens, sampled_step
-from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduled_batch import ScheduledBatch
-from ingot.runtime.step_buffer import StepBuffer
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_feed import TokenFeed, TokensInFlight
+from ingot.runtime.encoding.encoder_line import EncoderLine
+from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.prompt_rows import rows_of
+from ingot.runtime.sampling.sampler import RowSampling
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.token_feed import TokenFeed, TokensInFlight
+from ingot.runtime.scheduling.pace import Pace
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.step.cross_scores import ScoreReader, Scores
+from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.graphs import DecodeGraphs, sampling_kind
+from ingot.runtime.step.layered_chunk import LayeredChunk
+from ingot.runtime.step.prompt_graphs import PromptGraphs
+from ingot.runtime.step.sampled_step import leave_tokens, sampled_step
+from ingot.runtime.step.step_buffer import StepBuffer
 
 
 def make_caches(

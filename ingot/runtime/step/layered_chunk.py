@@ -18,12 +18,12 @@ import torch
 
 from ingot.layers.forward import Between
 from ingot.layers.forward_batch import ForwardBatch
-from ingot.runtime.forward import Forward
-from ingot.runtime.moment import Moment
-from ingot.runtime.pace import Pace
-from ingot.runtime.prompt_graphs import prompt_buffer
-from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.encoding.moment import Moment
+from ingot.runtime.scheduling.pace import Pace
+from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.prompt_graphs import prompt_buffer
+from ingot.runtime.step.step_buffer import StepBuffer
 
 
 @dataclass(frozen=True)

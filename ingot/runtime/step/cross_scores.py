@@ -16,7 +16,7 @@ import torch
 
 from ingot.layers.forward_batch import LayerCache
 from ingot.layers.observer import Observed
-from ingot.runtime.scheduled_batch import ScheduledBatch, ScheduledRequest
+from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest
 
 Head = tuple[int, int]  # layer, head
 Scores = dict[str, torch.Tensor]  # by request

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, count
 
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.request import Request
 
 
 class WaitingLine:

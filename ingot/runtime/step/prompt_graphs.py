@@ -23,13 +23,13 @@ from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
-from ingot.runtime.encoding import Encoding
-from ingot.runtime.forward import Forward
-from ingot.runtime.recording import Recorder
-from ingot.runtime.sampler import Newest, RowSampling
-from ingot.runtime.scheduled_batch import EMPTY
-from ingot.runtime.step_buffer import StepBuffer
-from ingot.runtime.token_feed import TokenFeed
+from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.recording import Recorder
+from ingot.runtime.sampling.sampler import Newest, RowSampling
+from ingot.runtime.sampling.token_feed import TokenFeed
+from ingot.runtime.scheduling.scheduled_batch import EMPTY
+from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.step_buffer import StepBuffer
 
 
 @dataclass

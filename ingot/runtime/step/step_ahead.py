@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ingot.runtime.request import Request
-from ingot.runtime.token_feed import TokensInFlight
-from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
+from ingot.runtime.sampling.token_feed import TokensInFlight
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs, read_logprobs
+from ingot.runtime.scheduling.request import Request
 
 
 @dataclass(frozen=True)

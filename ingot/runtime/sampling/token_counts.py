@@ -20,7 +20,7 @@ import torch
 
 from ingot.config.sampling_params import MAX_BIASES
 from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT, BiasTable, count_dtype
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.request import Request
 
 
 @dataclass

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.token_logprobs import ROW_WIDTH
-from ingot.runtime.token_masks import TokenMasks
-from ingot.runtime.transcript import Transcripts
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.token_logprobs import ROW_WIDTH
+from ingot.runtime.sampling.token_masks import TokenMasks
+from ingot.runtime.sampling.transcript import Transcripts
 
 
 class TokensInFlight:

@@ -14,7 +14,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.request import Request
 
 
 class BlockManager:

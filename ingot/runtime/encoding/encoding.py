@@ -24,8 +24,8 @@ from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.forward_batch import LayerCache, Spliced
 from ingot.layers.observer import Observer
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.encoder_graphs import EncoderGraphs
-from ingot.runtime.inputs import EncoderEntry, EncoderJob
+from ingot.runtime.encoding.encoder_graphs import EncoderGraphs
+from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob
 
 
 class Encoding:

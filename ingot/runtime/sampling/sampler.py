@@ -25,9 +25,9 @@ from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
 from ingot.kernels.sampling.penalties import penalize
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
-from ingot.runtime.log_normaliser import WEIGHT_ONE
-from ingot.runtime.token_counts import TokenCounts
-from ingot.runtime.transcript import Transcripts
+from ingot.runtime.sampling.log_normaliser import WEIGHT_ONE
+from ingot.runtime.sampling.token_counts import TokenCounts
+from ingot.runtime.sampling.transcript import Transcripts
 
 _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
-from ingot.runtime.encoder_cache import EncoderCache
-from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.pace import Pace
-from ingot.runtime.request import Request
-from ingot.runtime.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
-from ingot.runtime.waiting_line import WaitingLine
+from ingot.runtime.scheduling.encoder_cache import EncoderCache
+from ingot.runtime.scheduling.kv_cache import BlockManager
+from ingot.runtime.scheduling.pace import Pace
+from ingot.runtime.scheduling.request import Request
+from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
+from ingot.runtime.scheduling.waiting_line import WaitingLine
 
 
 @dataclass(frozen=True)

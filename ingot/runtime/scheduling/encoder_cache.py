@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ingot.config.step_sizes import ENCODER_SHARE
-from ingot.runtime.inputs import EncoderEntry, EncoderJob, RequestInput
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob, RequestInput
+from ingot.runtime.scheduling.request import Request
 
 _TOGETHER = 256  # tokens
 

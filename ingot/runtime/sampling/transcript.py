@@ -21,7 +21,7 @@ import torch
 
 from ingot.config.transcript_rules import TranscriptRules
 from ingot.kernels.sampling.transcript import TranscriptTables
-from ingot.runtime.request import Request
+from ingot.runtime.scheduling.request import Request
 from ingot.text.grammar.grammar_compiler import mask_words
 
 

@@ -26,7 +26,7 @@ from ingot.kernels.tiles.prefill_tiles import parts_of
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 from ingot.layers.forward_batch import Encoded, ForwardBatch, Split
 from ingot.layers.step_layout import StepLayout
-from ingot.runtime.sampler import (
+from ingot.runtime.sampling.sampler import (
     DRAW_DOUBLES,
     DRAW_LONGS,
     ROW_DOUBLES,
@@ -36,7 +36,7 @@ from ingot.runtime.sampler import (
     RowSampling,
     SamplingTensors,
 )
-from ingot.runtime.scheduled_batch import EMPTY
+from ingot.runtime.scheduling.scheduled_batch import EMPTY
 
 _PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
 _BATCH_FIELDS = (

@@ -18,8 +18,8 @@ import torch
 from ingot.config.sampling_params import MAX_LOGPROBS
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.logprobs import logprobs
-from ingot.runtime.log_normaliser import log_normaliser
-from ingot.runtime.request import Request
+from ingot.runtime.sampling.log_normaliser import log_normaliser
+from ingot.runtime.scheduling.request import Request
 
 ROW_WIDTH = 1 + 2 * MAX_LOGPROBS
 NARROW_WIDTH = 3  # of rows in which the chosen token's alone counts

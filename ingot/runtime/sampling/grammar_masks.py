@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.errors import RequestError
-from ingot.runtime.request import Request
-from ingot.runtime.token_masks import TokenMasks
+from ingot.runtime.sampling.token_masks import TokenMasks
+from ingot.runtime.scheduling.request import Request
 from ingot.text.grammar.grammar_compiler import mask_words
 
 Bits = npt.NDArray[np.int32]

@@ -18,12 +18,12 @@ import torch
 from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS, batch_buckets
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
-from ingot.runtime.forward import Forward
-from ingot.runtime.recording import Recorder
-from ingot.runtime.sampled_step import sampled_step
-from ingot.runtime.sampler import RowSampling
-from ingot.runtime.step_buffer import StepBuffer
-from ingot.runtime.token_feed import TokenFeed
+from ingot.runtime.encoding.recording import Recorder
+from ingot.runtime.sampling.sampler import RowSampling
+from ingot.runtime.sampling.token_feed import TokenFeed
+from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.sampled_step import sampled_step
+from ingot.runtime.step.step_buffer import StepBuffer
 
 GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
