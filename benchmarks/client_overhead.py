@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from ingot.measure.bench.serving.http_answer import Answer
+from ingot.measure.bench.serving.http_answer import HttpAnswer
 from ingot.measure.bench.serving.load_client import opened
-from ingot.measure.bench.serving.server_target import Prompt, Target
+from ingot.measure.bench.serving.server_target import ServerPrompt, ServerTarget
 from ingot.measure.side.machine import machine
 from ingot.measure.side.timed_run import spread_with_mean
 
@@ -45,10 +45,10 @@ def stub(gap_ms: float) -> Iterator[str]:
             process.terminate()
 
 
-async def stream(url: str, streams: int, tokens: int) -> tuple[list[Answer], float]:
+async def stream(url: str, streams: int, tokens: int) -> tuple[list[HttpAnswer], float]:
     """The answers of ``streams`` requests at once, and the client's share of a core."""
-    target = Target(url, "stub")
-    bodies = [target.body("stub", Prompt([number] * PROMPT, tokens)) for number in range(streams)]
+    target = ServerTarget(url, "stub")
+    bodies = [target.body("stub", ServerPrompt([number] * PROMPT, tokens)) for number in range(streams)]
     async with opened(target) as client:
         start, cpu = time.perf_counter(), time.process_time()
         answers = await asyncio.gather(*(client.send(body, start) for body in bodies))
@@ -56,7 +56,7 @@ async def stream(url: str, streams: int, tokens: int) -> tuple[list[Answer], flo
     return answers, share
 
 
-def compare(answers: list[Answer], sent: list[list[float]]) -> dict[str, Any]:
+def compare(answers: list[HttpAnswer], sent: list[list[float]]) -> dict[str, Any]:
     """Client beside stub, both in the same order; ``delay_ms`` is from the stub's note to the client's."""
     delays = []
     for answer, times in zip(answers, sent, strict=True):
@@ -82,7 +82,7 @@ def measured(streams: int, tokens: int, gap_ms: float) -> dict[str, Any]:
     """One round, with a stub of its own."""
     with stub(gap_ms) as url:
         answers, share = asyncio.run(stream(url, streams, tokens))
-        failed = [answer.told for answer in answers if answer.error is not None]
+        failed = [answer.message for answer in answers if answer.error is not None]
         assert not failed, failed
         with urllib.request.urlopen(f"{url}/sent") as response:
             sent = {prompt[0]: times for prompt, times in json.load(response)}

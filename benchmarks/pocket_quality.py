@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.measure.evaluate.data_file import read_data
-from ingot.measure.evaluate.scored_answers import Asking, answers, summarize
+from ingot.measure.evaluate.scored_answers import AnswerSettings, answers, summarize
 from ingot.measure.evaluate.token_divergence import divergence
 from ingot.measure.side.machine import machine
 from ingot.measure.side.side_spec import SideSpec
@@ -108,7 +108,7 @@ class Pocket:
 
     def words(self, spec: SideSpec) -> Row:
         """ROUGE-L, exact answers in %, and how many texts are the dense model's."""
-        asking, found = Asking(max_new_tokens=80), {}
+        asking, found = AnswerSettings(max_new_tokens=80), {}
         summaries = read_data(self.held, where=[("task", "summary")], limit=self.items)
         told = (
             ("rougeL", summarize(spec, None, summaries, (), asking)),

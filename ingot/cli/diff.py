@@ -83,11 +83,11 @@ def _layer_lines(found: Comparison) -> list[str]:
     lines = []
     for (left, right), layers in groups.items():
         errors = [(layer.relative, layer.name) for layer in layers if layer.relative is not None]
-        told = f"weights not compared: {found.incomparable or 'shapes differ'}"
+        text = f"weights not compared: {found.incomparable or 'shapes differ'}"
         if errors:
             mean, (most, name) = sum(error for error, _ in errors) / len(errors), max(errors)
-            told = f"dequantized error {mean:.2%} on average, at most {most:.2%} ({name})"
-        lines.append(f"{len(layers)} layers: {left} -> {right}, {told}")
+            text = f"dequantized error {mean:.2%} on average, at most {most:.2%} ({name})"
+        lines.append(f"{len(layers)} layers: {left} -> {right}, {text}")
     return lines
 
 
@@ -98,9 +98,9 @@ def _tensor_lines(changes: Sequence[TensorChange]) -> list[str]:
         if change.left and change.right and change.aspects == ("dtype",) and not change.max_abs:
             recast.setdefault((change.left.dtype, change.right.dtype), []).append(change)
     groups = [(pair, found) for pair, found in recast.items() if len(found) > 1]
-    told = {change.name for _, found in groups for change in found}
+    shown = {change.name for _, found in groups for change in found}
     lines = [f"{len(found)} tensors: {a} -> {b}, values equal" for (a, b), found in groups]
-    return lines + [_tensor_line(change) for change in changes if change.name not in told]
+    return lines + [_tensor_line(change) for change in changes if change.name not in shown]
 
 
 def _tensor_line(change: TensorChange) -> str:

@@ -12,7 +12,7 @@ import torch
 from ingot.audio.recording_samples import read_audio
 from ingot.errors import RequestError
 from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec
-from ingot.measure.side.transcribers import Heard, open_listener
+from ingot.measure.side.transcribers import SideTranscript, open_speech_side
 from ingot.speech.speech_options import TranscribeOptions
 from tests.e2e.terminal import ingot
 
@@ -26,9 +26,9 @@ def recordings(clips: list[Path]) -> list[torch.Tensor]:
 
 def heard(
     whisper: Path, kind: str, batch: int, recordings: list[Any], options: TranscribeOptions
-) -> list[Heard]:
-    with open_listener(SideSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as listener:
-        return listener.hear(recordings, [options] * len(recordings))
+) -> list[SideTranscript]:
+    with open_speech_side(SideSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as listener:
+        return listener.transcribe(recordings, [options] * len(recordings))
 
 
 @pytest.mark.stays("options1")
@@ -42,7 +42,7 @@ def test_both_hear_the_same(whisper: Path, recordings: list[torch.Tensor], optio
         assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
         assert [one.text for one in ours] == [one.text for one in theirs]
         assert ours[0].language == theirs[0].language
-    assert ours[3] == Heard("", [], asked.language)
+    assert ours[3] == SideTranscript("", [], asked.language)
     assert len(ours[0].token_ids) > 0
 
 

@@ -23,7 +23,7 @@ from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import needs_of
 from ingot.measure.evaluate.doctor.caption_texts import captioned_texts
 from ingot.measure.evaluate.doctor.precision_options import options_of
-from ingot.measure.evaluate.doctor.precision_probe import Probe, Text
+from ingot.measure.evaluate.doctor.precision_probe import PrecisionProbe, Text
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, mixed, operator
 from ingot.measure.evaluate.token_divergence import kl_rows
 from tests.e2e.terminal import ingot
@@ -65,7 +65,7 @@ def test_a_layer_alone_costs_what_a_model_with_it_costs(name: str, tiny: Tiny) -
         load = lambda path: assembly.load(path, checkpoint=source)  # noqa: E731
         options = {one.name: one for one in options_of(assembly, QuantConfig("w8a16"), ("w8a16",))}
         with torch.inference_mode():
-            probe = Probe(dense_model(assembly), load, texts, CPU, torch.float32)
+            probe = PrecisionProbe(dense_model(assembly), load, texts, CPU, torch.float32)
             alone = probe.alone([options[name]], ["w8a16"])[name]["w8a16"]
             assert probe.num_tokens == len(AFTER) + 1
             assert probe.together({name: options[name].options["w8a16"]}) == pytest.approx(alone, rel=1e-6)

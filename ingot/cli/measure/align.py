@@ -24,7 +24,7 @@ from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.align.align_session import Report
-    from ingot.measure.align.stage_verdict import FirstBad, Row
+    from ingot.measure.align.stage_verdict import FirstBad, StageRow
 
 _WIDTH = 180
 _SHOWN = 8  # tensors that differ
@@ -172,7 +172,7 @@ def _table(report: Report, *, every: bool) -> Any:
     return table
 
 
-def _logits_text(row: Row) -> str:
+def _logits_text(row: StageRow) -> str:
     return "" if row.logits is None else f"top-1 {row.logits.top1:.1%}, KL {row.logits.kl:.1e}"
 
 

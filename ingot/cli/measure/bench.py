@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.measure.bench_serving import serving
-from ingot.cli.options.bench_flags import BATCHES, Batch, CaptionFlags, ClipFlags, ModelFlags, SideFlags
+from ingot.cli.options.bench_flags import BATCHES, Batch, BenchCaptionFlags, ClipFlags, ModelFlags, SideFlags
 from ingot.cli.options.flags import field_flags, given, option, set_threads
 from ingot.cli.options.limit_flags import runtime_values
 from ingot.cli.terminal.console import command_line, print_json, print_table, stderr, stdout
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ingot.measure.bench.bench_report import Record
     from ingot.measure.bench.latency import Latency
     from ingot.measure.side.side_spec import SideSpec
-    from ingot.measure.side.token_load import Load
+    from ingot.measure.side.token_load import TokenLoad
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
 LATENCY_REPEATS, THROUGHPUT_REPEATS = 5, 3
@@ -108,11 +108,11 @@ def transcribe(flags: ClipFlags) -> None:
     The audio is synthetic, and the number of tokens is fixed per second of it: weights change no figure.
     """
     from ingot.measure.bench.bench_session import bench as measured
-    from ingot.measure.bench.transcription_speed import Transcribing
+    from ingot.measure.bench.transcription_speed import TranscriptionBench
     from ingot.measure.side.token_load import parse_batches
 
     batches = tuple(parse_batches(flags.batch))
-    wanted = Transcribing(flags.clips, batches, flags.tokens_per_second, flags.repeats)
+    wanted = TranscriptionBench(flags.clips, batches, flags.tokens_per_second, flags.repeats)
     most = max(batches)
     spec = _spec(flags, max_batch_size=most, **given(quant=flags.quant), **runtime_values(flags))
     set_threads(flags.threads)
@@ -124,18 +124,18 @@ def transcribe(flags: ClipFlags) -> None:
 
 @bench.command()
 @field_flags("flags")
-def caption(flags: CaptionFlags) -> None:
+def caption(flags: BenchCaptionFlags) -> None:
     """Time questions about pictures: the encoder, the first token, whole answers.
 
     Pictures are random values, and the number of tokens is fixed: weights change no figure.
     """
     from ingot.measure.bench.bench_session import bench as measured
-    from ingot.measure.bench.caption_speed import Captioning
+    from ingot.measure.bench.caption_speed import CaptionBench
     from ingot.measure.side.token_load import parse_batches
 
     batches = tuple(parse_batches(flags.batch))
     lengths = (flags.prompt_tokens, flags.new_tokens)
-    wanted = Captioning(flags.pictures, batches, *lengths, flags.repeats)
+    wanted = CaptionBench(flags.pictures, batches, *lengths, flags.repeats)
     values = {**given(quant=flags.quant), **runtime_values(flags)}
     spec = _spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches), **values)
     set_threads(flags.threads)
@@ -183,7 +183,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     return spec
 
 
-def _spec(flags: ModelFlags | ClipFlags | CaptionFlags, **values: Any) -> SideSpec:
+def _spec(flags: ModelFlags | ClipFlags | BenchCaptionFlags, **values: Any) -> SideSpec:
     from ingot.measure.side.side_spec import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -213,7 +213,7 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
     return spec.replace(path=path, random_weights=None) if path else spec
 
 
-def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
+def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> TokenLoad:
     from ingot.measure.bench.sharegpt import sharegpt_load
     from ingot.measure.side.side_spec import read_tokenizer
 
@@ -243,7 +243,7 @@ def _longest(spec: SideSpec) -> int | None:
     return spec.max_seq_len
 
 
-def _show(record: Record, flags: ModelFlags | ClipFlags | CaptionFlags) -> None:
+def _show(record: Record, flags: ModelFlags | ClipFlags | BenchCaptionFlags) -> None:
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:

@@ -29,13 +29,13 @@ from ingot.cli.terminal.console import json_text, print_json, print_table, stder
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
-    from ingot.measure.bench.serving.serving_bench import Record, Serving
+    from ingot.measure.bench.serving.serving_bench import Record, ServingBench
     from ingot.measure.bench.serving.serving_load import Point, Prompts
 
 _FAILED = 1
 _KEY = "--api-key"
 _RATE = "Open loop: requests per second (Poisson), separated by commas; inf: all at once."
-_CONCURRENCY = "Closed loop: requests under way, separated by commas."
+_CONCURRENCY = "Closed loop: requests in flight, separated by commas."
 _LOAD = "fixed (--prompt-tokens and --new-tokens) or mixed (lognormal, as in bench throughput)."
 _DATASET = (
     'Prompts from a .jsonl file: {"prompt": …}, {"messages": …} or {"prompt_token_ids": …}, with '
@@ -80,16 +80,18 @@ class ServingFlags:
     timeout: Annotated[float, option("Seconds for one request.", panel=RARELY, min=1)] = 600.0
     seed: Annotated[int, option("Seed of arrival times.", panel=RARELY)] = 0
 
-    def wanted(self) -> Serving:
+    def wanted(self) -> ServingBench:
         """The measurement."""
-        from ingot.measure.bench.serving.server_target import Target
-        from ingot.measure.bench.serving.serving_bench import Serving
+        from ingot.measure.bench.serving.server_target import ServerTarget
+        from ingot.measure.bench.serving.serving_bench import ServingBench
         from ingot.measure.bench.serving.serving_figures import parse_limits
 
-        target = Target(self.url, self.model, self.endpoint, self.api_key, self.ignore_eos, self.timeout)
+        target = ServerTarget(
+            self.url, self.model, self.endpoint, self.api_key, self.ignore_eos, self.timeout
+        )
         limits = parse_limits(self.goodput) if self.goodput is not None else {}
         points = tuple(self._points())
-        return Serving(target, self._prompts(), points, self.requests, self.warm_up, self.seed, limits)
+        return ServingBench(target, self._prompts(), points, self.requests, self.warm_up, self.seed, limits)
 
     def _points(self) -> list[Point]:
         from ingot.measure.bench.serving.serving_load import parse_concurrencies, parse_rates

@@ -135,9 +135,9 @@ def doctor(flags: DoctorFlags) -> None:
     from ingot.measure.evaluate.doctor import Wanted, check_wanted, needs_of, records_of
     from ingot.measure.evaluate.doctor import doctor as run
     from ingot.measure.evaluate.doctor.doctor_session import MAX_TOKENS
-    from ingot.measure.evaluate.perplexity import Reading
+    from ingot.measure.evaluate.perplexity import WindowSettings
 
-    reading = Reading(flags.window, None, flags.max_tokens or MAX_TOKENS)
+    reading = WindowSettings(flags.window, None, flags.max_tokens or MAX_TOKENS)
     options = given(least=flags.least, up_to=flags.up_to, device=flags.device)
     wanted = Wanted(flags.checkpoint, chosen, allowed, reading=reading, **options)
     check_wanted(wanted)
@@ -162,9 +162,9 @@ def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
     from ingot.measure.evaluate.doctor.doctor_report import comments, record, tables, verdict
 
     command, out = command_line(), flags.out
-    told = record(found, command)
+    record_json = record(found, command)
     if flags.as_json:
-        print_json(told)
+        print_json(record_json)
     else:
         for table in tables(found, every=flags.every):
             print_table(table)
@@ -172,7 +172,7 @@ def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
         stdout().print(verdict(found), markup=False)
     if flags.json_file is not None:
         with whole(Path(flags.json_file)) as part:
-            part.write_text(json_text(told), encoding="utf-8")
+            part.write_text(json_text(record_json), encoding="utf-8")
     if found.quant is None:
         raise typer.Exit(_NONE_HOLDS)
     with whole(out) as part:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.options.eval_flags import AskFlags, CaptionFlags, EvalFlags, HearFlags, ReadFlags
+from ingot.cli.options.eval_flags import AskFlags, EvalCaptionFlags, EvalFlags, ReadFlags, WerFlags
 from ingot.cli.options.flags import field_flags, field_pairs, option, set_threads
 from ingot.cli.options.transcribe_flags import transcribe_flags_at
 from ingot.cli.terminal.console import command_line, finite, json_text, print_json, print_table, stdout
@@ -22,13 +22,13 @@ from ingot.cli.terminal.step_list import bar_shown
 
 if TYPE_CHECKING:
     from ingot.measure.evaluate.data_file import OfFolder
-    from ingot.measure.evaluate.data_item import Item
+    from ingot.measure.evaluate.data_item import DataItem
     from ingot.measure.evaluate.eval_record import Evaluation
     from ingot.measure.evaluate.loss_limits import Limit
-    from ingot.measure.evaluate.perplexity import Reading
-    from ingot.measure.evaluate.scored_answers import Asking
-    from ingot.measure.evaluate.scored_captions import Captioning
-    from ingot.measure.evaluate.scored_transcripts import Asked
+    from ingot.measure.evaluate.perplexity import WindowSettings
+    from ingot.measure.evaluate.scored_answers import AnswerSettings
+    from ingot.measure.evaluate.scored_captions import CaptionSettings
+    from ingot.measure.evaluate.scored_transcripts import WerSettings
 
 _BEYOND = 1
 _LANG = "What ROUGE counts: en (words), zh (characters), or auto: characters if the reference has CJK."
@@ -55,21 +55,21 @@ def summarize(
     template: Annotated[str | None, option("Prompt text around {article}.", shown=_TEMPLATE)] = None,
 ) -> None:
     """ROUGE-1, 2, L and Lsum of greedy summaries. Needs the package rouge-score (Ingot's extra "eval")."""
-    from ingot.measure.evaluate.scored_answers import Asking, asks
+    from ingot.measure.evaluate.scored_answers import AnswerSettings, question_check
     from ingot.measure.evaluate.scored_answers import summarize as run
 
-    asking = Asking(flags.max_new_tokens, flags.chat, template, lang, stemmer)
-    _evaluate(flags, "summarize", run, asking, asks)
+    asking = AnswerSettings(flags.max_new_tokens, flags.chat, template, lang, stemmer)
+    _evaluate(flags, "summarize", run, asking, question_check)
 
 
 @evaluate.command()
 @field_flags("flags")
 def answers(flags: AskFlags) -> None:
     """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
-    from ingot.measure.evaluate.scored_answers import Asking, asks
+    from ingot.measure.evaluate.scored_answers import AnswerSettings, question_check
     from ingot.measure.evaluate.scored_answers import answers as run
 
-    _evaluate(flags, "answers", run, Asking(flags.max_new_tokens, flags.chat), asks)
+    _evaluate(flags, "answers", run, AnswerSettings(flags.max_new_tokens, flags.chat), question_check)
 
 
 @evaluate.command()
@@ -99,7 +99,7 @@ def divergence(flags: ReadFlags) -> None:
 @evaluate.command()
 @field_flags("flags")
 def caption(
-    flags: CaptionFlags,
+    flags: EvalCaptionFlags,
     lang: Annotated[str, option(_LANG)] = "auto",
     stemmer: Annotated[bool, option("Stem English words before counting.", "--stemmer")] = False,
 ) -> None:
@@ -108,29 +108,31 @@ def caption(
     Without captions in the data they are compared with those of --against.
     """
     from ingot.image.picture_folder import picture_records
-    from ingot.measure.evaluate.scored_captions import Captioning, shows
+    from ingot.measure.evaluate.scored_captions import CaptionSettings, picture_check
     from ingot.measure.evaluate.scored_captions import caption as run
 
     folder = flags.data if flags.data.is_dir() else flags.data.parent
-    asked = Captioning(flags.prompt, flags.max_new_tokens, lang, stemmer)
-    _evaluate(flags, "caption", run, asked, shows(folder), picture_records)
+    asked = CaptionSettings(flags.prompt, flags.max_new_tokens, lang, stemmer)
+    _evaluate(flags, "caption", run, asked, picture_check(folder), picture_records)
 
 
 @evaluate.command()
 @field_flags("flags")
 @transcribe_flags_at(temperatures=(0.0,))
-def wer(flags: HearFlags, options: dict[str, Any]) -> None:
+def wer(flags: WerFlags, options: dict[str, Any]) -> None:
     """Word and character error rates of transcripts. Needs Ingot's extra "eval".
 
     Texts are normalised as Whisper's own evaluation does it. The temperature is 0, so that both sides draw
     nothing.
     """
-    from ingot.measure.evaluate.scored_transcripts import Asked, hears
+    from ingot.measure.evaluate.scored_transcripts import WerSettings, recording_check
     from ingot.measure.evaluate.scored_transcripts import wer as run
     from ingot.speech.speech_options import TranscribeOptions
 
     folder = flags.data if flags.data.is_dir() else flags.data.parent
-    _evaluate(flags, "wer", run, Asked(TranscribeOptions(**options), flags.batch), hears(folder))
+    _evaluate(
+        flags, "wer", run, WerSettings(TranscribeOptions(**options), flags.batch), recording_check(folder)
+    )
 
 
 def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
@@ -149,8 +151,8 @@ def _evaluate(
     flags: EvalFlags,
     verb: str,
     run: Callable[..., Evaluation],
-    how: Asking | Reading | Asked | Captioning,
-    needs: Callable[[Item], str | None] = lambda item: None,
+    how: AnswerSettings | WindowSettings | WerSettings | CaptionSettings,
+    needs: Callable[[DataItem], str | None] = lambda item: None,
     of_folder: OfFolder | None = None,
 ) -> None:
     from ingot.measure.evaluate.data_file import read_data
@@ -188,6 +190,6 @@ def _show(record: dict[str, Any]) -> None:
     for table in tables(record):
         stdout().print()
         print_table(table)
-    told = verdict(record)
-    if told is not None:
-        stdout().print(f"\n{told}", markup=False)
+    summary = verdict(record)
+    if summary is not None:
+        stdout().print(f"\n{summary}", markup=False)

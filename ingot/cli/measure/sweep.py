@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ingot.measure.bench.latency import Latency
     from ingot.measure.bench.sweep.sweep_line import Quality
     from ingot.measure.bench.sweep.sweep_session import Record, Sweep
-    from ingot.measure.bench.transcription_speed import Transcribing
+    from ingot.measure.bench.transcription_speed import TranscriptionBench
     from ingot.measure.side.side_spec import SideSpec
 
 REPEATS = 3
@@ -93,7 +93,7 @@ class SweepFlags:
 
         return SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device))
 
-    def quality(self, *, hears: bool) -> tuple[Quality | None, dict[str, Any] | None]:
+    def quality(self, *, speech: bool) -> tuple[Quality | None, dict[str, Any] | None]:
         """What measures the quality, and what the record says of it."""
         if self.data is None:
             if self.limit is not None:
@@ -104,26 +104,26 @@ class SweepFlags:
         from ingot.cli.measure.sweep_quality import SpeechQuality, text_quality
 
         path, limit = self.data, self.limit
-        quality = SpeechQuality(str(path), limit) if hears else text_quality(path, limit)
+        quality = SpeechQuality(str(path), limit) if speech else text_quality(path, limit)
         return quality, quality.to_json()
 
-    def shape(self, *, hears: bool) -> Latency | Transcribing:
+    def shape(self, *, speech: bool) -> Latency | TranscriptionBench:
         """The load of each point.
 
         Raises:
             BadParameter: a flag is of the other kind of model.
         """
         from ingot.measure.bench.latency import Latency
-        from ingot.measure.bench.transcription_speed import Transcribing
+        from ingot.measure.bench.transcription_speed import TranscriptionBench
 
         of_text = given(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
         of_clips = given(clips=self.clips, tokens_per_second=self.tokens_per_second)
-        odd = [f"--{name.replace('_', '-')}" for name in (of_text if hears else of_clips)]
+        odd = [f"--{name.replace('_', '-')}" for name in (of_text if speech else of_clips)]
         if odd:
-            kinds = ("prompts", "this is a speech model") if hears else ("clips", "this model takes text")
+            kinds = ("prompts", "this is a speech model") if speech else ("clips", "this model takes text")
             raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=", ".join(odd))
-        if hears:
-            return Transcribing(batches=(1,), repeats=self.repeats, **of_clips)
+        if speech:
+            return TranscriptionBench(batches=(1,), repeats=self.repeats, **of_clips)
         prompt, new = self.prompt_tokens, self.new_tokens
         return Latency(
             (1,),
@@ -132,7 +132,9 @@ class SweepFlags:
             self.repeats,
         )
 
-    def wanted(self, spec: SideSpec, shape: Latency | Transcribing, told: dict[str, Any] | None) -> Sweep:
+    def wanted(
+        self, spec: SideSpec, shape: Latency | TranscriptionBench, quality_of: dict[str, Any] | None
+    ) -> Sweep:
         """The sweep, with what its record says of the quality."""
         from ingot.measure.bench.sweep.sweep_session import Sweep
 
@@ -144,7 +146,7 @@ class SweepFlags:
             batches=_batches(self.batch),
             shape=shape,
             against=self.against,
-            quality_of=told,
+            quality_of=quality_of,
             threads=self.threads,
         )
 
@@ -188,9 +190,9 @@ def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
     from ingot.measure.bench.kernel_bench.kernel_times import read_shape
 
     spec = flags.spec()
-    hears = not read_shape(spec).config.modality.takes_text
-    quality, told = flags.quality(hears=hears)
-    return flags.wanted(spec, flags.shape(hears=hears), told), quality
+    speech = not read_shape(spec).config.modality.takes_text
+    quality, quality_of = flags.quality(speech=speech)
+    return flags.wanted(spec, flags.shape(speech=speech), quality_of), quality
 
 
 def _schemes(text: str) -> tuple[str, ...]:

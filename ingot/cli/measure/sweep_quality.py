@@ -1,6 +1,6 @@
 """What a sweep measures the quality of a precision with.
 
-Owns the way from a sweep to ``ingot eval``'s perplexity, and its WER for a model that hears: a sweep knows no
+Owns the way from a sweep to ``ingot eval``'s perplexity, and its WER for a speech model: a sweep knows no
 metric, and an evaluation no sweep.
 
     quality = TextQuality("held_out.jsonl", limit=100)
@@ -64,9 +64,9 @@ class SpeechQuality:
         Raises:
             IngotError: the side or the data cannot be read, or a library is not installed.
         """
-        from ingot.measure.evaluate.scored_transcripts import Asked, wer
+        from ingot.measure.evaluate.scored_transcripts import WerSettings, wer
 
-        found = wer(_evaluated(spec), None, self._items(), (), Asked())
+        found = wer(_evaluated(spec), None, self._items(), (), WerSettings())
         rate = found.record["sides"][0]["metrics"][_OF_SPEECH]
         return {} if rate is None else {_OF_SPEECH: rate}
 
@@ -81,10 +81,10 @@ class SpeechQuality:
 
     def _items(self) -> DataFile:
         from ingot.measure.evaluate.data_file import read_data
-        from ingot.measure.evaluate.scored_transcripts import hears
+        from ingot.measure.evaluate.scored_transcripts import recording_check
 
         path = Path(self.data)
-        needs = hears(path if path.is_dir() else path.parent)
+        needs = recording_check(path if path.is_dir() else path.parent)
         return read_data(path, limit=self.limit, needs=needs)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ingot.cli.options.transcribe_flags import TranscribeFlags
     from ingot.measure.side.side_spec import SideSpec
-    from ingot.measure.side.timed_transcripts import Hearing
+    from ingot.measure.side.timed_transcripts import TranscriptionRun
 
 _FAILED = 1
 _SIDES = ("ingot", "huggingface")
@@ -44,7 +44,7 @@ def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], option
     asked = TranscribeOptions(**{"temperatures": (0.0,)} | options)
     specs = _specs(flags, limits)
     samples = _read(names, allow_truncated=flags.allow_truncated)
-    sides = [_heard(spec, name, samples, asked) for spec, name in zip(specs, _SIDES, strict=True)]
+    sides = [_transcribed(spec, name, samples, asked) for spec, name in zip(specs, _SIDES, strict=True)]
     record = _record(asked, list(samples), *sides)
     if flags.format == "json":
         print_json(record)
@@ -73,7 +73,7 @@ def _specs(flags: TranscribeFlags, limits: Limits) -> list[SideSpec]:
 
 
 def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Tensor]:
-    """Samples of those that can be read; the others are told."""
+    """Samples of those that can be read; the others are reported."""
     from ingot.audio.recording_samples import read_audio
     from ingot.errors import RequestError
 
@@ -88,32 +88,32 @@ def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Ten
     return found
 
 
-def _heard(spec: SideSpec, name: str, samples: dict[str, torch.Tensor], asked: Any) -> dict[str, Any]:
-    from ingot.measure.side.timed_transcripts import hear_all
-    from ingot.measure.side.transcribers import open_listener
+def _transcribed(spec: SideSpec, name: str, samples: dict[str, torch.Tensor], asked: Any) -> dict[str, Any]:
+    from ingot.measure.side.timed_transcripts import transcribe_all
+    from ingot.measure.side.transcribers import open_speech_side
 
     with bar_shown() as progress:
         progress(f"{name}: loading", 0, len(samples))
-        with open_listener(spec, batch=1) as listener:
-            listener.warm_up()
-            found = hear_all(
-                listener, list(samples.values()), [asked] * len(samples),
-                heard=lambda done: progress(name, done, len(samples)),
+        with open_speech_side(spec, batch=1) as side:
+            side.warm_up()
+            found = transcribe_all(
+                side, list(samples.values()), [asked] * len(samples),
+                progress=lambda done: progress(name, done, len(samples)),
             )  # fmt: skip
-            return {"name": name, "facts": listener.facts(), "took": found}
+            return {"name": name, "facts": side.facts(), "took": found}
 
 
 def _record(asked: Any, names: Sequence[str], ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    a: Hearing = ours.pop("took")
-    b: Hearing = theirs.pop("took")
+    a: TranscriptionRun = ours.pop("took")
+    b: TranscriptionRun = theirs.pop("took")
     rows: list[dict[str, Any]] = [
         {
             "file": name,
             "audio_seconds": round(a.audio[i], 3),
-            "same_text": a.heard[i].text == b.heard[i].text,
-            "same_tokens": a.heard[i].token_ids == b.heard[i].token_ids,
+            "same_text": a.transcripts[i].text == b.transcripts[i].text,
+            "same_tokens": a.transcripts[i].token_ids == b.transcripts[i].token_ids,
             **{
-                side: {"text": took.heard[i].text, "seconds": round(took.times[i], 4)}
+                side: {"text": took.transcripts[i].text, "seconds": round(took.times[i], 4)}
                 for side, took in zip(_SIDES, (a, b), strict=True)
             },
         }
@@ -154,5 +154,5 @@ def _show(record: dict[str, Any]) -> None:
             for side in _SIDES:
                 stdout().print(f"  {side}: {row[side]['text']}", markup=False)
     ours, theirs = (side["seconds"] for side in record["sides"])
-    told = " and ".join(f"{side['name']} {number(side['rtfx'])}" for side in record["sides"])
-    stdout().print(f"\nRTFx: {told}; {times(theirs / ours) if ours else '-'}", markup=False)
+    rates = " and ".join(f"{side['name']} {number(side['rtfx'])}" for side in record["sides"])
+    stdout().print(f"\nRTFx: {rates}; {times(theirs / ours) if ours else '-'}", markup=False)

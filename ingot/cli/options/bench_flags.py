@@ -84,7 +84,7 @@ class SideFlags(ModelFlags):
 
 @dataclass(frozen=True)
 class ClipFlags:
-    """Which clips are heard by what, beside what."""
+    """Which clips are transcribed by what, beside what."""
 
     engine: Annotated[str | None, EngineOrCheckpoint] = None
     random_weights: RandomWeights = None
@@ -105,7 +105,7 @@ class ClipFlags:
 
 
 @dataclass(frozen=True)
-class CaptionFlags:
+class BenchCaptionFlags:
     """How many pictures are asked about, by what, beside what."""
 
     engine: Annotated[str | None, EngineOrCheckpoint] = None

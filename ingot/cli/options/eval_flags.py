@@ -31,7 +31,7 @@ from ingot.cli.options.flags import (
 from ingot.cli.options.limit_flags import KvDtype, MemoryFraction, TokenBudget, runtime_values
 
 if TYPE_CHECKING:
-    from ingot.measure.evaluate.perplexity import Reading
+    from ingot.measure.evaluate.perplexity import WindowSettings
     from ingot.measure.side.side_spec import SideSpec
 
 DTYPES = ("auto", "fp16", "bf16", "fp32")
@@ -116,8 +116,8 @@ class AskFlags(EvalFlags):
 
 
 @dataclass(frozen=True)
-class HearFlags(EvalFlags):
-    """And how many recordings are heard at once."""
+class WerFlags(EvalFlags):
+    """And how many recordings are transcribed at once."""
 
     batch: Annotated[
         int | None, option("Recordings at once; 1: one after another.", shown="as built", min=1)
@@ -125,7 +125,7 @@ class HearFlags(EvalFlags):
 
 
 @dataclass(frozen=True)
-class CaptionFlags(EvalFlags):
+class EvalCaptionFlags(EvalFlags):
     """And what is asked about pictures."""
 
     prompt: Annotated[str, option("What is asked about each picture.")] = "Describe this image."
@@ -142,8 +142,8 @@ class ReadFlags(EvalFlags):
         None
     )
 
-    def reading(self) -> Reading:
+    def reading(self) -> WindowSettings:
         """The windows."""
-        from ingot.measure.evaluate.perplexity import Reading
+        from ingot.measure.evaluate.perplexity import WindowSettings
 
-        return Reading(self.window, self.stride, self.max_tokens)
+        return WindowSettings(self.window, self.stride, self.max_tokens)

@@ -42,7 +42,7 @@ class TextCheck:
 
 
 @dataclass(frozen=True)
-class Case:
+class AlignCase:
     """One prompt: a short title, the ids that both sides are given, and the checks of text and ids."""
 
     title: str
@@ -95,7 +95,7 @@ def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
         return None
 
 
-def make_case(text: TextParts, prompt: PromptGiven, original: tuple[OriginalText, str] | None) -> Case:
+def make_case(text: TextParts, prompt: PromptGiven, original: tuple[OriginalText, str] | None) -> AlignCase:
     """A prompt's ids and checks. Both sides run on the original's ids, so that a wrong token does not hide
     the stages behind it.
 
@@ -103,7 +103,7 @@ def make_case(text: TextParts, prompt: PromptGiven, original: tuple[OriginalText
         RequestError: text, but the engine has no tokenizer; messages, but no chat format.
     """
     if not isinstance(prompt, str) and all(isinstance(i, int) for i in prompt):
-        return Case(" ".join(map(str, prompt))[:60], [int(i) for i in prompt])  # type: ignore[arg-type]
+        return AlignCase(" ".join(map(str, prompt))[:60], [int(i) for i in prompt])  # type: ignore[arg-type]
     if text.tokenizer is None:
         raise RequestError(
             "the engine has no tokenizer", seen=repr(prompt)[:60], allowed="token ids", flag="--ids"
@@ -111,15 +111,15 @@ def make_case(text: TextParts, prompt: PromptGiven, original: tuple[OriginalText
     if isinstance(prompt, str):
         ids = text.tokenizer.encode(prompt)
         if original is None:
-            return Case(_title(prompt), ids)
+            return AlignCase(_title(prompt), ids)
         theirs = original[0].ids(prompt)
-        return Case(_title(prompt), theirs, (TextCheck("token ids", theirs, ids, original[1]),))
+        return AlignCase(_title(prompt), theirs, (TextCheck("token ids", theirs, ids, original[1]),))
     return _chat_case(text, prompt, original)  # type: ignore[arg-type]
 
 
 def _chat_case(
     text: TextParts, messages: Sequence[Mapping[str, Any]], original: tuple[OriginalText, str] | None
-) -> Case:
+) -> AlignCase:
     if text.chat is None or text.tokenizer is None:
         raise RequestError(
             "the engine has no chat template", flag="leave out --chat, or rebuild with --chat-template chatml"
@@ -128,13 +128,13 @@ def _chat_case(
     title = _title(str(messages[-1].get("content")))
     theirs = None if original is None else original[0].chat(messages)
     if theirs is None or original is None:
-        return Case(title, ids)
+        return AlignCase(title, ids)
     rendered = text.chat.prompt_text(messages, tokenizer=text.tokenizer)
     checks = (
         TextCheck("rendered prompt", theirs[0], rendered, original[1]),
         TextCheck("token ids", theirs[1], ids, original[1]),
     )
-    return Case(title, theirs[1], checks)
+    return AlignCase(title, theirs[1], checks)
 
 
 def _title(text: str) -> str:

@@ -18,7 +18,7 @@ import jinja2
 from ingot.measure.align.align_cases import TextCheck
 from ingot.measure.align.align_session import Report
 from ingot.measure.align.isolated_judge import Alone
-from ingot.measure.align.stage_verdict import SERVED, FirstBad, GreedyRow, Row
+from ingot.measure.align.stage_verdict import SERVED, FirstBad, GreedyRow, StageRow
 from ingot.measure.align.stages.stage_names import kind_of
 from ingot.measure.align.stop_ids_check import StopCheck
 
@@ -165,7 +165,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: StageRow) -> list[str]:
     """A stage's figures: max-abs, relative, alone, floor, limit, cosine."""
     found = row.difference
     alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
@@ -219,7 +219,7 @@ def _first(first: FirstBad) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: StageRow) -> dict[str, Any]:
     limits: dict[str, float | None] = {"limit": row.limit, "alone_limit": None, "alone_floor": None}
     if row.alone is not None:
         limits |= {"alone_limit": row.alone.limit, "alone_floor": row.alone.floor}
@@ -231,14 +231,14 @@ def _case(report: Report, index: int) -> dict[str, Any]:
     case = report.cases[index]
     steps = []
     for step in sorted({row.step for row in report.rows if row.case == index}):
-        rows = [_told_row(row) for row in report.rows if (row.case, row.step) == (index, step)]
+        rows = [_row_json(row) for row in report.rows if (row.case, row.step) == (index, step)]
         greedy = next((g for g in report.greedy if (g.case, g.step) == (index, step)), None)
         is_open = step == 0 or any(row["bad"] for row in rows)
         steps.append((step, {"rows": rows, "open": is_open, "greedy": _greedy_text(greedy)}))
     return {"title": case.title, "checks": case.checks, "steps": steps}
 
 
-def _told_row(row: Row) -> dict[str, Any]:
+def _row_json(row: StageRow) -> dict[str, Any]:
     share = min(row.difference.relative / row.limit, 1e6)
     bad = row.is_bad or row.is_wrong_alone
     return {
@@ -258,33 +258,33 @@ def _greedy_text(row: GreedyRow | None) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class ReportLine:
     """A stage, or without a row the stages that are left out; ``note`` says what it stands for."""
 
-    row: Row | None
+    row: StageRow | None
     note: str = ""
 
 
-def all_lines(rows: Sequence[Row]) -> list[Line]:
+def all_lines(rows: Sequence[StageRow]) -> list[ReportLine]:
     """Every stage by the step and prompt that is furthest out."""
-    return [Line(row) for row in _furthest(rows, lambda row: row.stage)]
+    return [ReportLine(row) for row in _furthest(rows, lambda row: row.stage)]
 
 
-def short_lines(rows: Sequence[Row], first: FirstBad | None) -> list[Line]:
+def short_lines(rows: Sequence[StageRow], first: FirstBad | None) -> list[ReportLine]:
     if first is None:
         return list(_by_kind(rows))
     return list(_around(_furthest(rows, lambda row: row.stage), first.row))
 
 
-def share_of_limit(row: Row) -> float:
+def share_of_limit(row: StageRow) -> float:
     """How far out a row is: 1 is at its limit, of the whole or of the module alone."""
     alone = 0.0 if row.alone is None else row.alone.share
     return max(row.difference.relative / row.limit, alone)
 
 
-def _furthest(rows: Sequence[Row], key: Callable[[Row], str]) -> list[Row]:
+def _furthest(rows: Sequence[StageRow], key: Callable[[StageRow], str]) -> list[StageRow]:
     """For every key the row that is furthest beyond its limit, in order of first appearance."""
-    found: dict[str, Row] = {}
+    found: dict[str, StageRow] = {}
     for row in rows:
         best = found.get(key(row))
         if best is None or share_of_limit(row) > share_of_limit(best):
@@ -292,35 +292,35 @@ def _furthest(rows: Sequence[Row], key: Callable[[Row], str]) -> list[Row]:
     return list(found.values())
 
 
-def _by_kind(rows: Sequence[Row]) -> Iterator[Line]:
+def _by_kind(rows: Sequence[StageRow]) -> Iterator[ReportLine]:
     for row in _furthest(rows, lambda row: kind_of(row.stage)):
         count = len({other.stage for other in rows if kind_of(other.stage) == kind_of(row.stage)})
-        yield Line(row, f"worst of {count} layers" if count > 1 else "")
+        yield ReportLine(row, f"worst of {count} layers" if count > 1 else "")
 
 
-def _around(stages: Sequence[Row], first: Row) -> Iterator[Line]:
+def _around(stages: Sequence[StageRow], first: StageRow) -> Iterator[ReportLine]:
     """The last stages before the first bad one, itself, and the logits."""
     at = next(i for i, row in enumerate(stages) if row.stage == first.stage)
     start = max(at - BEFORE, 0)
     yield from _fold(stages[:start], "earlier")
-    yield from (Line(row) for row in stages[start:at])
-    yield Line(first)
+    yield from (ReportLine(row) for row in stages[start:at])
+    yield ReportLine(first)
     worst = stages[at]
     if share_of_limit(worst) > NOTABLY * share_of_limit(first):
-        yield Line(worst, "its worst step")
+        yield ReportLine(worst, "its worst step")
     later = stages[at + 1 :]
     yield from _fold([row for row in later if row.stage not in _ENDS], "later")
-    yield from (Line(row) for row in later if row.stage in _ENDS)
+    yield from (ReportLine(row) for row in later if row.stage in _ENDS)
 
 
-def _fold(stages: Sequence[Row], side: str) -> Iterator[Line]:
+def _fold(stages: Sequence[StageRow], side: str) -> Iterator[ReportLine]:
     bad = sum(row.is_bad or row.is_wrong_alone for row in stages)
     if not stages:
         return
     count = f"{len(stages)} {side} stage{'s' if len(stages) > 1 else ''}"
     if not bad:
-        yield Line(None, f"{count} within the limits")
+        yield ReportLine(None, f"{count} within the limits")
     elif bad == len(stages):
-        yield Line(None, f"{count} beyond the limits too")
+        yield ReportLine(None, f"{count} beyond the limits too")
     else:
-        yield Line(None, f"{count}, {bad} of them beyond the limits")
+        yield ReportLine(None, f"{count}, {bad} of them beyond the limits")

@@ -28,8 +28,8 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import RequestError
 from ingot.llm import LLM
-from ingot.measure.align.align_cases import Case, PromptGiven, TextCheck
-from ingot.measure.align.align_target import Target, check_same_model, find_target, given_for, make_cases
+from ingot.measure.align.align_cases import AlignCase, PromptGiven, TextCheck
+from ingot.measure.align.align_target import AlignTarget, check_same_model, find_target, given_for, make_cases
 from ingot.measure.align.checkpoint_tensors import TensorCheck, compare_tensors
 from ingot.measure.align.diagnosis import explain_first
 from ingot.measure.align.encoder_inputs import Given
@@ -38,9 +38,9 @@ from ingot.measure.align.first_divergence import Divergence, Finding
 from ingot.measure.align.isolated_judge import AloneJudge, least_of
 from ingot.measure.align.original import (
     Checking,
+    OriginalRun,
     OtherEngine,
     Reference,
-    ReferenceRun,
     Trace,
     open_reference,
     room_for,
@@ -49,7 +49,7 @@ from ingot.measure.align.stage_verdict import (
     SERVED,
     FirstBad,
     GreedyRow,
-    Row,
+    StageRow,
     compare_case,
     compare_greedy,
     compare_served,
@@ -88,8 +88,8 @@ class Report:
     dtype: str
     device: str
     steps: int
-    cases: list[Case]
-    rows: list[Row]
+    cases: list[AlignCase]
+    rows: list[StageRow]
     greedy: list[GreedyRow]
     stops: StopCheck
     first: FirstBad | None
@@ -179,7 +179,7 @@ def _unpacked(reference: str | Path, folder: Path, progress: Progress) -> str | 
         return write_checkpoint(source, folder)
 
 
-def _tensors(target: Target, source: Reference, progress: Progress) -> TensorCheck | None:
+def _tensors(target: AlignTarget, source: Reference, progress: Progress) -> TensorCheck | None:
     if source.checkpoint is None:
         return None
     progress("comparing tensors")
@@ -187,7 +187,7 @@ def _tensors(target: Target, source: Reference, progress: Progress) -> TensorChe
 
 
 def _of_same_weights(
-    target: Target, source: Reference, original: str, folder: Path, progress: Progress
+    target: AlignTarget, source: Reference, original: str, folder: Path, progress: Progress
 ) -> Reference:
     """With the weights that a quantized engine means; for another engine the reference as it is."""
     if target.quant.dense or source.checkpoint is None:
@@ -205,14 +205,14 @@ def _of_same_weights(
 
 
 def _run(
-    target: Target,
+    target: AlignTarget,
     source: Reference,
-    cases: list[Case],
+    cases: list[AlignCase],
     steps: int,
     place: torch.device,
     folder: Path,
     progress: Progress,
-) -> tuple[list[Row], list[GreedyRow], StopCheck, FirstBad | None, list[Finding]]:
+) -> tuple[list[StageRow], list[GreedyRow], StopCheck, FirstBad | None, list[Finding]]:
     """Both sides, one after the other, and what sets them apart."""
     progress("running the reference")
     runs = source.record(folder, [case.ids for case in cases], steps, target.compute)
@@ -232,7 +232,7 @@ def _run(
     return rows, greedy, stops, first, findings
 
 
-def _quant_text(target: Target, source: Reference) -> str | None:
+def _quant_text(target: AlignTarget, source: Reference) -> str | None:
     """What a quantized engine is compared with: its own weights, but for a trace's or another engine's."""
     if isinstance(source, OtherEngine):
         same = source.manifest.quant == target.quant
@@ -246,7 +246,7 @@ def _quant_text(target: Target, source: Reference) -> str | None:
     return f"{target.quant.summary}; the reference computes with these weights, dequantized{rounded}"
 
 
-def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[ReferenceRun]) -> StopCheck:
+def _stops(llm: LLM, target: AlignTarget, source: Reference, runs: Sequence[OriginalRun]) -> StopCheck:
     expected, against = source.stop_ids(runs[0].expected)
     return compare_stops(target.text, source.checkpoint, expected, llm.executor.stop_ids, against)
 
@@ -255,13 +255,13 @@ def _compare(
     llm: LLM,
     judging: Callable[[StageFile], AloneJudge],
     folder: Path,
-    cases: list[Case],
-    runs: list[ReferenceRun],
+    cases: list[AlignCase],
+    runs: list[OriginalRun],
     steps: int,
     given: Given | None,
     progress: Progress,
-) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
-    rows: list[Row] = []
+) -> tuple[list[StageRow], list[GreedyRow], FirstBad | None, list[Finding]]:
+    rows: list[StageRow] = []
     greedy: list[GreedyRow] = []
     eps = least_of(llm.engine.dtype)
     first: FirstBad | None = None
@@ -286,7 +286,7 @@ def _compare(
     return rows, greedy, first, findings
 
 
-def _other_ids(cases: Sequence[Case]) -> list[Divergence]:
+def _other_ids(cases: Sequence[AlignCase]) -> list[Divergence]:
     """The first token ids that differ."""
     checks = [c for case in cases for c in case.checks if c.is_bad and c.stage == "token ids"]
     return [_ids_divergence("ids", check.expected, check.got) for check in checks[:1]]

@@ -29,7 +29,7 @@ from ingot.engine.engine_facts import read_text_side
 from ingot.engine.engine_loader import compute_dtype
 from ingot.engine.engine_text import TextParts
 from ingot.errors import CheckpointError, ConfigError, RequestError
-from ingot.measure.align.align_cases import Case, PromptGiven, TextCheck, make_case, open_original_text
+from ingot.measure.align.align_cases import AlignCase, PromptGiven, TextCheck, make_case, open_original_text
 from ingot.measure.align.encoder_inputs import Given
 from ingot.measure.align.original import HuggingFace, OtherEngine, Reference, Trace
 from ingot.measure.side.huggingface import class_log_mel
@@ -39,7 +39,7 @@ DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 wa
 
 
 @dataclass(frozen=True)
-class Target:
+class AlignTarget:
     """What is known of an engine before its weights are read.
 
     ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights, ``quant`` how many bits
@@ -59,7 +59,7 @@ class Target:
         return parse_dtype(self.build.dtype)
 
 
-def find_target(path: str, device: torch.device, dtype: str) -> Target:
+def find_target(path: str, device: torch.device, dtype: str) -> AlignTarget:
     """The engine in a folder; a checkpoint or a Hugging Face id is one that ``LLM`` assembles.
 
     Raises:
@@ -68,10 +68,10 @@ def find_target(path: str, device: torch.device, dtype: str) -> Target:
     folder = folder_of(path)
     manifest, text = read_text_side(folder)
     compute = compute_dtype(manifest, device, dtype)
-    return Target(str(folder), text, manifest.model, manifest.build, compute, manifest.quant)
+    return AlignTarget(str(folder), text, manifest.model, manifest.build, compute, manifest.quant)
 
 
-def check_same_model(target: Target, source: Reference) -> None:
+def check_same_model(target: AlignTarget, source: Reference) -> None:
     """Refuse a reference whose shape is not the engine's.
 
     Raises:
@@ -125,7 +125,7 @@ def _config_of(path: Path) -> dict[str, Any]:
         return source.config
 
 
-def given_for(target: Target, source: Reference) -> Given | None:
+def given_for(target: AlignTarget, source: Reference) -> Given | None:
     """What both sides of a model with an encoder are given: a golden input, with the original's features;
     None of another model.
 
@@ -137,7 +137,7 @@ def given_for(target: Target, source: Reference) -> Given | None:
         return None
     if isinstance(source, Trace):
         raise ConfigError(
-            "an engine with an encoder is not compared with a trace: nothing tells what it was given",
+            "an engine with an encoder is not compared with a trace: its inputs are unknown",
             seen=source.name,
             allowed="a checkpoint, OpenAI's .pt file, or another engine",
             flag="--reference",
@@ -148,7 +148,7 @@ def given_for(target: Target, source: Reference) -> Given | None:
     return Given(given, class_log_mel(given.samples, given.shape[0]))
 
 
-def _check_fit(target: Target, case: Case, steps: int) -> None:
+def _check_fit(target: AlignTarget, case: AlignCase, steps: int) -> None:
     size, limit = target.model.vocab_size, target.build.max_seq_len
     odd = [i for i in case.ids if not 0 <= i < size]
     if odd:
@@ -163,8 +163,8 @@ def _check_fit(target: Target, case: Case, steps: int) -> None:
 
 
 def make_cases(
-    target: Target, source: Reference, prompts: Sequence[PromptGiven], steps: int
-) -> tuple[list[Case], int]:
+    target: AlignTarget, source: Reference, prompts: Sequence[PromptGiven], steps: int
+) -> tuple[list[AlignCase], int]:
     """The prompts' ids and checks, and the number of steps; a trace has its own of both.
 
     Raises:
@@ -174,7 +174,7 @@ def make_cases(
         cases, steps = [_traced_case(target, source, prompts)], source.file.steps
     else:
         if not prompts and not target.model.modality.takes_text:
-            prompts = [_ids_that_hear(target)]
+            prompts = [_any_ids(target)]
         if not prompts and target.text.tokenizer is None:
             raise RequestError(
                 "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
@@ -187,7 +187,7 @@ def make_cases(
     return cases, steps
 
 
-def _spliced(target: Target, case: Case) -> Case:
+def _spliced(target: AlignTarget, case: AlignCase) -> AlignCase:
     """With placeholders of the input behind the first token, where rows are spliced."""
     encoder = target.model.encoder if target.model.splices else None
     if encoder is None:
@@ -198,19 +198,19 @@ def _spliced(target: Target, case: Case) -> Case:
     return replace(case, ids=list(ids))
 
 
-def _ids_that_hear(target: Target) -> list[int]:
-    """A few ids, the same for a vocabulary: what a model that hears writes needs no words."""
+def _any_ids(target: AlignTarget) -> list[int]:
+    """A few ids, the same for a vocabulary: what a speech model writes needs no words."""
     prompts = golden_prompts(None, target.model.vocab_size, target.build.max_seq_len // 2)
     return list(prompts[0].ids)
 
 
-def _traced_case(target: Target, source: Trace, prompts: Sequence[PromptGiven]) -> Case:
+def _traced_case(target: AlignTarget, source: Trace, prompts: Sequence[PromptGiven]) -> AlignCase:
     """The trace's ids; a prompt given beside it, or noted in it, is checked against them."""
     ids = source.file.ids(0)
     if len(prompts) > 1:
         raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", flag="--prompt")
     given = prompts[0] if prompts else source.file.metadata.get("prompt")
     if given is None or (not prompts and target.text.tokenizer is None):
-        return Case("the trace's prompt", ids)
+        return AlignCase("the trace's prompt", ids)
     case = make_case(target.text, given, None)
-    return Case(case.title, ids, (TextCheck("token ids", ids, case.ids, "the trace"),))
+    return AlignCase(case.title, ids, (TextCheck("token ids", ids, case.ids, "the trace"),))

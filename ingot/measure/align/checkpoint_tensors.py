@@ -25,11 +25,11 @@ from ingot.engine.assembly import Assembly, layer_of
 from ingot.engine.manifest import is_engine
 from ingot.engine.weight_meaning import EngineWeights, comparable
 from ingot.layers.linear import linears
-from ingot.measure.align.align_target import Target
+from ingot.measure.align.align_target import AlignTarget
 from ingot.quant.methods.moved_weights import FAR, TINY, Moves
 
 _HEAD, _EMBEDDING = f"{HEAD}.weight", "embed_tokens.weight"
-_FEW = 16  # values that are told one by one instead of as rows
+_FEW = 16  # values that are listed one by one instead of as rows
 _SAME = 1e-3  # relative L2 within which a tensor is another one, or one times a factor
 Load = Callable[[str], torch.Tensor]
 
@@ -77,7 +77,7 @@ class _Sides:
     moves: Moves
 
 
-def compare_tensors(target: Target, checkpoint: Path) -> TensorCheck:
+def compare_tensors(target: AlignTarget, checkpoint: Path) -> TensorCheck:
     """Every tensor of an engine, or of a checkpoint, beside those of the original.
 
     Weights that were copied must be equal, bit by bit; within one unit of the coarser dtype, where the two
@@ -97,7 +97,7 @@ def compare_tensors(target: Target, checkpoint: Path) -> TensorCheck:
     return TensorCheck(len(sides.names), tuple(found), left_out)
 
 
-def _open(target: Target, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, str | None]:
+def _open(target: AlignTarget, checkpoint: Path, stack: ExitStack) -> tuple[_Sides, str | None]:
     original = stack.enter_context(open_checkpoint(checkpoint))
     theirs = Assembly.of(original, target.build, QuantConfig())
     folder, quant, narrow = Path(target.path), target.quant, {}

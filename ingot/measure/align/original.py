@@ -35,7 +35,7 @@ from ingot.measure.align.stages.stage_names import StageFile, hf_patterns
 from ingot.measure.align.stages.staged_run import RoundedWeights, Stored
 from ingot.measure.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
 from ingot.measure.align.trace import run_steps, trace
-from ingot.measure.align.whisper_by_ids import Hearing
+from ingot.measure.align.whisper_by_ids import WhisperByIds
 from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.huggingface import check_class, load_class
 from ingot.measure.side.side_spec import decoder_config
@@ -44,7 +44,7 @@ ORIGINALS = ("auto", "hf", "ingot")
 
 
 @dataclass(frozen=True)
-class ReferenceRun:
+class OriginalRun:
     """One case: the expected stages, and the same stages with noise.
 
     ``choices`` are the reference's greedy ids after the prompt and each step; ``forced`` those that were fed.
@@ -91,12 +91,12 @@ class Reference(ABC):
     @abstractmethod
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
-    ) -> list[ReferenceRun]:
+    ) -> list[OriginalRun]:
         """Run every case in fp32 and again with the noise of ``compute``; files go into ``folder``."""
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
         """What ends its answers, as the file of an expected run notes it, and where that is from; None where
-        nothing tells.
+        nothing says.
         """
         return stop_ids_of_trace(expected.metadata, expected.path), "generate of Hugging Face's class"
 
@@ -116,7 +116,7 @@ class Checking(Reference):
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
-    ) -> list[ReferenceRun]:
+    ) -> list[OriginalRun]:
         self.noise_name = _noise_name(compute)
         choices = record_checked(
             self._stored(),
@@ -170,7 +170,7 @@ class HuggingFace(Reference):
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
-    ) -> list[ReferenceRun]:
+    ) -> list[OriginalRun]:
         self.noise_name = _noise_name(compute)
         noise = torch.float64 if compute == torch.float32 else compute
         model = load_class(
@@ -186,7 +186,7 @@ class HuggingFace(Reference):
         self.name = f"Hugging Face's {type(model).__name__}, fp32"
         round_weights(model, self.weights, wide_norms=self._wide_norms())
         if self.given is not None:
-            model = Hearing(model, self.given)
+            model = WhisperByIds(model, self.given)
         choices = self._traced(model, folder, "expected", cases, steps, [None] * len(cases))
         _lower(model, noise)
         self._traced(model, folder, "noise", cases, steps, choices)
@@ -207,7 +207,7 @@ class HuggingFace(Reference):
         forced: Sequence[list[int] | None],
     ) -> list[list[int]]:
         """The greedy choices of each case; ``forced`` ones are fed."""
-        if isinstance(model, Hearing):
+        if isinstance(model, WhisperByIds):
             model.as_noise(noise=tag == "noise")
         names = hf_patterns(name for name, _ in model.named_modules())
         found = []
@@ -250,7 +250,7 @@ class Trace(Reference):
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
-    ) -> list[ReferenceRun]:
+    ) -> list[OriginalRun]:
         """As ``Reference.record``; the case and the steps are the trace's."""
         coarse = max((compute, self.file.dtype), key=lambda dtype: torch.finfo(dtype).eps)
         self.noise_name = f"{_noise_name(coarse)}, with the engine's weights"
@@ -260,7 +260,7 @@ class Trace(Reference):
         (run,) = _reference_runs(folder, [[*forced, 0]])
         rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
-        return [ReferenceRun(self.file, run.noise, choices, forced)]
+        return [OriginalRun(self.file, run.noise, choices, forced)]
 
     @property
     def checkpoint(self) -> None:
@@ -331,11 +331,11 @@ def _path(folder: Path, tag: str, case: int) -> Path:
     return folder / f"{tag}-{case}.safetensors"
 
 
-def _reference_runs(folder: Path, choices: Sequence[list[int]]) -> list[ReferenceRun]:
+def _reference_runs(folder: Path, choices: Sequence[list[int]]) -> list[OriginalRun]:
     found = []
     for i, chosen in enumerate(choices):
         expected, noise = StageFile(_path(folder, "expected", i)), StageFile(_path(folder, "noise", i))
-        found.append(ReferenceRun(expected, (expected, noise), chosen, chosen[:-1]))
+        found.append(OriginalRun(expected, (expected, noise), chosen, chosen[:-1]))
     return found
 
 

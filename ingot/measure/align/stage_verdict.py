@@ -17,7 +17,7 @@ import torch
 
 from ingot.measure.align.first_divergence import Divergence
 from ingot.measure.align.isolated_judge import MULTIPLE, Alone, AloneJudge
-from ingot.measure.align.original import ReferenceRun
+from ingot.measure.align.original import OriginalRun
 from ingot.measure.align.stage_difference import (
     Difference,
     LogitsDifference,
@@ -33,7 +33,7 @@ SERVED = "served logits"
 
 
 @dataclass(frozen=True)
-class Row:
+class StageRow:
     """One stage of one step of one case.
 
     Attributes:
@@ -84,7 +84,7 @@ class GreedyRow:
 class FirstBad:
     """The first bad stage: its row, whether its module is wrong by itself, both tensors' statistics."""
 
-    row: Row
+    row: StageRow
     alone: bool
     expected: Statistics
     got: Statistics
@@ -93,13 +93,17 @@ class FirstBad:
     got_value: float
 
 
-def compare_case(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJudge, eps: float) -> list[Row]:
+def compare_case(
+    case: int, run: OriginalRun, engine: StageFile, judge: AloneJudge, eps: float
+) -> list[StageRow]:
     """Every stage that both sides have, in order."""
     rows = _rows(case, run, engine, judge, eps)
     return sorted(rows, key=lambda row: row.step)  # a layer's stages come together, and are computed once
 
 
-def _rows(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJudge, eps: float) -> Iterator[Row]:
+def _rows(
+    case: int, run: OriginalRun, engine: StageFile, judge: AloneJudge, eps: float
+) -> Iterator[StageRow]:
     for stage in run.expected.stages():
         floor, _ = _floor(run.noise, stage)
         for step in range(run.expected.steps + 1):
@@ -108,7 +112,7 @@ def _rows(case: int, run: ReferenceRun, engine: StageFile, judge: AloneJudge, ep
                 continue
             logits = measure_logits(expected, got) if stage == "logits" else None
             apart = measure(expected, got)
-            yield Row(case, step, stage, apart, judge.of(step, stage), floor, eps, logits)
+            yield StageRow(case, step, stage, apart, judge.of(step, stage), floor, eps, logits)
 
 
 def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
@@ -125,7 +129,7 @@ def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float
     return relative, max_abs
 
 
-def compare_served(case: int, run: ReferenceRun, served: StageFile, eps: float) -> list[Row]:
+def compare_served(case: int, run: OriginalRun, served: StageFile, eps: float) -> list[StageRow]:
     """The logits of each step's last token, computed as requests are, with every kernel that serves them."""
     floor, _ = _floor(run.noise, "logits")
     rows = []
@@ -134,11 +138,11 @@ def compare_served(case: int, run: ReferenceRun, served: StageFile, eps: float) 
         if expected is not None and got is not None:
             last, found = expected[-1:], got[-1:]
             logits = measure_logits(last, found)
-            rows.append(Row(case, step, SERVED, measure(last, found), None, floor, eps, logits))
+            rows.append(StageRow(case, step, SERVED, measure(last, found), None, floor, eps, logits))
     return rows
 
 
-def compare_greedy(case: int, run: ReferenceRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
+def compare_greedy(case: int, run: OriginalRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
     """Greedy ids after each step. Another id is noise where the reference's logits of the two are closer
     than both can move.
     """
@@ -156,7 +160,7 @@ def compare_greedy(case: int, run: ReferenceRun, choices: Sequence[int], eps: fl
     return rows
 
 
-def first_bad(rows: Sequence[Row]) -> tuple[Row, bool] | None:
+def first_bad(rows: Sequence[StageRow]) -> tuple[StageRow, bool] | None:
     """The row to name, and whether its module is wrong by itself.
 
     A module that is wrong on the reference's own input comes first: what is bad before it has only grown.
@@ -169,7 +173,7 @@ def first_bad(rows: Sequence[Row]) -> tuple[Row, bool] | None:
     return None if bad is None else (bad, False)
 
 
-def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, judge: AloneJudge) -> FirstBad:
+def look_at(row: StageRow, alone: bool, run: OriginalRun, engine: StageFile, judge: AloneJudge) -> FirstBad:
     """Both sides at the row's stage; of a module that is wrong alone at its place that is farthest off."""
     expected, got = _pair(row, alone, run, engine, judge)
     where = row.alone if alone and row.alone is not None else row.difference
@@ -180,7 +184,12 @@ def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, judge: 
 
 
 def evidence(
-    first: Row, alone: bool, rows: Sequence[Row], run: ReferenceRun, engine: StageFile, isolated: Isolated
+    first: StageRow,
+    alone: bool,
+    rows: Sequence[StageRow],
+    run: OriginalRun,
+    engine: StageFile,
+    isolated: Isolated,
 ) -> list[Divergence]:
     """What the search for a cause is given: the modules that are wrong alone in the first one's layer and
     step, and the layer as a whole; where none is, the first bad stage and its layer as they ran in the whole.
@@ -205,7 +214,7 @@ def _output(stage: str) -> str:
 
 
 def _divergence(
-    stage: str, row: Row, floor: float, run: ReferenceRun, got: torch.Tensor | None, isolated: Isolated
+    stage: str, row: StageRow, floor: float, run: OriginalRun, got: torch.Tensor | None, isolated: Isolated
 ) -> list[Divergence]:
     """One, or none where the module's input or output is not recorded."""
     inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, _output(stage))
@@ -217,7 +226,7 @@ def _divergence(
 
 
 def _pair(
-    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, judge: AloneJudge
+    row: StageRow, alone: bool, run: OriginalRun, engine: StageFile, judge: AloneJudge
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if alone and row.alone is not None:
         return judge.sides(row.step, row.alone)

@@ -80,7 +80,7 @@ def compare_stops(
     Args:
         text: of the engine.
         checkpoint: the original's folder; None for a trace.
-        expected: what ends the original's answers; None where nothing tells.
+        expected: what ends the original's answers; None where nothing says.
     """
     theirs = None if expected is None else tuple(sorted({*expected}))
     ours = tuple(sorted({*got}))

@@ -1,8 +1,8 @@
 """Hugging Face's Whisper called as a model of text is: with token ids alone.
 
-Owns what it hears. Knows no verdict.
+Owns the recording. Knows no verdict.
 
-    run_steps(Hearing(model, given), ids, steps=4)
+    run_steps(WhisperByIds(model, given), ids, steps=4)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ingot.measure.align.encoder_inputs import Given
 from ingot.measure.align.stages.stage_names import LOG_MEL
 
 
-class Hearing(nn.Module):
+class WhisperByIds(nn.Module):
     """Encodes the speech with the first tokens of a text, and reads its outputs from then on."""
 
     def __init__(self, inner: Any, given: Given) -> None:

@@ -1,4 +1,4 @@
-"""A record told in words and tables.
+"""A record in words and tables.
 
 Owns which figures are shown. Knows no terminal: a table is plain data.
 
@@ -43,14 +43,14 @@ def headline(record: Record) -> list[str]:
 
 def tables(record: Record) -> list[Table]:
     """A table for each side, and one of the ratios where there are two."""
-    tell = {
+    table_of = {
         "latency": _latency,
         "throughput": _throughput,
         "kernels": _kernels,
         "transcribe": _transcribe,
         "caption": _caption,
     }[record["verb"]]
-    found = [tell(record, side) for side in record["sides"]]
+    found = [table_of(record, side) for side in record["sides"]]
     if record["ratios"]:
         found.append(_ratios(record))
     return found

@@ -20,7 +20,7 @@ from ingot.config.modality import BENCH_TRANSCRIBE, expect_text
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import DeviceError
 from ingot.measure.bench.caption_speed import METHOD as PICTURES_METHOD
-from ingot.measure.bench.caption_speed import Captioning, check_pictures, measure_pictures
+from ingot.measure.bench.caption_speed import CaptionBench, check_pictures, measure_pictures
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.kernel_bench.kernel_times import Kernels, measure_kernels, read_shape
@@ -28,7 +28,7 @@ from ingot.measure.bench.latency import Latency, check_fits, measure_latency
 from ingot.measure.bench.text_latency import TextLatency, character_figures
 from ingot.measure.bench.throughput import Throughput, measure_throughput
 from ingot.measure.bench.transcription_speed import METHOD as CLIPS_METHOD
-from ingot.measure.bench.transcription_speed import Transcribing, measure_clips
+from ingot.measure.bench.transcription_speed import TranscriptionBench, measure_clips
 from ingot.measure.side.freed_memory import gpu_memory
 from ingot.measure.side.machine import machine
 from ingot.measure.side.open_side import Say, Side, check_classes, open_side, silent
@@ -46,11 +46,11 @@ _COMPARED = {
     "transcribe": ("batch", "seconds", "clip"),
     "caption": ("batch", "seconds", "ttft", "encoder"),
 }
-Wanted = Latency | Throughput | Transcribing | Captioning
+Wanted = Latency | Throughput | TranscriptionBench | CaptionBench
 _METHODS: dict[type[Wanted], str] = {
     TextLatency: TEXT_METHOD,
-    Transcribing: CLIPS_METHOD,
-    Captioning: PICTURES_METHOD,
+    TranscriptionBench: CLIPS_METHOD,
+    CaptionBench: PICTURES_METHOD,
 }
 
 
@@ -72,10 +72,10 @@ def bench(
     device = resolve_device(spec.device)
     if against is not None:
         spec, against = named_apart(spec, against)
-    if isinstance(wanted, Captioning):
+    if isinstance(wanted, CaptionBench):
         for side in (spec, against) if against is not None else (spec,):
             check_pictures(side, read_shape(side).config)
-    elif not isinstance(wanted, Transcribing):
+    elif not isinstance(wanted, TranscriptionBench):
         expect_text(read_shape(spec).config.modality, "this measurement", BENCH_TRANSCRIBE)
     check_classes([spec] if against is None else [spec, against])
     apart = against is not None and device.type == "cuda"
@@ -131,9 +131,9 @@ def measure_side(
         IngotError: it cannot be loaded, or cannot take what is wanted.
     """
     with gpu_memory(f"{spec.title} does not fit", "a smaller --batch or --hf-batch, or a larger GPU"):
-        if isinstance(wanted, Transcribing):
+        if isinstance(wanted, TranscriptionBench):
             return measure_clips(spec, wanted, ceiling, say)
-        if isinstance(wanted, Captioning):
+        if isinstance(wanted, CaptionBench):
             return measure_pictures(spec, wanted, ceiling, say)
         return _measure_side(spec, wanted, ceiling, say)
 
@@ -180,9 +180,9 @@ def _measure_apart(
 
 
 def _verb(wanted: Wanted) -> str:
-    if isinstance(wanted, Transcribing):
+    if isinstance(wanted, TranscriptionBench):
         return "transcribe"
-    if isinstance(wanted, Captioning):
+    if isinstance(wanted, CaptionBench):
         return "caption"
     return "latency" if isinstance(wanted, Latency) else "throughput"
 
@@ -214,7 +214,7 @@ def _times_better(name: str, ours: Record, theirs: Record) -> float | None:
     field = name if name in ("s_per_character", "seconds") else f"{name}_ms"
     figure = "mean" if name == "s_per_character" else "p50"
     times = (side[field] for side in (theirs, ours))
-    return _ratio(*(None if told is None else told[figure] for told in times))
+    return _ratio(*(None if time is None else time[figure] for time in times))
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

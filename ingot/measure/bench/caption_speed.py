@@ -2,7 +2,7 @@
 
 Owns the pictures, the prompts around them and the figures. Knows no output format.
 
-    wanted = Captioning(pictures=40, batches=(1, 40))
+    wanted = CaptionBench(pictures=40, batches=(1, 40))
     entries = measure_captioning(side, wanted)
 """
 
@@ -46,7 +46,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Captioning(JsonConfig):
+class CaptionBench(JsonConfig):
     """What is measured: all pictures, for each batch size, ``repeats`` times.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Turn:
 
 
 def measure_captioning(
-    side: IngotSide, wanted: Captioning, say: Say = silent, name: str = ""
+    side: IngotSide, wanted: CaptionBench, say: Say = silent, name: str = ""
 ) -> list[dict[str, Any]]:
     """One entry a batch size, in the order asked for.
 
@@ -110,7 +110,7 @@ def measure_captioning(
 
 
 def measure_pictures(
-    spec: SideSpec, wanted: Captioning, ceiling: Ceiling | None, say: Say = silent
+    spec: SideSpec, wanted: CaptionBench, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[dict[str, Any], Ceiling]:
     """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
 
@@ -146,7 +146,7 @@ def check_pictures(spec: SideSpec, config: DecoderConfig) -> None:
         raise ConfigError(what, seen=config.modality.model, flag="an engine of MiniGPT-4")
 
 
-def _check_length(side: IngotSide, wanted: Captioning) -> None:
+def _check_length(side: IngotSide, wanted: CaptionBench) -> None:
     longest = wanted.longest(side.llm.engine.manifest.model)
     if longest > side.max_seq_len:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _steady(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in ("batch", "seconds")}
 
 
-def _turn(side: IngotSide, wanted: Captioning, batch: int, seed: int) -> _Turn:
+def _turn(side: IngotSide, wanted: CaptionBench, batch: int, seed: int) -> _Turn:
     """Other pictures in each turn, so that none is known."""
     params = SamplingParams(max_new_tokens=wanted.new_tokens, ignore_eos=True)
     turn = _Turn()
@@ -177,7 +177,7 @@ def _turn(side: IngotSide, wanted: Captioning, batch: int, seed: int) -> _Turn:
     return turn
 
 
-def _prompts(llm: LLM, wanted: Captioning, count: int, seed: Sequence[int]) -> list[Any]:
+def _prompts(llm: LLM, wanted: CaptionBench, count: int, seed: Sequence[int]) -> list[Any]:
     config = llm.engine.manifest.model
     ids = torch.randint(
         3, config.vocab_size, (wanted.prompt_tokens,), generator=torch.Generator().manual_seed(wanted.seed)
@@ -194,7 +194,7 @@ def _pictures(config: DecoderConfig, count: int, seed: Sequence[int]) -> torch.T
     return torch.randn(count, *map(int, config.encoder.features), generator=generator)
 
 
-def _entry(batch: int, turns: Sequence[_Turn], wanted: Captioning) -> dict[str, Any]:
+def _entry(batch: int, turns: Sequence[_Turn], wanted: CaptionBench) -> dict[str, Any]:
     seconds = [turn.seconds for turn in turns]
     middle, tokens = median(seconds), wanted.pictures * wanted.new_tokens
     first = [one for turn in turns for run in turn.runs for one in run.ttft_s]
@@ -209,7 +209,7 @@ def _entry(batch: int, turns: Sequence[_Turn], wanted: Captioning) -> dict[str, 
 
 
 @torch.inference_mode()
-def _encoder_figures(llm: LLM, count: int, wanted: Captioning) -> dict[str, Any]:
+def _encoder_figures(llm: LLM, count: int, wanted: CaptionBench) -> dict[str, Any]:
     """Of ``count`` pictures together, beside no request."""
     device, model = llm.engine.device, llm.engine.model
     forward_pass = EncoderPass(fused=device.type == "cuda")

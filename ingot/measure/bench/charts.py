@@ -52,7 +52,7 @@ th:first-child, td:first-child { text-align: left }
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     """A point, and what stands beside it."""
 
     x: float
@@ -66,7 +66,7 @@ class Series:
 
     name: str
     color: str
-    marks: tuple[Mark, ...]
+    marks: tuple[ChartMark, ...]
     dashed: bool = False
 
 

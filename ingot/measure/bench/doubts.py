@@ -25,16 +25,16 @@ def doubts(entries: Sequence[dict[str, Any]]) -> list[str]:
 def _of_entry(entry: dict[str, Any]) -> Iterator[str]:
     where = f"batch {entry['batch']}: " if "batch" in entry else ""
     waits = "streamed" not in entry and "ttft_ms" in entry  # requests of a load wait for one another
-    for name, told in _TIMES.items():
+    for name, label in _TIMES.items():
         times = entry.get(name)
         if times is None or (name == "ttft_ms" and waits):
             continue
         least, most = times["least"], times["most"]
         if least <= 0:
-            yield f"{where}{told} of {least:.3g}: longer runs took no longer; measure with more new tokens"
+            yield f"{where}{label} of {least:.3g}: longer runs took no longer; measure with more new tokens"
         elif most > FAR_APART * least:
-            yield f"{where}{told} from {least:.3g} to {most:.3g}: something else disturbed the runs"
-    for name, told in _SHARES.items():
+            yield f"{where}{label} from {least:.3g} to {most:.3g}: something else disturbed the runs"
+    for name, label in _SHARES.items():
         share = entry.get(name)
         if share is not None and share > OVER:
-            yield f"{where}{told} of {share:.0%}: the machine was slower while its ceiling was measured"
+            yield f"{where}{label} of {share:.0%}: the machine was slower while its ceiling was measured"

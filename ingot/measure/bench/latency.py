@@ -56,9 +56,9 @@ def measure_latency(
     wanted: Latency,
     ceiling: Ceiling,
     say: Say = silent,
-    told: Callable[[list[Run]], dict[str, Any]] = lambda runs: {},
+    more: Callable[[list[Run]], dict[str, Any]] = lambda runs: {},
 ) -> list[dict[str, Any]]:
-    """One entry a batch size, in the order asked for; ``told`` adds figures of the whole runs.
+    """One entry a batch size, in the order asked for; ``more`` adds figures of the whole runs.
 
     Before a batch size is timed, one whole run of it is thrown away. Its figures:
     ``ttft_ms``: time of one new token for the whole batch. ``decode_ms``: (time of N new tokens - time of
@@ -72,7 +72,7 @@ def measure_latency(
         ConfigError: a batch or a request is larger than the side can take.
     """
     check_fits(side, wanted.most, wanted.longest)
-    return list(_entries(side, wanted, ceiling, say, told))
+    return list(_entries(side, wanted, ceiling, say, more))
 
 
 def check_fits(side: Side, batch: int, longest: int) -> None:
@@ -104,7 +104,7 @@ def check_length(longest: int, most: int, what: str, flag: str) -> None:
 
 
 def _entries(
-    side: Side, wanted: Latency, ceiling: Ceiling, say: Say, told: Callable[[list[Run]], dict[str, Any]]
+    side: Side, wanted: Latency, ceiling: Ceiling, say: Say, more: Callable[[list[Run]], dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     source = PromptSource(side.vocab_size)
     for batch in wanted.batches:
@@ -118,7 +118,7 @@ def _entries(
             firsts.append(side.answer(one, wanted.prompts(source, one)))
             again = wanted.new_tokens > 1
             runs.append(side.answer(whole, wanted.prompts(source, whole)) if again else firsts[-1])
-        yield latency_entry(side, wanted, batch, firsts, runs, ceiling) | told(runs)
+        yield latency_entry(side, wanted, batch, firsts, runs, ceiling) | more(runs)
 
 
 def latency_entry(

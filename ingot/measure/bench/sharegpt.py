@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
-from ingot.measure.side.token_load import Ask, Load
+from ingot.measure.side.token_load import Ask, TokenLoad
 
 # The same filters as vLLM's serving benchmark, so that figures compare.
 _LEAST_TOKENS = 4
@@ -26,12 +26,14 @@ _HUMANS = ("human", "user")
 Encode = Callable[[str], Sequence[int]]
 
 
-def sharegpt_load(path: Path, encode: Encode, count: int | None = None, longest: int | None = None) -> Load:
+def sharegpt_load(
+    path: Path, encode: Encode, count: int | None = None, longest: int | None = None
+) -> TokenLoad:
     """The lengths of the first ``count`` conversations that pass the filters (None: of all).
 
     Left out are conversations that do not begin with a human's turn and an answer; prompts and answers of
     less than 4 tokens; prompts of more than 1024 tokens; and those of more than 2048 together (or more than
-    ``longest``, an engine's own limit). The load tells how many of those read, by reason.
+    ``longest``, an engine's own limit). The load counts those read, by reason.
 
     Raises:
         ConfigError: the file cannot be read, has another shape, or nothing of it passes.
@@ -54,7 +56,7 @@ def sharegpt_load(path: Path, encode: Encode, count: int | None = None, longest:
             allowed=f"{_LEAST_TOKENS} to {_MOST_PROMPT} prompt tokens, {most} with the answer",
             flag="--requests",
         )
-    return Load(path.name, tuple(asks), dict(left_out))
+    return TokenLoad(path.name, tuple(asks), dict(left_out))
 
 
 def _ask_or_reason(item: object, encode: Encode, most: int) -> Ask | str:

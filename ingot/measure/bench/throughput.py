@@ -15,7 +15,7 @@ from ingot.measure.bench.latency import check_fits
 from ingot.measure.side.open_side import Say, Side, silent
 from ingot.measure.side.step_work import Work
 from ingot.measure.side.timed_run import Run, median, spread
-from ingot.measure.side.token_load import Load, PromptSource, check_counts
+from ingot.measure.side.token_load import PromptSource, TokenLoad, check_counts
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Throughput:
         ConfigError: ``repeats`` is below 1.
     """
 
-    load: Load
+    load: TokenLoad
     repeats: int = 3
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Throughput:
 
 
 def measure_throughput(
-    side: Side, load: Load, repeats: int, ceiling: Ceiling, say: Say = silent
+    side: Side, load: TokenLoad, repeats: int, ceiling: Ceiling, say: Say = silent
 ) -> dict[str, Any]:
     """Answer the load ``repeats`` times, after one whole run that is thrown away.
 
@@ -59,7 +59,7 @@ def measure_throughput(
     return throughput_entry(load, runs, side.work, ceiling)
 
 
-def throughput_entry(load: Load, runs: list[Run], work: Work, ceiling: Ceiling) -> dict[str, Any]:
+def throughput_entry(load: TokenLoad, runs: list[Run], work: Work, ceiling: Ceiling) -> dict[str, Any]:
     seconds = median([r.seconds for r in runs])
     return {
         "seconds": spread([r.seconds for r in runs]),
@@ -73,7 +73,7 @@ def throughput_entry(load: Load, runs: list[Run], work: Work, ceiling: Ceiling) 
     }
 
 
-def load_flops(work: Work, load: Load) -> float:
+def load_flops(work: Work, load: TokenLoad) -> float:
     """Operations of a whole load: each prompt's prefill, then a decode step for every further token."""
     return sum(
         work.prefill_flops(1, a.prompt_tokens)

@@ -1,9 +1,9 @@
-"""Clips of speech's lengths: how long until each is heard, and how much audio a second.
+"""Clips of speech's lengths: how long until each is transcribed, and how much audio a second.
 
 Owns the lengths, the clips and the figures. Knows no engine and no output format.
 
-    wanted = Transcribing(clips=73, batches=(1, 64))
-    entries = measure_transcribing(listener, wanted, vocabulary)
+    wanted = TranscriptionBench(clips=73, batches=(1, 64))
+    entries = measure_transcribing(side, wanted, vocabulary)
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ingot.measure.bench.doubts import doubts
 from ingot.measure.side.open_side import Say, silent
 from ingot.measure.side.side_spec import SideSpec, read_text
 from ingot.measure.side.timed_run import median, spread
-from ingot.measure.side.timed_transcripts import Hearing, hear_all
+from ingot.measure.side.timed_transcripts import TranscriptionRun, transcribe_all
 from ingot.measure.side.token_load import check_counts
-from ingot.measure.side.transcribers import Listener, open_listener
+from ingot.measure.side.transcribers import SpeechSide, open_speech_side
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.speech.recording_features import mel_bins
 from ingot.speech.speech_options import TranscribeOptions
@@ -49,7 +49,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Transcribing(JsonConfig):
+class TranscriptionBench(JsonConfig):
     """What is measured: all clips, for each batch size, ``repeats`` times.
 
     Attributes:
@@ -97,7 +97,7 @@ class Transcribing(JsonConfig):
         return made
 
     def asked(self, tokens: SpeechTokens) -> list[TranscribeOptions]:
-        """How each clip is heard: ids of words alone, as many as its length asks for."""
+        """How each clip is transcribed: ids of words alone, as many as its length asks for."""
         plain = TranscribeOptions(
             language="en",
             timestamps=False,
@@ -113,14 +113,14 @@ class Transcribing(JsonConfig):
 
 
 def measure_transcribing(
-    listener: Listener, wanted: Transcribing, tokens: SpeechTokens, say: Say = silent, name: str = ""
+    side: SpeechSide, wanted: TranscriptionBench, tokens: SpeechTokens, say: Say = silent, name: str = ""
 ) -> list[dict[str, Any]]:
     """One entry a batch size, in the order asked for.
 
-    Before a batch size is timed, it hears the longest clips once: as many, and eight at least. Its figures:
-    ``seconds``: of all clips, of each run. ``rtfx``: seconds of audio per second, of the median run.
-    ``clip_ms``: of each clip of each run, where they are heard one after another. ``tokens_per_s``: of the
-    median run.
+    Before a batch size is timed, the longest clips are transcribed once: as many, and eight at least. Its
+    figures: ``seconds``: of all clips, of each run. ``rtfx``: seconds of audio per second, of the median run.
+    ``clip_ms``: of each clip of each run, where they are transcribed one after another. ``tokens_per_s``: of
+    the median run.
 
     Raises:
         ConfigError: transcripts do not have the wanted tokens, so that sides would not do the same work.
@@ -128,22 +128,22 @@ def measure_transcribing(
     samples, asked = wanted.samples(), wanted.asked(tokens)
     entries = []
     for batch in wanted.batches:
-        listener.batch = batch
+        side.batch = batch
         together = 1 if batch == 1 else len(samples)
         say(f"{name}: batch {batch}, warming up")
         first = sorted(range(len(samples)), key=lambda i: -len(samples[i]))[: max(_WARM_UP, batch)]
-        hear_all(listener, [samples[i] for i in first], [asked[i] for i in first], together)
+        transcribe_all(side, [samples[i] for i in first], [asked[i] for i in first], together)
         runs = []
         for repeat in range(wanted.repeats):
             say(f"{name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
-            runs.append(hear_all(listener, samples, asked, together))
+            runs.append(transcribe_all(side, samples, asked, together))
             _check(runs[-1], asked, exact=batch == 1)
         entries.append(_entry(batch, runs, asked))
     return entries
 
 
 def measure_clips(
-    spec: SideSpec, wanted: Transcribing, ceiling: Ceiling | None, say: Say = silent
+    spec: SideSpec, wanted: TranscriptionBench, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[dict[str, Any], Ceiling]:
     """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
 
@@ -152,17 +152,17 @@ def measure_clips(
     """
     say(f"loading {spec.title}")
     tokens = speech_tokens(spec)
-    opened = open_listener(spec, max(wanted.batches))
-    with opened as listener:
+    opened = open_speech_side(spec, max(wanted.batches))
+    with opened as side:
         if ceiling is None:
             say("the machine's ceiling")
-            ceiling = measure_ceiling(listener.device, listener.dtype)
+            ceiling = measure_ceiling(side.device, side.dtype)
         say(f"warming up {spec.title}")
         start = time.perf_counter()
-        listener.warm_up()
+        side.warm_up()
         warmed = {"warm_up_s": round(time.perf_counter() - start, 3)}
-        results = measure_transcribing(listener, wanted, tokens, say, spec.title)
-        record = {"name": spec.title, "spec": spec.to_json(), "facts": listener.facts() | warmed}
+        results = measure_transcribing(side, wanted, tokens, say, spec.title)
+        record = {"name": spec.title, "spec": spec.to_json(), "facts": side.facts() | warmed}
     return record | {"results": results, "doubts": doubts(results)}, ceiling
 
 
@@ -178,7 +178,9 @@ def speech_tokens(spec: SideSpec) -> SpeechTokens:
     return Vocabulary.of_model(config, tokenizer, config.max_positions, {}).tokens
 
 
-def _entry(batch: int, runs: Sequence[Hearing], asked: Sequence[TranscribeOptions]) -> dict[str, Any]:
+def _entry(
+    batch: int, runs: Sequence[TranscriptionRun], asked: Sequence[TranscribeOptions]
+) -> dict[str, Any]:
     seconds = [run.seconds for run in runs]
     middle, tokens = median(seconds), sum(one.max_new_tokens or 0 for one in asked)
     return {
@@ -191,10 +193,10 @@ def _entry(batch: int, runs: Sequence[Hearing], asked: Sequence[TranscribeOption
     }
 
 
-def _check(found: Hearing, asked: Sequence[TranscribeOptions], *, exact: bool) -> None:
+def _check(found: TranscriptionRun, asked: Sequence[TranscribeOptions], *, exact: bool) -> None:
     """A padded batch goes on for its longest; alone every transcript has what was asked for."""
-    for heard, options in zip(found.heard, asked, strict=True):
-        count, right = len(heard.token_ids), options.max_new_tokens or 0
+    for transcript, options in zip(found.transcripts, asked, strict=True):
+        count, right = len(transcript.token_ids), options.max_new_tokens or 0
         if count < right or (exact and count != right):
             raise ConfigError(
                 "a transcript does not have the tokens that were asked for",

@@ -19,9 +19,9 @@ from ingot.audio.librispeech import TRANSCRIPTS, librispeech, transcripts
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 from ingot.image.picture_folder import picture_files
-from ingot.measure.evaluate.data_item import SHAPES, BadRecord, Item, item_of
+from ingot.measure.evaluate.data_item import SHAPES, BadRecord, DataItem, item_of
 
-_TOLD = 5  # bad lines that an error names with their reasons, or values of a field
+_SHOWN = 5  # bad lines that an error names with their reasons, or values of a field
 _MOST_OTHERS, _MOST_LETTERS = 10_000, 40
 OfFolder = Callable[[Path], Iterator[tuple[int, Any]]]
 
@@ -39,7 +39,7 @@ class DataFile:
     """What was read: the items, the lines that were passed over, and how the items were chosen."""
 
     path: Path
-    items: tuple[Item, ...]
+    items: tuple[DataItem, ...]
     bad: tuple[Bad, ...] = ()
     where: tuple[tuple[str, str], ...] = ()
     limit: int | None = None
@@ -66,7 +66,7 @@ def read_data(
     limit: int | None = None,
     skip_bad: bool = False,
     where: Sequence[tuple[str, str]] = (),
-    needs: Callable[[Item], str | None] = lambda item: None,
+    needs: Callable[[DataItem], str | None] = lambda item: None,
     of_folder: OfFolder = librispeech,
 ) -> DataFile:
     """The first ``limit`` items of a file (None: all).
@@ -87,7 +87,7 @@ def read_data(
             raise ConfigError("a .txt file has no fields to filter by", seen=path, flag="leave out --where")
         return DataFile(path, (_running_text(path, needs),))
     records = of_folder(path) if path.is_dir() else _records(path)
-    items: list[Item] = []
+    items: list[DataItem] = []
     bad: list[Bad] = []
     others: list[Any] = []  # a few records that do not match
     for number, record in records:
@@ -112,11 +112,11 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
     return _elements(path) if path.suffix == ".json" else _lines(path)
 
 
-def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
+def _running_text(path: Path, needs: Callable[[DataItem], str | None]) -> DataItem:
     text = _decoded(path)
     if not text.strip():
         raise ConfigError("the text is empty", seen=path, flag="--data")
-    item = Item(1, text=text)
+    item = DataItem(1, text=text)
     why = needs(item)
     if why is not None:
         raise ConfigError(
@@ -128,7 +128,7 @@ def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
     return item
 
 
-def _fit(item: Item, needs: Callable[[Item], str | None]) -> Item:
+def _fit(item: DataItem, needs: Callable[[DataItem], str | None]) -> DataItem:
     why = needs(item)
     if why is not None:
         raise BadRecord(why)
@@ -145,28 +145,30 @@ def _no_match(path: Path, where: Sequence[tuple[str, str]], others: list[Any]) -
     """That no record has the values wanted, with those that there are."""
     wanted = " and ".join(f"{field}={value}" for field, value in where)
     records = [record for record in others if isinstance(record, dict)]
-    told = []
+    lines = []
     for field, _ in where:
         counts = Counter(str(record[field])[:_MOST_LETTERS] for record in records if field in record)
-        few = ", ".join(value for value, _ in counts.most_common(_TOLD))
-        more = f" and {len(counts) - _TOLD} more" if len(counts) > _TOLD else ""
-        told.append(f"{field}: {few}{more}" if counts else f"no record has {field}")
+        few = ", ".join(value for value, _ in counts.most_common(_SHOWN))
+        more = f" and {len(counts) - _SHOWN} more" if len(counts) > _SHOWN else ""
+        lines.append(f"{field}: {few}{more}" if counts else f"no record has {field}")
     if not any(field in record for record in records for field, _ in where):
         names = dict.fromkeys(str(name) for record in records for name in record)
-        told.append(f"fields: {', '.join(names)}")
-    return ConfigError(f"no record of {path} has {wanted}", seen="; ".join(told), flag="--where")
+        lines.append(f"fields: {', '.join(names)}")
+    return ConfigError(f"no record of {path} has {wanted}", seen="; ".join(lines), flag="--where")
 
 
-def _check(path: Path, items: list[Item], bad: list[Bad], skip_bad: bool) -> None:
+def _check(path: Path, items: list[DataItem], bad: list[Bad], skip_bad: bool) -> None:
     if bad and not skip_bad:
         unit = "record" if path.suffix == ".json" else "line"
-        told = [f"{unit} {one.number}: {one.why}" for one in bad[:_TOLD]]
-        if len(bad) > _TOLD:
-            told.append(f"and {len(bad) - _TOLD} more: {', '.join(str(b.number) for b in bad[_TOLD:][:20])}")
+        lines = [f"{unit} {one.number}: {one.why}" for one in bad[:_SHOWN]]
+        if len(bad) > _SHOWN:
+            lines.append(
+                f"and {len(bad) - _SHOWN} more: {', '.join(str(b.number) for b in bad[_SHOWN:][:20])}"
+            )
         count = f"{len(bad)} {unit}s" if len(bad) > 1 else f"one {unit}"
         raise ConfigError(
             f"{count} of {path} cannot be used",
-            seen="; ".join(told),
+            seen="; ".join(lines),
             allowed=SHAPES,
             flag=f"--skip-bad, or correct the {unit}s",
         )

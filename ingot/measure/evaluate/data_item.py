@@ -30,7 +30,7 @@ class BadRecord(Exception):
 
 
 @dataclass(frozen=True)
-class Item:
+class DataItem:
     """A record.
 
     Attributes:
@@ -62,7 +62,7 @@ class Item:
         return bool(self.references) and any(one is not None for one in questions)
 
 
-def item_of(record: object, number: int) -> Item:
+def item_of(record: object, number: int) -> DataItem:
     """The item of a record in any of the shapes that docs/evaluation.md lists.
 
     Raises:
@@ -73,22 +73,22 @@ def item_of(record: object, number: int) -> Item:
     name = record.get("id")
     found: dict[str, Any] = {"number": number, "id": None if name is None else str(name)}
     if "image" in record:
-        return Item(**found, image=_text(record, "image"), references=_captions(record))
+        return DataItem(**found, image=_text(record, "image"), references=_captions(record))
     if "conversations" in record:
-        return Item(**found, **_asked(_turns(record["conversations"])))
+        return DataItem(**found, **_asked(_turns(record["conversations"])))
     if "messages" in record:
-        return Item(**found, **_asked(_messages(record["messages"]), _references(record)))
+        return DataItem(**found, **_asked(_messages(record["messages"]), _references(record)))
     for field in ("article", "prompt"):
         if field in record:
             asked: dict[str, Any] = {field: _text(record, field)}
-            return Item(**found, **asked, references=_references(record))
+            return DataItem(**found, **asked, references=_references(record))
     if "text" in record:
         spoken: dict[str, Any] = {
             field: _text(record, field) for field in ("audio", "language") if record.get(field) is not None
         }
-        return Item(**found, **spoken, text=_text(record, "text"))
+        return DataItem(**found, **spoken, text=_text(record, "text"))
     if "token_ids" in record:
-        return Item(**found, token_ids=_ids(record["token_ids"]))
+        return DataItem(**found, token_ids=_ids(record["token_ids"]))
     raise BadRecord(f"none of the known fields among {sorted(map(str, record))[:8]}")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ingot.config.modality import EVAL_WER, expect_text
 from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
-from ingot.measure.evaluate.data_item import Item, Message
+from ingot.measure.evaluate.data_item import DataItem, Message
 from ingot.measure.evaluate.rouge import is_cjk
 from ingot.measure.side.open_side import check_side
 from ingot.measure.side.side_spec import INGOT, SideSpec, model_of, read_text
@@ -32,10 +32,10 @@ _SAMPLES = 20  # items whose ids are compared to tell that two tokenizers are on
 
 
 @dataclass(frozen=True)
-class Case:
+class EvalCase:
     """A prompt for an item. ``stops`` end the answer; ``cut_tokens`` of the article were left out."""
 
-    item: Item
+    item: DataItem
     prompt_ids: list[int]
     asked: str
     stops: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Prompter:
         self._chat = chat
         self._template = template
 
-    def case(self, item: Item) -> Case | None:
+    def case(self, item: DataItem) -> EvalCase | None:
         """The item's prompt; None where it is too long and cannot be cut."""
         if item.article is not None:
             return self._article(item, item.article)
@@ -82,10 +82,10 @@ class Prompter:
         chat = bool(self._chat)
         return self._whole(item, item.prompt, self._ids(item.prompt, chat), chat=chat)
 
-    def _whole(self, item: Item, asked: str, ids: list[int], *, chat: bool) -> Case | None:
-        return Case(item, ids, asked, self._stops(chat)) if len(ids) <= self._most else None
+    def _whole(self, item: DataItem, asked: str, ids: list[int], *, chat: bool) -> EvalCase | None:
+        return EvalCase(item, ids, asked, self._stops(chat)) if len(ids) <= self._most else None
 
-    def _article(self, item: Item, article: str) -> Case | None:
+    def _article(self, item: DataItem, article: str) -> EvalCase | None:
         """The article in its template, cut from its end by as many tokens as are too many."""
         chat = self._format is not None if self._chat is None else self._chat
         templates = CHAT_TEMPLATES if chat else PLAIN_TEMPLATES
@@ -95,7 +95,7 @@ class Prompter:
         if fitted is None:
             return None
         part, ids, cut = fitted
-        return Case(item, ids, template.replace(ARTICLE, part), self._stops(chat), cut)
+        return EvalCase(item, ids, template.replace(ARTICLE, part), self._stops(chat), cut)
 
     def _fitted(self, article: str, build: Callable[[str], list[int]]) -> tuple[str, list[int], int] | None:
         """(the part of the article that fits, the prompt's ids, tokens cut off)."""
@@ -148,7 +148,7 @@ def need_chat(chat: ChatFormat | None) -> ChatFormat:
     return chat
 
 
-def document_ids(item: Item, text: TextParts) -> list[int]:
+def document_ids(item: DataItem, text: TextParts) -> list[int]:
     """The item as running text: its ids, its text or article, or what it asks and the first answer."""
     if item.token_ids is not None:
         return list(item.token_ids)
@@ -164,7 +164,7 @@ def document_ids(item: Item, text: TextParts) -> list[int]:
     return [*ids, *tokenizer.encode(answer, add_special_tokens=False, parse_special=False)]
 
 
-def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[Item]) -> None:
+def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[DataItem]) -> None:
     """Two models are compared on the same ids: refuse those to which the ids mean something else.
 
     Raises:
@@ -184,7 +184,7 @@ def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[Item])
                 )
 
 
-def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
+def common_text(specs: Sequence[SideSpec], items: Sequence[DataItem]) -> TextParts:
     """The first side's text, which the other side has to share; every side is checked.
 
     Raises:
@@ -199,7 +199,7 @@ def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
     return text
 
 
-def check_tokens_of(spec: SideSpec, text: TextParts, items: Sequence[Item]) -> None:
+def check_tokens_of(spec: SideSpec, text: TextParts, items: Sequence[DataItem]) -> None:
     """Refuse a side whose ids mean something else; Hugging Face's class is given those of Ingot.
 
     Raises:

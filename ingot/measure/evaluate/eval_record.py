@@ -17,7 +17,7 @@ import torch
 
 from ingot.device import cpu_name, resolve_device
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.loss_limits import Delta
+from ingot.measure.evaluate.loss_limits import MetricDelta
 from ingot.measure.side.side_spec import SideSpec
 from ingot.version import VERSION, version_of
 
@@ -54,17 +54,17 @@ class SideRun:
             "input_tokens_per_s": _rate(self.input_tokens, self.seconds),
             "output_tokens_per_s": _rate(self.output_tokens, self.seconds) if self.output_tokens else None,
             "metrics": self.metrics,
-            **self._heard(),
-            **self._seen(),
+            **self._audio(),
+            **self._picture_rate(),
         }
 
-    def _seen(self) -> Record:
+    def _picture_rate(self) -> Record:
         """Pictures per second, from file to caption."""
         if self.pictures is None:
             return {}
         return {"pictures": self.pictures, "pictures_per_s": _rate(self.pictures, self.seconds)}
 
-    def _heard(self) -> Record:
+    def _audio(self) -> Record:
         """RTFx: seconds of audio per second."""
         if self.audio_seconds is None:
             return {}
@@ -89,7 +89,7 @@ def make_record(
     data: DataFile,
     settings: Mapping[str, Any],
     sides: Sequence[SideRun],
-    deltas: Sequence[Delta],
+    deltas: Sequence[MetricDelta],
     **more: Any,
 ) -> Record:
     """The record of an evaluation; ``more`` is what only this verb has."""

@@ -1,4 +1,4 @@
-"""A record told in words and tables.
+"""A record in words and tables.
 
 Owns which figures are shown. Knows no terminal: a table is plain data.
 
@@ -18,7 +18,7 @@ _PAIRS, _TEXT = 10, 60
 def headline(record: Record) -> list[str]:
     """What the figures stand on: data, what was left out of it, both sides."""
     data, counts = record["data"], record["counts"]
-    lines = [f"{data['file']}: {', '.join(_told_counts(counts))}"]
+    lines = [f"{data['file']}: {', '.join(_count_texts(counts))}"]
     if data["bad_lines"]:
         lines.append(f"skipped {len(data['bad_lines'])} bad lines: {_numbers(data['bad_lines'])}")
     for side in record["sides"]:
@@ -30,7 +30,7 @@ def headline(record: Record) -> list[str]:
 
 def tables(record: Record) -> list[Table]:
     """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
-    speed = {"wer": _heard_speed, "caption": _seen_speed}.get(record["verb"], _speed)
+    speed = {"wer": _audio_speed, "caption": _picture_speed}.get(record["verb"], _speed)
     found = [_metrics(record), speed(record)]
     if record.get("differing"):
         found.append(_differing(record))
@@ -52,7 +52,7 @@ def verdict(record: Record) -> str | None:
     return "every difference is within its limit"
 
 
-def _told_counts(counts: Record) -> list[str]:
+def _count_texts(counts: Record) -> list[str]:
     words = {
         "cases": "items asked",
         "pictures": "pictures",
@@ -68,8 +68,8 @@ def _told_counts(counts: Record) -> list[str]:
         "too_short": "texts too short",
     }
     only_some = ("cut", "cut_tokens", "too_long", "too_short")
-    told = [k for k in words if k in counts and (counts[k] or k not in only_some)]
-    return [f"{counts[k]:,} {words[k]}" for k in told]
+    shown = [k for k in words if k in counts and (counts[k] or k not in only_some)]
+    return [f"{counts[k]:,} {words[k]}" for k in shown]
 
 
 def _numbers(values: list[int]) -> str:
@@ -125,21 +125,21 @@ def _speed(record: Record) -> Table:
     ]
     columns = ("", "seconds", "tokens in", "tokens out", "in/s", "out/s")
     same = record.get("agreement")
-    told = "" if same is None else f"; {same['same_tokens']} of {same['answers']} answers are the same"
-    return Table(f"time{told}", columns, tuple(rows))
+    agreement = "" if same is None else f"; {same['same_tokens']} of {same['answers']} answers are the same"
+    return Table(f"time{agreement}", columns, tuple(rows))
 
 
-def _heard_speed(record: Record) -> Table:
+def _audio_speed(record: Record) -> Table:
     rows = [
         (side["name"], str(side["facts"]["batch"]), score(side["seconds"]), score(side["rtfx"]))
         for side in record["sides"]
     ]
     same = record["agreement"]
-    told = "" if same is None else f"; {same['same_text']} of {same['answers']} transcripts are the same"
-    return Table(f"time{told}", ("", "at once", "seconds", "RTFx"), tuple(rows))
+    agreement = "" if same is None else f"; {same['same_text']} of {same['answers']} transcripts are the same"
+    return Table(f"time{agreement}", ("", "at once", "seconds", "RTFx"), tuple(rows))
 
 
-def _seen_speed(record: Record) -> Table:
+def _picture_speed(record: Record) -> Table:
     rows = [
         (
             side["name"],
@@ -151,8 +151,8 @@ def _seen_speed(record: Record) -> Table:
         for side in record["sides"]
     ]
     same = record["agreement"]
-    told = "" if same is None else f"; {same['same_text']} of {same['answers']} captions are the same"
-    return Table(f"time{told}", ("", "seconds", "pictures/s", "tokens out", "out/s"), tuple(rows))
+    agreement = "" if same is None else f"; {same['same_text']} of {same['answers']} captions are the same"
+    return Table(f"time{agreement}", ("", "seconds", "pictures/s", "tokens out", "out/s"), tuple(rows))
 
 
 def _differing(record: Record) -> Table:
@@ -202,8 +202,8 @@ def _worst(positions: list[Record]) -> Table:
     return Table("the positions that differ most", columns, tuple(rows))
 
 
-def _token(told: Record) -> str:
-    return str(told["token_id"]) if told["text"] is None else repr(told["text"])
+def _token(token: Record) -> str:
+    return str(token["token_id"]) if token["text"] is None else repr(token["text"])
 
 
 def _shown(text: str | None, most: int) -> str:

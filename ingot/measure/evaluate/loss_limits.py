@@ -47,7 +47,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 
 
 @dataclass(frozen=True)
-class Delta:
+class MetricDelta:
     """A metric of both sides, their difference, and whether it keeps the limit; NaN does not.
 
     ``stderr`` is the standard error of a difference that is a mean over items: what another draw of as many
@@ -98,7 +98,7 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
 
 def judge(
     limits: Sequence[Limit], ours: Mapping[str, float | None], theirs: Mapping[str, float | None] | None
-) -> list[Delta]:
+) -> list[MetricDelta]:
     """The difference of every metric that has a limit; without ``theirs`` the metric is a difference
     itself.
     """
@@ -112,12 +112,12 @@ def _value(metric: float | None) -> float:
     return math.nan if metric is None else metric
 
 
-def _delta(limit: Limit, ours: float, theirs: float | None) -> Delta:
+def _delta(limit: Limit, ours: float, theirs: float | None) -> MetricDelta:
     delta = ours if theirs is None else ours - theirs
     if limit.relative and theirs is not None:
         delta = 100 * delta / theirs if theirs else math.nan
     within = math.isfinite(delta) and abs(delta) <= limit.most
-    return Delta(limit.metric, ours, theirs, delta, limit.most, limit.unit, within)
+    return MetricDelta(limit.metric, ours, theirs, delta, limit.most, limit.unit, within)
 
 
 def _number(value: str, given: str) -> float:

@@ -3,7 +3,7 @@
 Owns the sum of log-likelihoods over sliding windows, by document and in all, and bits per byte. Knows no
 terminal.
 
-    evaluation = perplexity(SideSpec(path="engine"), None, data, [], Reading(window=1024, stride=512))
+    evaluation = perplexity(SideSpec(path="engine"), None, data, [], WindowSettings(window=1024, stride=512))
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
+from ingot.measure.evaluate.data_item import ONLY_CAPTION, DataItem
 from ingot.measure.evaluate.eval_prompts import common_text, document_ids
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.measure.evaluate.loss_limits import Limit, judge
-from ingot.measure.evaluate.text_windows import Window, windows
+from ingot.measure.evaluate.text_windows import TextWindow, windows
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, longest, usual_window
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ DEFAULT_WINDOW = 2048
 
 
 @dataclass(frozen=True)
-class Reading:
+class WindowSettings:
     """How texts are read.
 
     Attributes:
@@ -49,9 +49,9 @@ class Document:
     (None without a tokenizer).
     """
 
-    item: Item
+    item: DataItem
     ids: list[int]
-    windows: tuple[Window, ...]
+    windows: tuple[TextWindow, ...]
     num_bytes: int | None
 
     @property
@@ -64,7 +64,7 @@ def perplexity(
     other: SideSpec | None,
     data: DataFile,
     limits: Sequence[Limit],
-    reading: Reading | None = None,
+    reading: WindowSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """exp of the mean negative log-likelihood by counted token, all documents together; its mean in nats;
@@ -74,7 +74,7 @@ def perplexity(
         IngotError: a side cannot be opened, or a window does not fit it.
     """
     specs = [spec] if other is None else [spec, other]
-    reading, documents, short = prepare(specs, data, reading or Reading(), DEFAULT_WINDOW)
+    reading, documents, short = prepare(specs, data, reading or WindowSettings(), DEFAULT_WINDOW)
     losses, runs = zip(*(_read(one, documents, progress) for one in specs), strict=True)
     deltas = [] if other is None else judge(limits, runs[0].metrics, runs[1].metrics)
     record = make_record(
@@ -84,8 +84,8 @@ def perplexity(
 
 
 def prepare(
-    specs: Sequence[SideSpec], data: DataFile, reading: Reading, most: int, *, apart: bool = False
-) -> tuple[Reading, list[Document], int]:
+    specs: Sequence[SideSpec], data: DataFile, reading: WindowSettings, most: int, *, apart: bool = False
+) -> tuple[WindowSettings, list[Document], int]:
     """The reading with its defaults filled in, the documents, and how many were too short to count.
 
     Args:
@@ -126,14 +126,14 @@ def counts_of(documents: Sequence[Document], short: int) -> Record:
     }
 
 
-def _document(item: Item, text: TextParts, reading: Reading, window: int, stride: int) -> Document:
+def _document(item: DataItem, text: TextParts, reading: WindowSettings, window: int, stride: int) -> Document:
     ids = document_ids(item, text)[: reading.max_tokens]
     cuts = tuple(windows(len(ids), window, stride))
     num_bytes = None if text.tokenizer is None else _counted_bytes(item, ids, cuts, text.tokenizer)
     return Document(item, ids, cuts, num_bytes)
 
 
-def _counted_bytes(item: Item, ids: list[int], cuts: Sequence[Window], tokenizer: Tokenizer) -> int:
+def _counted_bytes(item: DataItem, ids: list[int], cuts: Sequence[TextWindow], tokenizer: Tokenizer) -> int:
     """Bytes of the text that the counted tokens stand for: none for special tokens, nor for the space that
     SentencePiece puts before a text.
     """
@@ -147,8 +147,8 @@ def _counted_bytes(item: Item, ids: list[int], cuts: Sequence[Window], tokenizer
 
 def each_window(
     documents: Sequence[Document], what: str, progress: Progress
-) -> Iterator[tuple[int, Window, list[int]]]:
-    """The place of each window's document, the window and its ids; ``progress`` is told when it is done."""
+) -> Iterator[tuple[int, TextWindow, list[int]]]:
+    """The place of each window's document, the window and its ids; ``progress`` is called when it is done."""
     total, done = sum(len(document.windows) for document in documents), 0
     for place, document in enumerate(documents):
         for window in document.windows:

@@ -22,11 +22,11 @@ from ingot.engine.manifest import is_engine
 from ingot.engine.proof_file import manifest_hash
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile, read_data
-from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.data_item import DataItem
 from ingot.measure.evaluate.eval_prompts import check_tokens_of, need_tokenizer
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.rouge import KINDS, check_rouge
-from ingot.measure.evaluate.scored_answers import asks
+from ingot.measure.evaluate.scored_answers import question_check
 from ingot.measure.side.open_side import check_side
 from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts, model_of, other_spec
 
@@ -121,7 +121,7 @@ def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
             seen=path,
             flag="leave out --prove-samples, or use a shorter text",
         )
-    needs = asks if {"summarize", "answers"} & set(verbs) else lambda item: None
+    needs = question_check if {"summarize", "answers"} & set(verbs) else lambda item: None
     try:
         return read_data(path, limit=samples, needs=needs)
     except ConfigError as error:
@@ -147,7 +147,7 @@ def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
     return {"articles": ("summarize",), "questions": ("answers",), "texts": of_texts}[shapes.pop()]
 
 
-def _shape(item: Item) -> str:
+def _shape(item: DataItem) -> str:
     if not item.asks:
         return "texts"
     return "articles" if item.article is not None else "questions"

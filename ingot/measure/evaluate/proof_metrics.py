@@ -27,7 +27,7 @@ from ingot.measure.evaluate.eval_record import Progress, Record, no_progress
 from ingot.measure.evaluate.loss_limits import Limit, limits_for
 from ingot.measure.evaluate.perplexity import perplexity
 from ingot.measure.evaluate.planned_metrics import VALUES, Proving, delta_name, names_of
-from ingot.measure.evaluate.scored_answers import Asking, answers, summarize
+from ingot.measure.evaluate.scored_answers import AnswerSettings, answers, summarize
 from ingot.measure.evaluate.token_divergence import divergence
 from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.side_spec import SideSpec, longest
@@ -90,7 +90,7 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
         nearer = _nearer(Manifest.read(engine).quant)
         raise BuildError(
             "the engine misses a threshold, so the build was discarded",
-            seen="; ".join(_told(metric) for metric in missed),
+            seen="; ".join(_describe(metric) for metric in missed),
             fix=f"{nearer}; relax --threshold NAME=X if the metric is good enough; "
             "or leave out --prove and inspect the engine with `ingot align` and `ingot eval`",
         )
@@ -121,7 +121,7 @@ def _nearer(quant: QuantConfig) -> str:
     return " or ".join(ways)
 
 
-def _told(metric: Metric) -> str:
+def _describe(metric: Metric) -> str:
     sign = "above" if metric.better == "lower" else "below"
     return f"{metric.name} {metric.value:.6g} is {sign} {metric.limit:.6g} {metric.unit}".rstrip()
 
@@ -139,7 +139,7 @@ def _evaluated(
         assert other is not None, "checked when the proving was planned"
         return divergence(spec, other, proving.data, limits, progress=progress).record
     room = min(longest(one) for one in (spec, other) if one is not None)
-    asking = Asking()
+    asking = AnswerSettings()
     asking = replace(asking, max_new_tokens=max(1, min(asking.max_new_tokens, room // 2)))
     run = summarize if verb == "summarize" else answers
     return run(spec, other, proving.data, limits, asking, progress).record

@@ -27,7 +27,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*")
 
 
 @dataclass(frozen=True)
-class Score:
+class RougeScore:
     """Precision, recall and their harmonic mean, each 0 to 100."""
 
     precision: float
@@ -65,18 +65,18 @@ class Rouge:
         self._words = RougeScorer(list(KINDS), use_stemmer=stemmer)
         self._characters = RougeScorer(list(KINDS), tokenizer=Characters())
 
-    def score(self, prediction: str, references: Sequence[str]) -> dict[str, Score]:
+    def score(self, prediction: str, references: Sequence[str]) -> dict[str, RougeScore]:
         """The scores against the reference that gives the highest F1, each kind apart."""
         found = [self._one(prediction, reference) for reference in references]
         return {kind: max((one[kind] for one in found), key=lambda score: score.f1) for kind in KINDS}
 
-    def _one(self, prediction: str, reference: str) -> dict[str, Score]:
+    def _one(self, prediction: str, reference: str) -> dict[str, RougeScore]:
         scorer = self._characters if self.language_of(reference) == "zh" else self._words
         plain = scorer.score(reference, prediction)
         lines = scorer.score(sentences(reference), sentences(prediction))
         raw = {kind: (lines if kind == "rougeLsum" else plain)[kind] for kind in KINDS}
         return {
-            kind: Score(100 * one.precision, 100 * one.recall, 100 * one.fmeasure)
+            kind: RougeScore(100 * one.precision, 100 * one.recall, 100 * one.fmeasure)
             for kind, one in raw.items()
         }
 

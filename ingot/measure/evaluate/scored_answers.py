@@ -16,8 +16,8 @@ from typing import Any
 from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.data_item import ONLY_CAPTION, Item
-from ingot.measure.evaluate.eval_prompts import Case, Prompter, common_text, need_tokenizer
+from ingot.measure.evaluate.data_item import ONLY_CAPTION, DataItem
+from ingot.measure.evaluate.eval_prompts import EvalCase, Prompter, common_text, need_tokenizer
 from ingot.measure.evaluate.eval_record import (
     Evaluation,
     Progress,
@@ -28,7 +28,7 @@ from ingot.measure.evaluate.eval_record import (
     no_progress,
 )
 from ingot.measure.evaluate.exact_match import contains, exact
-from ingot.measure.evaluate.loss_limits import Delta, Limit, judge, standard_error
+from ingot.measure.evaluate.loss_limits import Limit, MetricDelta, judge, standard_error
 from ingot.measure.evaluate.rouge import Rouge
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, longest
@@ -39,7 +39,7 @@ Scorer = Callable[[str, Sequence[str]], Scores]
 
 
 @dataclass(frozen=True)
-class Asking:
+class AnswerSettings:
     """How items are asked.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Answered:
     scores: list[Scores] = field(default_factory=list)
 
 
-def asks(item: Item) -> str | None:
+def question_check(item: DataItem) -> str | None:
     """Why an item does not serve here; None where it does."""
     if item.image is not None:
         return ONLY_CAPTION
@@ -80,7 +80,7 @@ def summarize(
     other: SideSpec | None,
     data: DataFile,
     limits: Sequence[Limit],
-    asking: Asking | None = None,
+    asking: AnswerSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """ROUGE-1, 2, L and Lsum of summaries: F1, precision and recall, 0 to 100, means over the items.
@@ -88,7 +88,7 @@ def summarize(
     Raises:
         IngotError: a side cannot be opened, no item fits it, or rouge-score is not installed.
     """
-    asking = asking or Asking()
+    asking = asking or AnswerSettings()
     rouge = Rouge(asking.language, stemmer=asking.stemmer)
 
     def score(answer: str, references: Sequence[str]) -> Scores:
@@ -106,7 +106,7 @@ def answers(
     other: SideSpec | None,
     data: DataFile,
     limits: Sequence[Limit],
-    asking: Asking | None = None,
+    asking: AnswerSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """The share of answers, 0 to 100, that are a reference, and that contain one; normalised (matches.py).
@@ -119,7 +119,7 @@ def answers(
         scores = {"exact": exact(answer, references), "contains": contains(answer, references)}
         return {name: 100.0 * found for name, found in scores.items()}
 
-    return _evaluate("answers", spec, other, data, limits, asking or Asking(), score, progress)
+    return _evaluate("answers", spec, other, data, limits, asking or AnswerSettings(), score, progress)
 
 
 def _evaluate(
@@ -128,7 +128,7 @@ def _evaluate(
     other: SideSpec | None,
     data: DataFile,
     limits: Sequence[Limit],
-    asking: Asking,
+    asking: AnswerSettings,
     score: Scorer,
     progress: Progress,
 ) -> Evaluation:
@@ -145,7 +145,7 @@ def _evaluate(
     return Evaluation(record, [_row(i, case, found) for i, case in enumerate(cases)])
 
 
-def _cases(data: DataFile, text: TextParts, room: int, asking: Asking) -> tuple[list[Case], int]:
+def _cases(data: DataFile, text: TextParts, room: int, asking: AnswerSettings) -> tuple[list[EvalCase], int]:
     """The prompts, and how many items are too long for one."""
     prompter = Prompter(text, room - asking.max_new_tokens, chat=asking.chat, template=asking.template)
     made = [prompter.case(item) for item in data.items]
@@ -161,7 +161,12 @@ def _cases(data: DataFile, text: TextParts, room: int, asking: Asking) -> tuple[
 
 
 def _answered(
-    spec: SideSpec, cases: list[Case], text: TextParts, asking: Asking, score: Scorer, progress: Progress
+    spec: SideSpec,
+    cases: list[EvalCase],
+    text: TextParts,
+    asking: AnswerSettings,
+    score: Scorer,
+    progress: Progress,
 ) -> _Answered:
     progress(f"{spec.title}: loading", 0, len(cases))
     stops = sorted({stop for case in cases for stop in case.stops})
@@ -192,7 +197,7 @@ def _until(text: str, stops: Sequence[str]) -> str:
     return text[: min([len(text), *(text.index(stop) for stop in stops if stop in text)])]
 
 
-def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list[Delta]:
+def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list[MetricDelta]:
     pairs = list(zip(ours.scores, theirs.scores, strict=True))
     return [
         replace(delta, stderr=standard_error([a[delta.metric] - b[delta.metric] for a, b in pairs]))
@@ -211,7 +216,7 @@ def _agreement(ours: _Answered, theirs: _Answered) -> Record:
     }
 
 
-def _row(place: int, case: Case, found: Sequence[_Answered]) -> Record:
+def _row(place: int, case: EvalCase, found: Sequence[_Answered]) -> Record:
     row: dict[str, Any] = {
         "number": case.item.number,
         "id": case.item.id,

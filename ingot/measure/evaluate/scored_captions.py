@@ -3,7 +3,7 @@
 Owns the evaluation caption: the question about each picture, greedy answers of a side after the other, ROUGE
 against references, or of one side against the other. Knows no terminal.
 
-    evaluation = caption(SideSpec(path="engine"), other, data, limits_for("caption"), Captioning())
+    evaluation = caption(SideSpec(path="engine"), other, data, limits_for("caption"), CaptionSettings())
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.errors import ConfigError, RequestError
 from ingot.image.image_reader import PictureReader
 from ingot.llm import Output
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.data_item import DataItem
 from ingot.measure.evaluate.eval_record import (
     Evaluation,
     Progress,
@@ -30,7 +30,7 @@ from ingot.measure.evaluate.eval_record import (
     mean,
     no_progress,
 )
-from ingot.measure.evaluate.loss_limits import Delta, Limit, judge, standard_error
+from ingot.measure.evaluate.loss_limits import Limit, MetricDelta, judge, standard_error
 from ingot.measure.evaluate.rouge import KINDS, Rouge
 from ingot.measure.side.ingot_side import IngotSide
 from ingot.measure.side.open_side import check_side
@@ -45,7 +45,7 @@ Scores = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Captioning:
+class CaptionSettings:
     """How pictures are asked about.
 
     Attributes:
@@ -70,11 +70,11 @@ class _Described:
     scores: list[Scores] = field(default_factory=list)
 
 
-def shows(folder: Path) -> Callable[[Item], str | None]:
+def picture_check(folder: Path) -> Callable[[DataItem], str | None]:
     """Why an item does not serve; its picture is named from ``folder`` on."""
     reader = PictureReader()
 
-    def why(item: Item) -> str | None:
+    def why(item: DataItem) -> str | None:
         if item.image is None:
             return "no picture"
         path = folder / item.image
@@ -94,7 +94,7 @@ def caption(
     other: SideSpec | None,
     data: DataFile,
     limits: Sequence[Limit],
-    asked: Captioning | None = None,
+    asked: CaptionSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """ROUGE of captions, 0 to 100, means over the pictures: against the data's own, or without these against
@@ -104,7 +104,7 @@ def caption(
         IngotError: a side cannot be opened or takes no pictures, there is nothing to compare with, or
             rouge-score is not installed.
     """
-    asked = asked or Captioning()
+    asked = asked or CaptionSettings()
     rouge = Rouge(asked.language, stemmer=asked.stemmer)
     specs = [spec] if other is None else [spec, other]
     for one in specs:
@@ -153,7 +153,7 @@ def _has_references(data: DataFile, *, alone: bool) -> bool:
     return not without
 
 
-def _described(spec: SideSpec, data: DataFile, asked: Captioning, progress: Progress) -> _Described:
+def _described(spec: SideSpec, data: DataFile, asked: CaptionSettings, progress: Progress) -> _Described:
     total = len(data.items)
     progress(f"{spec.title}: loading", 0, total)
     params = SamplingParams(max_new_tokens=asked.max_new_tokens)
@@ -185,7 +185,7 @@ def _scores(rouge: Rouge, text: str, references: Sequence[str]) -> Scores:
     }
 
 
-def _deltas(limits: Sequence[Limit], sides: Sequence[_Described], *, referred: bool) -> list[Delta]:
+def _deltas(limits: Sequence[Limit], sides: Sequence[_Described], *, referred: bool) -> list[MetricDelta]:
     chosen = [limit for limit in limits if (limit.metric != DISTANCE) is referred]
     ours = sides[0]
     if not referred:
@@ -208,7 +208,7 @@ def _agreement(sides: Sequence[_Described]) -> Record:
     }
 
 
-def _row(place: int, item: Item, sides: Sequence[_Described]) -> Record:
+def _row(place: int, item: DataItem, sides: Sequence[_Described]) -> Record:
     row: dict[str, Any] = {
         "number": item.number,
         "id": item.id,

@@ -1,9 +1,9 @@
 """Transcripts of both sides of the same recordings, compared with the right ones.
 
-Owns the evaluation wer: who hears what in which language, error rates, and how many transcripts are the same.
+Owns the evaluation wer: what is spoken in which language, error rates, and how many transcripts are the same.
 Knows no terminal.
 
-    evaluation = wer(SideSpec(path="engine"), other, data, limits_for("wer"), Asked())
+    evaluation = wer(SideSpec(path="engine"), other, data, limits_for("wer"), WerSettings())
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 from ingot.audio.recording_samples import audio_seconds
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.data_item import DataItem
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.wer import Wer
 from ingot.measure.side.open_side import check_side
 from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec
-from ingot.measure.side.timed_transcripts import Hearing, hear_all
-from ingot.measure.side.transcribers import open_listener
+from ingot.measure.side.timed_transcripts import TranscriptionRun, transcribe_all
+from ingot.measure.side.transcribers import open_speech_side
 from ingot.speech.recording_features import mel_bins
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.text.languages import language_code
 
-_QUEUED = 8  # recordings that wait for each that is heard
+_QUEUED = 8  # recordings that wait for each that is transcribed
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How recordings are heard.
+class WerSettings:
+    """How recordings are transcribed.
 
     Attributes:
         options: of all; a recording's own language goes before theirs.
@@ -46,13 +46,13 @@ class Asked:
 @dataclass
 class _Side:
     run: SideRun
-    took: Hearing
+    took: TranscriptionRun
 
 
-def hears(folder: Path) -> Callable[[Item], str | None]:
+def recording_check(folder: Path) -> Callable[[DataItem], str | None]:
     """Why an item does not serve; its recording is named from ``folder`` on."""
 
-    def why(item: Item) -> str | None:
+    def why(item: DataItem) -> str | None:
         if item.audio is None:
             return "no audio with its text"
         path = folder / item.audio
@@ -68,7 +68,7 @@ def wer(
     other: SideSpec | None,
     data: DataFile,
     limits: Sequence[Limit],
-    asked: Asked,
+    asked: WerSettings,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """WER and CER of both sides in percent, over all recordings together.
@@ -82,14 +82,14 @@ def wer(
     for one in specs:
         check_side(one)
         mel_bins(one.config())
-    sides = [_heard(one, data, asked, progress) for one in specs]
+    sides = [_transcribed(one, data, asked, progress) for one in specs]
     languages = [
-        _language(item, asked.options) or heard.language or "en"
-        for item, heard in zip(data.items, sides[0].took.heard, strict=True)
+        _language(item, asked.options) or one.language or "en"
+        for item, one in zip(data.items, sides[0].took.transcripts, strict=True)
     ]
     right = [item.text or "" for item in data.items]
     for side in sides:
-        side.run.metrics = asdict(metric.rates(right, [one.text for one in side.took.heard], languages))
+        side.run.metrics = asdict(metric.rates(right, [one.text for one in side.took.transcripts], languages))
     deltas = [] if other is None else judge(limits, sides[0].run.metrics, sides[1].run.metrics)
     rows = [_row(metric, place, item, languages, sides) for place, item in enumerate(data.items)]
     counts = {"recordings": len(rows), "audio_seconds": round(sum(sides[0].took.audio), 3)}
@@ -101,29 +101,29 @@ def wer(
     return Evaluation(make_record("wer", data, settings, runs, deltas, **more), rows)
 
 
-def _heard(spec: SideSpec, data: DataFile, asked: Asked, progress: Progress) -> _Side:
+def _transcribed(spec: SideSpec, data: DataFile, asked: WerSettings, progress: Progress) -> _Side:
     """All recordings; those of an engine wait for it in a queue, those of a class come in its batches."""
     total = len(data.items)
     progress(f"{spec.title}: loading", 0, total)
     paths = [data.folder / (item.audio or "") for item in data.items]
     options = [asked.options.replace(language=_language(item, asked.options)) for item in data.items]
     is_class = spec.kind == HUGGINGFACE
-    with open_listener(spec, batch=spec.max_batch_size if is_class else asked.batch) as listener:
-        listener.warm_up()
-        facts = listener.facts()
+    with open_speech_side(spec, batch=spec.max_batch_size if is_class else asked.batch) as side:
+        side.warm_up()
+        facts = side.facts()
         most = int(facts["batch"])
         together = most if most == 1 else _QUEUED * most
-        took = hear_all(listener, paths, options, together, lambda done: progress(spec.title, done, total))
-    tokens = sum(len(one.token_ids) for one in took.heard)
+        took = transcribe_all(side, paths, options, together, lambda done: progress(spec.title, done, total))
+    tokens = sum(len(one.token_ids) for one in took.transcripts)
     return _Side(SideRun(spec, facts, took.seconds, 0, tokens, audio_seconds=sum(took.audio)), took)
 
 
-def _language(item: Item, options: TranscribeOptions) -> str | None:
+def _language(item: DataItem, options: TranscribeOptions) -> str | None:
     return options.language if item.language is None else language_code(item.language)
 
 
 def _agreement(sides: Sequence[_Side]) -> Record:
-    pairs = list(zip(sides[0].took.heard, sides[1].took.heard, strict=True))
+    pairs = list(zip(sides[0].took.transcripts, sides[1].took.transcripts, strict=True))
     same = sum(a.text == b.text for a, b in pairs)
     return {
         "answers": len(pairs),
@@ -133,7 +133,7 @@ def _agreement(sides: Sequence[_Side]) -> Record:
     }
 
 
-def _row(metric: Wer, place: int, item: Item, languages: Sequence[str], sides: Sequence[_Side]) -> Record:
+def _row(metric: Wer, place: int, item: DataItem, languages: Sequence[str], sides: Sequence[_Side]) -> Record:
     row: dict[str, Any] = {
         "number": item.number,
         "id": item.id,
@@ -141,10 +141,10 @@ def _row(metric: Wer, place: int, item: Item, languages: Sequence[str], sides: S
         "audio_seconds": round(sides[0].took.audio[place], 3),
         "language": languages[place],
         "text": item.text,
-        "same_text": len({side.took.heard[place].text for side in sides}) == 1,
+        "same_text": len({side.took.transcripts[place].text for side in sides}) == 1,
     }
     for side in sides:
-        heard = side.took.heard[place]
-        rates = metric.rates([item.text or ""], [heard.text], [languages[place]])
-        row[side.run.spec.title] = {"text": heard.text, "language": heard.language, **asdict(rates)}
+        one = side.took.transcripts[place]
+        rates = metric.rates([item.text or ""], [one.text], [languages[place]])
+        row[side.run.spec.title] = {"text": one.text, "language": one.language, **asdict(rates)}
     return row

@@ -14,7 +14,7 @@ from ingot.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """Tokens ``begin`` to ``end`` are computed, ``first`` to ``end`` counted: each has those before it in the
     window as context.
     """
@@ -31,7 +31,7 @@ class Window:
         return slice(self.first - self.begin - 1, self.end - self.begin - 1)
 
 
-def windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
+def windows(num_tokens: int, size: int, stride: int) -> Iterator[TextWindow]:
     """Windows of ``size`` tokens, each ``stride`` further; of each only the tokens that no window before it
     had count.
 
@@ -50,7 +50,7 @@ def windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
         end = min(begin + size, num_tokens)
         first = max(done, begin + 1)
         if first < end:
-            yield Window(begin, first, end)
+            yield TextWindow(begin, first, end)
         done = end
         if end == num_tokens:
             return

@@ -19,7 +19,14 @@ from ingot.device import resolve_device
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.measure.evaluate.loss_limits import Limit, judge
-from ingot.measure.evaluate.perplexity import Document, Reading, counts_of, each_window, metrics_of, prepare
+from ingot.measure.evaluate.perplexity import (
+    Document,
+    WindowSettings,
+    counts_of,
+    each_window,
+    metrics_of,
+    prepare,
+)
 from ingot.measure.side.open_side import Side, open_side
 from ingot.measure.side.side_spec import SideSpec, longest, read_text
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -88,7 +95,7 @@ def divergence(
     other: SideSpec,
     data: DataFile,
     limits: Sequence[Limit],
-    reading: Reading | None = None,
+    reading: WindowSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """KL(reference || engine) in nats and the share of positions with the same likeliest token; ``other`` is
@@ -98,7 +105,7 @@ def divergence(
         IngotError: a side cannot be opened, or a window does not fit it.
     """
     specs = [_with_small_cache(one) for one in (spec, other)]
-    reading, documents, short = prepare(specs, data, reading or Reading(), DEFAULT_WINDOW, apart=True)
+    reading, documents, short = prepare(specs, data, reading or WindowSettings(), DEFAULT_WINDOW, apart=True)
     found, runs = _compared(specs, documents, progress)
     whole = Compared.joined(found)
     runs[0].metrics = metrics_of(whole.our_loss.sum().item(), documents)
@@ -184,7 +191,7 @@ def _position(document: Document, found: Compared, row: int, tokenizer: Tokenize
     places = [place for window in document.windows for place in range(window.first, window.end)]
     place = places[row]
 
-    def told(ids: list[int]) -> str | None:
+    def text_of(ids: list[int]) -> str | None:
         if tokenizer is None:
             return None
         return b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
@@ -194,9 +201,9 @@ def _position(document: Document, found: Compared, row: int, tokenizer: Tokenize
         "number": document.item.number,
         "position": place,
         "kl": found.kl[row].item(),
-        "before": told(document.ids[max(0, place - _CONTEXT) : place]),
-        "next": {"token_id": document.ids[place], "text": told([document.ids[place]])},
-        "expected": {who: {"token_id": token, "text": told([token])} for who, token in tops.items()},
+        "before": text_of(document.ids[max(0, place - _CONTEXT) : place]),
+        "next": {"token_id": document.ids[place], "text": text_of([document.ids[place]])},
+        "expected": {who: {"token_id": token, "text": text_of([token])} for who, token in tops.items()},
         "loss": {"engine": found.our_loss[row].item(), "reference": found.their_loss[row].item()},
     }
 

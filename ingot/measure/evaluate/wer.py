@@ -64,9 +64,9 @@ class Wer:
         import jiwer
 
         right = [self.normalised(text, code) for text, code in zip(references, languages, strict=True)]
-        told = [self.normalised(text, code) for text, code in zip(found, languages, strict=True)]
-        words = jiwer.process_words(right, told)
-        letters = jiwer.process_characters(_letters(right, languages), _letters(told, languages))
+        hypotheses = [self.normalised(text, code) for text, code in zip(found, languages, strict=True)]
+        words = jiwer.process_words(right, hypotheses)
+        letters = jiwer.process_characters(_letters(right, languages), _letters(hypotheses, languages))
         count = sum(len(text.split()) for text in right)
         return Rates(
             100 * words.wer if count else None,

@@ -1,6 +1,6 @@
 """Memory between one model and the next.
 
-Owns what gives memory back, how a lack of it is told from other errors, and how long a model took to come.
+Owns what gives memory back, how a lack of it differs from other errors, and how long a model took to come.
 Knows no model.
 
     del model; free_memory()

@@ -58,20 +58,20 @@ def commit(folder: Path) -> str | None:
     """The git commit that a source folder is at, ``+`` behind it when files under it have changed since; None
     where no repository tracks it (a copy, an installed package).
     """
-    told = _told("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
-    tracked = _told("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py")
-    if told is None or tracked is None:
+    found = _output("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    tracked = _output("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py")
+    if found is None or tracked is None:
         return None
-    changed = _told("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", ".")
-    return told + ("+" if changed else "")
+    changed = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", ".")
+    return found + ("+" if changed else "")
 
 
 def _driver() -> str | None:
-    told = _told("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return told.splitlines()[0].strip() if told else None
+    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found.splitlines()[0].strip() if found else None
 
 
-def _told(*words: str) -> str | None:
+def _output(*words: str) -> str | None:
     """What a program prints; None where it is absent or fails."""
     if shutil.which(words[0]) is None:
         return None
@@ -87,7 +87,7 @@ class Memory:
         weights: of all parameters.
         cache: of the keys and values.
         peak: the most that was taken at once: of a GPU's memory by tensors, on a CPU by the whole process,
-            libraries included; None where it is not told.
+            libraries included; None where it is unknown.
     """
 
     weights: int
@@ -111,8 +111,8 @@ def peak_bytes(device: torch.device) -> int | None:
     if not _STATUS.exists():
         return None
     lines = _STATUS.read_text(encoding="ascii").splitlines()
-    told = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
-    return None if told is None else int(told) * 1024
+    found = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return None if found is None else int(found) * 1024
 
 
 def forget_peak(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Qwen v1 told as Qwen2, which it is up to its training length.
+"""Qwen v1 described as Qwen2, which it is up to its training length.
 
 Owns the translation of config and tensors, so that Hugging Face's Qwen2 class can be compared with: its own
 library has no class for Qwen v1. Knows nothing of that library. Beyond ``seq_length`` Qwen v1 changes its

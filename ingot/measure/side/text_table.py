@@ -25,13 +25,13 @@ def plain(table: Table) -> str:
     """The table as lines of aligned text."""
     lines = [table.columns, *table.rows]
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    told = ["  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines]
-    return "\n".join([table.title, *told])
+    texts = ["  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines]
+    return "\n".join([table.title, *texts])
 
 
 def number(value: float | None) -> str:
     """A measured time or rate, to three or four digits: 0.912, 3.88, 147.5, 6,200; ``-`` for None."""
-    return _told(value, (100, 1, 0))
+    return _decimals(value, (100, 1, 0))
 
 
 def numbers(entry: Mapping[str, Any], paths: str) -> list[str]:
@@ -49,7 +49,7 @@ def score(value: float | None) -> str:
     """A metric, to four digits that matter: 12.34, 0.0123, 1.20e-07; ``-`` for None."""
     if value is not None and 0 < abs(value) < 0.01:
         return f"{value:.2e}"
-    return _told(value, (100, 10, 1, 0))
+    return _decimals(value, (100, 10, 1, 0))
 
 
 def percent(share: float | None) -> str:
@@ -62,7 +62,7 @@ def times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
-def _told(value: float | None, steps: tuple[int, ...]) -> str:
+def _decimals(value: float | None, steps: tuple[int, ...]) -> str:
     """With one more decimal below each step, none from 1000 on."""
     if value is None:
         return "-"

@@ -1,9 +1,9 @@
-"""One load answered once, seen from outside, and many measurements told in a few numbers.
+"""One load answered once, seen from outside, and many measurements summarized in a few numbers.
 
 Owns the arrival times of tokens, what follows from them, and percentiles. Knows no engine.
 
     run = Run.of(start, arrivals, end)      # arrivals[i]: when each token of request i came
-    spread(run.ttft_s, scale=1e3)           # seconds told in milliseconds
+    spread(run.ttft_s, scale=1e3)           # seconds, as milliseconds
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | No
     """Median, 90th and 99th percentile, least and most, each times ``scale``; None for no values."""
     if not values:
         return None
-    told = {"p50": percentile(values, 50), "p90": percentile(values, 90), "p99": percentile(values, 99)}
-    told |= {"least": min(values), "most": max(values)}
-    return {name: round(value * scale, 6) for name, value in told.items()}
+    figures = {"p50": percentile(values, 50), "p90": percentile(values, 90), "p99": percentile(values, 99)}
+    figures |= {"least": min(values), "most": max(values)}
+    return {name: round(value * scale, 6) for name, value in figures.items()}
 
 
 def spread_with_mean(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | None:

@@ -32,7 +32,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Load:
+class TokenLoad:
     """Requests that arrive all at once; ``name`` says how their lengths came about, ``left_out`` how many of
     those read were not taken, by reason.
     """
@@ -65,17 +65,17 @@ class Load:
         }
 
 
-def fixed(count: int, prompt_tokens: int, new_tokens: int) -> Load:
+def fixed(count: int, prompt_tokens: int, new_tokens: int) -> TokenLoad:
     """``count`` requests of the same lengths.
 
     Raises:
         ConfigError: a number is below 1.
     """
     check_counts({"--fixed": count, "--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens})
-    return Load(f"{count} of {prompt_tokens} + {new_tokens}", (Ask(prompt_tokens, new_tokens),) * count)
+    return TokenLoad(f"{count} of {prompt_tokens} + {new_tokens}", (Ask(prompt_tokens, new_tokens),) * count)
 
 
-def mixed(count: int) -> Load:
+def mixed(count: int) -> TokenLoad:
     """Lengths like those of chats: lognormal, 4 to 1024 tokens each, from a fixed seed.
 
     256 requests have 47,539 prompt tokens and 53,807 new ones.
@@ -90,7 +90,7 @@ def mixed(count: int) -> Load:
         return max(_LEAST, min(_MOST, int(rng.lognormvariate(*log))))
 
     asks = tuple(Ask(length(_PROMPT_LOG), length(_OUTPUT_LOG)) for _ in range(count))
-    return Load(f"mixed {count}", asks)
+    return TokenLoad(f"mixed {count}", asks)
 
 
 class PromptSource:

@@ -1,9 +1,9 @@
-"""Two ways to hear the same recordings: Ingot, and Hugging Face's class.
+"""Two ways to transcribe the same recordings: Ingot, and Hugging Face's class.
 
 Owns both behind one interface, and how the class is asked for what Ingot is asked for: the same windows,
 rules and thresholds. Knows nothing of what is measured.
 
-    with open_listener(spec) as listener: listener.hear([samples], TranscribeOptions())[0].text
+    with open_speech_side(spec) as side: side.transcribe([samples], TranscribeOptions())[0].text
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FLAG = "--against"
 
 
 @dataclass(frozen=True)
-class Heard:
+class SideTranscript:
     """What one side makes of a recording; ``token_ids`` are those of its text, without timestamps."""
 
     text: str
@@ -57,7 +57,7 @@ def _check_batch(folder: Path, batch: int) -> None:
         )
 
 
-class IngotListener(IngotSide):
+class IngotSpeechSide(IngotSide):
     """An engine whose windows share steps."""
 
     def __init__(self, spec: SideSpec, batch: int | None) -> None:
@@ -66,13 +66,15 @@ class IngotListener(IngotSide):
         self.transcriber = Transcriber.of_llm(self.llm)
         self.batch = self.llm.executor.admission.max_batch_size
 
-    def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
+    def transcribe(
+        self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]
+    ) -> list[SideTranscript]:
         pairs = list(zip(recordings, asked, strict=True))
         return list(together(lambda pair, left: self._one(*pair), pairs, self.batch))
 
     def warm_up(self, most: int | None = None) -> None:
         self.llm.warm_up(kinds=["greedy"])
-        self.hear([torch.zeros(RATE)], [_SHORT])
+        self.transcribe([torch.zeros(RATE)], [_SHORT])
 
     def facts(self) -> dict[str, Any]:
         return self.model_facts() | {"device": str(self.device), "batch": self.batch}
@@ -92,21 +94,21 @@ class IngotListener(IngotSide):
         del self.transcriber
         super().close()
 
-    def _one(self, samples: torch.Tensor, options: TranscribeOptions) -> Heard:
-        return heard_of(self.transcriber(samples, **vars(options)), self.transcriber.vocabulary)
+    def _one(self, samples: torch.Tensor, options: TranscribeOptions) -> SideTranscript:
+        return side_transcript(self.transcriber(samples, **vars(options)), self.transcriber.vocabulary)
 
 
-def heard_of(found: Transcript, vocabulary: Vocabulary) -> Heard:
+def side_transcript(found: Transcript, vocabulary: Vocabulary) -> SideTranscript:
     """A transcript without its times."""
     ids = [token for segment in found.segments for token in segment.tokens if token < vocabulary.tokens.end]
-    return Heard(found.text.strip(), ids, found.language)
+    return SideTranscript(found.text.strip(), ids, found.language)
 
 
-class ClassListener(HuggingFaceSide):
+class HuggingFaceSpeechSide(HuggingFaceSide):
     """``WhisperForConditionalGeneration`` by its own ``generate``, on features of its own extractor.
 
-    It is given the windows that the original hears: a recording ends where it ends and not after 30 seconds.
-    Ids are told as text by Ingot's tokenizer.
+    It is given the windows that the original reads: a recording ends where it ends and not after 30 seconds.
+    Ids become text by Ingot's tokenizer.
     """
 
     def __init__(self, spec: SideSpec, batch: int) -> None:
@@ -129,9 +131,11 @@ class ClassListener(HuggingFaceSide):
         self.batch = batch
 
     @torch.inference_mode()
-    def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
+    def transcribe(
+        self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]
+    ) -> list[SideTranscript]:
         """In padded batches of recordings with the same options, the shortest first."""
-        found: dict[int, Heard] = {}
+        found: dict[int, SideTranscript] = {}
         for places in _alike(recordings, asked, self.batch):
             together = [recordings[place] for place in places]
             with class_memory("--against-batch"):
@@ -139,25 +143,25 @@ class ClassListener(HuggingFaceSide):
         return [found[place] for place in range(len(recordings))]
 
     def warm_up(self, most: int | None = None) -> None:
-        self.hear([torch.zeros(RATE)], [_SHORT])
+        self.transcribe([torch.zeros(RATE)], [_SHORT])
 
     def facts(self) -> dict[str, Any]:
         return self.model_facts() | {"device": str(self.device), "batch": self.batch}
 
-    def _together(self, recordings: list[torch.Tensor], options: TranscribeOptions) -> list[Heard]:
+    def _together(self, recordings: list[torch.Tensor], options: TranscribeOptions) -> list[SideTranscript]:
         frames = [len(samples) // HOP for samples in recordings]
         if not all(frames):  # the class cannot: nothing is said in them
             kept = [i for i, count in enumerate(frames) if count]
-            told = self._together([recordings[i] for i in kept], options) if kept else []
-            rest = iter(told)
-            return [next(rest) if count else Heard("", []) for count in frames]
+            found = self._together([recordings[i] for i in kept], options) if kept else []
+            rest = iter(found)
+            return [next(rest) if count else SideTranscript("", []) for count in frames]
         given = self._asked(options, max(frames))
         whole = [self._features(samples) for samples in recordings]
         if "language" in given and given["language"] is None:
             given["language"] = self._languages(whole)
         features = [one[:, :count] for one, count in zip(whole, frames, strict=True)]
         if len(features) > 1:
-            # The class hears recordings of a batch to their own ends where the longest has two windows.
+            # The class transcribes recordings of a batch to their own ends where the longest has two windows.
             width = max(*frames, _FRAMES + (1 if options.timestamps else 0))
             mask = torch.arange(width) < torch.tensor(frames)[:, None]
             given["attention_mask"] = mask.long().to(self.device)
@@ -166,7 +170,7 @@ class ClassListener(HuggingFaceSide):
         found = self.model.generate(joined, return_segments=True, **given)
         spoken = given.get("language")
         languages = spoken if isinstance(spoken, list) else [spoken] * len(recordings)
-        return [self._heard(*one) for one in zip(found["segments"], languages, strict=True)]
+        return [self._transcript(*one) for one in zip(found["segments"], languages, strict=True)]
 
     def _languages(self, features: Sequence[torch.Tensor]) -> list[str]:
         """Of the first 30 seconds of each, silence included."""
@@ -185,11 +189,11 @@ class ClassListener(HuggingFaceSide):
         found: torch.Tensor = made["input_features"][0]
         return found
 
-    def _heard(self, segments: Sequence[dict[str, Any]], language: str | None) -> Heard:
+    def _transcript(self, segments: Sequence[dict[str, Any]], language: str | None) -> SideTranscript:
         pieces = [one["tokens"].tolist() for one in segments]
         texts = [self.vocabulary.text(piece) for piece in pieces]
         ids = [token for piece in pieces for token in piece if token < self.vocabulary.tokens.end]
-        return Heard("".join(texts).strip(), ids, language)
+        return SideTranscript("".join(texts).strip(), ids, language)
 
     def _asked(self, options: TranscribeOptions, frames: int) -> dict[str, Any]:
         """Arguments of ``generate``.
@@ -238,10 +242,10 @@ class ClassListener(HuggingFaceSide):
         return sorted({*rules.suppressed, *times} - {tokens.no_timestamps})
 
 
-Listener = IngotListener | ClassListener
+SpeechSide = IngotSpeechSide | HuggingFaceSpeechSide
 
 
-def open_listener(spec: SideSpec, batch: int | None = None) -> Listener:
+def open_speech_side(spec: SideSpec, batch: int | None = None) -> SpeechSide:
     """Load what the spec names; leaving a ``with`` block frees it.
 
     Args:
@@ -253,10 +257,10 @@ def open_listener(spec: SideSpec, batch: int | None = None) -> Listener:
     """
     mel_bins(spec.config())
     if spec.kind == HUGGINGFACE:
-        return ClassListener(spec, batch or 1)
+        return HuggingFaceSpeechSide(spec, batch or 1)
     if spec.random_weights is None and batch is not None:
         _check_batch(folder_of(spec.source), batch)
-    return IngotListener(spec, batch)
+    return IngotSpeechSide(spec, batch)
 
 
 _SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.measure.align.align_cases import Case, TextCheck
+from ingot.measure.align.align_cases import AlignCase, TextCheck
 from ingot.measure.align.align_report import (
     all_lines,
     alone_text,
@@ -28,7 +28,7 @@ from ingot.measure.align.stage_verdict import (
     SERVED,
     FirstBad,
     GreedyRow,
-    Row,
+    StageRow,
     compare_case,
     compare_greedy,
     compare_served,
@@ -145,12 +145,12 @@ def alone_of(limit: float, relative: float, place: str) -> Alone:
     )  # fmt: skip
 
 
-def row_of(stage: str, step: int, alone: Alone | None) -> Row:
+def row_of(stage: str, step: int, alone: Alone | None) -> StageRow:
     apart = Difference(max_abs=21.0, relative=0.22, cosine=0.23, token=2, channel=24)
-    return Row(5, step, stage, apart, alone, floor=0.25, eps=EPS)
+    return StageRow(5, step, stage, apart, alone, floor=0.25, eps=EPS)
 
 
-def first_of(row: Row, alone: bool) -> FirstBad:
+def first_of(row: StageRow, alone: bool) -> FirstBad:
     expected, got = (Statistics((3, 4), name, 1.0, 2.0, 3.0, 4.0) for name in ("float32", "float16"))
     return FirstBad(row, alone, expected, got, position=31, expected_value=32.0, got_value=33.0)
 
@@ -161,7 +161,7 @@ def test_the_json_of_a_row_and_of_the_first_bad_stage(alone: bool) -> None:
     row = row_of("layers.0.mlp", 2, alone_of(0.4, 0.5, "layers.0.inner"))
     stops = StopCheck(None, (9,), (), "the trace")
     facts = ("e", "r", "n", "fp32", "cpu", 2)
-    report = Report(*facts, [Case("a", [1])], [row], [], stops, first_of(row, alone))
+    report = Report(*facts, [AlignCase("a", [1])], [row], [], stops, first_of(row, alone))
     told = report_json(report)
     (one,), first = told["rows"], told["first"]
     assert (one["case"], one["step"], one["stage"]) == (5, 2, "layers.0.mlp")
@@ -200,11 +200,11 @@ def test_the_cells_of_a_row_and_its_share() -> None:
 
 def test_the_page_shows_each_step_s_figures_and_opens_those_that_are_bad() -> None:
     fine = row_of("layers.0.mlp", 0, None)
-    beyond = Row(0, 0, "norm", replace(fine.difference, relative=2.002), None, floor=0.25, eps=EPS)
+    beyond = StageRow(0, 0, "norm", replace(fine.difference, relative=2.002), None, floor=0.25, eps=EPS)
     wrong = row_of("layers.0.mlp", 0, alone_of(0.4, 0.5, "layers.0.mlp"))
     steps = [fine, fine, beyond, wrong]
     rows = [replace(row, case=0, step=step) for step, row in enumerate(steps)]
-    cases, stops = [Case("a", [1])], StopCheck(None, (), (), "t")
+    cases, stops = [AlignCase("a", [1])], StopCheck(None, (), (), "t")
     page = report_html(Report("e", "r", "n", "fp32", "cpu", 3, cases, rows, [], stops, None))
     _, *found = page.split("<details")
     assert [part.startswith(" open>") for part in found] == [True, False, True, True]
@@ -217,7 +217,7 @@ def test_the_page_shows_each_step_s_figures_and_opens_those_that_are_bad() -> No
         assert f'style="width:{int(share * 40)}px"></span> {share:.2g}</td>' in part
 
 
-def table(rows: list[Row], first: FirstBad | None) -> list[tuple[str, str]]:
+def table(rows: list[StageRow], first: FirstBad | None) -> list[tuple[str, str]]:
     return [("…" if line.row is None else line.row.stage, line.note) for line in short_lines(rows, first)]
 
 
@@ -233,7 +233,7 @@ def table(rows: list[Row], first: FirstBad | None) -> list[tuple[str, str]]:
 def test_stages_that_are_left_out_are_counted(wrong: tuple[int, ...], says: str, alone: bool) -> None:
     """Beyond a limit of the whole or of the module alone."""
 
-    def row(at: int, stage: str) -> Row:
+    def row(at: int, stage: str) -> StageRow:
         found = row_of(stage, 0, alone_of(0.4, 0.5, stage) if alone and at in wrong else None)
         return (
             found
@@ -307,7 +307,7 @@ class Modules:
         return torch.full((1, 2), 200.0 + step + len(stage))
 
 
-def asked(rows: list[Row], first: Row, alone: bool) -> list[Any]:
+def asked(rows: list[StageRow], first: StageRow, alone: bool) -> list[Any]:
     stages = {row.stage for row in rows} | {"layers.1.output"}
     expected = {
         (step, name): torch.full((len(ids), 2), float(step))
@@ -372,9 +372,9 @@ def test_the_first_token_ids_that_differ_are_asked() -> None:
     texts = TextCheck("rendered prompt", "a", "b", "x")
     ids = [TextCheck("token ids", [1, 2], [1, 2], "x"), TextCheck("token ids", [3, 4], [4], "x")]
     cases = [
-        Case("a", [1, 2], (texts, ids[0])),
-        Case("b", [3, 4], (texts, ids[1])),
-        Case("c", [5], (ids[1],)),
+        AlignCase("a", [1, 2], (texts, ids[0])),
+        AlignCase("b", [3, 4], (texts, ids[1])),
+        AlignCase("c", [5], (ids[1],)),
     ]
     (one,) = _other_ids(cases)
     assert (one.stage, one.expected.tolist(), one.got.tolist()) == ("ids", [3, 4], [4])

@@ -15,8 +15,8 @@ from ingot.config.build_config import BuildConfig
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import CheckpointError, RequestError
 from ingot.measure.align import align_target as module
-from ingot.measure.align.align_cases import Case, TextCheck
-from ingot.measure.align.align_target import Target, check_same_model, make_cases
+from ingot.measure.align.align_cases import AlignCase, TextCheck
+from ingot.measure.align.align_target import AlignTarget, check_same_model, make_cases
 from ingot.measure.align.original import Trace
 
 LIMIT, VOCABULARY = 10, 50
@@ -151,9 +151,9 @@ def test_a_trace_has_its_own_prompt_and_steps() -> None:
     """A prompt beside it, or noted in it, is checked; its own ids are run."""
     plain: Any = Engine()
     cases, steps = make_cases(plain, traced(), [], 1)
-    assert (cases, steps) == ([Case("the trace's prompt", [1, 2, 3, 4, 5])], 4)
+    assert (cases, steps) == ([AlignCase("the trace's prompt", [1, 2, 3, 4, 5])], 4)
     (case,), _ = make_cases(plain, traced(), [[7, 8]], 1)
-    assert case == Case(
+    assert case == AlignCase(
         "7 8", [1, 2, 3, 4, 5], (TextCheck("token ids", [1, 2, 3, 4, 5], [7, 8], "the trace"),)
     )
     noted = traced(prompt="Hi")
@@ -180,5 +180,5 @@ def test_a_trace_s_steps_have_to_fit() -> None:
 def test_weights_are_of_the_build_s_dtype() -> None:
     nothing: Any = None
     shape: Any = Shape()
-    one = Target("e", nothing, shape, BuildConfig(dtype="bf16"), torch.float32)
+    one = AlignTarget("e", nothing, shape, BuildConfig(dtype="bf16"), torch.float32)
     assert (one.weights, one.compute) == (torch.bfloat16, torch.float32)

@@ -11,7 +11,7 @@ import torch
 
 from ingot.engine.reference_run import Arithmetic
 from ingot.errors import RequestError
-from ingot.measure.align.align_cases import Case, TextCheck, make_case
+from ingot.measure.align.align_cases import AlignCase, TextCheck, make_case
 from ingot.measure.align.checking_original import noise_of
 from ingot.measure.align.diagnosis.id_differences import explain_ids
 from ingot.measure.align.first_divergence import Divergence
@@ -55,7 +55,7 @@ def test_both_sides_run_on_the_original_s_ids(shift: int) -> None:
     """Of a text and of a chat, whether the engine's are the same or not."""
     ours, original = engine(Side(100), Side(100)), (Original(shift), "theirs")
     case = make_case(ours, "Hello", original)
-    assert case == Case("Hello", [shift + 5], (TextCheck("token ids", [shift + 5], [105], "theirs"),))
+    assert case == AlignCase("Hello", [shift + 5], (TextCheck("token ids", [shift + 5], [105], "theirs"),))
     case = make_case(ours, MESSAGES, original)
     rendered = TextCheck("rendered prompt", f"{shift}:   How\n are  you", "100:   How\n are  you", "theirs")
     assert case.title == "How are you"
@@ -67,11 +67,11 @@ def test_both_sides_run_on_the_original_s_ids(shift: int) -> None:
 
 def test_without_an_original_nothing_is_compared() -> None:
     ours = engine(Side(100), Side(100))
-    assert make_case(ours, "Hello", None) == Case("Hello", [105])
-    assert make_case(ours, MESSAGES, None) == Case("How are you", [100, 2])
-    assert make_case(ours, [5, 7], (Original(9), "theirs")) == Case("5 7", [5, 7])
+    assert make_case(ours, "Hello", None) == AlignCase("Hello", [105])
+    assert make_case(ours, MESSAGES, None) == AlignCase("How are you", [100, 2])
+    assert make_case(ours, [5, 7], (Original(9), "theirs")) == AlignCase("5 7", [5, 7])
     silent: Any = SimpleNamespace(chat=lambda messages: None)
-    assert make_case(ours, MESSAGES, (silent, "theirs")) == Case("How are you", [100, 2])
+    assert make_case(ours, MESSAGES, (silent, "theirs")) == AlignCase("How are you", [100, 2])
 
 
 def test_a_prompt_that_the_engine_cannot_read_is_refused() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.measure.align.align_cases import Case
+from ingot.measure.align.align_cases import AlignCase
 from ingot.measure.align.align_report import report_html, verdict_text
 from ingot.measure.align.align_session import Report
 from ingot.measure.align.isolated_judge import Alone, AloneJudge
 from ingot.measure.align.stage_difference import measure
-from ingot.measure.align.stage_verdict import SERVED, GreedyRow, Row, look_at
+from ingot.measure.align.stage_verdict import SERVED, GreedyRow, StageRow, look_at
 from ingot.measure.align.stop_ids_check import StopCheck, explain_stops
 
 STEPS = ([5, 6, 7, 8], [9], [10])  # tokens of the prompt and of two steps
@@ -53,7 +53,7 @@ def test_the_largest_difference_has_its_place_in_the_whole_text(
     run: Any = SimpleNamespace(expected=expected)
     other: Any = got
     judge: Any = None
-    found = look_at(Row(0, step, stage, apart, None, 0.0, 1e-3), False, run, other, judge)
+    found = look_at(StageRow(0, step, stage, apart, None, 0.0, 1e-3), False, run, other, judge)
     assert found.position == position
     assert (found.expected_value, found.got_value) == (position, position + 100)
 
@@ -74,8 +74,8 @@ def test_a_module_is_shown_with_the_input_that_it_was_judged_on(on_grid: bool) -
 def reported(*greedy: GreedyRow) -> Report:
     """Of two prompts, with these greedy ids behind each."""
     apart = measure(torch.ones(1, 2), torch.ones(1, 2))
-    rows = [Row(case, 0, "norm", apart, None, 0.0, 1e-3) for case in (0, 1)]
-    cases, stops = [Case("a", [1]), Case("b", [2])], StopCheck(None, (9,), (), "the trace")
+    rows = [StageRow(case, 0, "norm", apart, None, 0.0, 1e-3) for case in (0, 1)]
+    cases, stops = [AlignCase("a", [1]), AlignCase("b", [2])], StopCheck(None, (9,), (), "the trace")
     return Report("e", "r", "n", "fp32", "cpu", 0, cases, rows, [*greedy], stops, None)
 
 

@@ -22,7 +22,7 @@ from ingot.measure.bench.sharegpt import sharegpt_load
 from ingot.measure.bench.throughput import load_flops, throughput_entry
 from ingot.measure.side.step_work import Work, causal_pairs, read_bytes
 from ingot.measure.side.timed_run import Run, percentile, spread
-from ingot.measure.side.token_load import Ask, Load, PromptSource, fixed, mixed, parse_batches
+from ingot.measure.side.token_load import Ask, PromptSource, TokenLoad, fixed, mixed, parse_batches
 from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import find_architecture
 
@@ -141,7 +141,7 @@ def test_sharegpt_takes_first_turns_that_pass_the_filters(tmp_path: Path) -> Non
         "over 2048 tokens in total": 1,
         "not starting with a human turn and an answer": 6,
     }
-    assert load == Load("requests.json", (Ask(10, 20), Ask(1024, 1024), Ask(4, 4)), left_out)
+    assert load == TokenLoad("requests.json", (Ask(10, 20), Ask(1024, 1024), Ask(4, 4)), left_out)
     assert load.to_json()["left_out"] == left_out
     assert sharegpt_load(write(tmp_path, data), words, count=2).left_out["over 2048 tokens in total"] == 1
     assert sharegpt_load(write(tmp_path, data), words, count=1).asks == (Ask(10, 20),)
@@ -236,7 +236,7 @@ def test_one_new_token_has_no_decode_step() -> None:
 
 
 def test_throughput_figures_are_those_of_their_definitions() -> None:
-    load = Load("two", (Ask(10, 1), Ask(20, 3)))
+    load = TokenLoad("two", (Ask(10, 1), Ask(20, 3)))
     runs = [Run(s, (0.1, 0.3), (0.2,), (1, 3)) for s in (2.0, 4.0, 4.0)]
     entry = throughput_entry(load, runs, StillSide.work, CEILING)
     assert entry["requests_per_s"] == 2 / 4.0

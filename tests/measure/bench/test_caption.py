@@ -12,7 +12,7 @@ import torch
 from ingot import LLM, Input, Prompt
 from ingot.errors import ConfigError
 from ingot.measure.bench import caption_speed as captioning
-from ingot.measure.bench.caption_speed import BEFORE, Captioning
+from ingot.measure.bench.caption_speed import BEFORE, CaptionBench
 from ingot.measure.bench.ceiling import Ceiling
 from tests.e2e.terminal import ingot
 from tests.vision.files import write_files
@@ -87,7 +87,7 @@ def test_batches_and_pictures_of_a_turn(tiny: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("tokens", [1, 2, BEFORE, 141])
 def test_prompts_of_any_length(tiny: Path, tokens: int) -> None:
     with LLM(tiny, "cpu") as llm:
-        wanted = Captioning(1, (1,), tokens, 1)
+        wanted = CaptionBench(1, (1,), tokens, 1)
         (prompt,) = captioning._prompts(llm, wanted, 1, (0,))
         ids = llm.prompt_ids(prompt)
         config = llm.engine.manifest.model.encoder
@@ -97,7 +97,7 @@ def test_prompts_of_any_length(tiny: Path, tokens: int) -> None:
 
 def test_hooks_are_gone_behind_the_stages(tiny: Path) -> None:
     with LLM(tiny, "cpu") as llm:
-        captioning._encoder_figures(llm, 2, Captioning(2, (2,), repeats=1))
+        captioning._encoder_figures(llm, 2, CaptionBench(2, (2,), repeats=1))
         encoder: Any = llm.engine.model.encoder
         assert not any(part._forward_hooks or part._forward_pre_hooks for part in encoder.children())
 
@@ -105,7 +105,7 @@ def test_hooks_are_gone_behind_the_stages(tiny: Path) -> None:
 @pytest.mark.parametrize("value", ["pictures", "prompt_tokens", "new_tokens", "repeats"])
 def test_numbers_below_one(value: str) -> None:
     with pytest.raises(ConfigError, match=f"--{value.replace('_', '-')}"):
-        Captioning().replace(**{value: 0})
+        CaptionBench().replace(**{value: 0})
 
 
 def test_what_it_refuses(tiny: Path, tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from ingot.errors import DeviceError
 from ingot.measure.bench import charts
-from ingot.measure.bench.charts import Mark, Page, Panel, Series, write_html, write_png
+from ingot.measure.bench.charts import ChartMark, Page, Panel, Series, write_html, write_png
 from ingot.measure.side.text_table import Table
 
 
 def line(name: str, x: float, y: float, count: int = 8) -> Series:
     """Points that double in speed and grow in memory."""
-    marks = (Mark(x + 0.4 * 2**i, y * 2**i / (1 + 2**i / 99), str(2**i)) for i in range(count))
+    marks = (ChartMark(x + 0.4 * 2**i, y * 2**i / (1 + 2**i / 99), str(2**i)) for i in range(count))
     return Series(name, "#0072B2", tuple(marks))
 
 
@@ -40,7 +40,9 @@ def test_axes_are_logarithmic_where_values_span_enough(drawn: Any) -> None:
     ticks = [text.get_text() for text in axes.get_yticklabels()]
     assert "1,000" in ticks
     assert len(set(ticks)) == len(ticks)
-    near = Panel("t", "x", "y", (Series("a", "#0072B2", (Mark(-10, 5, "1"), Mark(1000, 5.1, "2"))),))
+    near = Panel(
+        "t", "x", "y", (Series("a", "#0072B2", (ChartMark(-10, 5, "1"), ChartMark(1000, 5.1, "2"))),)
+    )
     (axes,) = charts._figure([near], "", ()).axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
 

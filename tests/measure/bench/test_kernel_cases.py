@@ -13,8 +13,14 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.layers.decoder import DecoderLayer
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.kernel_bench import kernel_cases
-from ingot.measure.bench.kernel_bench.kernel_case import REPLAYS, Case, Inputs
-from ingot.measure.bench.kernel_bench.kernel_cases import BLOCK, Setting, all_cases, contiguous, turns_at
+from ingot.measure.bench.kernel_bench.kernel_case import REPLAYS, Inputs, KernelCase
+from ingot.measure.bench.kernel_bench.kernel_cases import (
+    BLOCK,
+    KernelSetting,
+    all_cases,
+    contiguous,
+    turns_at,
+)
 from ingot.measure.bench.kernel_bench.kernel_layer import LayerStack
 from ingot.measure.bench.kernel_bench.kernel_times import Kernels, Shape, measure_kernels
 from ingot.measure.bench.kernel_bench.torch_layer import torch_layer
@@ -37,17 +43,17 @@ PLACES = [
 ]
 
 
-def setting(config: DecoderConfig, device: str, dtype: torch.dtype) -> Setting:
+def setting(config: DecoderConfig, device: str, dtype: torch.dtype) -> KernelSetting:
     torch.manual_seed(0)
     inputs = Inputs(torch.device(device), dtype, footprint=1 << 14)
-    return Setting(config, KernelPlan(), inputs, (1, 3), 100, 70, 128, folded=config.norm == "rms_norm")
+    return KernelSetting(config, KernelPlan(), inputs, (1, 3), 100, 70, 128, folded=config.norm == "rms_norm")
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-def assert_same(case: Case, tolerance: float) -> None:
+def assert_same(case: KernelCase, tolerance: float) -> None:
     for i in (0, case.calls - 1):
         ours, theirs = tensors(case.ours(i)), tensors(case.torch(i))
         assert len(ours) == len(theirs)

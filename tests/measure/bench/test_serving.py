@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import ConfigError, RequestError
-from ingot.measure.bench.serving.server_target import Prompt, Target
-from ingot.measure.bench.serving.serving_bench import Serving, bench_serving
+from ingot.measure.bench.serving.server_target import ServerPrompt, ServerTarget
+from ingot.measure.bench.serving.serving_bench import ServingBench, bench_serving
 from ingot.measure.bench.serving.serving_load import FilePrompts, Point, RandomPrompts, arrivals
 from ingot.measure.bench.serving.serving_report import serving_panels
 from ingot.measure.side.token_load import Ask
@@ -28,8 +28,8 @@ def measured(stub: Stub, point: Point = AT_ONCE, count: int = 4, tokens: int = 6
     endpoint = values.pop("endpoint", "completions")
     prompts = values.pop("prompts", None) or RandomPrompts(Ask(8, tokens), chat=endpoint == "chat")
     with running(stub) as url:
-        target = Target(url, endpoint=endpoint, **values)
-        return bench_serving(Serving(target, prompts, (point,), count))
+        target = ServerTarget(url, endpoint=endpoint, **values)
+        return bench_serving(ServingBench(target, prompts, (point,), count))
 
 
 # --- times -----------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def test_a_line_that_is_no_prompt_is_named(line: str, tmp_path: Path) -> None:
 
 def test_content_that_an_endpoint_does_not_take() -> None:
     with pytest.raises(ConfigError, match="messages need a chat"):
-        Target("http://x").body("m", Prompt([{"role": "user", "content": "a"}], 1))
+        ServerTarget("http://x").body("m", ServerPrompt([{"role": "user", "content": "a"}], 1))
     with pytest.raises(ConfigError, match="a chat takes no token ids"):
-        Target("http://x", endpoint="chat").body("m", Prompt([1, 2], 1))
+        ServerTarget("http://x", endpoint="chat").body("m", ServerPrompt([1, 2], 1))
 
 
 # --- failures --------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_server_without_a_list_is_taken_at_its_word() -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b@c"])
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match="URL"):
-        Target(url)
+        ServerTarget(url)
 
 
 # --- terminal --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingot.measure.bench.serving.http_answer import Answer, Stream, StreamError
+from ingot.measure.bench.serving.http_answer import HttpAnswer, Stream, StreamError
 from ingot.measure.bench.serving.serving_figures import serving_entry
 from ingot.measure.bench.serving.serving_load import arrivals
 
@@ -82,9 +82,9 @@ def test_streams_that_fail(sent: bytes, kind: str) -> None:
 
 def test_figures_of_a_load_follow_their_definitions() -> None:
     answers = [
-        Answer(0.0, 0.0, ttft_s=0.5, e2e_s=2.0, gaps_s=(0.5, 1.0), tokens=4, prompt_tokens=8),  # TPOT 0.5
-        Answer(1.0, 0.5, ttft_s=1.0, e2e_s=1.0, tokens=1, prompt_tokens=9),
-        Answer(2.0, 0.0, error="HTTP 429", told="slow down"),
+        HttpAnswer(0.0, 0.0, ttft_s=0.5, e2e_s=2.0, gaps_s=(0.5, 1.0), tokens=4, prompt_tokens=8),  # TPOT 0.5
+        HttpAnswer(1.0, 0.5, ttft_s=1.0, e2e_s=1.0, tokens=1, prompt_tokens=9),
+        HttpAnswer(2.0, 0.0, error="HTTP 429", message="slow down"),
     ]
     asked = [4, 2, 4]
 
@@ -117,5 +117,5 @@ def test_arrivals_are_a_poisson_process_that_ends_on_time() -> None:
 
 
 def test_errors_travel_as_json() -> None:
-    answer = Answer(10.0, 0.5, error="HTTP 429", told="slow down")
+    answer = HttpAnswer(10.0, 0.5, error="HTTP 429", message="slow down")
     assert answer.to_json(8.0) == {"sent_s": 2.0, "late_s": 0.5, "error": "HTTP 429", "told": "slow down"}

@@ -19,10 +19,10 @@ from ingot.measure.bench.sweep.sweep_line import (
     DIED,
     DOES_NOT_FIT,
     OK,
-    Line,
     LineWanted,
+    Progress,
     Quality,
-    Told,
+    SweepLine,
     doubling,
     measure_apart,
     measure_line,
@@ -78,7 +78,7 @@ class FakeSide:
 def measured(opener: Callable[[SideSpec], Any], tried: list[int]) -> Any:
     """A measurement in this process that notes the sizes it tries."""
 
-    def measure(line: Line, wanted: LineWanted, quality: Quality | None) -> Iterator[Told]:
+    def measure(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
         for told in measure_line(line, wanted, quality, opener):
             if "batch" in told and told["batch"] not in tried:
                 tried.append(told["batch"])
@@ -111,7 +111,7 @@ def test_a_quantized_checkpoint_is_measured_as_it_is(tmp_path: Path) -> None:
     told = list(measure_line(line, LineWanted((1,), shape), None))
     point = told[-1]["point"]
     assert (point["status"], point["facts"]["quantization"]) == (OK, "w4a16")
-    dense = Line("fp32", line.spec, "none", is_stored=True)
+    dense = SweepLine("fp32", line.spec, "none", is_stored=True)
     with pytest.raises(ConfigError, match="not loaded in the requested precision"):
         list(measure_line(dense, LineWanted((1,), shape), None))
 
@@ -133,7 +133,7 @@ def test_doubling_ends_at_the_size_that_does_not_fit_and_the_next_precision_goes
 
 
 def test_pytorchs_errors_of_memory_are_limits_and_others_are_not(checkpoint: Path) -> None:
-    line, wanted = Line("fp32", spec_of(checkpoint)), LineWanted((1, 2), SHAPE)
+    line, wanted = SweepLine("fp32", spec_of(checkpoint)), LineWanted((1, 2), SHAPE)
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...")
     for error in (torch.OutOfMemoryError("CUDA out of memory. Tried"), cpu):
         told = list(measure_line(line, wanted, None, lambda s, error=error: FakeSide(s, 1, error)))
@@ -147,7 +147,7 @@ def test_a_side_that_cannot_even_be_loaded_does_not_fit(checkpoint: Path) -> Non
     def opener(spec: SideSpec) -> Side:
         raise OutOfMemoryError("the weights do not fit", seen="60 GB")
 
-    told = list(measure_line(Line("fp32", spec_of(checkpoint)), LineWanted((4,), SHAPE), None, opener))
+    told = list(measure_line(SweepLine("fp32", spec_of(checkpoint)), LineWanted((4,), SHAPE), None, opener))
     assert told[0] == {"batch": 4}
     assert told[-1] == {"point": {"status": DOES_NOT_FIT, "reason": "the weights do not fit: 60 GB"}}
 
@@ -166,12 +166,12 @@ def test_the_cache_of_a_real_engine_is_resized_until_it_does_not_hold_the_batch(
 
 
 def test_a_process_that_dies_ends_its_line_and_is_tried_again(checkpoint: Path, tmp_path: Path) -> None:
-    line = Line("fp32", spec_of(checkpoint))
+    line = SweepLine("fp32", spec_of(checkpoint))
     told = list(measure_apart(line, LineWanted((1,), SHAPE, with_quality=True), deadly))
     assert told[-1]["point"]["status"] == DIED
     assert "killed" in told[-1]["point"]["reason"]
 
-    def dies(line: Line, wanted: LineWanted, quality: Quality | None) -> Iterator[Told]:
+    def dies(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
         yield {"batch": wanted.batches[0]}
         yield told[-1]
 
@@ -190,7 +190,7 @@ def deadly(spec: SideSpec) -> dict[str, float]:
 
 
 def test_a_process_that_dies_of_the_quality_leaves_the_speed(checkpoint: Path, tmp_path: Path) -> None:
-    def dies(line: Line, wanted: LineWanted, quality: Quality | None) -> Iterator[Told]:
+    def dies(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
         if quality is not None:
             yield {"point": {"status": DIED, "reason": "killed"}}
         else:
@@ -237,7 +237,7 @@ def test_other_settings_are_refused_by_name_and_fresh_starts_over(checkpoint: Pa
 
 
 def test_points_survive_an_interrupt_and_a_line_that_was_cut_off(checkpoint: Path, tmp_path: Path) -> None:
-    def interrupted(line: Line, wanted: LineWanted, quality: Quality | None) -> Iterator[Told]:
+    def interrupted(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
         for told in measure_line(line, wanted, quality, FakeSide):
             yield told
             if "point" in told:
@@ -297,7 +297,7 @@ def test_a_line_a_scheme(checkpoint: Path) -> None:
 
 
 def test_a_scheme_that_was_not_loaded_is_no_line(checkpoint: Path) -> None:
-    line = Line("fp32 w8a16", spec_of(checkpoint), "w8a16")
+    line = SweepLine("fp32 w8a16", spec_of(checkpoint), "w8a16")
     with pytest.raises(ConfigError, match="not loaded in the requested precision"):
         list(measure_line(line, LineWanted((1,), SHAPE), None, FakeSide))
 
@@ -330,7 +330,7 @@ def test_a_quality_without_memory_leaves_the_speed(checkpoint: Path) -> None:
     def quality(spec: SideSpec) -> dict[str, float]:
         raise OutOfMemoryError("too long a window")
 
-    line, wanted = Line("fp32", spec_of(checkpoint)), LineWanted((1,), SHAPE, with_quality=True)
+    line, wanted = SweepLine("fp32", spec_of(checkpoint)), LineWanted((1,), SHAPE, with_quality=True)
     told = list(measure_line(line, wanted, quality, FakeSide))
     assert {"quality": {}, "reason": "too long a window"} in told
     assert told[-1]["point"]["status"] == OK
@@ -364,7 +364,7 @@ def test_hugging_face_is_a_line_of_its_own(checkpoint: Path, tmp_path: Path) -> 
 def test_an_error_of_the_other_process_arrives(tmp_path: Path) -> None:
     absent = SideSpec(path=str(tmp_path / "absent"), device="cpu")
     with pytest.raises(CheckpointError):
-        list(measure_apart(Line("fp32", absent), LineWanted((1,), SHAPE), None))
+        list(measure_apart(SweepLine("fp32", absent), LineWanted((1,), SHAPE), None))
 
 
 def test_a_quality_travels_to_another_process_and_into_the_record(tmp_path: Path) -> None:

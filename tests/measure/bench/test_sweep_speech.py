@@ -17,7 +17,7 @@ from ingot.measure.bench.sweep import sweep_session as sweeps
 from ingot.measure.bench.sweep.sweep_line import measure_line
 from ingot.measure.bench.sweep.sweep_record import best
 from ingot.measure.bench.sweep.sweep_session import Sweep, run_sweep
-from ingot.measure.bench.transcription_speed import Transcribing
+from ingot.measure.bench.transcription_speed import TranscriptionBench
 from ingot.measure.side.side_spec import SideSpec
 from tests.e2e.terminal import ingot
 from tests.speech.conftest import clips as clips
@@ -70,7 +70,7 @@ def test_both_halves_with_their_wer(whisper: Path, clips: list[Path], tmp_path: 
 
 def test_hugging_face_is_a_line(whisper: Path, tmp_path: Path) -> None:
     spec = SideSpec(path=str(whisper), device="cpu")
-    shape = Transcribing(clips=1, tokens_per_second=0.5, repeats=1)
+    shape = TranscriptionBench(clips=1, tokens_per_second=0.5, repeats=1)
     record = run_sweep(Sweep(spec, shape=shape, against="hf"), tmp_path, measure=measure_line)
     ours, theirs = record["lines"]
     assert theirs["name"] == "Hugging Face fp32"
@@ -104,9 +104,9 @@ def test_halves_that_follow_each_other_are_one_scheme(text: str, found: list[str
 
 def test_sizes_end_with_the_clips(whisper: Path) -> None:
     spec = SideSpec(path=str(whisper), device="cpu")
-    assert Sweep(spec, shape=Transcribing(clips=5)).sizes == (1, 2, 4)
+    assert Sweep(spec, shape=TranscriptionBench(clips=5)).sizes == (1, 2, 4)
     with pytest.raises(ConfigError, match="more clips than there are"):
-        Sweep(spec, batches=(1, 8), shape=Transcribing(clips=5))
+        Sweep(spec, batches=(1, 8), shape=TranscriptionBench(clips=5))
 
 
 def test_what_is_of_the_other_kind(whisper: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -122,4 +122,4 @@ def test_what_is_of_the_other_kind(whisper: Path, checkpoint: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="needs a model of text"):
         run_sweep(Sweep(SideSpec(path=str(whisper), device="cpu"), shape=Latency((1,))), tmp_path)
     with pytest.raises(RequestError, match="does not take speech"):
-        run_sweep(Sweep(SideSpec(path=str(checkpoint), device="cpu"), shape=Transcribing()), tmp_path)
+        run_sweep(Sweep(SideSpec(path=str(checkpoint), device="cpu"), shape=TranscriptionBench()), tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.measure.bench.ceiling import Ceiling
-from ingot.measure.bench.transcription_speed import LONGEST, MEAN_SECONDS, SHORTEST, Transcribing
+from ingot.measure.bench.transcription_speed import LONGEST, MEAN_SECONDS, SHORTEST, TranscriptionBench
 from ingot.models.speech_tokens import SpeechTokens
 from tests.e2e.terminal import ingot
 from tests.speech.conftest import whisper as whisper
@@ -26,7 +26,7 @@ def ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lengths_are_those_of_speech() -> None:
-    wanted = Transcribing()
+    wanted = TranscriptionBench()
     seconds = wanted.seconds()
     assert len(seconds) == 73
     assert sum(seconds) / 73 == pytest.approx(MEAN_SECONDS, rel=0.01)
@@ -34,8 +34,12 @@ def test_lengths_are_those_of_speech() -> None:
     assert 25 < max(seconds) <= LONGEST
     assert sorted(seconds)[36] == pytest.approx(6.2, abs=0.3)
     assert seconds != sorted(seconds)
-    assert seconds == Transcribing().seconds()
-    assert sorted(seconds) == sorted(Transcribing(seed=1).seconds()) != Transcribing(seed=1).seconds()
+    assert seconds == TranscriptionBench().seconds()
+    assert (
+        sorted(seconds)
+        == sorted(TranscriptionBench(seed=1).seconds())
+        != TranscriptionBench(seed=1).seconds()
+    )
     assert [len(one) / 16000 for one in wanted.samples()] == pytest.approx(seconds, abs=1e-4)
     tokens = SpeechTokens.of_vocabulary(51865)
     asked = wanted.asked(tokens)
@@ -83,4 +87,4 @@ def test_what_it_refuses(checkpoint: Path) -> None:
     assert ingot("bench", "transcribe", checkpoint, "--clips", "0").exit_code == 2
     for rate in (0.0, 20.0):
         with pytest.raises(ConfigError, match="tokens-per-second"):
-            Transcribing(tokens_per_second=rate)
+            TranscriptionBench(tokens_per_second=rate)

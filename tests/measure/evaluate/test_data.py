@@ -11,7 +11,7 @@ import pytest
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.data_item import BadRecord, item_of
-from ingot.measure.evaluate.scored_answers import asks
+from ingot.measure.evaluate.scored_answers import question_check
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -75,12 +75,12 @@ def test_records_that_are_no_item(record: object, why: str) -> None:
 
 
 def test_cnn_dailymail_and_sharegpt_as_they_are(data: Path) -> None:
-    (article,) = read_data(data / "text" / "cnn_dailymail_article.jsonl", needs=asks).items
+    (article,) = read_data(data / "text" / "cnn_dailymail_article.jsonl", needs=question_check).items
     assert article.article is not None
     assert article.article.startswith("(CNN)James Best")
     assert article.references[0].startswith("James Best, who played")
     assert article.id == "00200e794fa41d3f7ce92cbf43e9fd4cd652bb09"
-    chats = read_data(data / "text" / "fastchat" / "dummy_conversation.json", limit=100, needs=asks)
+    chats = read_data(data / "text" / "fastchat" / "dummy_conversation.json", limit=100, needs=question_check)
     assert len(chats.items) == 100
     assert chats.items[0].messages == ({"role": "user", "content": "Who are you?"},)
 
@@ -158,4 +158,4 @@ def test_running_text_is_refused_where_questions_are_asked(tmp_path: Path) -> No
     path.write_text("Some text.")
     assert read_data(path).items[0].text == "Some text."
     with pytest.raises(ConfigError, match=r"running text.*text\.txt: no question.*--data"):
-        read_data(path, needs=asks)
+        read_data(path, needs=question_check)

@@ -16,7 +16,7 @@ from ingot.config.quantization.quant_file import read_quant
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import Diagnosis, Wanted, doctor
-from ingot.measure.evaluate.doctor.precision_probe import Probe
+from ingot.measure.evaluate.doctor.precision_probe import PrecisionProbe
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.token_divergence import divergence
 from ingot.measure.side.side_spec import SideSpec
@@ -259,7 +259,7 @@ def test_an_interrupt_leaves_the_old_file(
 ) -> None:
     out = tmp_path / "mixed.yaml"
     out.write_text("scheme: w8a16\n")
-    monkeypatch.setattr(Probe, "together", lambda self, options: os.kill(os.getpid(), number))
+    monkeypatch.setattr(PrecisionProbe, "together", lambda self, options: os.kill(os.getpid(), number))
     more = ("--out", out, "--force", "--json-file", tmp_path / "j.json")
     shown = ingot("doctor", llama, *usual(samples), *more)
     assert shown.exit_code == 128 + number

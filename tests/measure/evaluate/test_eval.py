@@ -18,7 +18,7 @@ from ingot import LLM, build
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.loss_limits import limits_for
-from ingot.measure.evaluate.perplexity import Reading, perplexity
+from ingot.measure.evaluate.perplexity import WindowSettings, perplexity
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, longest
 from ingot.runtime.likelihood import target_logprobs
@@ -266,7 +266,7 @@ def test_progress_is_a_bar_on_a_terminal_and_gone_before_the_tables(
 def test_progress_counts_every_window_of_both_sides(llama: Path, ids: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     spec = SideSpec(str(llama), device="cpu")
-    reading = Reading(window=64, stride=32)
+    reading = WindowSettings(window=64, stride=32)
     other = spec.replace(name="other")
     perplexity(spec, other, read_data(ids), limits_for("perplexity"), reading, lambda *now: seen.append(now))
     assert {total for _, _, total in seen} == {5}

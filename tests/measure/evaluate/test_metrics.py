@@ -15,7 +15,7 @@ from ingot.errors import ConfigError, DeviceError
 from ingot.measure.evaluate.exact_match import contains, exact, normalised
 from ingot.measure.evaluate.loss_limits import judge, limits_for, standard_error
 from ingot.measure.evaluate.rouge import KINDS, Rouge, sentences
-from ingot.measure.evaluate.text_windows import Window, windows
+from ingot.measure.evaluate.text_windows import TextWindow, windows
 from ingot.measure.evaluate.token_divergence import compare_logits, divergence_metrics
 
 
@@ -120,8 +120,8 @@ def test_every_token_but_the_first_counts_once(num_tokens: int, size: int, strid
 
 
 def test_windows_apart_do_not_count_their_first_tokens() -> None:
-    assert list(windows(9, 4, 4)) == [Window(0, 1, 4), Window(4, 5, 8)]
-    assert Window(4, 6, 8).counted == slice(1, 3)
+    assert list(windows(9, 4, 4)) == [TextWindow(0, 1, 4), TextWindow(4, 5, 8)]
+    assert TextWindow(4, 6, 8).counted == slice(1, 3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from ingot.building.builder import build
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import read_data
-from ingot.measure.evaluate.scored_transcripts import hears
+from ingot.measure.evaluate.scored_transcripts import recording_check
 from ingot.measure.evaluate.wer import Wer
 from ingot.speech.transcriber import Transcriber
 from tests.e2e.terminal import ingot
@@ -160,7 +160,7 @@ def test_what_a_manifest_may_not_say(whisper: Path, clips: list[Path], tmp_path:
     path = tmp_path / "manifest.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises(ConfigError) as raised:
-        read_data(path, needs=hears(tmp_path))
+        read_data(path, needs=recording_check(tmp_path))
     told = str(raised.value)
     for line in (
         "line 2: no audio",
@@ -169,7 +169,7 @@ def test_what_a_manifest_may_not_say(whisper: Path, clips: list[Path], tmp_path:
         "line 5: audio is int",
     ):
         assert line in told
-    assert len(read_data(path, needs=hears(tmp_path), skip_bad=True).items) == 1
+    assert len(read_data(path, needs=recording_check(tmp_path), skip_bad=True).items) == 1
     small = build(whisper, tmp_path / "small", max_batch_size=2, device="cpu", proof=False)
     refused = ingot("eval", "wer", small, "--data", path, "--skip-bad", "--batch", "3", *QUICK)
     assert (refused.exit_code, "fix: --batch, or build with" in refused.stderr) == (2, True)

@@ -10,7 +10,7 @@ from ingot import build
 from ingot.cli.terminal.metric_text import metric_line
 from ingot.engine.proof_file import Metric
 from ingot.measure.evaluate.data_file import read_data
-from ingot.measure.evaluate.perplexity import DEFAULT_WINDOW, Reading, prepare
+from ingot.measure.evaluate.perplexity import DEFAULT_WINDOW, WindowSettings, prepare
 from ingot.measure.side.side_spec import SideSpec
 from tests.e2e.terminal import ingot
 from tests.measure.evaluate.conftest import write, write_ids
@@ -27,7 +27,7 @@ def test_a_window_that_nobody_chose_is_the_same_alone_and_beside_huggingface(tmp
     text.write_text("A fire broke out in a bakery. " * 9)
     alone, other = SideSpec(str(engine), device="cpu"), SideSpec(str(pocket), kind="hf", device="cpu")
     for specs in ([alone], [alone, other], [alone.replace(path=str(pocket))]):
-        found = prepare(specs, read_data(text), Reading(), DEFAULT_WINDOW)[0]
+        found = prepare(specs, read_data(text), WindowSettings(), DEFAULT_WINDOW)[0]
         assert (found.window, found.stride) == (1024, 512)
 
 

@@ -1,6 +1,6 @@
 """Why two lists of token ids differ.
 
-Owns what align can tell from ids alone: tokens at the beginning, tokens at the end, stopping. Knows no
+Owns what align can see from ids alone: tokens at the beginning, tokens at the end, stopping. Knows no
 tokenizer.
 
     findings = explain_ids(divergence)

@@ -135,12 +135,12 @@ def _scalings(spec: AttentionSpec, rope: RopeSpec, config: RopeConfig) -> Iterat
     for other in _scaled_configs(config):
         turning = frequencies(other).to(rope.frequencies)
         changed = replace(rope, frequencies=turning, factor=other.attention_factor)
-        said, seen = _describe(config), _describe(other)
+        ours, seen = _describe(config), _describe(other)
         yield Variant(
             replace(spec, rope=changed),
             f"RoPE scaling {seen}",
-            Claim("rope_scaling", f"RoPE scaling is {said}, the original's is {seen}"),
-            Claim("rope_scaling", f"RoPE runs with scaling {seen}, though the config says {said}"),
+            Claim("rope_scaling", f"RoPE scaling is {ours}, the original's is {seen}"),
+            Claim("rope_scaling", f"RoPE runs with scaling {seen}, though the config says {ours}"),
         )
 
 

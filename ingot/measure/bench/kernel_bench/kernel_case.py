@@ -50,7 +50,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """An effort and two ways to it, which launch it on inputs number i; a graph has ``calls`` of them."""
 
     effort: Effort

@@ -31,7 +31,7 @@ from ingot.kernels.product.small_qkv import small_qkv
 from ingot.layers.rotary import RotaryTable
 from ingot.layers.ways import small_products
 from ingot.measure.bench.kernel_bench import torch_layer
-from ingot.measure.bench.kernel_bench.kernel_case import Case, Effort, Inputs, calls_for
+from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, KernelCase, calls_for
 from ingot.measure.side.step_work import causal_pairs
 from ingot.reference.plain_layer import Turns, rotated, turns_of
 
@@ -45,7 +45,7 @@ _MOST_NORMS = 16384  # a few rows are small: so many of them leave the L2 cache
 
 
 @dataclass(frozen=True)
-class Setting:
+class KernelSetting:
     """What the cases are made for.
 
     Attributes:
@@ -74,7 +74,7 @@ class Setting:
         return min(self.context, self.window)
 
 
-def all_cases(s: Setting) -> Iterator[Case]:
+def all_cases(s: KernelSetting) -> Iterator[KernelCase]:
     """Every case, made when it is asked for, so that one case's inputs are in memory at a time."""
     for rows in sorted({*NORM_ROWS, *s.rows}):
         for add in (False, True):
@@ -94,7 +94,7 @@ def all_cases(s: Setting) -> Iterator[Case]:
             yield silu_mul_case(s, rows)
 
 
-def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
+def norm_case(s: KernelSetting, rows: int, *, add: bool, cached: bool) -> KernelCase:
     """The norm, one tensor read and one written; with ``add`` of a sum with the residual, two and two."""
     op, hidden, eps = s.config.norm, s.config.hidden_size, s.config.norm_eps
     tensors = 4 if add else 2
@@ -118,10 +118,10 @@ def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
 
     num_bytes = (tensors * rows + 1) * hidden * s.inputs.dtype.itemsize
     effort = Effort(f"{op} + residual" if add else op, f"{hidden}", rows, num_bytes, 0.0, cached)
-    return Case(effort, ours, theirs, _CACHED_CALLS if cached else calls_for(count))
+    return KernelCase(effort, ours, theirs, _CACHED_CALLS if cached else calls_for(count))
 
 
-def product_cases(s: Setting, rows: int) -> Iterator[Case]:
+def product_cases(s: KernelSetting, rows: int) -> Iterator[KernelCase]:
     """The products of a layer and the head that are our kernels for so many rows, with what they fold in."""
     c, hidden, small = s.config, s.config.hidden_size, small_products(rows)
     if "qkv" in small:
@@ -136,26 +136,28 @@ def product_cases(s: Setting, rows: int) -> Iterator[Case]:
         yield _head_case(s, rows)
 
 
-def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Product, theirs: Product) -> Case:
+def _product(
+    s: KernelSetting, op: str, rows: int, n: int, k: int, ours: Product, theirs: Product
+) -> KernelCase:
     """A case of products with weights [n, k], which take turns."""
     weights = s.inputs.rotating(n, k)
     count = len(weights)
     num_bytes = (n * k + rows * (n + k)) * s.inputs.dtype.itemsize
     effort = Effort(op, f"{n}x{k}", rows, num_bytes, 2.0 * rows * n * k)
     calls = calls_for(count)
-    return Case(effort, lambda i: ours(weights[i % count]), lambda i: theirs(weights[i % count]), calls)
+    return KernelCase(effort, lambda i: ours(weights[i % count]), lambda i: theirs(weights[i % count]), calls)
 
 
-def _norm(s: Setting, rows: int) -> torch.Tensor | None:
+def _norm(s: KernelSetting, rows: int) -> torch.Tensor | None:
     """The norm inside a product: there is one for a single row, several have it in a kernel of its own."""
     return s.inputs.normal(s.config.hidden_size) if rows == 1 else None
 
 
-def _normed(s: Setting, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+def _normed(s: KernelSetting, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
     return x if norm is None else F.rms_norm(x, norm.shape, norm, s.config.norm_eps)
 
 
-def _head_case(s: Setting, rows: int) -> Case:
+def _head_case(s: KernelSetting, rows: int) -> KernelCase:
     n, k = s.config.vocab_size, s.config.hidden_size
     x, norm = s.inputs.normal(rows, k), _norm(s, rows)
     tiles = tiles_of(s.plan, "small_linear", rows, n=n, k=k)
@@ -170,7 +172,7 @@ def _head_case(s: Setting, rows: int) -> Case:
     return _product(s, op, rows, n, k, ours, theirs)
 
 
-def _residual_case(s: Setting, rows: int, n: int, k: int) -> Case:
+def _residual_case(s: KernelSetting, rows: int, n: int, k: int) -> KernelCase:
     """An output or down product: one row adds the residual, several end in sums, residual and next norm."""
     x, residual = s.inputs.normal(rows, k), s.inputs.normal(rows, n)
     norm, eps = s.inputs.normal(n), s.config.norm_eps
@@ -189,7 +191,7 @@ def _residual_case(s: Setting, rows: int, n: int, k: int) -> Case:
     return _product(s, op, rows, n, k, ours, theirs)
 
 
-def _gate_up_case(s: Setting, rows: int) -> Case:
+def _gate_up_case(s: KernelSetting, rows: int) -> KernelCase:
     n, k, eps = 2 * s.config.intermediate_size, s.config.hidden_size, s.config.norm_eps
     x, norm = s.inputs.normal(rows, k), _norm(s, rows)
     tiles = tiles_of(s.plan, "small_gate_up", rows, n=n, k=k)
@@ -204,7 +206,7 @@ def _gate_up_case(s: Setting, rows: int) -> Case:
     return _product(s, op, rows, n, k, ours, theirs)
 
 
-def _qkv_case(s: Setting, rows: int) -> Case:
+def _qkv_case(s: KernelSetting, rows: int) -> KernelCase:
     c, k, eps = s.config, s.config.hidden_size, s.config.norm_eps
     n = c.q_size + 2 * c.kv_size
     x, norm = s.inputs.normal(rows, k), _norm(s, rows)
@@ -233,7 +235,7 @@ def _qkv_case(s: Setting, rows: int) -> Case:
     return _product(s, op, rows, n, k, ours, theirs)
 
 
-def decode_attention_case(s: Setting, rows: int) -> Case:
+def decode_attention_case(s: KernelSetting, rows: int) -> KernelCase:
     """One query a request over ``context`` tokens of a paged cache.
 
     PyTorch's side has them contiguous: it looks up no block, and knows the length when it is launched.
@@ -265,10 +267,10 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     flops = 4.0 * rows * seen * c.q_size
     shape = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}, {s.context} tokens"
     effort = Effort("paged_attention", shape, rows, num_bytes, flops, note=_PAGED)
-    return Case(effort, ours, theirs, calls_for(count))
+    return KernelCase(effort, ours, theirs, calls_for(count))
 
 
-def prefill_attention_case(s: Setting, tokens: int) -> Case:
+def prefill_attention_case(s: KernelSetting, tokens: int) -> KernelCase:
     """One prompt over itself, causal."""
     c, width, device = s.config, -(-tokens // BLOCK), s.inputs.device
     keys, values = (s.inputs.normal(width, c.num_kv_heads, BLOCK, c.head_dim) for _ in range(2))
@@ -294,10 +296,10 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
     flops = 4.0 * causal_pairs(tokens, c.sliding_window) * c.q_size
     name = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}"
     effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True, note=_PAGED)
-    return Case(effort, ours, theirs, calls_for(1))
+    return KernelCase(effort, ours, theirs, calls_for(1))
 
 
-def silu_mul_case(s: Setting, rows: int) -> Case:
+def silu_mul_case(s: KernelSetting, rows: int) -> KernelCase:
     """Gate and up projections read, their gated product written."""
     inner = s.config.intermediate_size
     x = s.inputs.rotating(rows, 2 * inner, std=1.0)
@@ -310,7 +312,7 @@ def silu_mul_case(s: Setting, rows: int) -> Case:
         return torch_layer.silu_mul(x[i % count])
 
     num_bytes = 3 * rows * inner * s.inputs.dtype.itemsize
-    return Case(Effort("silu_mul", f"{inner}", rows, num_bytes, 0.0), ours, theirs, calls_for(count))
+    return KernelCase(Effort("silu_mul", f"{inner}", rows, num_bytes, 0.0), ours, theirs, calls_for(count))
 
 
 def contiguous(cache: torch.Tensor, tables: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.step_layout import StepLayout
 from ingot.measure.bench.kernel_bench.kernel_case import graph_us
-from ingot.measure.bench.kernel_bench.kernel_cases import BLOCK, Setting, turns_at
+from ingot.measure.bench.kernel_bench.kernel_cases import BLOCK, KernelSetting, turns_at
 from ingot.measure.bench.kernel_bench.torch_layer import torch_layer
 from ingot.measure.side.step_work import layer_weights
 from ingot.runtime.step.forward import Forward
@@ -35,7 +35,7 @@ class LayerStack:
         num_weights, bytes: of the products of one layer.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: KernelSetting) -> None:
         config, inputs = setting.config, setting.inputs
         self.num_weights = layer_weights(config)
         self.depth = max(_LEAST_LAYERS, inputs.copies(self.num_weights, _MOST_LAYERS))

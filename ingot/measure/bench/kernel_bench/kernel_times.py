@@ -28,8 +28,8 @@ from ingot.engine.plan_file import usable_plan
 from ingot.errors import ConfigError, DeviceError
 from ingot.layers.ways import folds
 from ingot.measure.bench.ceiling import Ceiling
-from ingot.measure.bench.kernel_bench.kernel_case import Case, Effort, Inputs, beyond_l2, graph_us
-from ingot.measure.bench.kernel_bench.kernel_cases import Setting, all_cases
+from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, KernelCase, beyond_l2, graph_us
+from ingot.measure.bench.kernel_bench.kernel_cases import KernelSetting, all_cases
 from ingot.measure.bench.kernel_bench.kernel_layer import LayerStack
 from ingot.measure.bench.latency import check_length
 from ingot.measure.side.freed_memory import free_memory, gpu_memory
@@ -109,7 +109,7 @@ def measure_kernels(
     check_length(wanted.context, shape.max_seq_len, "the engine's limit", "--prompt-tokens, --new-tokens")
     small = gpu_memory("the kernels' inputs do not fit", "smaller --batch or --prompt-tokens")
     with small, on_device(device), torch.inference_mode():
-        setting = Setting(
+        setting = KernelSetting(
             shape.config,
             usable_plan(shape.plan, device, shape.dtype)[0],
             Inputs(device, shape.dtype, beyond_l2(device)),
@@ -147,7 +147,7 @@ def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling
     }
 
 
-def _entry(case: Case, ceiling: Ceiling, say: Say) -> dict[str, Any]:
+def _entry(case: KernelCase, ceiling: Ceiling, say: Say) -> dict[str, Any]:
     say(f"{case.effort.op}, {case.effort.shape}, {case.effort.rows} rows")
     ours, theirs = graph_us(case.ours, case.calls), graph_us(case.torch, case.calls)
     entry = kernel_entry(case.effort, ours, theirs, ceiling)
@@ -155,7 +155,7 @@ def _entry(case: Case, ceiling: Ceiling, say: Say) -> dict[str, Any]:
     return entry
 
 
-def _layers(setting: Setting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:
+def _layers(setting: KernelSetting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:
     stack, config = LayerStack(setting), setting.config
     token = 2 * config.kv_size * setting.inputs.dtype.itemsize
     for rows in setting.rows:

@@ -16,7 +16,7 @@ from typing import Any
 from ingot.config.files.json_text import JsonError, parse_json
 
 _DONE = b"[DONE]"
-_MOST_TOLD = 300  # characters of a server's words
+_MOST_TEXT = 300  # characters of a server's words
 _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")  # of a chat's delta
 
 
@@ -25,16 +25,16 @@ class StreamError(Exception):
 
     Args:
         kind: what the report counts, such as ``HTTP 429``.
-        told: the server's words, or the library's.
+        message: the server's words, or the library's.
     """
 
-    def __init__(self, kind: str, told: str = "") -> None:
-        super().__init__(kind, told)
-        self.kind, self.told = kind, told[:_MOST_TOLD]
+    def __init__(self, kind: str, message: str = "") -> None:
+        super().__init__(kind, message)
+        self.kind, self.message = kind, message[:_MOST_TEXT]
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """Times of one request in seconds.
 
     Attributes:
@@ -45,7 +45,7 @@ class Answer:
         gaps_s: between two chunks with tokens (ITL).
         tokens: output tokens as the server counts them, or chunks where it does not (``counted``).
         prompt_tokens: as the server counts them; None where it does not.
-        error, told: the kind of failure and its words; None where there is none. A failed request has no
+        error, message: the kind of failure and its words; None where there is none. A failed request has no
             other figures.
     """
 
@@ -58,7 +58,7 @@ class Answer:
     counted: bool = False
     prompt_tokens: int | None = None
     error: str | None = None
-    told: str = ""
+    message: str = ""
 
     @property
     def chunks(self) -> int:
@@ -74,7 +74,7 @@ class Answer:
         """To the microsecond; ``start`` is the load's beginning on the clock."""
         found: dict[str, Any] = {"sent_s": round(self.sent - start, 6), "late_s": round(self.late_s, 6)}
         if self.error is not None:
-            return found | {"error": self.error, "told": self.told}
+            return found | {"error": self.error, "told": self.message}
         return found | {
             "ttft_s": round(self.ttft_s, 6),
             "e2e_s": round(self.e2e_s, 6),
@@ -107,18 +107,18 @@ class Stream:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
 
-    def answer(self, late_s: float) -> Answer:
+    def answer(self, late_s: float) -> HttpAnswer:
         """The whole answer.
 
         Raises:
             StreamError: it broke off, or has no tokens.
         """
         if not self._ended and not self._rest.endswith(_DONE):
-            told = f"no [DONE] and no finish_reason after {len(self._arrivals)} chunks"
-            raise StreamError("broken stream", told)
+            message = f"no [DONE] and no finish_reason after {len(self._arrivals)} chunks"
+            raise StreamError("broken stream", message)
         if not self._arrivals:
             raise StreamError("no tokens", "the stream ended without any")
-        return Answer(
+        return HttpAnswer(
             self.sent,
             late_s,
             self._arrivals[0] - self.sent,
@@ -142,7 +142,7 @@ class Stream:
         try:
             self._chunk(event, now)
         except (AttributeError, KeyError, TypeError):
-            raise StreamError("not a chunk", text[:_MOST_TOLD].decode("utf-8", "replace")) from None
+            raise StreamError("not a chunk", text[:_MOST_TEXT].decode("utf-8", "replace")) from None
 
     def _chunk(self, event: dict[str, Any], now: float) -> None:
         usage, choices = event.get("usage"), event.get("choices")

@@ -20,8 +20,8 @@ import aiohttp
 
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError, IngotError, RequestError
-from ingot.measure.bench.serving.http_answer import Answer, Stream, StreamError, error_text
-from ingot.measure.bench.serving.server_target import PATHS, Target
+from ingot.measure.bench.serving.http_answer import HttpAnswer, Stream, StreamError, error_text
+from ingot.measure.bench.serving.server_target import PATHS, ServerTarget
 
 _STREAM = "text/event-stream"
 
@@ -30,7 +30,7 @@ _STREAM = "text/event-stream"
 class Client:
     """A session with one server."""
 
-    target: Target
+    target: ServerTarget
     _session: aiohttp.ClientSession
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Client:
         self.facts["model"] = found.get(wanted, {"id": wanted})
         return wanted
 
-    async def send(self, body: bytes, due: float) -> Answer:
+    async def send(self, body: bytes, due: float) -> HttpAnswer:
         """Send a request and follow its answer to the end; a failure is an answer, too.
 
         Args:
@@ -73,14 +73,14 @@ class Client:
             await self._follow(body, stream)
             return stream.answer(late)
         except StreamError as error:
-            return Answer(stream.sent, late, error=error.kind, told=error.told)
+            return HttpAnswer(stream.sent, late, error=error.kind, message=error.message)
         except TimeoutError:
-            told = f"not done after {self.target.timeout_s:g} s"
-            return Answer(stream.sent, late, error="timeout", told=told)
+            message = f"not done after {self.target.timeout_s:g} s"
+            return HttpAnswer(stream.sent, late, error="timeout", message=message)
         except aiohttp.ClientConnectionError as error:
-            return Answer(stream.sent, late, error="connection", told=_reason(error))
+            return HttpAnswer(stream.sent, late, error="connection", message=_reason(error))
         except aiohttp.ClientError as error:
-            return Answer(stream.sent, late, error="broken stream", told=_reason(error))
+            return HttpAnswer(stream.sent, late, error="broken stream", message=_reason(error))
 
     async def _follow(self, body: bytes, stream: Stream) -> None:
         clock = time.perf_counter
@@ -103,7 +103,7 @@ class Client:
             ConfigError: the key, the model or the URL is at fault.
             RequestError: the server is.
         """
-        seen = f"{error.kind}: {error.told}" if error.told else error.kind
+        seen = f"{error.kind}: {error.message}" if error.message else error.kind
         if error.kind in ("HTTP 401", "HTTP 403"):
             fix = "--api-key" if self.target.api_key is None else "another --api-key"
             raise ConfigError("the server refuses the API key", seen=seen, flag=fix)
@@ -111,7 +111,7 @@ class Client:
             flag = "--url, --endpoint or --model"
             raise ConfigError("the server does not know the path or the model", seen=seen, flag=flag)
         if error.kind == "connection":
-            raise self._unreachable(error.told)
+            raise self._unreachable(error.message)
         raise RequestError("the server does not answer a first request", seen=seen, fix=_fix(error.kind))
 
     def _unreachable(self, error: object) -> IngotError:
@@ -120,7 +120,7 @@ class Client:
 
 
 @asynccontextmanager
-async def opened(target: Target) -> AsyncIterator[Client]:
+async def opened(target: ServerTarget) -> AsyncIterator[Client]:
     """A client without a limit of its own on connections.
 
     Garbage collection skips what was there before: it would stop the client for long, as PyTorch is imported.

@@ -2,8 +2,8 @@
 
 Owns the protocol's bodies. Knows no HTTP client and no load.
 
-    target = Target("http://127.0.0.1:8000", model="pocket-chat")
-    target.body("pocket-chat", Prompt([1, 2, 3], 128))
+    target = ServerTarget("http://127.0.0.1:8000", model="pocket-chat")
+    target.body("pocket-chat", ServerPrompt([1, 2, 3], 128))
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Content = str | list[int] | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ServerPrompt:
     """One request: a text, token ids or the messages of a chat, and the tokens that are wanted."""
 
     content: Content
@@ -28,7 +28,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """A server of the OpenAI protocol.
 
     Attributes:
@@ -65,7 +65,7 @@ class Target:
     def base(self) -> str:
         return self.url.rstrip("/").removesuffix("/v1")
 
-    def body(self, model: str, prompt: Prompt) -> bytes:
+    def body(self, model: str, prompt: ServerPrompt) -> bytes:
         """The request as JSON.
 
         Raises:

@@ -2,7 +2,7 @@
 
 Owns the order of a measurement and its record. Knows no output format.
 
-    record = bench_serving(Serving(target, prompts, points=(Point(rate=4.0),), requests=100))
+    record = bench_serving(ServingBench(target, prompts, points=(Point(rate=4.0),), requests=100))
     record["results"][0]["ttft_ms"]["p99"]
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ingot.errors import DeviceError, to_install
-from ingot.measure.bench.serving.http_answer import Answer, StreamError
-from ingot.measure.bench.serving.server_target import Target
+from ingot.measure.bench.serving.http_answer import HttpAnswer, StreamError
+from ingot.measure.bench.serving.server_target import ServerTarget
 from ingot.measure.bench.serving.serving_figures import serving_doubts, serving_entry
 from ingot.measure.bench.serving.serving_load import Point, Prompts, arrivals
 from ingot.measure.side.machine import machine
@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingBench:
     """What is measured.
 
     Attributes:
@@ -49,7 +49,7 @@ class Serving:
         ConfigError: a number is below 1.
     """
 
-    target: Target
+    target: ServerTarget
     prompts: Prompts
     points: tuple[Point, ...]
     requests: int = 100
@@ -82,7 +82,7 @@ def check_client() -> None:
         raise DeviceError("aiohttp is not installed, and bench serving needs it", fix=to_install("bench"))
 
 
-def bench_serving(wanted: Serving, *, command: str = "", say: Say | None = None) -> Record:
+def bench_serving(wanted: ServingBench, *, command: str = "", say: Say | None = None) -> Record:
     """Measure a server at each point.
 
     Raises:
@@ -96,7 +96,7 @@ def bench_serving(wanted: Serving, *, command: str = "", say: Say | None = None)
     return record | asyncio.run(_measure(wanted, say or silent))
 
 
-async def _measure(wanted: Serving, say: Say) -> Record:
+async def _measure(wanted: ServingBench, say: Say) -> Record:
     from ingot.measure.bench.serving.load_client import opened
 
     async with opened(wanted.target) as client:
@@ -105,7 +105,7 @@ async def _measure(wanted: Serving, say: Say) -> Record:
         say("warming up")
         for answer in await _load(client, _bodies(wanted, model, wanted.warm_up), [0.0] * wanted.warm_up):
             if answer.error is not None:
-                client.refuse(StreamError(answer.error, answer.told))
+                client.refuse(StreamError(answer.error, answer.message))
         results = []
         for point in wanted.points:
             say(f"{point.name}, {wanted.requests} requests")
@@ -117,7 +117,7 @@ async def _measure(wanted: Serving, say: Say) -> Record:
     return {"server": client.facts, "results": results, "doubts": doubts}
 
 
-async def _point(client: Client, wanted: Serving, model: str, point: Point) -> Record:
+async def _point(client: Client, wanted: ServingBench, model: str, point: Point) -> Record:
     prompts = wanted.prompts.take(wanted.requests)
     bodies = [wanted.target.body(model, prompt) for prompt in prompts]
     start, cpu = time.perf_counter(), time.process_time()
@@ -134,11 +134,11 @@ async def _point(client: Client, wanted: Serving, model: str, point: Point) -> R
     return point.to_json() | figures | {"client_cpu": round(client_cpu, 3), "raw": raw}
 
 
-async def _load(client: Client, bodies: Sequence[bytes], times: Sequence[float]) -> list[Answer]:
+async def _load(client: Client, bodies: Sequence[bytes], times: Sequence[float]) -> list[HttpAnswer]:
     """Open loop: each request at its time, whatever became of those before."""
     start = time.perf_counter()
 
-    async def send(body: bytes, due: float) -> Answer:
+    async def send(body: bytes, due: float) -> HttpAnswer:
         await asyncio.sleep(due - time.perf_counter())
         return await client.send(body, due)
 
@@ -146,9 +146,9 @@ async def _load(client: Client, bodies: Sequence[bytes], times: Sequence[float])
     return list(await asyncio.gather(*(send(body, start + due) for body, due in pairs)))
 
 
-async def _closed(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[Answer]:
+async def _closed(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[HttpAnswer]:
     """Closed loop: a request begins when another has ended."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, HttpAnswer] = {}
     waiting = enumerate(bodies)
 
     async def worker() -> None:
@@ -159,5 +159,5 @@ async def _closed(client: Client, bodies: Sequence[bytes], concurrency: int) -> 
     return [answers[place] for place in range(len(bodies))]
 
 
-def _bodies(wanted: Serving, model: str, count: int) -> list[bytes]:
+def _bodies(wanted: ServingBench, model: str, count: int) -> list[bytes]:
     return [wanted.target.body(model, prompt) for prompt in wanted.prompts.take(count)]

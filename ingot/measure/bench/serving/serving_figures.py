@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.errors import ConfigError
-from ingot.measure.bench.serving.http_answer import Answer
+from ingot.measure.bench.serving.http_answer import HttpAnswer
 from ingot.measure.side.timed_run import spread_with_mean
 
 LIMITS = ("ttft", "tpot", "e2e")
@@ -43,7 +43,7 @@ def parse_limits(text: str) -> dict[str, float]:
 
 
 def serving_entry(
-    answers: Sequence[Answer], asked: Sequence[int], seconds: float, limits_ms: Mapping[str, float]
+    answers: Sequence[HttpAnswer], asked: Sequence[int], seconds: float, limits_ms: Mapping[str, float]
 ) -> Record:
     """Figures of the requests that succeeded.
 
@@ -51,7 +51,7 @@ def serving_entry(
         asked: output tokens that each request wanted.
         seconds: from the start of the load to the end of its last request.
 
-    Rates are over ``seconds``. ``in_flight``: requests under way on average. ``good_per_s``: requests within
+    Rates are over ``seconds``. ``in_flight``: requests in flight on average. ``good_per_s``: requests within
     all limits per second; None without limits. ``late_ms``: how far behind its plan the client sent requests.
     ``short``: answers with other numbers of tokens than asked. ``counted``: answers whose tokens are chunks.
     """
@@ -64,7 +64,7 @@ def serving_entry(
         "requests": len(answers),
         "completed": len(done),
         "errors": dict(Counter(a.error for a in answers if a.error is not None)),
-        "told": {a.error: a.told for a in reversed(answers) if a.error is not None},
+        "told": {a.error: a.message for a in reversed(answers) if a.error is not None},
         "seconds": round(seconds, 6),
         "requests_per_s": round(len(done) / seconds, 4),
         "output_tokens_per_s": round(tokens / seconds, 2),
@@ -84,7 +84,7 @@ def serving_entry(
     }
 
 
-def _good(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
+def _good(answer: HttpAnswer, limits_ms: Mapping[str, float]) -> bool:
     """A request of one token has no TPOT, and meets its limit."""
     seen = {"ttft": answer.ttft_s, "tpot": answer.tpot_s or 0.0, "e2e": answer.e2e_s}
     return all(1e3 * seen[name] <= limit for name, limit in limits_ms.items())

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ingot.config.files.json_text import JsonError, parse_json, read_text
 from ingot.errors import ConfigError
-from ingot.measure.bench.serving.server_target import Prompt
+from ingot.measure.bench.serving.server_target import ServerPrompt
 from ingot.measure.side.token_load import Ask, PromptSource, mixed, parse_batches
 
 VOCABULARY = 1000  # any model has as many ids
@@ -36,7 +36,7 @@ _WORDS = tuple(_TEXT.split())
 @dataclass(frozen=True)
 class Point:
     """One load: requests arrive at ``rate`` per second (infinity: all at once), or ``concurrency`` are kept
-    under way.
+    in flight.
     """
 
     rate: float | None = None
@@ -94,7 +94,7 @@ class Prompts(Protocol):
 
     count: int | None
 
-    def take(self, count: int) -> list[Prompt]: ...
+    def take(self, count: int) -> list[ServerPrompt]: ...
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -126,10 +126,10 @@ class RandomPrompts:
         self._source = PromptSource(self._vocab_size, self._seed)
         (self._prefix,) = self._source.prompts([Ask(shared_prefix, 1)])
 
-    def take(self, count: int) -> list[Prompt]:
+    def take(self, count: int) -> list[ServerPrompt]:
         asks: Sequence[Ask] = mixed(count).asks if self._shape is None else (self._shape,) * count
         return [
-            Prompt(self._content([*self._prefix, *ids]), ask.new_tokens)
+            ServerPrompt(self._content([*self._prefix, *ids]), ask.new_tokens)
             for ask, ids in zip(asks, self._source.prompts(asks), strict=True)
         ]
 
@@ -174,7 +174,7 @@ class FilePrompts:
         self.count: int | None = len(prompts)
         self._next = cycle(prompts)
 
-    def take(self, count: int) -> list[Prompt]:
+    def take(self, count: int) -> list[ServerPrompt]:
         return list(islice(self._next, count))
 
     def to_json(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class FilePrompts:
 _KEYS = {"prompt": str, "messages": list, "prompt_token_ids": list}
 
 
-def _prompt(line: str, where: str, new_tokens: int) -> Prompt:
+def _prompt(line: str, where: str, new_tokens: int) -> ServerPrompt:
     try:
         value = parse_json(line)
     except JsonError:
@@ -200,7 +200,7 @@ def _prompt(line: str, where: str, new_tokens: int) -> Prompt:
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}; "output_tokens": N',
             flag="--dataset",
         )
-    return Prompt(found[0], wanted)
+    return ServerPrompt(found[0], wanted)
 
 
 def _is(value: object, kind: type) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.measure.bench.charts import COLORS, Mark, Panel, Series
+from ingot.measure.bench.charts import COLORS, ChartMark, Panel, Series
 from ingot.measure.side.text_table import Table, number, numbers
 
 Record = dict[str, Any]
@@ -83,6 +83,6 @@ def serving_panels(record: Record) -> list[Panel]:
     return found
 
 
-def _mark(entry: Record, name: str, share: str) -> Mark:
+def _mark(entry: Record, name: str, share: str) -> ChartMark:
     value = entry[f"{name}_ms"][share]
-    return Mark(entry["requests_per_s"], value, entry["load"] if share == "p99" else "")
+    return ChartMark(entry["requests_per_s"], value, entry["load"] if share == "p99" else "")

@@ -1,9 +1,9 @@
 """One precision of a sweep: its quality, and batch after batch until one no longer fits.
 
-Owns the order of measuring within one side, how "does not fit" is told from other ends, and the process that
+Owns the order of measuring within one side, how "does not fit" differs from other ends, and the process that
 a precision has for itself, so that its death spoils nothing else. Knows no files and no other precision.
 
-    for told in measure_apart(Line("fp16", spec), wanted, None): ...
+    for update in measure_apart(SweepLine("fp16", spec), wanted, None): ...
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.latency import Latency, check_fits, measure_latency
 from ingot.measure.bench.sweep.sweep_clips import clip_points
-from ingot.measure.bench.transcription_speed import Transcribing
+from ingot.measure.bench.transcription_speed import TranscriptionBench
 from ingot.measure.side.freed_memory import lacks_memory
 from ingot.measure.side.open_side import Side, open_side
 from ingot.measure.side.side_spec import SideSpec
 
 OK, DOES_NOT_FIT, DIED = "ok", "does not fit", "died"
 AUTO_MOST = 4096
-Told = dict[str, Any]
+Progress = dict[str, Any]
 
 
 class Quality(Protocol):
@@ -48,7 +48,7 @@ class Quality(Protocol):
 
 
 @dataclass(frozen=True)
-class Line:
+class SweepLine:
     """One precision of one side: what tables and pictures call it, and how it is opened.
 
     Attributes:
@@ -67,13 +67,13 @@ class LineWanted:
 
     Attributes:
         batches: in growing order.
-        shape: prompt tokens, new tokens and repeats, or the clips that a model hears; its own batches are not
+        shape: prompt tokens, new tokens and repeats, or the clips of a speech model; its own batches are not
             read.
         with_quality: whether its quality is not known yet.
     """
 
     batches: tuple[int, ...]
-    shape: Latency | Transcribing
+    shape: Latency | TranscriptionBench
     with_quality: bool = False
     threads: int | None = None
 
@@ -84,8 +84,11 @@ def doubling(most: int = AUTO_MOST) -> tuple[int, ...]:
 
 
 def measure_line(
-    line: Line, wanted: LineWanted, quality: Quality | None, opener: Callable[[SideSpec], Side] = open_side
-) -> Iterator[Told]:
+    line: SweepLine,
+    wanted: LineWanted,
+    quality: Quality | None,
+    opener: Callable[[SideSpec], Side] = open_side,
+) -> Iterator[Progress]:
     """What becomes known, as it does: ``{"say": text}``, ``{"batch": size}`` before a size is tried,
     ``{"quality": figures}``, and ``{"point": ...}``; the first size that does not fit is the last point.
 
@@ -105,7 +108,7 @@ def measure_line(
         yield {"point": {"status": DOES_NOT_FIT, "reason": why(error)}}
 
 
-def _quality(line: Line, quality: Quality) -> Told:
+def _quality(line: SweepLine, quality: Quality) -> Progress:
     try:
         return {"quality": quality(line.spec)}
     except (OutOfMemoryError, RuntimeError) as error:
@@ -121,7 +124,7 @@ def why(error: BaseException) -> str:
     return str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
 
 
-def measure_apart(line: Line, wanted: LineWanted, quality: Quality | None) -> Iterator[Told]:
+def measure_apart(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
     """``measure_line`` in a process of its own; where that dies, the last point says so.
 
     Raises:
@@ -139,19 +142,19 @@ def measure_apart(line: Line, wanted: LineWanted, quality: Quality | None) -> It
         process.join()
 
 
-def _received(here: Connection, process: Any) -> Iterator[Told]:
+def _received(here: Connection, process: Any) -> Iterator[Progress]:
     while True:
         try:
-            told = here.recv()
+            update = here.recv()
         except EOFError:
             process.join()
             yield {"point": {"status": DIED, "reason": _death(process.exitcode)}}
             return
-        if "error" in told:
-            raise told["error"]
-        if "end" in told:
+        if "error" in update:
+            raise update["error"]
+        if "end" in update:
             return
-        yield told
+        yield update
 
 
 def _death(code: int) -> str:
@@ -160,14 +163,14 @@ def _death(code: int) -> str:
     return f"the process ended with exit code {code}"
 
 
-def _work(there: Connection, line: Line, wanted: LineWanted, quality: Quality | None) -> None:
-    """Send all that ``measure_line`` tells. Ctrl-C is for the process that waits; it ends this one."""
+def _work(there: Connection, line: SweepLine, wanted: LineWanted, quality: Quality | None) -> None:
+    """Send all that ``measure_line`` yields. Ctrl-C is for the process that waits; it ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if wanted.threads is not None:
         torch.set_num_threads(wanted.threads)
     try:
-        for told in measure_line(line, wanted, quality):
-            there.send(told)
+        for update in measure_line(line, wanted, quality):
+            there.send(update)
     except IngotError as error:
         there.send({"error": error})
     except RuntimeError as error:  # a CUDA context that is lost
@@ -175,12 +178,12 @@ def _work(there: Connection, line: Line, wanted: LineWanted, quality: Quality | 
     there.send({"end": True})
 
 
-def _points(line: Line, wanted: LineWanted, opener: Callable[[SideSpec], Side]) -> Iterator[Told]:
+def _points(line: SweepLine, wanted: LineWanted, opener: Callable[[SideSpec], Side]) -> Iterator[Progress]:
     shape, first = wanted.shape, wanted.batches[0]
-    if isinstance(shape, Transcribing):
+    if isinstance(shape, TranscriptionBench):
         check = partial(_check_quant, line)
-        for told in clip_points(line.name, line.spec, wanted.batches, shape, check):
-            yield {"point": {"status": OK} | told["point"]} if "point" in told else told
+        for update in clip_points(line.name, line.spec, wanted.batches, shape, check):
+            yield {"point": {"status": OK} | update["point"]} if "point" in update else update
         return
     device = resolve_device(line.spec.device)
     yield {"batch": first}
@@ -202,7 +205,7 @@ def _points(line: Line, wanted: LineWanted, opener: Callable[[SideSpec], Side]) 
         yield {"point": point | known | {"doubts": doubts([entry])}}
 
 
-def _check_quant(line: Line, facts: dict[str, Any]) -> None:
+def _check_quant(line: SweepLine, facts: dict[str, Any]) -> None:
     """Raises:
     ConfigError: the side was loaded in another precision than the line's.
     """

@@ -67,7 +67,7 @@ def best(lines: list[Record]) -> Record:
 
 
 def of_clips(settings: Record) -> bool:
-    """Whether points are of clips that a model hears; others are of requests with prompts."""
+    """Whether points are of clips of a speech model; others are of requests with prompts."""
     return "clips" in settings
 
 

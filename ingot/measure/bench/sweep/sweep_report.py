@@ -1,4 +1,4 @@
-"""A sweep told in a title, a table and panels to draw.
+"""A sweep as a title, a table and panels to draw.
 
 Owns which figures of a sweep are shown, and in which units. Knows no terminal and no file format.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from ingot.measure.bench.charts import COLORS, OTHER_COLOR, Mark, Panel, Series
+from ingot.measure.bench.charts import COLORS, OTHER_COLOR, ChartMark, Panel, Series
 from ingot.measure.bench.sweep.sweep_line import DIED
 from ingot.measure.bench.sweep.sweep_record import lower_is_better, memory_gb, of_clips, speed
 from ingot.measure.side.text_table import Table, number, numbers, percent
@@ -181,8 +181,8 @@ def _series(lines: list[Record], palette: dict[str, str], x: Any) -> tuple[Serie
     )
 
 
-def _mark(point: Record, x: float, label: str) -> Mark:
-    return Mark(x, speed(point), label)
+def _mark(point: Record, x: float, label: str) -> ChartMark:
+    return ChartMark(x, speed(point), label)
 
 
 def _axis(point: Record) -> str:

@@ -34,22 +34,22 @@ from ingot.measure.bench.sweep.sweep_line import (
     AUTO_MOST,
     DOES_NOT_FIT,
     OK,
-    Line,
     LineWanted,
+    Progress,
     Quality,
-    Told,
+    SweepLine,
     doubling,
     measure_apart,
 )
 from ingot.measure.bench.sweep.sweep_record import record_of
 from ingot.measure.bench.sweep.sweep_store import Store
-from ingot.measure.bench.transcription_speed import Transcribing
+from ingot.measure.bench.transcription_speed import TranscriptionBench
 from ingot.measure.side.machine import machine
 from ingot.measure.side.open_side import Say, check_classes, silent
 from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts
 from ingot.speech.recording_features import mel_bins
 
-Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]
+Measure = Callable[[SweepLine, LineWanted, Quality | None], Iterator[Progress]]
 Record = dict[str, Any]
 
 
@@ -61,10 +61,10 @@ class Sweep:
         spec: the checkpoint or the config with random weights, and the device; its dtype and sizes are not
             read.
         dtypes: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        quants: linear schemes, YAML files of them, or schemes of both halves of a model that hears.
+        quants: linear schemes, YAML files of them, or schemes of both halves of a speech model.
         kv_dtypes: of the KV cache, as in ``RuntimeConfig``.
         batches: sizes; empty: 1, 2, 4 and so on until one does not fit, or has all clips.
-        shape: equal requests, or clips for a model that hears; its batches are not read.
+        shape: equal requests, or clips for a speech model; its batches are not read.
         against: ``hf`` or ``hf:CHECKPOINT``: Hugging Face's class in the first dtype is a line, too.
         quality_of: what the quality is measured on, for the record.
 
@@ -77,7 +77,7 @@ class Sweep:
     quants: tuple[str, ...] = ("none",)
     kv_dtypes: tuple[str, ...] = ("auto",)
     batches: tuple[int, ...] = ()
-    shape: Latency | Transcribing = field(default_factory=lambda: Latency(batches=(1,), repeats=3))
+    shape: Latency | TranscriptionBench = field(default_factory=lambda: Latency(batches=(1,), repeats=3))
     against: str | None = None
     quality_of: Record | None = None
     threads: int | None = None
@@ -91,7 +91,7 @@ class Sweep:
             if dtype != "auto":
                 parse_dtype(dtype)
         self.shape.replace(batches=self.batches or (1,))
-        if isinstance(self.shape, Transcribing) and max(self.sizes) > self.shape.clips:
+        if isinstance(self.shape, TranscriptionBench) and max(self.sizes) > self.shape.clips:
             raise ConfigError(
                 "a batch has more clips than there are",
                 seen=max(self.sizes),
@@ -115,10 +115,10 @@ class Sweep:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes to try, in growing order."""
-        most = self.shape.clips if isinstance(self.shape, Transcribing) else AUTO_MOST
+        most = self.shape.clips if isinstance(self.shape, TranscriptionBench) else AUTO_MOST
         return tuple(sorted(set(self.batches))) or doubling(most)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[SweepLine]:
         """A line for each dtype, scheme and kind of cache, Hugging Face's last."""
         dtypes = list(dict.fromkeys(self._named(dtype) for dtype in self.dtypes))
         narrow = [(quant, kv) for quant in dict.fromkeys(self.quants) for kv in dict.fromkeys(self.kv_dtypes)]
@@ -141,7 +141,7 @@ class Sweep:
 
     def _load(self) -> Record:
         shape = self.shape
-        if isinstance(shape, Transcribing):
+        if isinstance(shape, TranscriptionBench):
             return {"clips": shape.clips, "tokens_per_second": shape.tokens_per_second, "seed": shape.seed}
         return {"prompt_tokens": shape.prompt_tokens, "new_tokens": shape.new_tokens}
 
@@ -152,7 +152,7 @@ class Sweep:
             return "fp32"
         return dtype_name(read_shape(self.spec).dtype)
 
-    def _line(self, dtype: str, quant: str, kv_dtype: str) -> Line:
+    def _line(self, dtype: str, quant: str, kv_dtype: str) -> SweepLine:
         stored = self._stored if quant == "none" else quant
         words = [
             dtype,
@@ -160,20 +160,20 @@ class Sweep:
             *([f"{kv_dtype} cache"] if kv_dtype in NARROW_KV_DTYPES else []),
         ]
         spec = self.spec.replace(dtype=dtype, quant=quant, kv_dtype=kv_dtype)
-        return Line(" ".join(words), spec, stored, is_stored=quant == "none")
+        return SweepLine(" ".join(words), spec, stored, is_stored=quant == "none")
 
     @functools.cached_property
     def _stored(self) -> str:
         """The scheme that the checkpoint's weights have already."""
         return "none" if self.spec.path is None else read_setting(self.spec.path).quant.label
 
-    def _huggingface(self, against: str, dtype: str) -> Line:
+    def _huggingface(self, against: str, dtype: str) -> SweepLine:
         _, path = against_parts(against)
         spec = self.spec.replace(kind=HUGGINGFACE, dtype=dtype, quant="none")
         name = f"Hugging Face {dtype}"
         if path is None:
-            return Line(name, spec)
-        return Line(f"{name}, {Path(path).name}", spec.replace(path=path, random_weights=None))
+            return SweepLine(name, spec)
+        return SweepLine(f"{name}, {Path(path).name}", spec.replace(path=path, random_weights=None))
 
 
 def run_sweep(
@@ -186,7 +186,7 @@ def run_sweep(
     say: Say | None = None,
     measure: Measure = measure_apart,
 ) -> Record:
-    """Measure what the folder does not hold yet, and tell all that it holds then.
+    """Measure what the folder does not hold yet, and return all that it holds then.
 
     Each point is in ``folder``/points.jsonl as soon as it is measured. A size that does not fit ends its
     line, and so does a process that dies, whose size is tried again in the next run.
@@ -196,10 +196,10 @@ def run_sweep(
         IngotError: a side cannot be loaded for another reason than memory.
     """
     model = read_shape(wanted.spec).config
-    if isinstance(wanted.shape, Transcribing):
+    if isinstance(wanted.shape, TranscriptionBench):
         mel_bins(model)
     else:
-        expect_text(model.modality, "a sweep of prompts", "shape=Transcribing() instead of Latency")
+        expect_text(model.modality, "a sweep of prompts", "shape=TranscriptionBench() instead of Latency")
         flag = "--prompt-tokens or --new-tokens"
         check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
     lines = wanted.lines()
@@ -215,7 +215,7 @@ def run_sweep(
 
 
 def _measure_line(
-    line: Line,
+    line: SweepLine,
     wanted: Sweep,
     store: Store,
     stamp: Record,
@@ -230,17 +230,17 @@ def _measure_line(
         return
     head = {"line": line.name, "kind": line.spec.kind, "dtype": line.spec.dtype, "quant": line.quant}
     batch = 0
-    for told in measure(line, shape, quality):
-        batch = told.get("batch", batch)
-        if "say" in told:
-            say(told["say"])
+    for update in measure(line, shape, quality):
+        batch = update.get("batch", batch)
+        if "say" in update:
+            say(update["say"])
         at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
-        if "quality" in told:
-            store.add(head | told | at | stamp)
-        if "point" in told and batch:
-            store.add(head | {"batch": batch} | told["point"] | at | stamp)
-        if "point" in told and not batch:  # the process died of the quality: once more, without it
-            store.add(head | {"quality": {}, "reason": told["point"]["reason"]} | at | stamp)
+        if "quality" in update:
+            store.add(head | update | at | stamp)
+        if "point" in update and batch:
+            store.add(head | {"batch": batch} | update["point"] | at | stamp)
+        if "point" in update and not batch:  # the process died of the quality: once more, without it
+            store.add(head | {"quality": {}, "reason": update["point"]["reason"]} | at | stamp)
             _measure_line(line, wanted, store, stamp, None, say, measure)
 
 

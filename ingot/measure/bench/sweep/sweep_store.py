@@ -66,10 +66,10 @@ def check_same(found: Record, wanted: Record, folder: Path) -> None:
         name for name in found.keys() | wanted.keys() if _plain(found, name) != _plain(wanted, name)
     )
     if names:
-        told = "; ".join(f"{name} {_short(found, name)}, now {_short(wanted, name)}" for name in names)
+        changes = "; ".join(f"{name} {_short(found, name)}, now {_short(wanted, name)}" for name in names)
         raise ConfigError(
             f"{folder} holds points measured with different settings",
-            seen=told,
+            seen=changes,
             fix="use another --out folder, or --fresh to start over",
         )
 

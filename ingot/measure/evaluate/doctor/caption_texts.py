@@ -16,18 +16,18 @@ from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.image.image_reader import PictureReader
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.data_item import DataItem
 from ingot.measure.evaluate.doctor.precision_probe import Text
 from ingot.measure.evaluate.eval_prompts import need_chat, need_tokenizer
-from ingot.measure.evaluate.scored_captions import QUESTION, shows
+from ingot.measure.evaluate.scored_captions import QUESTION, picture_check
 from ingot.text.prompt import Input
 
 
-def captioned(folder: Path) -> Callable[[Item], str | None]:
+def captioned(folder: Path) -> Callable[[DataItem], str | None]:
     """Why an item does not serve: it needs a picture, named from ``folder`` on, and a caption."""
-    shown = shows(folder)
+    shown = picture_check(folder)
 
-    def why(item: Item) -> str | None:
+    def why(item: DataItem) -> str | None:
         found = shown(item)
         return "a picture without a caption" if found is None and not item.references else found
 

@@ -1,4 +1,4 @@
-"""A diagnosis told in tables, as JSON, and as the comments of the file that it writes.
+"""A diagnosis in tables, as JSON, and as the comments of the file that it writes.
 
 Owns which figures are shown, and in which order. Knows no terminal.
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.config.units import size_text
 from ingot.engine.assembly import in_encoder
-from ingot.measure.evaluate.doctor.doctor_session import BYTES, TIME, Diagnosis, Layer, Measured
+from ingot.measure.evaluate.doctor.doctor_session import BYTES, TIME, Diagnosis, Layer, LayerCosts
 from ingot.measure.evaluate.doctor.precision_options import DENSE, saves_time_only
 from ingot.measure.side.text_table import Table, percent, score
 
@@ -35,8 +35,8 @@ def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
         rows.append((layer.name, *figures, "-" if mix is None else mix.schemes[layer.name]))
     columns = ("layer", *narrow, "share", "in the mix")
     operators = _sums(found, "operator", lambda layer: layer.operator)
-    hears = any(in_encoder(layer.name) for layer in found.layers)
-    places = _sums(found, "layer" if hears else "decoder layer", lambda layer: layer.place)
+    encodes = any(in_encoder(layer.name) for layer in found.layers)
+    places = _sums(found, "layer" if encodes else "decoder layer", lambda layer: layer.place)
     return [Table(title, columns, tuple(rows)), operators, places, _mixes(found)]
 
 
@@ -138,9 +138,9 @@ def _mixes(found: Diagnosis) -> Table:
         (name, size_text(one.num_bytes), score(one.predicted), score(one.measured)) for name, one in named
     ]
     columns = ("", "linear layers", "KL predicted", "KL measured")
-    told = {BYTES: "fewest bytes, which decode time follows", TIME: "fewest weights outside 8-bit matmuls"}
+    goals = {BYTES: "fewest bytes, which decode time follows", TIME: "fewest weights outside 8-bit matmuls"}
     key = TIME if saves_time_only(found.ladder[0]) else BYTES
-    return Table(f"the mix ({told[key]}) and one scheme for all layers", columns, tuple(rows))
+    return Table(f"the mix ({goals[key]}) and one scheme for all layers", columns, tuple(rows))
 
 
 def _narrow(found: Diagnosis) -> list[str]:
@@ -159,7 +159,7 @@ def _share(found: Diagnosis, layers: Sequence[Layer]) -> str:
     return percent(part / whole if whole > 0 else None)
 
 
-def _counted(mix: Measured) -> str:
+def _counted(mix: LayerCosts) -> str:
     counts = Counter(mix.schemes.values())
     words = {count: "layer" if count == 1 else "layers" for count in counts.values()}
     return ", ".join(f"{count} {words[count]} in {scheme}" for scheme, count in counts.most_common())
@@ -169,7 +169,7 @@ def _least(found: Diagnosis) -> str:
     return found.wanted.least or (TIME if saves_time_only(found.ladder[0]) else BYTES)
 
 
-def _mix_json(one: Measured) -> dict[str, Any]:
+def _mix_json(one: LayerCosts) -> dict[str, Any]:
     return {
         "bytes": one.num_bytes,
         "kl_predicted": one.predicted,

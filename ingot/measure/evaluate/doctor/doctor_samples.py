@@ -16,16 +16,16 @@ from typing import Any
 from ingot.audio.librispeech import librispeech
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.config.decoder_config import DecoderConfig
-from ingot.config.modality import PICTURE
+from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.engine.engine_text import read_text_parts
 from ingot.errors import ConfigError
 from ingot.image.picture_folder import picture_records
 from ingot.measure.evaluate.data_file import DataFile, OfFolder
-from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.data_item import DataItem
 from ingot.measure.evaluate.doctor.caption_texts import captioned, captioned_texts
 from ingot.measure.evaluate.doctor.precision_probe import Text
 from ingot.measure.evaluate.doctor.transcript_texts import one_window, spoken_texts
-from ingot.measure.evaluate.perplexity import Reading, counts_of, prepare
+from ingot.measure.evaluate.perplexity import WindowSettings, counts_of, prepare
 from ingot.measure.evaluate.token_divergence import DEFAULT_WINDOW
 from ingot.measure.side.side_spec import SideSpec, model_of, most_tokens
 from ingot.speech.window_decoding import Vocabulary
@@ -37,10 +37,10 @@ class Samples:
 
     texts: list[Text]
     counts: dict[str, Any]
-    reading: Reading
+    reading: WindowSettings
 
 
-def needs_of(checkpoint: str, data: Path) -> Callable[[Item], str | None]:
+def needs_of(checkpoint: str, data: Path) -> Callable[[DataItem], str | None]:
     """Why an item of a file does not serve a checkpoint: a model of speech needs recordings with transcripts,
     a model of pictures needs pictures with captions.
 
@@ -48,10 +48,7 @@ def needs_of(checkpoint: str, data: Path) -> Callable[[Item], str | None]:
         IngotError: the checkpoint cannot be read.
     """
     config = model_of(checkpoint)
-    folder = data if data.is_dir() else data.parent
-    if config.modality is PICTURE:
-        return captioned(folder)
-    return (lambda item: None) if config.modality.takes_text else one_window(folder, config)
+    return _KINDS[config.modality].needs(data if data.is_dir() else data.parent, config)
 
 
 def records_of(checkpoint: str) -> OfFolder:
@@ -60,22 +57,20 @@ def records_of(checkpoint: str) -> OfFolder:
     Raises:
         IngotError: the checkpoint cannot be read.
     """
-    return picture_records if model_of(checkpoint).modality is PICTURE else librispeech
+    return _KINDS[model_of(checkpoint).modality].records
 
 
-def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """The items of a file as this model reads them.
 
     Raises:
         ConfigError: an item does not serve, or the reading does not fit the model.
         RequestError: a recording or a picture cannot be read.
     """
-    if config.modality is PICTURE:
-        return _captioned(source, config, data, reading)
-    return (_written if config.modality.takes_text else _spoken)(source, config, data, reading)
+    return _KINDS[config.modality].samples(source, config, data, reading)
 
 
-def check_ids(item: Item, ids: Sequence[int], vocab: int) -> None:
+def check_ids(item: DataItem, ids: Sequence[int], vocab: int) -> None:
     """Raises:
     ConfigError: an id of an item is not the model's.
     """
@@ -89,7 +84,7 @@ def check_ids(item: Item, ids: Sequence[int], vocab: int) -> None:
         )
 
 
-def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """Every window as a text of its own, its counted places those of a divergence."""
     spec = SideSpec(str(source.folder))
     reading, documents, short = prepare([spec], data, reading, DEFAULT_WINDOW, apart=True)
@@ -102,7 +97,7 @@ def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading:
     return Samples(texts, counts_of(documents, short), reading)
 
 
-def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """Every caption as the answer to a question about its picture."""
     if reading.window is not None:
         seen = f"--window {reading.window}"
@@ -112,7 +107,7 @@ def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, readin
     return Samples(texts, _counts(texts), reading)
 
 
-def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: Reading) -> Samples:
+def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """Every transcript as a text that follows from its recording."""
     if reading.window is not None:
         seen = f"--window {reading.window}"
@@ -128,3 +123,19 @@ def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: 
 def _counts(texts: Sequence[Text]) -> dict[str, Any]:
     counted = sum(len(text.counted) for text in texts)
     return {"documents": len(texts), "tokens": sum(len(t.ids) for t in texts), "counted_tokens": counted}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a kind of model is measured on: which items serve, how a folder is read, and the samples."""
+
+    needs: Callable[[Path, DecoderConfig], Callable[[DataItem], str | None]]
+    records: OfFolder
+    samples: Callable[[Checkpoint, DecoderConfig, DataFile, WindowSettings], Samples]
+
+
+_KINDS = {
+    TEXT: _Kind(lambda folder, config: lambda item: None, librispeech, _written),
+    SPEECH: _Kind(one_window, librispeech, _spoken),
+    PICTURE: _Kind(lambda folder, config: captioned(folder), picture_records, _captioned),
+}

@@ -38,10 +38,10 @@ from ingot.measure.evaluate.doctor.precision_options import (
     options_of,
     saves_time_only,
 )
-from ingot.measure.evaluate.doctor.precision_probe import Probe, Text
+from ingot.measure.evaluate.doctor.precision_probe import PrecisionProbe, Text
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, mixed, operator
 from ingot.measure.evaluate.eval_record import Progress, machine, no_progress
-from ingot.measure.evaluate.perplexity import Reading
+from ingot.measure.evaluate.perplexity import WindowSettings
 from ingot.memory.host_memory import dense_bytes, expect_room
 
 BYTES, TIME = "bytes", "time"
@@ -69,7 +69,7 @@ class Wanted:
     least: str | None = None
     up_to: str = DENSE
     device: str = "auto"
-    reading: Reading = field(default_factory=lambda: Reading(max_tokens=MAX_TOKENS))
+    reading: WindowSettings = field(default_factory=lambda: WindowSettings(max_tokens=MAX_TOKENS))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LayerCosts:
     """A scheme for every layer: bytes of all linear layers; KL in nats, added up from single ones and as
     it is.
     """
@@ -123,9 +123,9 @@ class Diagnosis:
     wanted: Wanted
     ladder: tuple[str, ...]
     layers: tuple[Layer, ...]
-    uniform: dict[str, Measured]
-    tried: tuple[Measured, ...]
-    chosen: Measured | None
+    uniform: dict[str, LayerCosts]
+    tried: tuple[LayerCosts, ...]
+    chosen: LayerCosts | None
     facts: dict[str, Any]
 
     @property
@@ -217,7 +217,7 @@ def _diagnosed(
         _expect_room(assembly, texts)
     try:
         with torch.inference_mode(), steady_threads(num_bytes, device):
-            probe = Probe(dense_model(assembly), load, texts, device, dtype)
+            probe = PrecisionProbe(dense_model(assembly), load, texts, device, dtype)
             return _Session(wanted, ladder, layers, probe, progress).run()
     except torch.OutOfMemoryError:
         raise OutOfMemoryError(
@@ -249,7 +249,7 @@ class _Session:
         wanted: Wanted,
         ladder: tuple[str, ...],
         layers: Sequence[LayerOptions],
-        probe: Probe,
+        probe: PrecisionProbe,
         progress: Progress,
     ) -> None:
         self._wanted = wanted
@@ -289,10 +289,10 @@ class _Session:
         pick = _least_wide if saves_time_only(self._ladder[0]) else _least_bytes
         return settle(lambda most: pick(layers, self._ladder, most), measure, price, self._wanted.budget)
 
-    def _measured(self, layers: Mapping[str, Layer], schemes: dict[str, str]) -> Measured:
+    def _measured(self, layers: Mapping[str, Layer], schemes: dict[str, str]) -> LayerCosts:
         stored = sum(layers[name].num_bytes[scheme] for name, scheme in schemes.items())
         predicted = sum(_error(layers[name], scheme) for name, scheme in schemes.items())
-        return Measured(schemes, stored, predicted, self._measure(schemes))
+        return LayerCosts(schemes, stored, predicted, self._measure(schemes))
 
     def _measure(self, schemes: Mapping[str, str]) -> float:
         key = tuple(schemes.values())

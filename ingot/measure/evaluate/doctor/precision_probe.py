@@ -3,7 +3,7 @@
 Owns the passes: samples as batches, hidden states of the whole model at each place, a run that starts at the
 place it changes. Knows no choice and no files.
 
-    probe = Probe(dense_model(assembly), load, texts, device, torch.bfloat16)
+    probe = PrecisionProbe(dense_model(assembly), load, texts, device, torch.bfloat16)
     probe.alone(layers, narrow)                    # {name: {scheme: KL in nats, mean over tokens}}
     probe.together({"layers.0.mlp.down_proj": option})
 
@@ -69,7 +69,7 @@ class _State:
     hidden: torch.Tensor | None = None
 
 
-class Probe:
+class PrecisionProbe:
     """Runs of one checkpoint on one set of texts.
 
     Args:
@@ -251,9 +251,9 @@ def _batch(model: Decoder, texts: Sequence[Text], device: torch.device) -> _Batc
     spans, rows, before = [], [], 0
     features: list[torch.Tensor] = []
     for number, text in enumerate(texts):
-        heard = None if text.features is None else len(features)
+        place = None if text.features is None else len(features)
         features += [] if text.features is None else [text.features.to(device, EXACT.dtype)]
-        spans.append(Span(number, text.ids, 0, model.rope_offset(len(text.ids)), heard))
+        spans.append(Span(number, text.ids, 0, model.rope_offset(len(text.ids)), place))
         rows += [before + place for place in text.counted]
         before += len(text.ids)
     return _Batch(spans, torch.tensor(rows, device=device), features)

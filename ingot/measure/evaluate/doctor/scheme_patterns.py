@@ -42,7 +42,7 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
 
 
 def operator(name: str) -> str:
-    """``down_proj`` of ``layers.0.mlp.down_proj``; what an encoder or cross-attention has too is told apart:
+    """``down_proj`` of ``layers.0.mlp.down_proj``; what an encoder or cross-attention has too is named apart:
     ``encoder.down_proj``, ``encoder.vit.down_proj``, ``encoder_attn.o_proj``.
     """
     *_, module, leaf = name.split(".")

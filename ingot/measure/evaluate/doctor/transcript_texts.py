@@ -1,4 +1,4 @@
-"""Recordings with their transcripts, as a model that hears is taught them.
+"""Recordings with their transcripts, as a speech model is trained on them.
 
 Owns which recordings serve, and the prompt and the features of each. Knows no passes.
 
@@ -16,20 +16,20 @@ from ingot.audio.recording_samples import RATE, audio_seconds, read_audio
 from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.data_item import Item
+from ingot.measure.evaluate.data_item import DataItem
 from ingot.measure.evaluate.doctor.precision_probe import Text
-from ingot.measure.evaluate.scored_transcripts import hears
+from ingot.measure.evaluate.scored_transcripts import recording_check
 from ingot.speech.recording_features import first_window, window_frames
 from ingot.speech.window_decoding import Vocabulary
 from ingot.text.languages import language_code
 
 
-def one_window(folder: Path, config: DecoderConfig) -> Callable[[Item], str | None]:
+def one_window(folder: Path, config: DecoderConfig) -> Callable[[DataItem], str | None]:
     """Why an item does not serve: its recording, named from ``folder`` on, must be of one window."""
-    heard, seconds = hears(folder), window_frames(config) * HOP / RATE
+    check, seconds = recording_check(folder), window_frames(config) * HOP / RATE
 
-    def why(item: Item) -> str | None:
-        found = heard(item)
+    def why(item: DataItem) -> str | None:
+        found = check(item)
         if found is not None:
             return found
         took = audio_seconds(folder / (item.audio or ""))
@@ -51,9 +51,9 @@ def spoken_texts(
     why = one_window(data.folder, config)
     found = []
     for item in data.items:
-        told = why(item)
-        if told is not None:
-            raise ConfigError(f"item {item.number} cannot be used", seen=told, flag="--data, or --skip-bad")
+        reason = why(item)
+        if reason is not None:
+            raise ConfigError(f"item {item.number} cannot be used", seen=reason, flag="--data, or --skip-bad")
         prompt = vocabulary.tokens.prompt(_language(item, vocabulary), "transcribe", timestamps=False)
         ids = [*prompt, *vocabulary.ids(item.text or "")[:most]]
         if len(ids) > vocabulary.longest:
@@ -68,11 +68,11 @@ def spoken_texts(
     return found
 
 
-def _language(item: Item, vocabulary: Vocabulary) -> str | None:
+def _language(item: DataItem, vocabulary: Vocabulary) -> str | None:
     """Its code; a model of English alone asks for none.
 
     Raises:
-        ConfigError: a model of many languages is not told which.
+        ConfigError: a model of many languages does not know which.
     """
     if item.language is None and vocabulary.tokens.multilingual:
         raise ConfigError(
