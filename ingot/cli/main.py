@@ -1,6 +1,6 @@
 """``ingot``: the verbs together.
 
-Owns the list of verbs, ``--version``, ``--debug`` and the exit codes (docs/architecture.md lists them). Knows
+Owns the list of verbs, ``--version``, ``--debug`` and the exit codes (docs/terminal.md lists them). Knows
 nothing of what verbs do.
 
     ingot build models/pocket-chat -o engines/pocket-chat

@@ -72,6 +72,6 @@ def test_ranks_of_both_are_joined_by_weight(example: dict[str, Any], retriever: 
 def test_an_answer_names_its_sources_and_fits(example: dict[str, Any], retriever: Any, pocket: LLM) -> None:
     chat = ChatIngot(model=pocket, max_tokens=8, temperature=0)
     text = example["answer"](chat, retriever, QUESTIONS[0]["question"], limit=300)
-    assert "\n    [docs/architecture.md: Exit codes of the terminal]" in text
+    assert "\n    [docs/terminal.md: Exit codes of the terminal]" in text
     answer = text.split("\n    [")[0]
     assert answer.strip()

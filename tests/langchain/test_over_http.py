@@ -96,7 +96,7 @@ def test_the_example_asks_a_server(server: Server, capsys: Any, monkeypatch: pyt
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     out = capsys.readouterr().out
     assert out.count("\n> ") == 3
-    assert "[docs/architecture.md: Exit codes of the terminal]" in out
+    assert "[docs/terminal.md: Exit codes of the terminal]" in out
 
 
 def test_values_reach_the_server(server: Server) -> None:

@@ -11,7 +11,12 @@ import pytest
 from benchmarks.figures import CODE, ROOT
 
 LOG = ROOT / "docs" / "performance"
-PAGES = (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "recipes" / "README.md")
+PAGES = (
+    *ROOT.glob("*.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "ingot").rglob("*.md")),
+    ROOT / "recipes" / "README.md",
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 SOURCE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py)`")
