@@ -1,10 +1,10 @@
-"""What the house measures: lines, full folders, names that repeat, private words, flags outside the terminal, walks.
+"""What the house measures: lines, full folders, repeated names, private words, flags outside the terminal, walks.
 
     python -m tests.house
     python -m tests.house --root ../another-checkout --json
 
-Everything is read from the source as text and syntax; nothing is imported. A **walk** follows one parameter: from a
-function into each function of the package that it, or a local made from it, is an argument of, and so on, each
+Everything is read from the source as text and syntax; nothing is imported. A **walk** follows one parameter: from
+a function into each function of the package that it, or a local made from it, is an argument of, and so on, each
 function once. A *stay* is a change of file on the way there or back; *rooms* are the files entered.
 """
 
@@ -82,9 +82,8 @@ class House:
 
     def full_folders(self) -> dict[str, int]:
         """Folders with more files than ``FLAT``, ``__init__.py`` apart."""
-        files = Counter(
-            str(m.path.parent.relative_to(self.root)) for m in self.modules.values() if m.path.stem != "__init__"
-        )
+        paths = [m.path.relative_to(self.root) for m in self.modules.values()]
+        files = Counter(str(path.parent) for path in paths if path.stem != "__init__")
         return {folder: count for folder, count in sorted(files.items()) if count > FLAT}
 
     def repeated_files(self) -> dict[str, list[str]]:
@@ -243,8 +242,9 @@ def measures(root: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path(__file__).parent.parent, help="a checkout; this one")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    here = Path(__file__).parent.parent
+    parser.add_argument("--root", type=Path, default=here, help="a checkout; default: this one")
     parser.add_argument("--json", action="store_true", help="everything as JSON, names included")
     arguments = parser.parse_args()
     found = measures(arguments.root)
