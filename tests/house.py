@@ -1,11 +1,11 @@
-"""What the house measures: lines, full folders, repeated names, private words, flags outside the terminal, walks.
+"""What the house measures: lines, full folders, repeated names, private words, flags, walks.
 
     python -m tests.house
     python -m tests.house --root ../another-checkout --json
 
-Everything is read from the source as text and syntax; nothing is imported. A **walk** follows one parameter: from
-a function into each function of the package that it, or a local made from it, is an argument of, and so on, each
-function once. A *stay* is a change of file on the way there or back; *rooms* are the files entered.
+Everything is read from the source as text and syntax; nothing is imported. A **walk** follows one parameter:
+from a function into each function of the package that it, or a local made from it, is an argument of, and so on,
+each function once. A *stay* is a change of file on the way there or back; *rooms* are the files entered.
 """
 
 from __future__ import annotations
