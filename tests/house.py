@@ -4,7 +4,7 @@
     python -m tests.house --root ../another-checkout --json
 
 Everything is read from the source as text and syntax; nothing is imported. A **walk** follows one parameter:
-from a function into each function of the package that it, or a local made from it, is an argument of, and so on,
+from a function into each function of the package that it, or a local made from it, is an argument of, and on,
 each function once. A *stay* is a change of file on the way there or back; *rooms* are the files entered.
 """
 
