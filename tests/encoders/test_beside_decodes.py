@@ -18,9 +18,9 @@ import torch
 from ingot import LLM, Input, Prompt, SamplingParams
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import ENCODER_SHARE
+from ingot.runtime.encoding import encoder_graphs, encoder_line
 from ingot.runtime.encoding.encoder_graphs import EncoderGraphs
 from ingot.runtime.encoding.encoder_line import EncoderLine, PartTimes
-from ingot.runtime.encoding.encoding import encoder_graphs, encoder_line
 from ingot.runtime.encoding.recording import Recorder
 from tests.encoders.conftest import Side
 from tests.encoders.test_pictures import (

@@ -12,7 +12,7 @@ import torch
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import ConfigError
-from ingot.runtime.encoding.encoding import moment
+from ingot.runtime.encoding import moment
 from ingot.runtime.scheduling.kv_cache import BlockManager
 from ingot.runtime.scheduling.pace import Pace
 from ingot.runtime.scheduling.request import Probe
