@@ -7,6 +7,7 @@ any other program, ``subprocess`` does what it always does.
 
     [sys.executable, "-m", "ingot", ...]              # forked, and so is a server's engine
     [sys.executable, "-c", f"{MAY_FORK}\\n...", ...]  # forked: the test says that it need not be fresh
+    [sys.executable, "benchmarks/memory.py", ...]     # forked, and so are processes of multiprocessing
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from typing import Any, NoReturn
 
 MAY_FORK = "# may be forked"
 _ENGINE = "ingot.serve.engine_calls.engine_process"
+_SPAWNED = "multiprocessing.spawn"
 _SET_NAME, _SET_CHILD_SUBREAPER = 15, 36  # of prctl
 _REREAD = ("HF_", "INGOT_")  # variables that modules read when they are imported
 _INTERPRETERS = ("LANG", "LC_", "MALLOC", "PYTHON", "TRITON_")  # what cannot be changed afterwards
 _FRESH = ("huggingface_hub", "ingot", "sitecustomize", "tests")
 _IMPORTED = ("ingot.cli.main", "ingot.llm", "ingot.building.builder", "ingot.serve.server", _ENGINE)
 _prctl = ctypes.CDLL(None).prctl
+_spawn = multiprocessing.util.spawnv_passfds
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _helper: socket.socket | None = None  # of this process
 _lock = threading.Lock()
@@ -66,6 +69,7 @@ def start_helper() -> None:
     theirs.close()
     _helper = ours
     subprocess.Popen._execute_child = _fork_child  # type: ignore[attr-defined]
+    multiprocessing.util.spawnv_passfds = _fork_spawned
 
 
 def take_terminal() -> None:
@@ -81,7 +85,8 @@ def can_fork(words: Sequence[Any], variables: Mapping[str, str]) -> bool:
     if any(name.startswith(_INTERPRETERS) and name != "PYTHONPATH" for name in changed):
         return False
     marked = words[1] == "-c" and (words[2].startswith(MAY_FORK) or _ENGINE in words[2])
-    return marked or list(words[1:3]) == ["-m", "ingot"]
+    script = Path(words[1]).suffix == ".py" and Path(words[1]).parent.name == "benchmarks"
+    return marked or script or list(words[1:3]) == ["-m", "ingot"]
 
 
 def _fork_child(  # ``Popen._execute_child``, whose parameters these are
@@ -115,6 +120,17 @@ def _fork_child(  # ``Popen._execute_child``, whose parameters these are
     self.pid = _ask(request | {"kept": list(pass_fds)}, [*files, *pass_fds])
     self._child_created = True
     self._close_pipe_fds(*pipes)
+
+
+def _fork_spawned(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """``multiprocessing.util.spawnv_passfds``; what keeps track of resources is started as ever."""
+    words = [os.fsdecode(word) for word in args]
+    program = next((place for place, word in enumerate(words) if _SPAWNED in word), None)
+    if _helper is None or program is None:
+        return _spawn(path, args, passfds)
+    own = {"folder": os.getcwd(), "variables": dict(os.environ), "session": False, "terminal": False}
+    command = [words[0], "-c", *words[program:]]
+    return _ask(own | {"words": command, "kept": list(passfds)}, [0, 1, 2, *passfds])
 
 
 def _ask(request: Mapping[str, Any], files: Sequence[int]) -> int:
@@ -223,7 +239,8 @@ def _be_fresh(request: dict[str, Any]) -> None:
     os.environ.update(after)
     path = [entry for entry in after.get("PYTHONPATH", "").split(os.pathsep) if entry]
     words = request["words"]
-    sys.path[:0] = [request["folder"] if words[1] == "-m" else "", *path]
+    first = {"-m": request["folder"], "-c": ""}.get(words[1], str(Path(words[1]).resolve().parent))
+    sys.path[:0] = [first, *path]
     sys.orig_argv[:] = words
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _stream(number, getattr(sys, f"__{name}__"))
@@ -258,6 +275,9 @@ def _run(words: list[str]) -> int:
         if words[1] == "-m":
             sys.argv[:] = ["ingot", *words[3:]]
             runpy.run_module("ingot", run_name="__main__", alter_sys=True)
+        elif words[1] != "-c":
+            sys.argv[:] = words[1:]
+            runpy.run_path(words[1], run_name="__main__")
         else:
             sys.argv[:] = ["-c", *words[3:]]
             main = type(sys)("__main__")

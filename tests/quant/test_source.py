@@ -75,13 +75,15 @@ def compared(engine: Path, source: Path) -> SourceCheck:
 
 @pytest.mark.stays(
     "dense",
-    "w8a16 gptq",
-    "w4a16",
+    "w8a16",
+    "w4a16 gptq",
+    "w4a16 awq",
     "w4a16 symmetric",
     "w8a8 per tensor",
     "w8a8 smoothquant",
-    "w4a8",
+    "w4a8 gptq",
     "w4a8 unrotated",
+    "rptq-w8a8 round",
     "rptq-w4a4 round",
 )
 @pytest.mark.parametrize(("scheme", "step"), TURNS)

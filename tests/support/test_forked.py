@@ -115,3 +115,20 @@ def test_others_are_not_forked() -> None:
     for words in (["-c", "import ingot"], ["-I", "-c", MAY_FORK], ["-m", "mypy"]):
         assert not can_fork([sys.executable, *words], given)
     assert not can_fork(["/bin/true", "-m", "ingot"], given)
+
+
+def test_scripts_of_benchmarks_and_processes_of_multiprocessing_are_forked(tmp_path: Path) -> None:
+    """The script begins with the modules of this process, and its process with those of the script's."""
+    script = tmp_path / "benchmarks" / "script.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import multiprocessing, os, sys\n"
+        "def inner(pipe): pipe.send((os.getppid(), 'tests.forked' in sys.modules)); sys.exit(3)\n"
+        "if __name__ == '__main__':\n"
+        "    ours, theirs = multiprocessing.Pipe()\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=inner, args=(theirs,))\n"
+        "    child.start(); found = ours.recv(); child.join(); here = 'tests.forked' in sys.modules\n"
+        "    print(found == (os.getpid(), True), child.exitcode, here, sys.argv[1:])\n"
+    )
+    done = subprocess.run([sys.executable, str(script), "x"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True 3 True ['x']\n", "")
