@@ -19,13 +19,13 @@ from typing import Any
 from ingot.checkpoint.checkpoint_files import read_json
 from ingot.checkpoint.packed_keys import check_packed_keys
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.config.quantization.scheme_table import GROUPS, SCHEMES, WEIGHT_ONLY, listed, stored_as
+from ingot.config.quantization.scheme_table import GROUPS, SCHEMES, listed, stored_as, weight_only_schemes
 from ingot.errors import CheckpointError
 
 # AutoGPTQ's and AutoAWQ's, which say the same beside config.json, or instead of it.
 PACKED_CONFIGS = ("quantize_config.json", "quant_config.json")
 PACKED_KEYS = ("quantization_config", "compression_config")
-FROM_ORIGINAL = f"build from the original checkpoint with --quant {listed(WEIGHT_ONLY, 'or')}"
+FROM_ORIGINAL = f"build from the original checkpoint with --quant {listed(weight_only_schemes(), 'or')}"
 _AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point"})
 # Columns in the order of their groups: by a map of every column, or by none that is stored.
 _ORDERS = {
@@ -291,7 +291,7 @@ def _flag(found: Json, key: str, default: bool) -> bool:
 
 
 def _bits(bits: Any) -> int:
-    known = sorted(SCHEMES[name].weight_bits for name in WEIGHT_ONLY)
+    known = sorted(SCHEMES[name].weight_bits for name in weight_only_schemes())
     if isinstance(bits, bool) or bits not in known:
         raise _refused("number of bits", bits, known)
     return int(bits)

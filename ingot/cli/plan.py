@@ -12,7 +12,7 @@ from ingot.cli.options.flags import RARELY, AsJson, Revision, field_flags, given
 from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.cli.terminal.console import aligned, print_json, size_text, stdout
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
-from ingot.config.quantization.scheme_table import NARROW
+from ingot.config.quantization.scheme_table import narrow_schemes
 from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
@@ -57,7 +57,7 @@ class PlanFlags:
     quant: Annotated[
         str | None,
         typer.Option(
-            help=f"none, {', '.join(NARROW)} or FILE.yaml.",
+            help=f"none, {', '.join(narrow_schemes())} or FILE.yaml.",
             show_default="the engine's, or none",
         ),
     ] = None

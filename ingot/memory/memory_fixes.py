@@ -16,7 +16,7 @@ from typing import Literal
 from ingot.config.build_config import NARROW_KV_DTYPES
 from ingot.config.json_config import JsonConfig
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.config.quantization.scheme_table import SCHEMES, WEIGHT_ONLY
+from ingot.config.quantization.scheme_table import SCHEMES, weight_only_schemes
 from ingot.config.units import gib_text, size_text
 from ingot.memory.fix_text import where_of
 from ingot.memory.ledger import Capacity, Ledger, Setting, ledger
@@ -336,7 +336,7 @@ def _smaller_formats(setting: Setting) -> Iterable[Setting]:
     """
     if setting.device == "cpu" or not setting.quant.dense:
         return ()
-    forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *WEIGHT_ONLY)]
+    forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *weight_only_schemes())]
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 
 

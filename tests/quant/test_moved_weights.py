@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.building.source.rounding_limits import Rule, clipped
+from ingot.building.source.plain_readings import reading_of
+from ingot.building.source.rounding_limits import clipped
 from ingot.quant.methods.gptq import gptq
 from ingot.quant.methods.moved_weights import Moves
 from ingot.quant.methods.rounding import dequantize
@@ -14,7 +15,8 @@ from ingot.quant.schemes.weight_only import WeightOnly
 
 ROWS, COLUMNS, GROUP, TOKENS = 96, 128, 32, 40
 MOVES = Moves(chosen=True, least=2**-11)
-RULE = Rule.of(WeightOnly(4, GROUP, symmetric=True), "gptq", torch.float16)
+SCHEME = WeightOnly(4, GROUP, symmetric=True)
+RULE = reading_of(SCHEME).rule(SCHEME, "gptq", torch.float16)
 
 
 def chosen(weight: torch.Tensor, group: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The stored tensors of a linear layer in fewer bits beside the weight that they stand for.
 
-Owns the way through a weight some rows at a time: unpacked (plain_unpacking.py), grouped, judged (limits.py).
-Knows no checkpoint.
+Owns the way through a weight some rows at a time: unpacked (plain_readings.py), grouped, judged
+(rounding_limits.py). Knows no checkpoint.
 
     off = judge_narrow(linear, "gptq", tensors, known, torch.float16, device)
     off.shares                    # {"value": 0.98, "scale": 0.4, "range": 0.9}
@@ -14,26 +14,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ingot.building.source.plain_readings import WORD_ROWS, StoredRows, reading_of
 from ingot.building.source.rounding_limits import Rule, clipped, judged
 from ingot.building.source.tensor_origin import Known
-from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.linear import Linear
 from ingot.quant.methods.moved_weights import Moves
-from ingot.quant.schemes.int4_in_int8 import Int4InInt8
-from ingot.quant.schemes.int8_blocks import Int8Blocks
-from ingot.quant.schemes.int8_both import Int8Both
-from ingot.quant.schemes.plain_unpacking import (
-    PlainGrid,
-    grid_of_blocks,
-    grid_of_int8,
-    grid_of_pairs,
-    grid_of_words,
-    in_groups,
-)
-from ingot.quant.schemes.weight_only import WeightOnly
+from ingot.quant.schemes.plain_unpacking import PlainGrid, in_groups
 
 Tensors = Mapping[str, torch.Tensor]
-_BLOCK = 16  # rows of words lie together
 _RPTQ_STEP = 2 / 15  # of 4 bits: its values make up for what its activations' blocks lose, too
 _CPU_VALUES, _VALUES = 1 << 18, 1 << 24  # that are widened at once: a core's cache; another device
 
@@ -81,12 +69,12 @@ def judge_narrow(
         per_tensor: all rows have one scale.
     """
     off = Off()
-    rule = None if method == "stored" else Rule.of(linear.scheme, method, dtype)
+    rule = None if method == "stored" else reading_of(linear.scheme).rule(linear.scheme, method, dtype)
     weight, columns = known.tensor, linear.in_features
     order = tensors["order"].to(device).long() if "order" in tensors else None
     peak = weight.abs().amax().float().to(device) if per_tensor else None
     values = _CPU_VALUES if device.type == "cpu" else _VALUES
-    rows = max(values // columns // _BLOCK, 1) * _BLOCK
+    rows = max(values // columns // WORD_ROWS, 1) * WORD_ROWS
     for start in range(0, len(weight), rows):
         part = slice(start, min(start + rows, len(weight)))
         grid = _grid(linear, tensors, part, device)
@@ -162,8 +150,8 @@ def _clipped(
     """bool [N, K]: values at an end of their grid, in the order of ``plain_weight``."""
     order = tensors["order"].to(device).long() if "order" in tensors else None
     found = []
-    for start in range(0, len(weight), _BLOCK * 64):
-        part = slice(start, min(start + _BLOCK * 64, len(weight)))
+    for start in range(0, len(weight), WORD_ROWS * 64):
+        part = slice(start, min(start + WORD_ROWS * 64, len(weight)))
         grid = _grid(linear, tensors, part, device)
         wanted = weight[part] if order is None else weight[part][:, order]
         blocks = in_groups(wanted, grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0)
@@ -176,7 +164,7 @@ def plain_weight(linear: Linear, tensors: Tensors, device: torch.device) -> torc
     """W [N, K] fp32 as the stored values mean it, its columns as the input's channels come."""
     if linear.scheme.dense:
         return tensors["weight"].to(device).float()
-    rows, count = _BLOCK * 64, linear.out_features
+    rows, count = WORD_ROWS * 64, linear.out_features
     parts = (slice(start, min(start + rows, count)) for start in range(0, count, rows))
     got = torch.cat([_grid(linear, tensors, part, device).meant.flatten(1) for part in parts])
     got = got[:, : linear.in_features]
@@ -191,33 +179,13 @@ def plain_scales(linear: Linear, tensors: Tensors, device: torch.device) -> torc
     if linear.scheme.dense:
         return tensors["weight"].abs().amax().float().to(device).expand(count, columns)
     grids = (
-        _grid(linear, tensors, slice(start, min(start + _BLOCK * 64, count)), device)
-        for start in range(0, count, _BLOCK * 64)
+        _grid(linear, tensors, slice(start, min(start + WORD_ROWS * 64, count)), device)
+        for start in range(0, count, WORD_ROWS * 64)
     )
     return torch.cat([one.scales[..., None].expand(one.meant.shape).flatten(1)[:, :columns] for one in grids])
 
 
 def _grid(linear: Linear, tensors: Tensors, rows: slice, device: torch.device) -> PlainGrid:
-    """Some rows, unpacked on the device; the last ones of words have their padding."""
-    scheme, columns = linear.scheme, linear.in_features
-
-    def own(name: str) -> torch.Tensor:
-        return tensors[name][rows].to(device)
-
-    def across(name: str) -> torch.Tensor:
-        tensor = tensors[name]
-        return tensor[..., rows].to(device)
-
-    if isinstance(scheme, WeightOnly):
-        padded = slice(rows.start, -(-rows.stop // _BLOCK) * _BLOCK)
-        words = tensors["words"][padded].to(device)
-        zeros = None if scheme.symmetric else across("zeros")
-        return grid_of_words(StoredWeight(words, columns, across("scales"), zeros, scheme.bits, scheme.group))
-    if isinstance(scheme, Int4InInt8):
-        pairs, scales = own("pairs"), own("scales")
-        return grid_of_pairs(pairs, across("steps"), across("zeros"), scales, scheme.group, columns)
-    values, scales = own("weight")[:, :columns], own("scales")
-    if isinstance(scheme, Int8Blocks) and scheme.weight_bits == 4:
-        return grid_of_blocks(values, scales, scheme.block)
-    assert isinstance(scheme, Int8Both | Int8Blocks)
-    return grid_of_int8(values, scales)
+    """Some rows, unpacked on the device."""
+    reading = reading_of(linear.scheme)
+    return reading.grid(linear.scheme, StoredRows(tensors, rows, device), linear.in_features)

@@ -1,9 +1,10 @@
 """Whether stored values, scales and zeros are those that a weight's rounding gives.
 
 Owns the limits, a share of which is what a proof keeps: 1 is the most that passes. It derives scales anew
-from the weight, and shares no code with what chose them. Knows no model and no file.
+from the weight, and shares no code with what chose them. Knows no scheme (plain_readings.py has each one's
+rule), no model and no file.
 
-    rule = Rule.of(scheme, "round", torch.float16)
+    rule = Rule(127, zeros=False, stored=torch.float32, nearest=True)
     shares = judged(grid, in_groups(weight, 128), rule)    # by measure, [N]: the worst of each row
 
 Measures:
@@ -17,16 +18,11 @@ Measures:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 
-from ingot.quant.schemes.int4_in_int8 import Int4InInt8
-from ingot.quant.schemes.int8_blocks import Int8Blocks
-from ingot.quant.schemes.int8_both import Int8Both
-from ingot.quant.schemes.linear_scheme import LinearScheme
 from ingot.quant.schemes.plain_unpacking import PlainGrid
-from ingot.quant.schemes.weight_only import WeightOnly
 
 Cuts = Literal["none", "shrunk", "cut"]
 Shares = dict[str, torch.Tensor]
@@ -60,22 +56,6 @@ class Rule:
     cuts: Cuts = "none"
     units: int = 0
     inner: bool = False
-
-    @classmethod
-    def of(cls, scheme: LinearScheme, method: str, dtype: torch.dtype) -> Self:
-        """That of a scheme and a method in an engine of this dtype."""
-        nearest = method != "gptq"
-        if isinstance(scheme, WeightOnly):
-            zeros, bits = not scheme.symmetric, scheme.bits
-            levels = (1 << bits) - 1 if zeros else 127 if bits == 8 else 8
-            narrowed: dict[str, Cuts] = {"gptq": "shrunk", "awq": "cut"} if bits == 4 else {}
-            return cls(levels, zeros, dtype, nearest, narrowed.get(method, "none"))
-        if isinstance(scheme, Int4InInt8):
-            return cls(15, True, torch.float32, nearest, units=119, inner=True)
-        if isinstance(scheme, Int8Blocks) and scheme.weight_bits == 4:
-            return cls(8, False, torch.float32, nearest, units=120)
-        assert isinstance(scheme, Int8Both | Int8Blocks)
-        return cls(127, False, torch.float32, nearest)
 
 
 def judged(

@@ -33,7 +33,13 @@ from ingot.cli.terminal.console import command_line, json_text, print_json, prin
 from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import bar_shown
 from ingot.config.quantization.quant_file import quant_text, read_quant
-from ingot.config.quantization.scheme_table import LADDERED, MILDEST, WEIGHT_ONLY, choosing, listed
+from ingot.config.quantization.scheme_table import (
+    MILDEST,
+    choosing,
+    ladder_schemes,
+    listed,
+    weight_only_schemes,
+)
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +47,9 @@ if TYPE_CHECKING:
 
 LIMIT = 64
 _NONE_HOLDS = 1
-_TIMED = listed(name for name in LADDERED if name not in WEIGHT_ONLY)
-_EITHER = listed(name for name in LADDERED if name in WEIGHT_ONLY)
+_STARTS = listed(ladder_schemes(), "or")
+_TIMED = listed(name for name in ladder_schemes() if name not in weight_only_schemes())
+_EITHER = listed(name for name in ladder_schemes() if name in weight_only_schemes())
 _GROUPED = listed(choosing("symmetric"))
 _METRIC = "kl_mean"
 _ENDS = (".yaml", ".yml")
@@ -62,9 +69,7 @@ class DoctorFlags:
 
     checkpoint: Checkpoint
     data: Annotated[Path, option(_DATA, shown=False)]
-    quant: Annotated[
-        str, typer.Option(help=f"The scheme to start from: {listed(LADDERED, 'or')}.", show_default=False)
-    ]
+    quant: Annotated[str, typer.Option(help=f"The scheme to start from: {_STARTS}.", show_default=False)]
     budget: Annotated[str, option(_BUDGET, shown=False, metavar="kl_mean=X")]
     least: Annotated[
         str | None,

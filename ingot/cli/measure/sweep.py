@@ -27,7 +27,7 @@ from ingot.cli.options.flags import (
 from ingot.cli.terminal.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import status_shown
-from ingot.config.quantization.scheme_table import WITHOUT_SAMPLES
+from ingot.config.quantization.scheme_table import sample_free_schemes
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _DATA = "Quality: a text for perplexity; for Whisper recordings with their texts
 _CLIPS = "Whisper: clips, with LibriSpeech's distribution of lengths."
 _OF_AUDIO = "Whisper: tokens per second of audio, whatever the weights say."
 _QUANT = (
-    f"none (as the checkpoint is), {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas; "
+    f"none (as the checkpoint is), {', '.join(sample_free_schemes())} or FILE.yaml, separated by commas; "
     "encoder=A,decoder=B is one."
 )
 _DRAW = "Measure nothing; draw the table and picture of the points in --out."

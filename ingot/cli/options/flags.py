@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.config.quantization.scheme_table import WITHOUT_SAMPLES
+from ingot.config.quantization.scheme_table import sample_free_schemes
 
 RARELY = "Rarely needed"
 
@@ -40,7 +40,7 @@ Device = Annotated[str | None, option("auto, cuda, cuda:N or cpu.", shown="auto"
 Quant = Annotated[
     str | None,
     typer.Option(
-        help=f"Quantize a checkpoint on load: {', '.join(WITHOUT_SAMPLES)}, FILE.yaml; an engine keeps "
+        help=f"Quantize a checkpoint on load: {', '.join(sample_free_schemes())}, FILE.yaml; an engine keeps "
         "its own scheme.",
         show_default="none",
     ),

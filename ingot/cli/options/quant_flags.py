@@ -16,7 +16,7 @@ from ingot.cli.options.flags import option
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.quantization.rptq_options import AFTER_NORMS, PUBLISHED_CLUSTERS, RANGES, SITES
-from ingot.config.quantization.scheme_table import HEADS, NARROW, SCHEMES, choosing, listed, of_method
+from ingot.config.quantization.scheme_table import HEADS, SCHEMES, choosing, listed, narrow_schemes, of_method
 
 RARE_QUANT = "Quantization, rarely needed"
 _PANEL = "Quantization"
@@ -24,7 +24,7 @@ _BY_ROW = listed(name for name in choosing("group") if 0 in SCHEMES[name].group)
 _COARSE = listed(name for name in choosing("group") if 32 not in SCHEMES[name].group)
 _SCALED = listed(choosing("activations"))
 _ROTATING = listed(choosing("rotation"))
-_QUANT = f"Quantize: {', '.join(NARROW)}, PART=…,PART=… (encoder, decoder, …) or FILE.yaml."
+_QUANT = f"Quantize: {', '.join(narrow_schemes())}, PART=…,PART=… (encoder, decoder, …) or FILE.yaml."
 _BLOCK = f"per block in RPTQ: 32 (not {_COARSE}), 64, 128."
 _GROUP = f"Columns per scale in {_BY_ROW} (0: one scale per row) and {_COARSE}, or {_BLOCK}"
 _SYMMETRIC = f"Whether {listed(choosing('symmetric'))} goes without zero points."

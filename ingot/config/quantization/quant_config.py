@@ -21,12 +21,12 @@ from ingot.config.quantization.scheme_table import (
     ACTIVATIONS,
     GROUPS,
     HEADS,
-    IN_BLOCKS,
     METHODS,
     SCHEMES,
     WEIGHT_SCALES,
     WITH_8_BITS,
     SchemeInfo,
+    block_schemes,
     choosing,
     listed,
     of_method,
@@ -208,7 +208,7 @@ class QuantConfig(JsonConfig):
     def _check_rptq(self) -> None:
         if not self.in_blocks:
             if self.rptq is not None:
-                fix = "leave it out, or use a {scheme} of " + ", ".join(IN_BLOCKS)
+                fix = "leave it out, or use a {scheme} of " + ", ".join(block_schemes())
                 advice = f"{{rptq}}, which {self.layers_label} does not support: {fix}"
                 raise QuantFieldError(
                     "rptq", "only RPTQ has clusters and sites", seen=self.rptq, advice=advice
@@ -270,7 +270,7 @@ class QuantConfig(JsonConfig):
     @property
     def in_blocks(self) -> bool:
         """Whether some layer is of RPTQ."""
-        return any(scheme in IN_BLOCKS for scheme in self.schemes)
+        return any(scheme in block_schemes() for scheme in self.schemes)
 
     @property
     def calibrated(self) -> bool:
@@ -283,7 +283,7 @@ class QuantConfig(JsonConfig):
         if self.source:
             return ""
         parts = [f"method {self.method}"] if self.method != "round" else []
-        parts += [scheme for scheme in IN_BLOCKS if scheme in self.schemes]
+        parts += [scheme for scheme in block_schemes() if scheme in self.schemes]
         parts += ["activations static"] if self.activations == "static" else []
         return ", ".join(parts)
 

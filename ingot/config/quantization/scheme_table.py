@@ -1,7 +1,7 @@
 """The quantization schemes by name, and what each lets a config choose.
 
 Owns the names and one row of facts per scheme, from which checks, flags and texts are made. Knows nothing of
-how a scheme packs or computes (quant/schemes/scheme_registry.py).
+how a scheme packs or computes (quant/schemes/scheme_registry.py, whose ``register_scheme`` adds a row).
 
     SCHEMES["w4a16"].group                # (0, 32, 64, 128)
     choosing("rotation")                  # ("w4a8",)
@@ -83,16 +83,33 @@ SCHEMES = {
 }
 MILDEST = "w8a16"  # the narrow scheme that costs least quality
 HEADS = ("none", MILDEST)
-WEIGHT_ONLY = tuple(name for name, info in SCHEMES.items() if info.weight_only)
-IN_BLOCKS = tuple(name for name, info in SCHEMES.items() if info.in_blocks)
 WITH_8_BITS = {"rptq-w4a4": "rptq-w4a8"}  # what RPTQ's sites in 8 bits have instead
-NARROW = tuple(name for name, info in SCHEMES.items() if info.weight_bits < DENSE_BITS)
-WITHOUT_SAMPLES = tuple(name for name in NARROW if name not in IN_BLOCKS)
 
 
-LADDERED = tuple(  # what ``ingot doctor`` starts from, fewest bits first
-    sorted(filter(lambda name: SCHEMES[name].wider, SCHEMES), key=lambda name: SCHEMES[name].weight_bits)
-)
+def weight_only_schemes() -> tuple[str, ...]:
+    """The schemes whose activations keep the engine's dtype."""
+    return tuple(name for name, info in SCHEMES.items() if info.weight_only)
+
+
+def block_schemes() -> tuple[str, ...]:
+    """The schemes whose activations have scales for blocks of columns."""
+    return tuple(name for name, info in SCHEMES.items() if info.in_blocks)
+
+
+def narrow_schemes() -> tuple[str, ...]:
+    """The schemes that store weights in fewer bits than the engine's dtype."""
+    return tuple(name for name, info in SCHEMES.items() if info.weight_bits < DENSE_BITS)
+
+
+def sample_free_schemes() -> tuple[str, ...]:
+    """The narrow schemes that can be built without calibration samples."""
+    return tuple(name for name in narrow_schemes() if not SCHEMES[name].in_blocks)
+
+
+def ladder_schemes() -> tuple[str, ...]:
+    """The schemes that ``ingot doctor`` can start from, fewest bits first."""
+    wider = (name for name, info in SCHEMES.items() if info.wider)
+    return tuple(sorted(wider, key=lambda name: SCHEMES[name].weight_bits))
 
 
 def choosing(field: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The seam between a linear layer and its number format: all that anyone asks of a scheme.
 
 Owns the questions, the answers that most schemes share, and the order of stored tensors. Knows no scheme
-(schemes.py makes them) and no model: a scheme sees one weight at a time.
+(scheme_registry.py makes them) and no model: a scheme sees one weight at a time.
 
     tensors = scheme.pack(weight, bias)          # at build
     y = scheme.apply(x, tensors)                 # at run
@@ -180,8 +180,12 @@ class LinearScheme(ABC):
         """The scheme that computes from the same tensors so that no row's bits depend on other rows."""
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
-        """Of form ``dense``: the weight as the small kernels read it."""
-        self._lacks("weight for products of dense rows")
+        """Of form ``dense``: the weight as the small kernels read it; of a scheme without ``small_products``
+        the weight that it stands for, in fp32.
+        """
+        if self.rounds:
+            self._lacks("weight for products of dense rows")
+        return StoredWeight(self.dequantize(tensors, in_features, torch.float32), in_features)
 
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
         """Activations [M, K] in few bits."""

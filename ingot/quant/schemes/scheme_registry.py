@@ -1,19 +1,29 @@
 """The schemes: dense weights, and which class has which name.
 
-Owns ``make_scheme``. A scheme in fewer bits has a file of its own.
+Owns ``make_scheme`` and ``register_scheme``. A scheme in fewer bits has a file of its own.
 
     scheme = make_scheme(QuantConfig())
+    register_scheme("mine", SchemeInfo(8, wider="w8a16"), lambda config, place: Mine())
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.config.quantization.scheme_table import SCHEMES
+from ingot.config.quantization.scheme_table import (
+    GROUPS,
+    METHODS,
+    SCHEMES,
+    SchemeInfo,
+    block_schemes,
+    weight_only_schemes,
+)
 from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.quant.quantized_values import Values
@@ -81,27 +91,73 @@ class InvariantDense(Dense):
         return self
 
 
-def make_scheme(config: QuantConfig, input_group: int = 0, *, free_order: bool = False) -> LinearScheme:
-    """The scheme of one linear layer, from ``QuantConfig.at`` its name.
+@dataclass(frozen=True, slots=True)
+class InputPlace:
+    """What a scheme may need to know of its layer's input.
 
-    ``input_group``: neighbouring channels of its input that share a scale where activations are rounded by
-    the scales that they come with; 0: all. ``free_order``: a product makes its input, whose channels a build
-    may put in any order.
+    Attributes:
+        group: neighbouring channels that share a scale where activations are rounded by the scales that they
+            come with; 0: all.
+        free_order: a product makes the input, whose channels a build may put in any order.
     """
-    if config.scheme == "w8a8":
-        static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
-        return Int8Both(static, per_tensor, 0 if static else input_group)
-    if config.scheme == "w4a8":
-        assert config.group is not None
-        return Int4InInt8(config.group, input_group)
+
+    group: int = 0
+    free_order: bool = False
+
+
+Maker = Callable[[QuantConfig, InputPlace], LinearScheme]
+
+
+def register_scheme(name: str, info: SchemeInfo, make: Maker) -> None:
+    """Add a scheme: ``info`` in ``SCHEMES``, ``make`` for its linear layers. For proofs, its class also needs
+    a plain reading (building/source/plain_readings.py).
+
+    Raises:
+        ValueError: the name stands already, or ``info`` names what does not exist.
+    """
+    if name in SCHEMES:
+        raise ValueError(f"a scheme named {name} is registered already")
+    unknown = {*info.method} - {*METHODS} | {*info.group} - {*GROUPS} | {info.wider} - {"", *SCHEMES}
+    if unknown:
+        raise ValueError(f"scheme {name}: unknown methods, groups or wider scheme {unknown}")
+    SCHEMES[name] = info
+    MAKERS[name] = make
+
+
+def make_scheme(config: QuantConfig, input_group: int = 0, *, free_order: bool = False) -> LinearScheme:
+    """The scheme of one linear layer, from ``QuantConfig.at`` its name; the others are ``InputPlace``'s."""
+    return MAKERS[config.scheme](config, InputPlace(input_group, free_order))
+
+
+def _weight_only(config: QuantConfig, place: InputPlace) -> LinearScheme:
+    assert config.group is not None
+    bits = SCHEMES[config.scheme].weight_bits
+    return WeightOnly(bits, config.group, bool(config.symmetric), config.act_order)
+
+
+def _int8_both(config: QuantConfig, place: InputPlace) -> LinearScheme:
+    static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
+    return Int8Both(static, per_tensor, 0 if static else place.group)
+
+
+def _int4_in_int8(config: QuantConfig, place: InputPlace) -> LinearScheme:
+    assert config.group is not None
+    return Int4InInt8(config.group, place.group)
+
+
+def _int8_blocks(config: QuantConfig, place: InputPlace) -> LinearScheme:
+    assert config.group
     info = SCHEMES[config.scheme]
-    if info.in_blocks:
-        assert config.group
-        return Int8Blocks(info.weight_bits, info.input_bits, config.group, ordered=not free_order)
-    if info.weight_only:
-        assert config.group is not None
-        return WeightOnly(info.weight_bits, config.group, bool(config.symmetric), config.act_order)
-    return Dense()
+    return Int8Blocks(info.weight_bits, info.input_bits, config.group, ordered=not place.free_order)
+
+
+MAKERS: dict[str, Maker] = {
+    "none": lambda config, place: Dense(),
+    "w8a8": _int8_both,
+    "w4a8": _int4_in_int8,
+    **dict.fromkeys(weight_only_schemes(), _weight_only),
+    **dict.fromkeys(block_schemes(), _int8_blocks),
+}
 
 
 def _weight(tensors: Tensors) -> torch.Tensor:

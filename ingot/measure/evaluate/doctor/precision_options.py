@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
-from ingot.config.quantization.scheme_table import LADDERED, SCHEMES, choosing, ladder
+from ingot.config.quantization.scheme_table import SCHEMES, choosing, ladder, ladder_schemes
 from ingot.engine.assembly import Assembly
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
@@ -47,14 +47,14 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
     Raises:
         ConfigError: there is no such ladder, or ``up_to`` is not on it.
     """
-    if scheme not in LADDERED:
+    if scheme not in ladder_schemes():
         dense = scheme == DENSE
         raise ConfigError(
             "there is nothing to choose without quantization"
             if dense
             else "doctor does not support this scheme",
             seen=scheme,
-            allowed=list(LADDERED),
+            allowed=list(ladder_schemes()),
             flag="--quant",
         )
     found = ladder(scheme)
