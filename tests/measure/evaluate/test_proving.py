@@ -134,7 +134,7 @@ class TestWhatIsMeasured:
 
 def test_a_bar_on_a_terminal(llama: Path, ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    for module in ("steps", "build"):
+    for module in ("terminal.step_list", "build"):
         console = Console(file=shown, force_terminal=True, width=80)
         monkeypatch.setattr(f"ingot.cli.{module}.stderr", lambda console=console: console)
     result = prove(llama, tmp_path / "engine", ids)
