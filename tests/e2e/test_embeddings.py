@@ -57,7 +57,6 @@ def greedy(llm: LLM, prompts: Any, **values: Any) -> list[list[int]]:
     return [out.token_ids for out in llm.generate(prompts, GREEDY.replace(**values))]
 
 
-@pytest.mark.stays("llama", "gpt2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_the_embedding_give_what_their_ids_give(kind: str, tmp_path: Path) -> None:
     side = Side(kind, tmp_path)

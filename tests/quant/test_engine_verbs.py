@@ -59,7 +59,7 @@ def mixed(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.stays("mixed", "smoothed")
+@pytest.mark.stays("w8a8", "w4a8")
 @pytest.mark.parametrize("name", BUILDS)
 def test_build_inspect_and_plan(
     checkpoints: dict[str, Path], samples: Path, mixed: Path, tmp_path: Path, name: str

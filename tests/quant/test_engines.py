@@ -114,12 +114,15 @@ def scheme_of(name: str, kind: str) -> QuantConfig:
 
 
 @pytest.mark.stays(
-    "w4a16 mixed-qwen2-auto",
-    "w8a8 by tensor-gpt2-auto",
-    "w4a8 gptq-mistral-bf16",
-    "awq mixed-tied-bf16",
-    "smoothed static-qwen2-auto",
+    "rptq-w4a4-tied-auto",
     "rptq-w4a8-relu-bf16",
+    "rptq-w8a8-gpt2-auto",
+    "static-qwen-bf16",
+    "w4a16-mistral-auto",
+    "w4a8-tied-auto",
+    "w8a16-llama-bf16",
+    "w8a8-qwen3-bf16",
+    "awq mixed-tied-bf16",
     "rptq rounded beside w4a16-llama-auto",
 )
 @pytest.mark.parametrize(("name", "kind", "dtype"), TURNS)

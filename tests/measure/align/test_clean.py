@@ -27,7 +27,7 @@ def check(report: Report, steps: int, layers: int = 2) -> None:
     assert len(report.greedy) == steps + 1
 
 
-@pytest.mark.stays("gpt2-fp32", "llama-bf16", "gemma2-fp32")
+@pytest.mark.stays("gpt2-fp32", "llama-fp32", "llama-bf16", "qwen2-fp32", "qwen3-fp32", "gemma2-fp32")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_huggingface_class(kind: str, dtype: str, originals: dict[str, Path]) -> None:
