@@ -56,7 +56,7 @@ def answered(engine: str) -> tuple[ChatCall, Answering]:
 async def times(call: ChatCall, found: Answering) -> tuple[list[float], int]:
     """Milliseconds of CPU time of each part, and all bytes."""
     parts, size, start = [], 0, time.process_time()
-    async for data in in_parts(call.whole(found)):
+    async for data in in_parts(call.full_answer(found)):
         parts.append(round((time.process_time() - start) * 1000, 2))
         size += len(data)
         start = time.process_time()

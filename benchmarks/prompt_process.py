@@ -27,7 +27,7 @@ from neighbours import Maker  # noqa: E402
 
 from ingot.errors import RequestError  # noqa: E402
 from ingot.llm.prompt_inputs import Chat, chat_ids  # noqa: E402
-from ingot.serve.long_prompts import LongPrompts, TooLongError  # noqa: E402
+from ingot.serve.long_prompts import LongPromptError, LongPrompts  # noqa: E402
 from ingot.serve.served_model import TextSide  # noqa: E402
 
 SLEEP = 0.005
@@ -74,7 +74,7 @@ def main() -> None:
                 def work(way: str = way, chat: Chat = chat) -> None:
                     try:
                         long.chat_ids(chat) if way == "process" else chat_ids(chat, side.text)
-                    except (RequestError, TooLongError):
+                    except (RequestError, LongPromptError):
                         return
 
                 one = asyncio.run(felt(work))

@@ -46,8 +46,8 @@ def log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
         mels: 80 or 128 in published models.
     """
     clips = samples.reshape(-1, samples.shape[-1])
-    together = max(1, _AT_ONCE // clips.shape[1])
-    logs = torch.cat([_log_mel(part, mels) for part in clips.split(together)])
+    batch = max(1, _AT_ONCE // clips.shape[1])
+    logs = torch.cat([_log_mel(part, mels) for part in clips.split(batch)])
     return logs.reshape(*samples.shape[:-1], mels, -1)
 
 

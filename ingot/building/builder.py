@@ -226,7 +226,7 @@ def _write_weights(
     total = sum(t.numel() * t.element_size() for t in layout.values())
     done = 0
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         if progress is not None:
             progress(what, done, total)
 
@@ -236,11 +236,11 @@ def _write_weights(
             nonlocal done
             writer.add(name, tensor)
             done += tensor.numel() * tensor.element_size()
-            tell(name)
+            report(name)
 
         seen = Outcome()
         if data is not None:
-            seen = write_calibrated(assembly, source, data, device, write, ranges, tell)
+            seen = write_calibrated(assembly, source, data, device, write, ranges, report)
         else:
             for name, tensor in assembly.tensors(source, device):
                 write(name, tensor)

@@ -22,11 +22,11 @@ from ingot.checkpoint.checkpoint_writer import INDEX, write_tensors
 from ingot.checkpoint.hub import has_tokenizer, resolve_checkpoint, small_files
 from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.checkpoint.weight_delta import added_rows, check_pair, merged_tensors, tensor_names
-from ingot.engine.staging import Kind, new_parents, staged_folder
+from ingot.engine.staging import FolderKind, new_parents, staged_folder
 from ingot.errors import BuildError
 
 Progress = Callable[[str, int, int], None]
-_MERGED = Kind(
+_MERGED = FolderKind(
     "checkpoint", "a checkpoint", lambda path: (path / CONFIG).is_file() and (path / INDEX).is_file()
 )
 

@@ -23,7 +23,7 @@ from ingot.checkpoint.checkpoint_files import CONFIG, list_files, read_json
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.checkpoint_writer import write_tensors
 from ingot.checkpoint.hub import small_files
-from ingot.checkpoint.name_rules import Concat, Split, Transpose
+from ingot.checkpoint.name_rules import Concat, SplitRule, Transpose
 from ingot.checkpoint.packed_config import PACKED_CONFIGS, PACKED_KEYS
 from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.quantization.quant_config import HEAD
@@ -141,7 +141,7 @@ def _parts(
         CheckpointError: the rule takes a part of its source, which is not put together again.
     """
     rule = mapped.rule
-    if isinstance(rule, Split):
+    if isinstance(rule, SplitRule):
         raise CheckpointError("a split tensor cannot be reassembled", seen=mapped.sources)
     if isinstance(rule, Concat):
         sizes, (place, gap) = [shape[rule.dim] for shape in shapes], rule.gap

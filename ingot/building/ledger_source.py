@@ -27,7 +27,7 @@ from ingot.engine.assembly import Assembly, build_config, check_max_seq_len, che
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.memory.ledger import Setting
+from ingot.memory.ledger import MemorySetting
 
 
 def read_setting(
@@ -40,7 +40,7 @@ def read_setting(
     max_seq_len: int | None = None,
     runtime: RuntimeConfig | None = None,
     revision: str | None = None,
-) -> Setting:
+) -> MemorySetting:
     """What an engine folder, a checkpoint folder, a config.json or a Hugging Face id asks for.
 
     Of an id only config.json is downloaded. A limit that is not given is an engine's own, or a build's
@@ -56,7 +56,7 @@ def read_setting(
     build = manifest.build.replace(**{key: value for key, value in changes.items() if value is not None})
     check_max_seq_len(manifest.model, build)
     own = "fp32" if device == "cpu" else build.dtype
-    return Setting(
+    return MemorySetting(
         manifest.model,
         own if dtype == "auto" else dtype_name(parse_dtype(dtype)),
         build.max_batch_size,

@@ -22,7 +22,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.assembly import Choice, check_max_seq_len, logical_shapes, packed_tensors
+from ingot.engine.assembly import ChosenValues, check_max_seq_len, logical_shapes, packed_tensors
 from ingot.engine.engine_loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
@@ -132,8 +132,8 @@ def _random_tensors(
             return tensor.fill_(1.0)
         return tensor.normal_(std=STD, generator=generator)
 
-    def drawn(name: str) -> Choice:
+    def drawn(name: str) -> ChosenValues:
         linear = layers[name]
-        return Choice(linear.scheme.drawn(linear.out_features, linear.in_features, STD, generator))
+        return ChosenValues(linear.scheme.drawn(linear.out_features, linear.in_features, STD, generator))
 
     return packed_tensors(model, draw, choose=drawn)

@@ -181,7 +181,7 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitRule:
     """``targets`` are consecutive parts, ``sizes`` long, of the stored ``source`` along ``dim``."""
 
     targets: tuple[str, ...]
@@ -197,9 +197,9 @@ class Split:
     def inputs(self) -> tuple[str, ...]:
         return (self.source,)
 
-    def bind(self, stored: int, built: int) -> Split:
+    def bind(self, stored: int, built: int) -> SplitRule:
         targets = tuple(_put(target, built) for target in self.targets)
-        return Split(targets, _put(self.source, stored), self.sizes, self.dim)
+        return SplitRule(targets, _put(self.source, stored), self.sizes, self.dim)
 
     def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
         """The source's, with the part's size along ``dim``."""
@@ -235,7 +235,7 @@ class Ignore:
     pattern: str
 
 
-Transform = Rename | Concat | Split | Filled
+Transform = Rename | Concat | SplitRule | Filled
 Rule = Transform | Tie | Ignore
 
 

@@ -72,10 +72,10 @@ def config_of(path: Path, values: Mapping[str, object]) -> dict[str, Any]:
         )
     odd = {name: dims.get(name) for name in _DIMS if not _is_size(dims.get(name))}
     if odd:
-        told = [f"{name}: {'missing' if value is None else repr(value)[:40]}" for name, value in odd.items()]
+        wrong = [f"{name}: {'missing' if value is None else repr(value)[:40]}" for name, value in odd.items()]
         raise CheckpointError(
             f"dims of {path} are incomplete",
-            seen=shorten(told, limit=len(told)),
+            seen=shorten(wrong, limit=len(wrong)),
             allowed="a positive integer each",
             fix="download the file again",
         )

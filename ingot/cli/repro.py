@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingot.llm import LLM
     from ingot.llm.prompt_inputs import Messages, Prompt, PromptLike
     from ingot.proof.repro_bundle import Bundle
-    from ingot.proof.repro_run import Replay
+    from ingot.proof.repro_run import LayerReplay
 
 _NO_VERDICT = 2  # exit code
 
@@ -155,7 +155,7 @@ def _shown(flags: ReproFlags) -> Messages:
     return [{"role": "user", "content": parts}]
 
 
-def _spoken(llm: LLM, said: PromptLike | Messages | None, audio: str, language: str | None) -> Prompt:
+def _spoken(llm: LLM, text: PromptLike | Messages | None, audio: str, language: str | None) -> Prompt:
     """A window of a recording with the ids that begin its transcript: those given, or start, language and
     task, and the text so far.
     """
@@ -169,9 +169,9 @@ def _spoken(llm: LLM, said: PromptLike | Messages | None, audio: str, language: 
     if engine.manifest.model.modality is not SPEECH:
         raise typer.BadParameter("this engine does not take speech", param_hint="--audio")
     features = first_window(read_audio(audio), engine.manifest.model, engine.device)
-    if isinstance(said, list):
-        return Prompt([Input(features), said])
-    return Prompt([Input(features), Transcriber.of_llm(llm).prompt_ids(language, str(said or ""))])
+    if isinstance(text, list):
+        return Prompt([Input(features), text])
+    return Prompt([Input(features), Transcriber.of_llm(llm).prompt_ids(language, str(text or ""))])
 
 
 def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
@@ -206,13 +206,13 @@ def _replay(path: Path, flags: ReproFlags) -> None:
     raise typer.Exit(1 if not found.agrees else 0 if found.proves else _NO_VERDICT)
 
 
-def _json(found: Replay) -> dict[str, Any]:
+def _json(found: LayerReplay) -> dict[str, Any]:
     from dataclasses import asdict
 
     return asdict(found) | {"agrees": found.agrees, "repeats": found.repeats, "proves": found.proves}
 
 
-def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
+def _show_replay(path: Path, bundle: Bundle, found: LayerReplay) -> None:
     facts, console = bundle.facts, stdout()
     console.print(f"{path}: {facts.name} of {facts.engine or 'an engine'}", style="bold", markup=False)
     gpu = facts.machine.get("gpu")
@@ -228,7 +228,7 @@ def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
     print_facts(rows.items(), 12)
 
 
-def _verdict(found: Replay, recorded_right: bool) -> str:
+def _verdict(found: LayerReplay, recorded_right: bool) -> str:
     if found.agrees and not found.proves:
         return f"none: the file's floor of {found.floor:.3g} lets any output pass"
     if found.agrees:

@@ -21,7 +21,7 @@ from ingot.errors import RequestError
 
 if TYPE_CHECKING:
     from ingot.adapters.web.page_process import PageProcess
-    from ingot.serve.engine_calls.process_protocol import Load
+    from ingot.serve.engine_calls.process_protocol import LoadEngine
     from ingot.serve.served_model import TextSide
 
 _SERVER = "Server"
@@ -79,7 +79,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServeFlags:
     """What is served, and how; None: as the library has it."""
 
     name: Annotated[list[str] | None, option(_NAME, shown="the folder's", panel=_SERVER)] = None
@@ -114,7 +114,7 @@ class Own:
 @field_flags("address")
 def serve(
     address: Address,
-    serving: Serving,
+    serving: ServeFlags,
     page: PageFlags,
     limits: Limits,
     engines: Annotated[
@@ -133,7 +133,7 @@ def serve(
     """
     file = ServeFile()
     if config is not None:
-        of_all = flag_types(Address, Serving, PageFlags, Limits)
+        of_all = flag_types(Address, ServeFlags, PageFlags, Limits)
         file = read_serve_file(config, of_all, flag_types(Own, Limits))
     models = _models(engines, serving, limits, file)
     page, wanted = behind(page, file.values), behind(serving, file.values)
@@ -185,7 +185,7 @@ def _page_process(
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedEngine:
     """An engine to serve, with its own values; ``name`` None: the folder's. ``prompt``: fields of
     ``RuntimeConfig`` that a server alone has flags for.
     """
@@ -199,7 +199,9 @@ class Model:
     limits: Limits
 
 
-def _models(engines: list[str] | None, serving: Serving, limits: Limits, file: ServeFile) -> list[Model]:
+def _models(
+    engines: list[str] | None, serving: ServeFlags, limits: Limits, file: ServeFile
+) -> list[ServedEngine]:
     """The engines of the command line or, without any, of the file."""
     found = [(path, {}) for path in engines] if engines else file.engines
     if not found:
@@ -214,16 +216,16 @@ def _models(engines: list[str] | None, serving: Serving, limits: Limits, file: S
         mine = behind(serving, values)
         limited = behind(limits, values)
         prompt = given(prompt_chunk=mine.prompt_chunk, prompt_share=mine.prompt_share)
-        models.append(Model(path, name, device, mine.threads, prompt, mine.unproven, limited))
+        models.append(ServedEngine(path, name, device, mine.threads, prompt, mine.unproven, limited))
     return models
 
 
 def _one_each(
-    told: list[str] | None, of_file: list[str] | None, own: list[str | None], flag: str
+    given_values: list[str] | None, of_file: list[str] | None, own: list[str | None], flag: str
 ) -> list[str | None]:
     """One value for each engine: the command line's, else its own, else the file's for all."""
     every: list[list[str | None]] = []
-    for listed in (told, of_file):
+    for listed in (given_values, of_file):
         if listed and len(listed) != len(own) and not (flag == "device" and len(listed) == 1):
             what = f"one {flag} for each engine"
             raise RequestError(what, seen=len(listed), allowed=len(own), flag=f"--{flag}")
@@ -231,7 +233,7 @@ def _one_each(
     return [first or mine or last for first, mine, last in zip(every[0], own, every[1], strict=True)]
 
 
-def _text_sides(models: list[Model]) -> list[TextSide]:
+def _text_sides(models: list[ServedEngine]) -> list[TextSide]:
     """What is known of each model, under the names that clients use."""
     from ingot.checkpoint.hub import resolve_checkpoint
     from ingot.engine.manifest import is_engine
@@ -250,11 +252,11 @@ def _text_sides(models: list[Model]) -> list[TextSide]:
     return [TextSide.read(one, path) for one, path in zip(names, paths, strict=True)]
 
 
-def _load(side: TextSide, model: Model) -> Load:
-    from ingot.serve.engine_calls.process_protocol import Load
+def _load(side: TextSide, model: ServedEngine) -> LoadEngine:
+    from ingot.serve.engine_calls.process_protocol import LoadEngine
 
     values = model.limits.arguments()  # which says now what is out of range
     runtime = values.pop("runtime").to_json() if "runtime" in values else {}
     runtime |= model.prompt
     path = str(side.folder.resolve())
-    return Load(path, runtime=runtime, **values, **given(device=model.device, threads=model.threads))
+    return LoadEngine(path, runtime=runtime, **values, **given(device=model.device, threads=model.threads))

@@ -26,7 +26,7 @@ from ingot.errors import IngotError, RequestError
 
 if TYPE_CHECKING:
     from ingot.speech.recording_features import Transcript
-    from ingot.speech.recording_files import Told
+    from ingot.speech.recording_files import TranscriptEvent
     from ingot.speech.subtitles import SubtitleLayout
     from ingot.speech.transcriber import Transcriber
 
@@ -46,8 +46,8 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     from ingot.speech.recording_files import recordings
 
     layout = layout_of(flags, options)
-    names, left_out = recordings(flags.files)
-    tell_left_out(left_out)
+    names, skipped = recordings(flags.files)
+    tell_left_out(skipped)
     if len(names) > 1 and STDIN in names:
         raise typer.BadParameter("- is stdin, and stands alone", param_hint="FILE")
     folder = flags.output or (Path() if len(names) > 1 else None)
@@ -60,17 +60,17 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
         from ingot.cli.measure.transcribe_compare import compare
 
         compare(flags, limits, names, options)
-        raise typer.Exit(_FAILED if left_out else 0)
+        raise typer.Exit(_FAILED if skipped else 0)
     from ingot.speech.transcriber import Transcriber
 
     arguments = given(device=flags.device, quant=flags.quant) | limits.arguments()
     transcriber = Transcriber(flags.engine, **arguments)
     work = _Work(names, flags.format, layout, written)
     with options_as_flags():
-        work.run(transcriber, options | {"allow_truncated": flags.allow_truncated}, together=flags.batch)
+        work.run(transcriber, options | {"allow_truncated": flags.allow_truncated}, batched=flags.batch)
     if work.failed and len(names) > 1:
         stderr().print(f"{work.failed} of {len(names)} recordings failed")
-    if work.failed or left_out:
+    if work.failed or skipped:
         raise typer.Exit(_FAILED)
 
 
@@ -104,9 +104,9 @@ class _Work:
     layout: SubtitleLayout
     paths: list[Path] | None
     failed: int = 0
-    heard: dict[int, float] = field(default_factory=dict)  # seconds, by position
+    audio_seconds: dict[int, float] = field(default_factory=dict)  # seconds, by position
 
-    def run(self, transcriber: Transcriber, options: dict[str, Any], *, together: bool) -> None:
+    def run(self, transcriber: Transcriber, options: dict[str, Any], *, batched: bool) -> None:
         """All of them. Text of one goes out as it comes."""
         from ingot.audio.recording_samples import audio_seconds
         from ingot.speech.recording_files import transcribe_each
@@ -115,46 +115,46 @@ class _Work:
         lengths = [audio_seconds(source) for source in sources]
         start = time.perf_counter()
         with seconds_shown(shown=self.paths is not None or not stdout().is_terminal) as progress:
-            told = transcribe_each(transcriber, sources, len(sources) if together else 1, **options)
-            with closing(told):
-                for position, found in told:
+            events = transcribe_each(transcriber, sources, len(sources) if batched else 1, **options)
+            with closing(events):
+                for position, found in events:
                     self._take(position, found, lengths)
                     progress(source_name(self.names[position]), *self._seconds(lengths))
-        if self.heard:
-            heard, seconds = sum(self.heard.values()), time.perf_counter() - start
-            text = f"{heard:.1f} s of audio in {seconds:.2f} s ({heard / seconds:.1f}x)"
+        if self.audio_seconds:
+            audio, seconds = sum(self.audio_seconds.values()), time.perf_counter() - start
+            text = f"{audio:.1f} s of audio in {seconds:.2f} s ({audio / seconds:.1f}x)"
             stderr().print(text, style="dim")
 
-    def _take(self, position: int, found: Told, lengths: list[float]) -> None:
+    def _take(self, position: int, event: TranscriptEvent, lengths: list[float]) -> None:
         from ingot.speech.segments import Segment
 
-        if isinstance(found, Segment):
-            self.heard[position] = min(found.end, lengths[position])
-            if self.paths is None and self.format == "txt" and found.text.strip():
-                write(f"{found.text.strip()}\n")
-        elif isinstance(found, IngotError):
+        if isinstance(event, Segment):
+            self.audio_seconds[position] = min(event.end, lengths[position])
+            if self.paths is None and self.format == "txt" and event.text.strip():
+                write(f"{event.text.strip()}\n")
+        elif isinstance(event, IngotError):
             self.failed += 1
-            lengths[position] = self.heard.pop(position, 0.0)
-            tell_failure(self.names[position], found)
+            lengths[position] = self.audio_seconds.pop(position, 0.0)
+            tell_failure(self.names[position], event)
         else:
-            self.heard[position] = found.duration
-            self._put(position, found)
+            self.audio_seconds[position] = event.duration
+            self._put(position, event)
 
     def _put(self, position: int, found: Transcript) -> None:
-        from ingot.config.files.atomic_write import whole
+        from ingot.config.files.atomic_write import atomic_file
         from ingot.speech.transcript_writers import written
 
         if self.paths is None:
             if self.format != "txt":
                 write(written(found, self.format, self.layout))
             return
-        with whole(self.paths[position]) as part:
+        with atomic_file(self.paths[position]) as part:
             part.write_text(written(found, self.format, self.layout), encoding="utf-8")
         stderr().print(f"written: {self.paths[position]}", markup=False, style="dim")
 
     def _seconds(self, lengths: list[float]) -> tuple[int, int]:
         """Of audio: heard, and of all recordings."""
-        return round(sum(self.heard.values())), round(sum(lengths))
+        return round(sum(self.audio_seconds.values())), round(sum(lengths))
 
 
 def seconds_shown(*, shown: bool) -> Any:

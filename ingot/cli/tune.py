@@ -13,7 +13,7 @@ from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import steps_shown
 
 if TYPE_CHECKING:
-    from ingot.building.tuner import Choice, Tuning
+    from ingot.building.tuner import TileChoice, Tuning
 
 
 def tune(
@@ -55,7 +55,7 @@ def _show(tuning: Tuning) -> None:
     typer.echo(f"{better} of {len(tuning.choices)} choices differ from the defaults; {seconds}")
 
 
-def _row(choice: Choice) -> tuple[str, ...]:
+def _row(choice: TileChoice) -> tuple[str, ...]:
     gain = 1 - choice.best_us / choice.default_us
     tiles = "default" if choice.tiles is None else _tiles(choice.tiles)
     return (*choice.place, f"{choice.default_us:.2f}", f"{choice.best_us:.2f}", f"{gain:.1%}", tiles)

@@ -30,10 +30,10 @@ def web(
     Whoever reaches the page can use the server, also where the server has a key.
     """
     check_key(api_key)
-    from ingot.adapters.web.page_process import launched, said
+    from ingot.adapters.web.page_process import launched, started_text
 
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with launched(page.config(url, allowed_host or ()), api_key) as urls:
-        stderr().print(said(urls), markup=False)
+        stderr().print(started_text(urls), markup=False)
         ended.wait()

@@ -91,7 +91,7 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Measured(JsonConfig):
+class MeasuredTimes(JsonConfig):
     """Microseconds of a call with the op's default tiles and with the tiles that won (equal if those are the
     defaults).
     """
@@ -107,7 +107,7 @@ class Measured(JsonConfig):
 
 
 @dataclass(frozen=True)
-class Machine:
+class PlanMachine:
     """What tile choices depend on beside the shapes: GPU, compute capability, bytes of a value, compiler."""
 
     gpu: str
@@ -136,7 +136,7 @@ class KernelPlan(JsonConfig):
     torch: str | None = None
     triton: str | None = None
     tiles: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    measured: dict[str, dict[str, Measured]] = field(default_factory=dict)
+    measured: dict[str, dict[str, MeasuredTimes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for section in (self.tiles, self.measured):
@@ -160,7 +160,7 @@ class KernelPlan(JsonConfig):
         found = (key.partition("_") for key in choices)
         return TileTable({int(m[1:]): choices[f"{m}_{rest}"] for m, _, rest in found if rest == suffix})
 
-    def why_unfit(self, here: Machine) -> str | None:
+    def why_unfit(self, here: PlanMachine) -> str | None:
         """Why the choices do not hold on a machine; None where they do, or where there are none.
 
         Tiles that fit one GPU, dtype size or compiler may not even launch with another.
@@ -176,10 +176,10 @@ class KernelPlan(JsonConfig):
         odd = [f"{name} {a}, not {b}" for name, (a, b) in pairs.items() if a != b]
         return f"measured with {'; '.join(odd)}" if odd else None
 
-    def _machine(self) -> Machine | None:
+    def _machine(self) -> PlanMachine | None:
         """Where the choices were measured, if that is told."""
         if self.gpu and self.capability and self.value_bytes and self.torch and self.triton:
-            return Machine(self.gpu, self.capability, self.value_bytes, self.torch, self.triton)
+            return PlanMachine(self.gpu, self.capability, self.value_bytes, self.torch, self.triton)
         return None
 
 

@@ -45,7 +45,7 @@ Load = Callable[[str], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenValues:
     """What a linear layer stores besides its rounded weight.
 
     Attributes:
@@ -57,8 +57,8 @@ class Choice:
     input_scale: torch.Tensor | None = None
 
 
-ROUNDED = Choice()
-Choose = Callable[[str], Choice]  # of a linear layer by its name
+ROUNDED = ChosenValues()
+Choose = Callable[[str], ChosenValues]  # of a linear layer by its name
 # What is calibrated together: a layer of a stack, or what joins an encoder to the decoder.
 _LAYER = re.compile(r"(encoder\.(\w+\.)?)?layers\.\d+|encoder\.projector")
 _ENCODER = "encoder."
@@ -126,7 +126,7 @@ class Assembly:
             return packed_tensors(self.model, load, device)
         stored = StoredWeights(checkpoint.packed, self.mapped, parse_dtype(self.build.dtype))
         return packed_tensors(
-            self.model, load, device, lambda name: Choice(stored.values(name), stored.input_scale(name))
+            self.model, load, device, lambda name: ChosenValues(stored.values(name), stored.input_scale(name))
         )
 
     def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:

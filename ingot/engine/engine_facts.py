@@ -27,7 +27,7 @@ from ingot.engine.assembly import Assembly, build_config, logical_shapes, make_m
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.plan_file import read_own_plan, usable_plan
-from ingot.engine.proof_file import Made, Metric, read_note, read_proof, read_when, standing, this_host
+from ingot.engine.proof_file import Metric, ProofOrigin, read_note, read_proof, read_when, standing, this_host
 from ingot.errors import EngineError
 from ingot.layers.chosen_kernels import PLAIN, told
 from ingot.layers.decoder import Decoder
@@ -53,7 +53,7 @@ class ProofFact(JsonConfig):
     """
 
     sha256: str
-    made: Made
+    made: ProofOrigin
     cases: dict[str, tuple[int, ...]]
     metrics: tuple[Metric, ...]
     verified: str | None

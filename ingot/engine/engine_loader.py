@@ -34,7 +34,7 @@ from ingot.engine.weights_file import readable
 from ingot.errors import ConfigError, EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import loaded_dtype
-from ingot.memory.ledger import Setting
+from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_error import explained
 from ingot.models.empty_model import stored_tensors
 
@@ -69,10 +69,10 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
 
 def setting_of(
     manifest: Manifest, dtype: torch.dtype, device: torch.device, runtime: RuntimeConfig | None = None
-) -> Setting:
+) -> MemorySetting:
     """What an engine asks of a device, for its memory ledger; ``runtime`` None: the defaults."""
     build = manifest.build
-    return Setting(
+    return MemorySetting(
         manifest.model,
         dtype_name(dtype),
         build.max_batch_size,

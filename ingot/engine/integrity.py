@@ -41,7 +41,7 @@ from ingot.errors import EngineError
 
 _MOST_THREADS = 8
 _OWN = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE, PROOF_FILE, NOTE_FILE)
-_UNDER_WAY = re.compile(r"\.(plan|proof|verify)\.json-\d+")  # not yet renamed to its place; nobody reads it
+_UNFINISHED = re.compile(r"\.(plan|proof|verify)\.json-\d+")  # not yet renamed to its place; nobody reads it
 
 
 class TensorHashes:
@@ -195,7 +195,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.iterdir()):
         if path.name == TOKENIZER_FOLDER and path.is_dir() and not leads_outside(folder, path):
             yield from ((f"{TOKENIZER_FOLDER}/{inner.name}", inner) for inner in sorted(path.iterdir()))
-        elif not _UNDER_WAY.fullmatch(path.name):
+        elif not _UNFINISHED.fullmatch(path.name):
             yield path.name, path
 
 

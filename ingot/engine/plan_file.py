@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import triton
 
-from ingot.config.files.atomic_write import whole
+from ingot.config.files.atomic_write import atomic_file
 from ingot.config.files.json_text import load_json, parse_json, read_text
-from ingot.config.kernel_plan import KernelPlan, Machine
+from ingot.config.kernel_plan import KernelPlan, PlanMachine
 from ingot.engine.manifest import PLAN_FILE
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError
 
@@ -135,19 +135,19 @@ def write_plan(path: Path, plan: KernelPlan) -> None:
         BuildError: the place cannot be written.
     """
     try:
-        with whole(path) as part:
+        with atomic_file(path) as part:
             part.write_text(plan_text(plan), encoding="utf-8")
     except OSError as error:
         raise BuildError("the kernel plan cannot be written", seen=error, fix="--output") from None
 
 
-def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:
+def machine_of(device: torch.device, dtype: torch.dtype) -> PlanMachine:
     """What tile choices depend on; a CPU is told as such."""
     name, capability = "CPU", "0.0"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return Machine(name, capability, dtype.itemsize, torch.__version__, triton.__version__)
+    return PlanMachine(name, capability, dtype.itemsize, torch.__version__, triton.__version__)
 
 
 def usable_plan(plan: KernelPlan, device: torch.device, dtype: torch.dtype) -> tuple[KernelPlan, str | None]:

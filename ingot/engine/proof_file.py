@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.config.files.atomic_write import whole
+from ingot.config.files.atomic_write import atomic_file
 from ingot.config.files.json_text import load_json, parse_json, read_text
 from ingot.config.json_config import JsonConfig
 from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE, REBUILD
@@ -45,7 +45,7 @@ class Position(JsonConfig):
 
 
 @dataclass(frozen=True)
-class Row(JsonConfig):
+class LogitsRow(JsonConfig):
     """The logits after token ``position`` of a prompt, all of them: their checksum, and the sha256 of the
     logits rounded to 1/64 (equal: the same to that step).
     """
@@ -75,7 +75,7 @@ class InputClaim(JsonConfig):
 
 
 @dataclass(frozen=True)
-class Case(JsonConfig):
+class GoldenCase(JsonConfig):
     """A prompt and what becomes of it in fp32.
 
     Attributes:
@@ -93,7 +93,7 @@ class Case(JsonConfig):
     prompt_ids: tuple[int, ...]
     new_ids: tuple[int, ...]
     steps: tuple[Position, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[LogitsRow, ...]
     prompt: dict[str, Checksum]
     new: dict[str, Checksum]
     input: int | None = None
@@ -164,7 +164,7 @@ class Claims(JsonConfig):
     """
 
     manifest_sha256: str
-    cases: tuple[Case, ...]
+    cases: tuple[GoldenCase, ...]
     floors: dict[str, Floor]
     metrics: tuple[Metric, ...] = ()
     inputs: tuple[InputClaim, ...] = ()
@@ -172,7 +172,7 @@ class Claims(JsonConfig):
 
 
 @dataclass(frozen=True)
-class Made(JsonConfig):
+class ProofOrigin(JsonConfig):
     """Where a proof was made, and by what."""
 
     device: str
@@ -187,12 +187,12 @@ class Proof(JsonConfig):
     """A proof.json; ``sha256`` is of ``made`` and ``claims``."""
 
     claims: Claims
-    made: Made
+    made: ProofOrigin
     sha256: str
     version: int = PROOF_VERSION
 
     @classmethod
-    def of(cls, claims: Claims, made: Made) -> Proof:
+    def of(cls, claims: Claims, made: ProofOrigin) -> Proof:
         """A proof with its hash."""
         return cls(claims, made, digest({"made": made.to_json(), "claims": claims.to_json()}))
 
@@ -254,10 +254,10 @@ def read_proof(folder: Path) -> Proof | None:
     try:
         text = read_text(path)
         data = parse_json(text)
-        version, told, own = data.get("version"), data.get("sha256"), digest(data)
+        version, stated, own = data.get("version"), data.get("sha256"), digest(data)
         if version != PROOF_VERSION:
             raise ValueError(f"version {version}, not {PROOF_VERSION}")
-        if told != own or text != _text(data):
+        if stated != own or text != _text(data):
             raise ValueError("hash mismatch")
         proof = Proof.from_json(data)
         of_another = proof.claims.manifest_sha256 != manifest_hash(folder)
@@ -283,7 +283,7 @@ def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
     if proof is None:
         raise EngineError("the engine has no proof to add metrics to", seen=folder)
     proof = Proof.of(proof.claims.replace(metrics=tuple(metrics)), proof.made)
-    with whole(folder / PROOF_FILE) as part:
+    with atomic_file(folder / PROOF_FILE) as part:
         part.write_text(proof.dump(), encoding="utf-8")
     return proof
 
@@ -323,7 +323,7 @@ def _note_down(folder: Path, name: str, note: JsonConfig) -> bool:
     kept = {key: notes[key] for key in (_MADE, _VERIFIED) if key in notes} | {name: note.to_json()}
     text = json.dumps(kept, indent=2, ensure_ascii=False) + "\n"
     try:
-        with whole(folder / NOTE_FILE) as part:
+        with atomic_file(folder / NOTE_FILE) as part:
             part.write_text(text, encoding="utf-8")
     except OSError:
         return False

@@ -26,7 +26,7 @@ def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> 
     """Encode features of one input as the run's input ``number``; ``see`` gets each module's output."""
     at = Passage.of(run.features(features))
     for stage in encoder_stages(run, number, see):
-        at = at.through(stage)
+        at = at.after(stage)
         run.weights.release()
 
 
@@ -67,7 +67,7 @@ def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torc
     if run.config.splices:
         return _keep_rows(run, number, encoded) if layer == 0 else encoded
     name = f"layers.{layer}.encoder_attn.kv_proj"
-    output = run.had(name, run.product(name, run.had(f"{name}/in", encoded)))
+    output = run.recorded(name, run.product(name, run.recorded(f"{name}/in", encoded)))
     see(name, output)
     keys, values = output.unflatten(1, (2, run.config.num_kv_heads, run.config.head_dim)).unbind(1)
     run.keep_encoded(layer, number, keys, values)
@@ -107,14 +107,16 @@ class _EncoderHooks(Hooks):
     def attend(
         self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        key, value = self.had("keys", key), self.had("values", value)
+        key, value = self.recorded("keys", key), self.recorded("values", value)
         return attention.attend(query, key, value, attention.positions)
 
     def round(self, x: torch.Tensor) -> torch.Tensor:
         return self._run.round(x)
 
-    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
-        return self._run.had(place, computed, change)
+    def recorded(
+        self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._run.recorded(place, computed, change)
 
     def see(self, name: str, output: torch.Tensor) -> None:
         self._see(name, output)

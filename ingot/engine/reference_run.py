@@ -72,7 +72,7 @@ FLIPPED = Arithmetic(torch.float32, flips=True)
 
 
 @dataclass(frozen=True)
-class Span:
+class SequenceSpan:
     """New tokens of one sequence; ``start`` tokens of it were computed before. ``rope_offset`` is its row
     of the rotary table; ``input`` is the number of the input that its cross-attention reads (``encoded``), or
     whose rows stand in the places of its placeholders (``rows``).
@@ -99,7 +99,7 @@ class WeightSource(Protocol):
         ...
 
 
-class Weights:
+class EngineTensors:
     """The stored tensors of an engine on a device, read when they are asked for.
 
     A GPU with room for all of them keeps them (``resident``); else each pass reads the file again.
@@ -194,10 +194,10 @@ class ReferenceRun(Hooks):
         self.encoded: dict[tuple[int, int], KeysValues] = {}
         self.rows: dict[int, torch.Tensor] = {}
         self.given: dict[int, torch.Tensor] = {}
-        self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
-        self._turned: tuple[Sequence[Span], Turns] | None = None  # once for all layers of a pass
+        self._at: tuple[int, Sequence[SequenceSpan], See]  # the layer that is computed
+        self._turned: tuple[Sequence[SequenceSpan], Turns] | None = None  # once for all layers of a pass
 
-    def embed(self, spans: Sequence[Span]) -> torch.Tensor:
+    def embed(self, spans: Sequence[SequenceSpan]) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
         hidden = self._rows("embed_tokens.weight", [i for s in spans for i in s.ids])
         if self.config.embedding_scale != 1:
@@ -207,9 +207,9 @@ class ReferenceRun(Hooks):
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
-        return self.had("stream", self._spliced(hidden, spans))
+        return self.recorded("stream", self._spliced(hidden, spans))
 
-    def _spliced(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+    def _spliced(self, hidden: torch.Tensor, spans: Sequence[SequenceSpan]) -> torch.Tensor:
         """With inputs' rows in the places of the placeholders that begin a sequence's prompt or stand in it;
         a placeholder's id that comes later is a token.
         """
@@ -225,7 +225,7 @@ class ReferenceRun(Hooks):
                 parts[place][taken] = rows  # as many, or this raises
         return torch.cat(parts)
 
-    def _with_given(self, hidden: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+    def _with_given(self, hidden: torch.Tensor, spans: Sequence[SequenceSpan]) -> torch.Tensor:
         """With the rows that sequences are given in the place of their tokens' embeddings."""
         if not self.given:
             return hidden
@@ -236,7 +236,9 @@ class ReferenceRun(Hooks):
                 parts[place] = self.arithmetic.round(rows.to(hidden))
         return torch.cat(parts)
 
-    def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
+    def layer(
+        self, index: int, hidden: torch.Tensor, spans: Sequence[SequenceSpan], see: See
+    ) -> torch.Tensor:
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
         self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
@@ -258,9 +260,11 @@ class ReferenceRun(Hooks):
         logits = self.product("lm_head", hidden, tied)
         if self.config.logit_softcap:
             logits = self.arithmetic.round(capped(logits, self.config.logit_softcap))
-        return self.had("logits", logits)
+        return self.recorded("logits", logits)
 
-    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+    def recorded(
+        self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """What the witness had there; without one what was computed."""
         return computed if self._witness is None else self._witness.value(place, computed, change)
 
@@ -340,7 +344,7 @@ class ReferenceRun(Hooks):
         moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
         return self.arithmetic.round(meaning(moved, like.dtype))
 
-    def turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:
+    def turns(self, where: torch.Tensor, spans: Sequence[SequenceSpan]) -> Turns | None:
         """Cosines and sines of the spans' tokens, which are at positions ``where`` [T]."""
         rope, rotary = self.config.rope, self.model.rotary
         if rope is None or rotary is None:
@@ -383,7 +387,7 @@ class ReferenceRun(Hooks):
     def _cached(self, part: torch.Tensor) -> torch.Tensor:
         return rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips)
 
-    def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
+    def _joined(self, index: int, span: SequenceSpan, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         """All keys and values of a sequence, the new ones with those before."""
         k, v = self._cached(k), self._cached(v)
         before = self._cache.get((index, span.sequence))
@@ -401,7 +405,7 @@ def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tenso
         yield (values.to(wide) * scales.to(wide)[:, None]).to(like)
 
 
-def _positions(span: Span) -> list[int]:
+def _positions(span: SequenceSpan) -> list[int]:
     return list(range(span.start, span.start + len(span.ids)))
 
 

@@ -27,7 +27,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of a file system; the
 
 
 @dataclass(frozen=True)
-class Kind:
+class FolderKind:
     """What is built.
 
     Attributes:
@@ -40,11 +40,11 @@ class Kind:
     recognised: Callable[[Path], bool]
 
 
-ENGINE = Kind("engine", "an engine", is_engine)
+ENGINE = FolderKind("engine", "an engine", is_engine)
 
 
 @contextmanager
-def staged_folder(target: Path, *, force: bool, size: int, kind: Kind = ENGINE) -> Iterator[Path]:
+def staged_folder(target: Path, *, force: bool, size: int, kind: FolderKind = ENGINE) -> Iterator[Path]:
     """Yield an empty folder; on success it becomes ``target``, on any error or interrupt it is removed.
 
     Args:
@@ -77,7 +77,7 @@ def staged_folder(target: Path, *, force: bool, size: int, kind: Kind = ENGINE) 
 
 
 @contextmanager
-def _alone(target: Path, kind: Kind) -> Iterator[None]:
+def _alone(target: Path, kind: FolderKind) -> Iterator[None]:
     """Hold the lock of a target; a process that is killed lets go of it."""
     path = target.with_name(_LOCK + target.name)
     try:
@@ -114,7 +114,7 @@ def _locked(path: Path) -> int:
         os.close(file)
 
 
-def _prepare(target: Path, force: bool, size: int, kind: Kind) -> None:
+def _prepare(target: Path, force: bool, size: int, kind: FolderKind) -> None:
     """Clean up after killed builds, and refuse what cannot end well."""
     try:
         _remove_orphans(target.parent, target.name)
@@ -142,7 +142,7 @@ def _not_writable(error: OSError) -> BuildError:
     return BuildError("cannot write to the target's folder", seen=error, fix="-o")
 
 
-def _check_target(target: Path, force: bool, kind: Kind) -> None:
+def _check_target(target: Path, force: bool, kind: FolderKind) -> None:
     if not target.exists() and not target.is_symlink():
         return
     empty = target.is_dir() and not any(target.iterdir())

@@ -38,13 +38,13 @@ class EngineWeights:
 
     def names(self) -> Iterator[str]:
         """Logical names of all tensors; ``lm_head.weight`` of a tied head only where the head has its own."""
-        packed, told = self.quantized, set()
+        packed, shown = self.quantized, set()
         for name in self.manifest.tensors:
             layer, _, leaf = name.rpartition(".")
             if layer not in packed or leaf == "bias":
                 yield name
-            elif layer not in told:
-                told.add(layer)
+            elif layer not in shown:
+                shown.add(layer)
                 yield f"{layer}.weight"
 
     def read(self, name: str) -> torch.Tensor:

@@ -132,7 +132,7 @@ class WeightsReader:
         """One tensor, on the CPU; nothing is read before its values are used, and none may be written."""
         entry = self._header[name]
         begin, end = entry["data_offsets"]
-        dtype = next(d for d, told in _NAMES.items() if told == entry["dtype"])
+        dtype = next(d for d, stored in _NAMES.items() if stored == entry["dtype"])
         if begin == end:
             return torch.empty(entry["shape"], dtype=dtype)
         count = (end - begin) // dtype.itemsize

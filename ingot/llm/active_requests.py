@@ -79,7 +79,7 @@ class ActiveRequest:
         return Output(self.prompt_ids, [a.answer for a in self.answers])
 
 
-class Reading:
+class LogitsRequest:
     """A prompt whose logits (or last ``hidden`` states) at every position are wanted: ``kept`` is what
     ``keep`` leaves of them. ``scores`` are those of ``heads`` of cross-attention, where there are any.
     """
@@ -130,7 +130,7 @@ class Call:
         ended: its last news are posted, or it was cancelled.
     """
 
-    requests: Sequence[ActiveRequest | Reading]
+    requests: Sequence[ActiveRequest | LogitsRequest]
     post: Callable[[News], None]
     by_piece: bool = False
     num_threads: int = field(default_factory=torch.get_num_threads)

@@ -19,8 +19,8 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.engine.engine_text import TextParts
 from ingot.errors import RequestError
-from ingot.llm.active_requests import ActiveRequest, Call, News, Reading
-from ingot.llm.engine_loop import Loop
+from ingot.llm.active_requests import ActiveRequest, Call, LogitsRequest, News
+from ingot.llm.engine_loop import ExecutorLoop
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompt_inputs import Entry, with_chat_stops
 from ingot.runtime.executor import Executor
@@ -38,7 +38,7 @@ class Calls:
     """
 
     def __init__(self, executor: Executor, text: TextParts) -> None:
-        self.loop = Loop(executor)
+        self.loop = ExecutorLoop(executor)
         self._executor = executor
         self._text = text
 
@@ -136,7 +136,7 @@ class Calls:
         finally:
             self.loop.cancel(call)
 
-    def _finish(self, requests: Sequence[ActiveRequest | Reading]) -> None:
+    def _finish(self, requests: Sequence[ActiveRequest | LogitsRequest]) -> None:
         news: SimpleQueue[News] = SimpleQueue()
         call = Call(requests, news.put)
         try:
@@ -168,10 +168,10 @@ class Calls:
 
     def _reading(
         self, entry: Entry, keep: Keep, *, hidden: bool = False, heads: Sequence[Head] = ()
-    ) -> Reading:
+    ) -> LogitsRequest:
         admission = self._executor.admission
         admission.check_inputs(entry.inputs)
-        return Reading(
+        return LogitsRequest(
             admission.checked_ids(entry.ids, room=0), keep, entry.inputs, hidden=hidden, heads=heads
         )
 

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 Orders = SimpleQueue[Callable[[], None] | None]
 
 
-class Loop:
+class ExecutorLoop:
     """Callers' side of an executor; safe to use from any thread. Its thread ends with it."""
 
     def __init__(self, executor: Executor) -> None:

@@ -201,9 +201,9 @@ def _sampling(
 def _given_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
     if name in SAMPLED_FIELDS[1:] and used.temperature == 0:
         return "no effect: temperature 0 is greedy"
-    told, value = generation.get(name), getattr(used, name)
+    stored, value = generation.get(name), getattr(used, name)
     is_read = name in (*SAMPLED_FIELDS, "repetition_penalty", "max_new_tokens")
-    return f"generation_config says {told}" if is_read and told not in (None, value) else None
+    return f"generation_config says {stored}" if is_read and stored not in (None, value) else None
 
 
 def _used_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
@@ -215,13 +215,17 @@ def _used_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -
 def _default_note(
     name: str, used: SamplingParams, wanted: SamplingParams, defaults: Defaults, generation: Mapping[str, Any]
 ) -> str | None:
-    told = generation.get(name)
+    stored = generation.get(name)
     if name in defaults.refused:
-        return f"generation_config says {told}, which is out of range"
+        return f"generation_config says {stored}, which is out of range"
     if name in defaults.used:
-        return f"the request sets all values; generation_config says {told}"
-    if name in SAMPLED_FIELDS and told not in (None, getattr(used, name)) and not generation.get("do_sample"):
-        return f"generation_config says {told}, but not do_sample: true"
+        return f"the request sets all values; generation_config says {stored}"
+    if (
+        name in SAMPLED_FIELDS
+        and stored not in (None, getattr(used, name))
+        and not generation.get("do_sample")
+    ):
+        return f"generation_config says {stored}, but not do_sample: true"
     extra = used.stop[len(wanted.stop) :]
     return f"from the chat format: {', '.join(map(repr, extra))}" if name == "stop" and extra else None
 

@@ -98,8 +98,8 @@ class GenerateCall:
         """The value that generate takes: the request's, generation_config's, its default."""
         if name in self.given:
             return getattr(self.params, name)
-        told = self.generation.get(name)
-        return default if told is None else told
+        stored = self.generation.get(name)
+        return default if stored is None else stored
 
 
 def generate_differences(call: GenerateCall) -> Iterator[str]:
@@ -144,8 +144,8 @@ def _typed(messages: Any, specials: dict[str, int]) -> list[str]:
 
 
 def _length(call: GenerateCall) -> Iterator[str]:
-    wanted, told = call.params.max_new_tokens, call.generation.get("max_length")
-    told = told if isinstance(told, int) else None
+    wanted, stored = call.params.max_new_tokens, call.generation.get("max_length")
+    stored = stored if isinstance(stored, int) else None
     ours = call.room if wanted is None else min(wanted, call.room)
     theirs = call.hf_value("max_new_tokens", None)
     if theirs is not None:
@@ -153,13 +153,13 @@ def _length(call: GenerateCall) -> Iterator[str]:
             limit = f"the engine's limit is {call.manifest.build.max_seq_len} tokens in total"
             reason = limit if ours == call.room else "the request's limit"
             yield f"stops after {theirs} new tokens; Ingot after {ours}: {reason}"
-    elif told is not None:
-        left = told - call.num_prompt_tokens
+    elif stored is not None:
+        left = stored - call.num_prompt_tokens
         if left != ours:
             does = f"stops after {left} new tokens" if left > 0 else "raises ValueError"
             yield (
-                f"{does}: generation_config's max_length {told} counts the prompt's {call.num_prompt_tokens} "
-                f"tokens; Ingot does not read it and stops after {ours}"
+                f"{does}: generation_config's max_length {stored} counts the prompt's "
+                f"{call.num_prompt_tokens} tokens; Ingot does not read it and stops after {ours}"
             )
     else:
         left = min(_NEW_TOKENS, call.manifest.model.max_positions - call.num_prompt_tokens)
@@ -229,8 +229,8 @@ def _draw(call: GenerateCall) -> Iterator[str]:
         if name in refused and name not in call.given:
             yield f"uses generation_config's {name} {theirs} as it is; Ingot refuses it and uses {ours:g}"
         elif (theirs or 0) != ours:
-            told = name in call.generation and call.generation[name] is not None
-            source = "generation_config" if told else "its own default"
+            stored = name in call.generation and call.generation[name] is not None
+            source = "generation_config" if stored else "its own default"
             all_tokens = " (all tokens)" if name == "top_k" and ours == 0 else ""
             yield f"uses {name} {theirs}, {source}; Ingot uses {ours:g}{all_tokens}"
     if call.params.seed is not None:
@@ -256,10 +256,10 @@ def _obeyed(call: GenerateCall) -> Iterator[str]:
     if call.params.num_beams > 1:
         obeyed |= _OBEYED_BEAMS
     for name, neutral in obeyed.items():
-        told = call.generation.get(name)
-        if told is None or told in neutral or _OUR_NAMES.get(name, name) in call.given:
+        stored = call.generation.get(name)
+        if stored is None or stored in neutral or _OUR_NAMES.get(name, name) in call.given:
             continue
-        yield f"applies {name} {told} from generation_config, which Ingot does not read"
+        yield f"applies {name} {stored} from generation_config, which Ingot does not read"
 
 
 def _answers(call: GenerateCall) -> Iterator[str]:

@@ -46,11 +46,11 @@ def told_fixes(fixes: Sequence[Mapping[str, Any]], takes: Collection[str] | None
         fixes: as ``Fix.to_json`` gives them, the cheapest first.
         takes: the flags of the verb that failed, whose fixes alone are told; None: of a failure in Python.
     """
-    told = [text for fix in fixes if (text := _told(fix, takes)) is not None]
-    return " or ".join(told[:_SHOWN] or [_LAST])
+    texts = [text for fix in fixes if (text := _fix_text(fix, takes)) is not None]
+    return " or ".join(texts[:_SHOWN] or [_LAST])
 
 
-def _told(fix: Mapping[str, Any], takes: Collection[str] | None) -> str | None:
+def _fix_text(fix: Mapping[str, Any], takes: Collection[str] | None) -> str | None:
     """A fix in words; None where the verb cannot be told so."""
     flags, cost = fix["flags"], fix["cost"]
     if cost == "hardware":

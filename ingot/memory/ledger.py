@@ -1,8 +1,8 @@
 """The memory ledger: every byte that an engine will take, before any is allocated.
 
-Owns what is asked for (``Setting``), what there is (``Capacity``), the items of the bill and the verdict. The
-runtime sizes its KV cache by the same functions. Allocates nothing and measures nothing; the formulas are
-memory_sizes.py's, the ways out fixes.py's.
+``MemorySetting`` says what is asked for, ``Capacity`` what there is. The runtime sizes its KV cache by the
+same functions. Nothing is allocated or measured here; memory_sizes.py has the formulas, memory_fixes.py the
+fixes.
 
     found = ledger(Setting(model, "fp16", 64, 4096), Capacity("H200", 150_109_880_320))
     found.fits, found.needed, found.requests_at_once
@@ -48,7 +48,7 @@ CPU_CACHE_BYTES = 256 << 20  # of KV cache that a CPU takes unasked
 
 
 @dataclass(frozen=True)
-class Setting(JsonConfig):
+class MemorySetting(JsonConfig):
     """What is asked for.
 
     Attributes:
@@ -109,7 +109,7 @@ class Capacity(JsonConfig):
 
 
 @dataclass(frozen=True)
-class Item(JsonConfig):
+class LedgerItem(JsonConfig):
     """One line of the bill. ``kind`` is one of ``KINDS``."""
 
     kind: str
@@ -130,8 +130,8 @@ class Ledger:
             for, the last of them what none of them claims.
     """
 
-    setting: Setting
-    items: tuple[Item, ...]
+    setting: MemorySetting
+    items: tuple[LedgerItem, ...]
     capacity: Capacity | None = None
 
     @property
@@ -242,7 +242,7 @@ UNCLAIMED = "unclaimed"
 
 
 def ledger(
-    setting: Setting, capacity: Capacity | None = None, weights: Mapping[str, int] | None = None
+    setting: MemorySetting, capacity: Capacity | None = None, weights: Mapping[str, int] | None = None
 ) -> Ledger:
     """The bill of a setting.
 
@@ -254,46 +254,46 @@ def ledger(
     return Ledger(setting, tuple(_items(setting, weights)), capacity)
 
 
-def host_ledger(setting: Setting) -> HostBytes:
+def host_ledger(setting: MemorySetting) -> HostBytes:
     """What building and loading take of the host and its disk."""
     stored = parse_dtype(setting.stored_dtype or setting.dtype)
     on_gpu = setting.device == "cuda"
     return host_bytes(setting.model, setting.quant, stored, parse_dtype(setting.dtype), on_gpu=on_gpu)
 
 
-def blocks_in(room: int, setting: Setting) -> int:
+def blocks_in(room: int, setting: MemorySetting) -> int:
     """Whole cache blocks in so many bytes; below zero where there are none."""
     return room // setting.block_bytes
 
 
-def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
+def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[LedgerItem]:
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
     dtype, on_gpu = parse_dtype(setting.dtype), setting.device == "cuda"
     for kind, size in weights.items():
-        yield Item("weights", kind, size, _stored_as(setting, kind))
+        yield LedgerItem("weights", kind, size, _stored_as(setting, kind))
     table = rotary_bytes(model, setting.max_seq_len)
-    yield Item("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
+    yield LedgerItem("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
     blocks = setting.wanted_blocks
     tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each"
     tokens += f", {runtime.kv_dtype}" if runtime.kv_dtype in NARROW_KV_DTYPES else ""
-    yield Item("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
+    yield LedgerItem("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
     activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=setting.quant)
-    yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
+    yield LedgerItem("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
     yield from _encoder_items(setting)
     yield from _gpu_items(setting) if on_gpu else _cpu_items(setting, activations)
 
 
-def _encoder_items(setting: Setting) -> Iterator[Item]:
+def _encoder_items(setting: MemorySetting) -> Iterator[LedgerItem]:
     """Beside the encoder's weights."""
     model, runtime, dtype = setting.model, setting.runtime, parse_dtype(setting.dtype)
     if model.encoder is None:
-        yield Item("encoders", "none", 0)
+        yield LedgerItem("encoders", "none", 0)
         return
     positions = setting.encoder_blocks * runtime.block_size
     held = "embeddings" if model.splices else "keys and values"
     narrow = runtime.kv_dtype in NARROW_KV_DTYPES and model.crosses
     size = positions * encoded_position_bytes(model, dtype, setting.kv_dtype)
-    yield Item(
+    yield LedgerItem(
         "encoders",
         "encoder cache",
         size,
@@ -302,10 +302,10 @@ def _encoder_items(setting: Setting) -> Iterator[Item]:
     on_gpu, most = setting.device == "cuda", model.encoder.max_positions
     encoding = encoding_bytes(model, dtype, runtime, setting.max_batch_size, on_gpu=on_gpu)
     inputs = encoded_at_once(model.encoder, runtime, on_gpu=on_gpu)
-    yield Item("encoders", "encoding", encoding, f"{inputs} of {most} positions at once")
+    yield LedgerItem("encoders", "encoding", encoding, f"{inputs} of {most} positions at once")
 
 
-def _stored_as(setting: Setting, kind: str) -> str:
+def _stored_as(setting: MemorySetting, kind: str) -> str:
     quant = setting.quant
     if kind == "head" and setting.model.tie_word_embeddings and quant.head == "none":
         return "tied: the embedding's"
@@ -313,37 +313,39 @@ def _stored_as(setting: Setting, kind: str) -> str:
     return setting.dtype if own == "none" else f"{setting.dtype}, {own}"
 
 
-def _gpu_items(setting: Setting) -> Iterator[Item]:
+def _gpu_items(setting: MemorySetting) -> Iterator[LedgerItem]:
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
     graphs = graph_bytes(model, parse_dtype(setting.dtype), batch) if runtime.cuda_graphs else 0
     buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=runtime.cuda_graphs)
     claims = (
-        Item("reserve", "CUDA graphs", graphs, "all that warm-up captures"),
-        Item("reserve", "step buffers", buffers),
+        LedgerItem("reserve", "CUDA graphs", graphs, "all that warm-up captures"),
+        LedgerItem("reserve", "step buffers", buffers),
         *_layered_item(setting),
-        Item("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len)),
-        Item("reserve", "library workspaces", WORKSPACE_BYTES),
+        LedgerItem("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len)),
+        LedgerItem("reserve", "library workspaces", WORKSPACE_BYTES),
     )
     yield from claims
     spare = max(RESERVE_BYTES - sum(claim.bytes for claim in claims), 0)
-    yield Item("reserve", UNCLAIMED, spare, f"of {size_text(RESERVE_BYTES)} held back")
-    yield Item("process", "CUDA context", CONTEXT_BYTES)
+    yield LedgerItem("reserve", UNCLAIMED, spare, f"of {size_text(RESERVE_BYTES)} held back")
+    yield LedgerItem("process", "CUDA context", CONTEXT_BYTES)
 
 
-def _layered_item(setting: Setting) -> Iterator[Item]:
+def _layered_item(setting: MemorySetting) -> Iterator[LedgerItem]:
     """Of a setting whose long prompts are computed a few layers per step."""
     dtype = parse_dtype(setting.dtype)
     size = layered_bytes(setting.model, dtype, setting.runtime, setting.max_seq_len)
     if size:
-        yield Item("reserve", "a chunk between layers", size, f"prompt_share {setting.runtime.prompt_share}")
+        yield LedgerItem(
+            "reserve", "a chunk between layers", size, f"prompt_share {setting.runtime.prompt_share}"
+        )
 
 
-def _cpu_items(setting: Setting, activations: int) -> Iterator[Item]:
+def _cpu_items(setting: MemorySetting, activations: int) -> Iterator[LedgerItem]:
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
     spare = largest_weight_bytes(model, parse_dtype(setting.dtype)) - activations  # not there at once
-    yield Item("reserve", "a weight while loading", max(spare, 0))
+    yield LedgerItem("reserve", "a weight while loading", max(spare, 0))
     buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=False)
-    yield Item("reserve", "step buffers", buffers)
+    yield LedgerItem("reserve", "step buffers", buffers)
     yield from _layered_item(setting)
-    yield Item("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len, kernels=False))
-    yield Item("process", "Python and PyTorch", CPU_PROCESS_BYTES)
+    yield LedgerItem("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len, kernels=False))
+    yield LedgerItem("process", "Python and PyTorch", CPU_PROCESS_BYTES)

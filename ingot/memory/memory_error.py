@@ -18,7 +18,7 @@ from ingot.config.units import size_text
 from ingot.device import host_memory
 from ingot.errors import OutOfMemoryError
 from ingot.memory.fix_text import told_fixes
-from ingot.memory.ledger import CONTEXT_BYTES, Capacity, Setting, ledger
+from ingot.memory.ledger import CONTEXT_BYTES, Capacity, MemorySetting, ledger
 from ingot.memory.memory_fixes import Goal, eased, fixes
 from ingot.memory.memory_sizes import CPU_PROCESS_BYTES
 
@@ -42,7 +42,7 @@ def capacity_of(device: torch.device, own: int | None = None) -> Capacity:
 
 def out_of_memory(
     what: str,
-    setting: Setting,
+    setting: MemorySetting,
     capacity: Capacity,
     *,
     seen: object = None,
@@ -66,7 +66,7 @@ def out_of_memory(
     )
 
 
-def measured(capacity: Capacity, setting: Setting, room: int, activations: int) -> Capacity:
+def measured(capacity: Capacity, setting: MemorySetting, room: int, activations: int) -> Capacity:
     """The capacity as the device has it, so that its ledger offers what works there.
 
     Args:
@@ -83,7 +83,7 @@ def measured(capacity: Capacity, setting: Setting, room: int, activations: int) 
 
 @contextmanager
 def explained(
-    what: str, setting: Setting, device: torch.device, *, own: int | None = None
+    what: str, setting: MemorySetting, device: torch.device, *, own: int | None = None
 ) -> Iterator[Capacity]:
     """A block in which running out of memory, of a GPU or of the host, becomes an OutOfMemoryError; gives the
     capacity that there is at its start. A CPU's is compared with the ledger before the block begins: a
@@ -106,7 +106,7 @@ def explained(
         raise out_of_memory(what, setting, capacity, seen=first_sentence(error)) from None
 
 
-def _expect_room(setting: Setting, capacity: Capacity) -> None:
+def _expect_room(setting: MemorySetting, capacity: Capacity) -> None:
     found = ledger(setting, capacity)
     room = found.usable or 0
     if found.least > room:

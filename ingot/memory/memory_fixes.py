@@ -19,7 +19,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.scheme_table import SCHEMES, weight_only_schemes
 from ingot.config.units import gib_text, size_text
 from ingot.memory.fix_text import where_of
-from ingot.memory.ledger import Capacity, Ledger, Setting, ledger
+from ingot.memory.ledger import Capacity, Ledger, MemorySetting, ledger
 from ingot.models.model_registry import can_calibrate
 from ingot.quant.methods.rotated_weights import can_rotate
 
@@ -57,7 +57,7 @@ class Fix(JsonConfig):
     note: str
     needed: int
     usable: int
-    setting: Setting
+    setting: MemorySetting
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Way:
     flag: str
     cost: Cost
     note: str
-    change: Callable[[Setting, int], Setting]
+    change: Callable[[MemorySetting, int], MemorySetting]
     least: int
     most: int
     step: int = 1
@@ -115,7 +115,7 @@ def eased(found: Ledger) -> list[Fix]:
     return [search.fix(s, flags, "speed", note) for flags, s, note in changed if search.bill(s).loads]
 
 
-def fits_by_card(setting: Setting) -> Iterator[CardRow]:
+def fits_by_card(setting: MemorySetting) -> Iterator[CardRow]:
     """For every usual card and number format: the largest batch at ``max_seq_len``, the longest request at
     batch 1. Nobody else holds memory there.
     """
@@ -136,11 +136,11 @@ class _Search:
         self.capacity = capacity
         self.goal: Goal = goal
 
-    def bill(self, setting: Setting) -> Ledger:
+    def bill(self, setting: MemorySetting) -> Ledger:
         """The setting's ledger on this capacity."""
         return ledger(setting, self.capacity)
 
-    def largest(self, at: Callable[[int], Setting], least: int, most: int) -> int:
+    def largest(self, at: Callable[[int], MemorySetting], least: int, most: int) -> int:
         """The largest value that reaches the goal, 0 where the least does not; larger values need more."""
         if least > most or not _reached(self.bill(at(least)), self.goal):
             return 0
@@ -153,7 +153,7 @@ class _Search:
                 high = middle - 1
         return low
 
-    def singles(self, setting: Setting) -> Iterator[Fix]:
+    def singles(self, setting: MemorySetting) -> Iterator[Fix]:
         """One knob at a time."""
         yield from self._raised_fraction(setting)
         for way in _ways(setting):
@@ -167,7 +167,7 @@ class _Search:
                 yield self.fix(way.change(setting, value), f"{way.flag} {value}", way.cost, way.note)
         yield from self._raised_cache(setting)
 
-    def formats(self, setting: Setting) -> Iterator[Fix]:
+    def formats(self, setting: MemorySetting) -> Iterator[Fix]:
         """A cache in 8 bits, and the first other number format of the weights, where it is enough: that costs
         the least quality. None on a CPU: it widens fewer bits at every step, which makes each step slower.
         """
@@ -182,11 +182,11 @@ class _Search:
                 yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
                 return
 
-    def combined(self, setting: Setting) -> Iterator[Fix]:
+    def combined(self, setting: MemorySetting) -> Iterator[Fix]:
         """Several knobs at once: all of the memory and one limit; a smaller number format and one more; where
         none is enough, batch 1 in small chunks and the longest request that fits then.
         """
-        whole = _whole(setting)
+        whole = _with_most_memory(setting)
         for fix in self.singles(whole) if whole is not None else ():
             flags = f"--memory-fraction {MOST_FRACTION:g} {fix.flags}"
             yield fix.replace(flags=flags, where=where_of(flags))
@@ -206,7 +206,7 @@ class _Search:
                 yield fix if form is setting else _joined(setting, form, fix)
                 return
 
-    def cards(self, setting: Setting) -> Iterator[Fix]:
+    def cards(self, setting: MemorySetting) -> Iterator[Fix]:
         """The smallest usual card on which the goal is reached as asked; for a CPU, how much memory."""
         if setting.device == "cpu":
             yield from self._more_memory(setting)
@@ -218,7 +218,7 @@ class _Search:
                 yield search.fix(setting, f"--gpu {gib_text(total)}", "hardware", note)
                 return
 
-    def _more_memory(self, setting: Setting) -> Iterator[Fix]:
+    def _more_memory(self, setting: MemorySetting) -> Iterator[Fix]:
         """What must be available for the goal to be reached as asked, if memory is what it lacks."""
         bill = self.bill(setting)
         needed = bill.needed if self.goal == "fits" else bill.least
@@ -229,7 +229,7 @@ class _Search:
             note = f"at least {size_text(total - self.capacity.others)} of available memory"
             yield Fix("", where_of(""), "hardware", note, needed, needed, setting)
 
-    def _raised_fraction(self, setting: Setting) -> Iterator[Fix]:
+    def _raised_fraction(self, setting: MemorySetting) -> Iterator[Fix]:
         """The smallest ``memory_fraction`` above the setting's that is enough."""
         percent = int(setting.runtime.memory_fraction * 100)
         for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
@@ -239,7 +239,7 @@ class _Search:
                 yield self.fix(changed, f"--memory-fraction {value / 100:g}", "headroom", note)
                 return
 
-    def _raised_cache(self, setting: Setting) -> Iterator[Fix]:
+    def _raised_cache(self, setting: MemorySetting) -> Iterator[Fix]:
         """A cache that was asked to be smaller than one request, made just large enough."""
         tokens = setting.blocks_per_request * setting.runtime.block_size
         if setting.runtime.cache_tokens is None or setting.runtime.cache_tokens >= tokens:
@@ -250,7 +250,7 @@ class _Search:
                 changed, f"--cache-tokens {tokens}", "headroom", "room for one request of the full length"
             )
 
-    def fix(self, changed: Setting, flags: str, cost: Cost, note: str) -> Fix:
+    def fix(self, changed: MemorySetting, flags: str, cost: Cost, note: str) -> Fix:
         """A change with what it needs and what there is then."""
         bill = self.bill(changed)
         needed = bill.needed if self.goal == "fits" else bill.fixed + _one_request(changed)
@@ -266,11 +266,11 @@ def _reached(bill: Ledger, goal: Goal) -> bool:
     return bill.fits if goal == "fits" else bill.loads
 
 
-def _one_request(setting: Setting) -> int:
+def _one_request(setting: MemorySetting) -> int:
     return setting.blocks_per_request * setting.block_bytes
 
 
-def _one_short(setting: Setting, length: int) -> Setting:
+def _one_short(setting: MemorySetting, length: int) -> MemorySetting:
     """One request at a time, of so many tokens, in the smallest chunks; a cache that was given holds it."""
     one = setting.replace(max_batch_size=1, max_seq_len=length)
     tokens = one.blocks_per_request * one.runtime.block_size if one.runtime.cache_tokens is not None else None
@@ -278,7 +278,7 @@ def _one_short(setting: Setting, length: int) -> Setting:
     return one.replace(runtime=runtime)
 
 
-def _ways(setting: Setting) -> Iterator[_Way]:
+def _ways(setting: MemorySetting) -> Iterator[_Way]:
     """The knobs with a whole number each, below what they are set to."""
     runtime = setting.runtime
     if runtime.cache_tokens is None:
@@ -305,7 +305,7 @@ def _ways(setting: Setting) -> Iterator[_Way]:
     )  # fmt: skip
 
 
-def _formats(setting: Setting) -> Iterator[Setting]:
+def _formats(setting: MemorySetting) -> Iterator[MemorySetting]:
     """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. What
     is quantized already has its own alone.
     """
@@ -322,7 +322,7 @@ def _formats(setting: Setting) -> Iterator[Setting]:
             yield setting.replace(dtype=half, quant=quant)
 
 
-def _whole(setting: Setting) -> Setting | None:
+def _with_most_memory(setting: MemorySetting) -> MemorySetting | None:
     """The setting with as much of the memory as is offered; None where it has that already."""
     runtime = setting.runtime
     if runtime.memory_fraction >= MOST_FRACTION:
@@ -330,7 +330,7 @@ def _whole(setting: Setting) -> Setting | None:
     return setting.replace(runtime=runtime.replace(memory_fraction=MOST_FRACTION))
 
 
-def _smaller_formats(setting: Setting) -> Iterable[Setting]:
+def _smaller_formats(setting: MemorySetting) -> Iterable[MemorySetting]:
     """Number formats of the weights in fewer bits than the setting's, on a GPU. One that takes no fewer bytes
     than another and loses more is not among them.
     """
@@ -340,13 +340,13 @@ def _smaller_formats(setting: Setting) -> Iterable[Setting]:
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 
 
-def _joined(setting: Setting, form: Setting, fix: Fix) -> Fix:
+def _joined(setting: MemorySetting, form: MemorySetting, fix: Fix) -> Fix:
     """The fix of another number format, as one of the setting's own."""
     flags = f"{_format_flags(setting, form)} {fix.flags}"
     return fix.replace(flags=flags, where=where_of(flags), cost="quality")
 
 
-def _format_flags(setting: Setting, form: Setting) -> str:
+def _format_flags(setting: MemorySetting, form: MemorySetting) -> str:
     dtype = f"--dtype {form.dtype}" if form.dtype != setting.dtype else ""
     quant = f"--quant {form.quant.scheme}" if form.quant != setting.quant else ""
     return f"{dtype} {quant}".strip()

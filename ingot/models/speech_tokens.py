@@ -82,10 +82,10 @@ class SpeechTokens:
             )
         return self.languages[code]
 
-    def told(self, told: SpeechGeneration) -> SpeechTokens:
+    def with_generation(self, generation: SpeechGeneration) -> SpeechTokens:
         """With the languages that the checkpoint names."""
-        languages = self.languages if told.languages is None else told.languages
-        multilingual = self.multilingual if told.multilingual is None else told.multilingual
+        languages = self.languages if generation.languages is None else generation.languages
+        multilingual = self.multilingual if generation.multilingual is None else generation.multilingual
         return replace(self, languages=languages, multilingual=multilingual)
 
     @classmethod

@@ -47,11 +47,11 @@ def check_encoder(
     Args:
         model: the empty modules, whose ``weights`` are read.
     """
-    had: dict[str, list[Recorded]] = defaultdict(list)
-    with encoder_walked(llm, lambda name, value: had[name].append(copied(value, _HOST))):
+    recorded: dict[str, list[Recorded]] = defaultdict(list)
+    with encoder_walked(llm, lambda name, value: recorded[name].append(copied(value, _HOST))):
         params = SamplingParams(max_new_tokens=1, ignore_eos=True)
         llm.generate(Prompt([Input(features), [0]]), params)
-    witness = _Witness(had, llm, judge)
+    witness = _Witness(recorded, llm, judge)
     run = ReferenceRun(model, weights, arithmetic, witness=witness)
     encode(run, 0, features, lambda name, output: None)
 
@@ -59,8 +59,8 @@ def check_encoder(
 class _Witness:
     """What the encoding had, as ``ReferenceRun`` asks for it."""
 
-    def __init__(self, had: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
-        self._had, self._judge, self._model = had, judge, llm.engine.model
+    def __init__(self, recorded: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
+        self._recorded, self._judge, self._model = recorded, judge, llm.engine.model
         self._device = llm.engine.device
         self._plain = plain_encoder(llm.engine.manifest.model)
         self._met: Counter[str] = Counter()
@@ -77,14 +77,14 @@ class _Witness:
         """As of ``Witness``."""
         name, number = self._name(place), self._met[place]
         self._met[place] += 1
-        had = copied(self._had[place][number], self._device)
+        recorded = copied(self._recorded[place][number], self._device)
         if place in TAKEN or place.endswith("/in"):
-            self._taken = place, name, had
-        if not isinstance(had, torch.Tensor) or not self._as_many(had, computed, place, name):
+            self._taken = place, name, recorded
+        if not isinstance(recorded, torch.Tensor) or not self._as_many(recorded, computed, place, name):
             return computed
-        wide = had.to(computed.dtype).view_as(computed)
+        wide = recorded.to(computed.dtype).view_as(computed)
         noise = self._noise.take(place, computed if change is None else change)
-        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(had)), noise)
+        self._judge.value(_kind(place), name, wide, computed, change, self._labels(len(recorded)), noise)
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
@@ -94,11 +94,11 @@ class _Witness:
         wide = isinstance(taken, torch.Tensor)  # then ``exact`` is what the run had, and ``value`` judged it
         if not self._as_many(taken if isinstance(taken, torch.Tensor) else taken.values, exact, place, name):
             return near
-        had, step = rounded_by(self._model, product, taken, exact)
+        recorded, step = rounded_by(self._model, product, taken, exact)
         kind = f"{_kind(place)}, rounded" if wide else _kind(place)
         noise = self._noise.take(place, exact)
-        self._judge.rounded(kind, name, had, step, exact, near, self._labels(len(had)), noise)
-        return had
+        self._judge.rounded(kind, name, recorded, step, exact, near, self._labels(len(recorded)), noise)
+        return recorded
 
     def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
         """As of ``Witness``."""
@@ -112,11 +112,11 @@ class _Witness:
         """Of decoder steps alone."""
         raise NotImplementedError
 
-    def _as_many(self, had: torch.Tensor, wanted: torch.Tensor, place: str, name: str) -> bool:
+    def _as_many(self, recorded: torch.Tensor, wanted: torch.Tensor, place: str, name: str) -> bool:
         """Whether a record has the positions that it must have; else that is told."""
-        if had.numel() == wanted.numel():
+        if recorded.numel() == wanted.numel():
             return True
-        self._judge.fail(_kind(place), name, f"has {len(had)} positions, not {len(wanted)}")
+        self._judge.fail(_kind(place), name, f"has {len(recorded)} positions, not {len(wanted)}")
         return False
 
     def _labels(self, count: int) -> torch.Tensor:

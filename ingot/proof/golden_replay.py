@@ -26,7 +26,7 @@ from ingot.building.golden.golden_prompts import with_input
 from ingot.config.json_config import JsonConfig
 from ingot.config.sampling_params import MAX_LOGPROBS, SamplingParams
 from ingot.device import dtype_name
-from ingot.engine.proof_file import Case, Claims, Floor, Position
+from ingot.engine.proof_file import Claims, Floor, GoldenCase, Position
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.errors import EngineError, RequestError
 from ingot.llm.llm import LLM
@@ -52,7 +52,7 @@ class Failure(JsonConfig):
 
 
 @dataclass
-class Replay:
+class GoldenReplay:
     """What came of a replay.
 
     ``worst`` are the largest deviations in noise floors, ``limits`` what passes (of modules the strictest's
@@ -80,11 +80,11 @@ class Replay:
         self.failures.append(Failure(kind, name, message))
 
 
-def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
+def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenReplay:
     """Run every case: ids and likeliest tokens as requests in flight together, whole rows of logits, and
     module by module.
     """
-    played = Replay()
+    played = GoldenReplay()
     if not claims.cases:
         played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
         return played
@@ -94,14 +94,14 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
     features = [one.features.float() for one in inputs]
     _limits(floor, played)
     _tokenizer(llm, claims, played)
-    say("golden cases")
+    report("golden cases")
     prompts = [_prompt(case, features, splices=model.splices) for case in claims.cases]
     try:
         _answers(llm, claims, prompts, floor, played)
     except EngineError as error:  # logits that are not numbers
         played.fail("engine", "logits", str(error))
     _rows(llm, claims, prompts, floor, played)
-    say("modules")
+    report("modules")
     _features(llm, claims, inputs, played)
     _modules(llm, claims, prompts, features, floor, played)
     if model.encoder is not None and not claims.inputs:
@@ -121,7 +121,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.{'0f' if 0.1 <= share < 1e4 else '2g'}} %"
 
 
-def _features(llm: LLM, claims: Claims, inputs: Sequence[GoldenInput], played: Replay) -> None:
+def _features(llm: LLM, claims: Claims, inputs: Sequence[GoldenInput], played: GoldenReplay) -> None:
     """What this machine makes of the inputs before the encoder."""
     try:
         for one, (name, off, limit) in zip(
@@ -129,17 +129,17 @@ def _features(llm: LLM, claims: Claims, inputs: Sequence[GoldenInput], played: R
         ):
             what = one.features_name
             if not played.measure(what, off, limit):
-                played.fail("module", what, f"{what} of {name} {_told(off, limit)}")
+                played.fail("module", what, f"{what} of {name} {_in_floors(off, limit)}")
     except RequestError as error:  # a package is missing
         played.notes.append(f"the inputs' preparation was not compared: {error.what}")
 
 
-def _prompt(case: Case, features: Sequence[torch.Tensor], *, splices: bool) -> Prompt:
+def _prompt(case: GoldenCase, features: Sequence[torch.Tensor], *, splices: bool) -> Prompt:
     """As the case was made: with its input, if it has one."""
     return with_input(case.prompt_ids, None if case.input is None else features[case.input], splices=splices)
 
 
-def _limits(floor: Floor, played: Replay) -> None:
+def _limits(floor: Floor, played: GoldenReplay) -> None:
     played.limits = {
         "logprobs": FACTOR * floor.logprobs,
         "logits": FACTOR * floor.logits,
@@ -148,7 +148,7 @@ def _limits(floor: Floor, played: Replay) -> None:
     }
 
 
-def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:
+def _tokenizer(llm: LLM, claims: Claims, played: GoldenReplay) -> None:
     for case in claims.cases:
         if case.text is None or llm.tokenizer is None:
             continue
@@ -159,7 +159,7 @@ def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:
             played.fail("tokenizer", case.name, text)
 
 
-def _answers(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: Replay) -> None:
+def _answers(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: GoldenReplay) -> None:
     """Greedy ids as they are served, and again with log-probabilities, which takes another way on a GPU."""
     count = max(len(case.new_ids) for case in claims.cases)
     params = SamplingParams(max_new_tokens=count, ignore_eos=True)
@@ -174,7 +174,7 @@ def _answers(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, play
                 break  # what follows a wrong token is wrong too
 
 
-def _ids(case: Case, answer: Answer, floor: Floor, played: Replay) -> int:
+def _ids(case: GoldenCase, answer: Answer, floor: Floor, played: GoldenReplay) -> int:
     """How many ids are those of the case; another one is right where the margin is within the limit."""
     same = first_difference(tuple(answer.token_ids), case.new_ids)
     if same < len(case.new_ids):
@@ -190,12 +190,12 @@ def _ids(case: Case, answer: Answer, floor: Floor, played: Replay) -> int:
     return same
 
 
-def _note(played: Replay, text: str) -> None:
+def _note(played: GoldenReplay, text: str) -> None:
     if text not in played.notes:
         played.notes.append(text)
 
 
-def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played: Replay) -> bool:
+def _likeliest(case: GoldenCase, step: int, found: TokenLogprobs, floor: Floor, played: GoldenReplay) -> bool:
     """Whether log-probabilities of the case's likeliest tokens are within the limit; a token that is not
     among the engine's is below them.
     """
@@ -205,7 +205,7 @@ def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played
         error = abs(ours[token] - expected) if token in ours else max(expected - lowest, 0.0)
         if not played.measure("logprobs", error, floor.logprobs):
             text = f'case "{case.name}", new token {step + 1}: the log-probability of {token}'
-            played.fail("logits", case.name, f"{text} {_told(error, floor.logprobs)}")
+            played.fail("logits", case.name, f"{text} {_in_floors(error, floor.logprobs)}")
             return False
     return True
 
@@ -215,7 +215,7 @@ def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
         yield token, logit - position.log_sum
 
 
-def _rows(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: Replay) -> None:
+def _rows(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: GoldenReplay) -> None:
     equal = total = 0
     for case, prompt in zip(claims.cases, prompts, strict=True):
         if not case.rows:
@@ -227,7 +227,7 @@ def _rows(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played:
             equal += row_digest(logits[row.position]) == row.digest
             if not played.measure("logits", error, floor.logits):
                 text = f'case "{case.name}", prompt token {row.position + 1}: the row of logits'
-                played.fail("logits", case.name, f"{text} {_told(error, floor.logits)}")
+                played.fail("logits", case.name, f"{text} {_in_floors(error, floor.logits)}")
                 break
     played.equal_rows, played.num_rows = equal, total
 
@@ -238,7 +238,7 @@ def _modules(
     prompts: list[Prompt],
     features: Sequence[torch.Tensor],
     floor: Floor,
-    played: Replay,
+    played: GoldenReplay,
 ) -> None:
     """Checksums of every module's output, of inputs, prompts and decoded tokens apart; names the first one
     that is off.
@@ -255,14 +255,14 @@ def _modules(
     for what, name, part, error in itertools.chain(of_inputs, of_cases):
         if played.measure("modules", error, floor.modules[name]):
             continue
-        text = f"{name} {_told(error, floor.modules[name])} ({what}, {part})"
+        text = f"{name} {_in_floors(error, floor.modules[name])} ({what}, {part})"
         first = (order[name], name, text) if first is None or order[name] < first[0] else first
     if first is not None:
         played.first_bad_module = first[1]
         played.fail("module", first[1], f"the first module that is off: {first[2]}")
 
 
-def _deviations(llm: LLM, case: Case, prompt: Prompt) -> Iterator[tuple[str, str, float]]:
+def _deviations(llm: LLM, case: GoldenCase, prompt: Prompt) -> Iterator[tuple[str, str, float]]:
     model = llm.engine.manifest.model
     crosses = case.input is not None and model.crosses
     params = SamplingParams(max_new_tokens=len(case.new_ids), ignore_eos=True)
@@ -279,7 +279,7 @@ def _deviations(llm: LLM, case: Case, prompt: Prompt) -> Iterator[tuple[str, str
             yield name, "decoded tokens", deviation(_sketch(name, seen[name][length:]), case.new[name])
 
 
-def _told(error: float, floor: float) -> str:
+def _in_floors(error: float, floor: float) -> str:
     if floor >= OVERFLOW:
         return "overflows in this dtype, as it did when built; build it with --dtype bf16"
     if not error < OVERFLOW:

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
-from ingot.config.files.atomic_write import whole
+from ingot.config.files.atomic_write import atomic_file
 from ingot.config.files.json_text import parse_json
 from ingot.config.json_config import JsonConfig
 from ingot.config.kernel_plan import KernelPlan
@@ -187,7 +187,7 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
     tensors |= {"input.rope_rows": inputs.rope_rows, "output": bundle.output, "expected": bundle.expected}
     facts = json.dumps(bundle.facts.to_json(), ensure_ascii=False)
     try:
-        with whole(path) as part:
+        with atomic_file(path) as part:
             save_file({k: t.contiguous() for k, t in tensors.items()}, part, {"format": "pt", _KEY: facts})
     except (OSError, SafetensorError) as error:
         raise BuildError("the bundle cannot be written", seen=error, fix="--out") from None

@@ -19,7 +19,7 @@ from ingot.device import parse_dtype
 from ingot.engine.assembly import cast_weight
 from ingot.engine.plan_file import usable_plan
 from ingot.engine.reference_encoder import keep_for, own_stages
-from ingot.engine.reference_run import Arithmetic, ReferenceRun, Span
+from ingot.engine.reference_run import Arithmetic, ReferenceRun, SequenceSpan
 from ingot.errors import EngineError
 from ingot.layers.build_context import BuildContext
 from ingot.layers.decoder import DecoderLayer
@@ -60,13 +60,13 @@ def _plain(llm: LLM, name: str, inputs: LayerInputs, arithmetic: Arithmetic, kv_
     if not isinstance(module, DecoderLayer):
         stage = next(one for one in own_stages(run, _unseen) if one.name == name)
         kept = hidden.new_empty(0) if inputs.encoded is None else inputs.encoded.to(arithmetic.dtype)
-        return Passage(hidden, kept).through(stage).hidden
+        return Passage(hidden, kept).after(stage).hidden
     index = list(llm.engine.model.layers).index(module)
-    heard = None if inputs.encoded is None else 0
+    input_number = None if inputs.encoded is None else 0
     if inputs.encoded is not None:
         keep_for(run, 0, index, _unseen, inputs.encoded.to(arithmetic.dtype))
     ids = (0,) * len(inputs.positions)  # they are not read
-    span = Span(0, ids, 0, int(inputs.rope_rows[0]), heard)
+    span = SequenceSpan(0, ids, 0, int(inputs.rope_rows[0]), input_number)
     return run.layer(index, hidden, [span], _unseen)
 
 

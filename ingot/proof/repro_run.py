@@ -63,7 +63,7 @@ Observed = dict[str, torch.Tensor]  # what the places of an encoder gave
 
 
 @dataclass(frozen=True)
-class Replay:
+class LayerReplay:
     """A bundle's layer computed here.
 
     Attributes:
@@ -213,7 +213,7 @@ def _observed(llm: LLM) -> Iterator[Observed]:
         yield found
 
 
-def replay(bundle: Bundle, device: torch.device) -> Replay:
+def replay(bundle: Bundle, device: torch.device) -> LayerReplay:
     """Compute a bundle's layer here, by the kernels or, on a CPU, their twins, in the bundle's dtype.
 
     Raises:
@@ -232,7 +232,7 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
         ) from None
     apart = row_errors(output, bundle.expected)
     worst = int(apart.argmax())
-    return Replay(
+    return LayerReplay(
         against_expected=relative_l2(output, bundle.expected),
         against_output=relative_l2(output, bundle.output),
         recorded=facts.output_error,

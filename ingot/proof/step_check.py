@@ -27,7 +27,7 @@ from ingot.building.golden.golden_prompts import with_input
 from ingot.config.sampling_params import SamplingParams
 from ingot.engine.assembly import model_of
 from ingot.engine.manifest import WEIGHTS_FILE
-from ingot.engine.reference_run import Arithmetic, ReferenceRun, Weights
+from ingot.engine.reference_run import Arithmetic, EngineTensors, ReferenceRun
 from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.step_record import StepRecord
@@ -78,7 +78,7 @@ def check_steps(
     records = _recorded(llm, given, new_tokens)
     manifest, device = llm.engine.manifest, llm.engine.device
     model = model_of(manifest)
-    weights = Weights(folder / WEIGHTS_FILE, model, device)
+    weights = EngineTensors(folder / WEIGHTS_FILE, model, device)
     dtype = llm.engine.dtype
     narrow = dtype.itemsize == 2
     arithmetic = Arithmetic(torch.float32, dtype) if narrow else Arithmetic(torch.float64)
@@ -151,6 +151,6 @@ def _ways(records: list[StepRecord]) -> list[list[int]]:
     """Indices of the records that tell of the same places in the same form."""
     ways: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for index, record in enumerate(records):
-        told = tuple(sorted((name, type(values[0]).__name__) for name, values in record.values.items()))
-        ways.setdefault(told, []).append(index)
+        places = tuple(sorted((name, type(values[0]).__name__) for name, values in record.values.items()))
+        ways.setdefault(places, []).append(index)
     return list(ways.values())

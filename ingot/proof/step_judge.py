@@ -56,7 +56,7 @@ class Judge:
         self,
         kind: str,
         place: str,
-        had: torch.Tensor,
+        recorded: torch.Tensor,
         computed: torch.Tensor,
         change: torch.Tensor | None,
         labels: torch.Tensor,
@@ -68,19 +68,21 @@ class Judge:
             change: the part that a product added.
             noise: of the product before, one unit of each value, besides that of its size.
         """
-        had, computed = had.flatten(1), computed.flatten(1)
+        recorded, computed = recorded.flatten(1), computed.flatten(1)
         moved = computed if change is None else change.flatten(1)
         limit = self._units(kind) * (moved.abs() + _rms(moved)) + _of_product(noise)
         if change is not None:
-            limit = limit + 2 * self.eps * torch.maximum(computed.abs(), had.abs())  # the sum is rounded, too
-        off = difference(had, computed)
+            limit = limit + 2 * self.eps * torch.maximum(
+                computed.abs(), recorded.abs()
+            )  # the sum is rounded, too
+        off = difference(recorded, computed)
         self._judge(kind, place, off.abs(), limit, off, moved, labels)
 
     def rounded(
         self,
         kind: str,
         place: str,
-        had: torch.Tensor,
+        recorded: torch.Tensor,
         step: torch.Tensor,
         exact: torch.Tensor,
         near: torch.Tensor,
@@ -92,11 +94,11 @@ class Judge:
         One that is not the nearest must be half a step from the exact one, as near as noise reaches: the
         other neighbour of a value in the middle between two. ``noise`` as of ``value``.
         """
-        had, exact, near = had.flatten(1), exact.flatten(1), near.flatten(1)
-        from_middle = (difference(had, exact).abs() - step / 2).abs()
-        beyond = torch.minimum(from_middle, difference(had, near).abs())
+        recorded, exact, near = recorded.flatten(1), exact.flatten(1), near.flatten(1)
+        from_middle = (difference(recorded, exact).abs() - step / 2).abs()
+        beyond = torch.minimum(from_middle, difference(recorded, near).abs())
         limit = self._units(kind) * (exact.abs() + _rms(exact)) + _of_product(noise)
-        self._judge(kind, place, beyond, limit, difference(had, near), near, labels)
+        self._judge(kind, place, beyond, limit, difference(recorded, near), near, labels)
 
     def _units(self, kind: str) -> float:
         """What noise may do, relative."""
@@ -121,8 +123,8 @@ class Judge:
             of_tokens = f"in {beyond} of {int(chosen.sum())} {_LABELS[label]}"
             self._keep(kind, place, worst, f"is off by {worst:.3g} times the limit for rounding, {of_tokens}")
             factor, allowed = self._factor(signed[chosen], of[chosen])
-            told = f"is off by a factor of {1 + factor:.5g} in {_LABELS[label]}"
-            self._keep(kind, place, abs(factor) / allowed, told)
+            message = f"is off by a factor of {1 + factor:.5g} in {_LABELS[label]}"
+            self._keep(kind, place, abs(factor) / allowed, message)
 
     def _factor(self, signed: torch.Tensor, of: torch.Tensor) -> tuple[float, float]:
         """By which factor less 1 values are off together, and what is allowed."""
@@ -142,10 +144,10 @@ class Judge:
             self._failures.setdefault(kind, {}).setdefault(place, message)
 
 
-def difference(had: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+def difference(recorded: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
     """Infinite and no numbers on both sides are no difference."""
-    same = ~torch.isfinite(had) & ~torch.isfinite(computed)
-    return torch.where(same, 0, had - computed)
+    same = ~torch.isfinite(recorded) & ~torch.isfinite(computed)
+    return torch.where(same, 0, recorded - computed)
 
 
 def _of_product(noise: torch.Tensor | None) -> torch.Tensor | float:

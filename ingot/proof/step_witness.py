@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ingot.engine.reference_run import KeysValues, Span
+from ingot.engine.reference_run import KeysValues, SequenceSpan
 from ingot.kernels.cache.scales import E4M3, dequantize_heads
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.decoder import Decoder
@@ -57,7 +57,7 @@ class TokenRows:
     Attributes:
         spans: of each record, a request's new tokens.
         reads: of each span, the rows of the tokens whose keys and values it reads.
-        heard: of each span, the slots of the second cache that its cross-attention reads, or none.
+        encoder_slots: of each span, the slots of the second cache that its cross-attention reads, or none.
         wrong_tokens: greedy tokens that are not the likeliest of the logits that the step before had.
     """
 
@@ -74,9 +74,9 @@ class TokenRows:
         self.valid = [record.told["slot_mapping"] >= 0 for record in records]
         self.wanted = [_wanted(record, mask) for record, mask in zip(records, self.valid, strict=True)]
         self.num_tokens = sum(int(mask.sum()) for mask in self.valid)
-        self.spans: list[list[Span]] = []
+        self.spans: list[list[SequenceSpan]] = []
         self.reads: list[list[torch.Tensor]] = []
-        self.heard: list[list[tuple[int, ...]]] = []
+        self.encoder_slots: list[list[tuple[int, ...]]] = []
         self.wrong_tokens: list[tuple[str, str]] = []
         self._layers: dict[int, KeysValues] = {}
         self._follow(block_size)
@@ -107,30 +107,30 @@ class TokenRows:
         id_of: dict[int, int] = {}  # cache slot → the newest token in it
         first = 0
         for record, mask, wanted in zip(self.records, self.valid, self.wanted, strict=True):
-            told = {name: tensor.tolist() for name, tensor in record.told.items()}
-            row_of |= {slot: first + i for i, slot in enumerate(told["slot_mapping"]) if slot >= 0}
-            id_of |= dict(zip(told["slot_mapping"], told["input_ids"], strict=True))
+            tensors = {name: tensor.tolist() for name, tensor in record.told.items()}
+            row_of |= {slot: first + i for i, slot in enumerate(tensors["slot_mapping"]) if slot >= 0}
+            id_of |= dict(zip(tensors["slot_mapping"], tensors["input_ids"], strict=True))
             self.spans.append([])
             self.reads.append([])
-            self.heard.append([])
-            for request, length in enumerate(told["seq_lens"]):
-                start, end = told["query_start"][request : request + 2]
+            self.encoder_slots.append([])
+            for request, length in enumerate(tensors["seq_lens"]):
+                start, end = tensors["query_start"][request : request + 2]
                 if not length or start == end:
                     continue
-                table, positions = told["block_tables"][request], told["positions"]
+                table, positions = tensors["block_tables"][request], tensors["positions"]
                 slots = _slots(table, length, block_size)
-                offset = told["rope_rows"][start] - positions[start]
-                ids = tuple(told["input_ids"][start:end])
-                heard = _heard(told, request, block_size)
-                number = 0 if heard else None
-                self.spans[-1].append(Span(request, ids, positions[start], offset, number))
-                self.heard[-1].append(heard)
+                offset = tensors["rope_rows"][start] - positions[start]
+                ids = tuple(tensors["input_ids"][start:end])
+                encoder_slots = _encoder_slots(tensors, request, block_size)
+                number = 0 if encoder_slots else None
+                self.spans[-1].append(SequenceSpan(request, ids, positions[start], offset, number))
+                self.encoder_slots[-1].append(encoder_slots)
                 self.reads[-1].append(torch.tensor([row_of[slot] for slot in slots]))
                 if end - start == 1 and length > 1 and not self._of_prompt([id_of[s] for s in slots]):
                     self._same_token(ids[0], logits_of.get(slots[-2]))
             assert record.logits is not None
             for row, token in wanted:
-                logits_of[told["slot_mapping"][token]] = record.logits[row]
+                logits_of[tensors["slot_mapping"][token]] = record.logits[row]
             first += int(mask.sum())
 
     def _of_prompt(self, ids: list[int]) -> bool:
@@ -175,8 +175,8 @@ class StepWitness:
         self._noise = ProductNoise()
         self._taken: Recorded | None = None  # what the next product takes, as it was recorded
         self.spans = [span for n in numbers for span in rows.spans[n]]
-        self._heard = [slots for n in numbers for slots in rows.heard[n]]
-        self._branches = _CROSS_BRANCHES if any(self._heard) else _BRANCHES
+        self._encoder_slots = [slots for n in numbers for slots in rows.encoder_slots[n]]
+        self._branches = _CROSS_BRANCHES if any(self._encoder_slots) else _BRANCHES
         self._reads = [read.to(self._device) for n in numbers for read in rows.reads[n]]
         counts = [int(mask.sum()) for mask in self._valid]
         decodes = [all(len(span.ids) == 1 for span in rows.spans[n]) for n in numbers]
@@ -193,12 +193,12 @@ class StepWitness:
         """As of ``Witness``."""
         number = self._met[place]
         self._met[place] += 1
-        had = self._logits() if place == "logits" else self._had(place, number)
+        recorded = self._logits() if place == "logits" else self._recorded(place, number)
         if place in TAKEN:
-            self._taken = had
-        if not isinstance(had, torch.Tensor):
+            self._taken = recorded
+        if not isinstance(recorded, torch.Tensor):
             return computed
-        wide = had.to(computed.dtype).view_as(computed)
+        wide = recorded.to(computed.dtype).view_as(computed)
         if place == "stream" and number == 0:  # what an encoder gave is judged by encoder_check.py
             computed = torch.where(self._spliced[:, None], wide, computed)
         labels = self._labels[self.logits_rows] if place == "logits" else self._labels
@@ -211,12 +211,14 @@ class StepWitness:
         taken, self._taken = self._taken, None
         if taken is None:
             return near
-        had, step = rounded_by(self._model, product, taken, exact)
+        recorded, step = rounded_by(self._model, product, taken, exact)
         _, layer, part = product.split(".", 2)
         place = _INPUTS.get(part, "mlp_in")
         noise = self._noise.take(place, exact)
-        self._judge.rounded(place, self._name(place, int(layer)), had, step, exact, near, self._labels, noise)
-        return had
+        self._judge.rounded(
+            place, self._name(place, int(layer)), recorded, step, exact, near, self._labels, noise
+        )
+        return recorded
 
     def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
         """As of ``Witness``."""
@@ -228,13 +230,15 @@ class StepWitness:
             own = [self._rows.cached(n, layer) for n in self._numbers]
             place = ("keys", "values")[side]
             noise = self._noise.take(place, computed)
-            had = torch.cat([self._rows.meant(tensors, side) for tensors in own]).to(computed)
+            recorded = torch.cat([self._rows.meant(tensors, side) for tensors in own]).to(computed)
             if len(own[0]) == 2:
-                self._judge.value(place, self._name(place, layer), had, computed, None, self._labels, noise)
+                self._judge.value(
+                    place, self._name(place, layer), recorded, computed, None, self._labels, noise
+                )
                 continue
             step = torch.cat([_cache_steps(tensors[side], tensors[2 + side]) for tensors in own]).to(computed)
             near = (computed / step).round() * step
-            flat = (had.flatten(1), step.flatten(1), computed.flatten(1), near.flatten(1))
+            flat = (recorded.flatten(1), step.flatten(1), computed.flatten(1), near.flatten(1))
             self._judge.rounded(place, self._name(place, layer), *flat, self._labels, noise)
         everything = [part.to(keys) for part in self._rows.keys_values(layer)]
         return [(everything[0][read], everything[1][read]) for read in self._reads]
@@ -244,13 +248,13 @@ class StepWitness:
         second = self._seconds[layer]
         assert second is not None
         kept: dict[tuple[int, ...], KeysValues] = {}
-        for slots in self._heard:
+        for slots in self._encoder_slots:
             if slots and slots not in kept:
                 at = torch.tensor(slots, device=self._device)
                 blocks, offsets = at // second.block_size, at % second.block_size
                 read = [part[blocks, :, offsets] for part in second.tensors]
                 kept[slots] = self._meant(read, 0), self._meant(read, 1)
-        return [kept[slots] for slots in self._heard if slots]
+        return [kept[slots] for slots in self._encoder_slots if slots]
 
     def within(self, stage: str) -> None:
         """Of encoders alone."""
@@ -267,7 +271,7 @@ class StepWitness:
         layer, part = divmod(number - 1, len(self._branches))
         return f"layers.{layer}.{self._branches[part]}" if number else "embed_tokens"
 
-    def _had(self, place: str, number: int) -> Recorded | None:
+    def _recorded(self, place: str, number: int) -> Recorded | None:
         """A place's rows of all records; None where they do not tell."""
         values = [record.values[place][number] for record in self._records if place in record.values]
         if not values:
@@ -327,11 +331,11 @@ def _slots(table: Sequence[int], length: int, block_size: int) -> list[int]:
     return [table[p // block_size] * block_size + p % block_size for p in range(length)]
 
 
-def _heard(told: Mapping[str, list[Any]], request: int, block_size: int) -> tuple[int, ...]:
+def _encoder_slots(tensors: Mapping[str, list[Any]], request: int, block_size: int) -> tuple[int, ...]:
     """Slots of the second cache that a request's cross-attention reads."""
-    if "encoded_lens" not in told:
+    if "encoded_lens" not in tensors:
         return ()
-    return tuple(_slots(told["encoded_tables"][request], told["encoded_lens"][request], block_size))
+    return tuple(_slots(tensors["encoded_tables"][request], tensors["encoded_lens"][request], block_size))
 
 
 def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ from ingot.engine.proof_file import Claims, Metric, Note, Proof, read_proof, rea
 from ingot.engine.source_figures import SourceFigures
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
-from ingot.proof.golden_replay import FACTOR, Failure, Replay, replay
+from ingot.proof.golden_replay import FACTOR, Failure, GoldenReplay, replay
 from ingot.proof.step_check import StepCheck, check_steps
 
 _CACHE_TOKENS = 2048
@@ -113,16 +113,16 @@ def verify(
         DeviceError: the device is not there, or too small.
     """
     folder, start = Path(engine), time.perf_counter()
-    say = progress or _silent
+    report = progress or _silent
     place = resolve_device(device)
     manifest = Manifest.read(folder)
     runs = _proven_cache(runtime or RuntimeConfig(), manifest)
     proof, failures = _proof(folder)
-    say("hashes")
+    report("hashes")
     failures += _damage(folder, manifest)
-    checked = None if source is None or failures else _compared(folder, source, place, say)
+    checked = None if source is None or failures else _compared(folder, source, place, report)
     failures += [] if checked is None else [Failure("source", d.name, d.text) for d in checked.differences]
-    ran = _Ran() if failures or proof is None else _run(folder, manifest, proof.claims, place, runs, say)
+    ran = _Ran() if failures or proof is None else _run(folder, manifest, proof.claims, place, runs, report)
     failures += ran.failures
     failures += _metrics(proof) if proof is not None else ()
     found = _verification(folder, place, manifest, proof, ran, failures)
@@ -131,8 +131,8 @@ def verify(
     return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
 
 
-def _compared(folder: Path, source: str | Path, device: torch.device, say: Progress) -> SourceCheck:
-    say("comparing with the checkpoint")
+def _compared(folder: Path, source: str | Path, device: torch.device, report: Progress) -> SourceCheck:
+    report("comparing with the checkpoint")
     return compare_with_source(folder, resolve_checkpoint(source), device)
 
 
@@ -141,18 +141,23 @@ class _Ran:
     """What ran here; ``dtype`` None: nothing."""
 
     failures: tuple[Failure, ...] = ()
-    played: Replay = field(default_factory=Replay)
+    played: GoldenReplay = field(default_factory=GoldenReplay)
     steps: StepCheck = field(default_factory=StepCheck)
     dtype: str | None = None
 
 
 def _run(
-    folder: Path, manifest: Manifest, claims: Claims, device: torch.device, runs: RuntimeConfig, say: Progress
+    folder: Path,
+    manifest: Manifest,
+    claims: Claims,
+    device: torch.device,
+    runs: RuntimeConfig,
+    report: Progress,
 ) -> _Ran:
     """Load the engine, judge its steps and replay its cases."""
     tokens = _room(claims, manifest.build.max_seq_len, manifest.model.placeholders)
     runs = runs.replace(
-        cache_tokens=max(tokens, _CACHE_TOKENS), encoder_positions=_heard(claims, manifest, runs)
+        cache_tokens=max(tokens, _CACHE_TOKENS), encoder_positions=_audio_positions(claims, manifest, runs)
     )
     try:
         loaded = load_engine(folder, device, max_seq_len=tokens, runtime=runs)
@@ -161,8 +166,8 @@ def _run(
     except EngineError as error:
         return _Ran((Failure("engine", folder.name, str(error)),))
     llm = LLM.of_engine(loaded, runs)
-    steps = _steps(llm, folder, claims, say)
-    played = replay(llm, claims, say)
+    steps = _steps(llm, folder, claims, report)
+    played = replay(llm, claims, report)
     failures = [Failure("step", place, message) for place, message in steps.failures]
     return _Ran((*failures, *played.failures), played, steps, dtype_name(loaded.dtype))
 
@@ -226,10 +231,10 @@ def _room(claims: Claims, max_seq_len: int, placeholders: int) -> int:
     return min(max(longest + placeholders, _CACHE_TOKENS), max_seq_len)
 
 
-def _steps(llm: LLM, folder: Path, claims: Claims, say: Progress) -> StepCheck:
+def _steps(llm: LLM, folder: Path, claims: Claims, report: Progress) -> StepCheck:
     if not claims.cases:
         return StepCheck()
-    say("steps")
+    report("steps")
     count = max(len(case.new_ids) for case in claims.cases)
     model = llm.engine.manifest.model
     features = [one.features.float() for one in inputs_of(model, claims.inputs)]
@@ -237,7 +242,7 @@ def _steps(llm: LLM, folder: Path, claims: Claims, say: Progress) -> StepCheck:
     return check_steps(llm, folder, given, count)
 
 
-def _heard(claims: Claims, manifest: Manifest, runtime: RuntimeConfig) -> int | None:
+def _audio_positions(claims: Claims, manifest: Manifest, runtime: RuntimeConfig) -> int | None:
     """Encoded positions for which all inputs fit into the encoder cache at once."""
     if not claims.inputs or manifest.model.encoder is None:
         return runtime.encoder_positions
@@ -282,5 +287,7 @@ def _leave_note(folder: Path, found: Verification, proof: Proof | None, device: 
     if proof is None:
         return False
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    told = tuple(failure.message for failure in found.failures)
-    return write_note(folder, Note(found.verdict == "proven", now, this_host(), device, proof.sha256, told))
+    messages = tuple(failure.message for failure in found.failures)
+    return write_note(
+        folder, Note(found.verdict == "proven", now, this_host(), device, proof.sha256, messages)
+    )

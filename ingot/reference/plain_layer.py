@@ -66,7 +66,9 @@ class Hooks:
         """A result as the next operation gets it."""
         return x
 
-    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+    def recorded(
+        self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """What to go on with at a place of step_record.py; ``change``: what the last product added."""
         return computed
 
@@ -154,7 +156,7 @@ class PlainAttention:
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        joined = hooks.product(f"{self.name}.qkv_proj", hooks.had("attn_in", x))
+        joined = hooks.product(f"{self.name}.qkv_proj", hooks.recorded("attn_in", x))
         parts = joined.split(self.sizes, dim=-1)
         query, key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         query = query if self.query_norm is None else hooks.norm(self.query_norm, query)
@@ -162,9 +164,9 @@ class PlainAttention:
         query, key = self.rotate(query, key)
         if self.logn_length > 1:
             query = query * self._logn(query)
-        query, key = hooks.had("query", hooks.round(query)), hooks.round(key)
+        query, key = hooks.recorded("query", hooks.round(query)), hooks.round(key)
         attended = hooks.round(hooks.attend(self, query, key, value).flatten(1))
-        output = hooks.product(f"{self.name}.o_proj", hooks.had("attended", attended))
+        output = hooks.product(f"{self.name}.o_proj", hooks.recorded("attended", attended))
         hooks.see(self.name, output)
         return hooks.branch(self.name, output)
 
@@ -209,10 +211,10 @@ class PlainCross:
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        query = hooks.product(f"{self.name}.q_proj", hooks.had("cross_in", x))
-        query = hooks.had("cross_query", query.unflatten(-1, (-1, self.head_dim)))
+        query = hooks.product(f"{self.name}.q_proj", hooks.recorded("cross_in", x))
+        query = hooks.recorded("cross_query", query.unflatten(-1, (-1, self.head_dim)))
         attended = hooks.round(hooks.attend_encoded(self, query).flatten(1))
-        output = hooks.product(f"{self.name}.o_proj", hooks.had("cross_attended", attended))
+        output = hooks.product(f"{self.name}.o_proj", hooks.recorded("cross_attended", attended))
         hooks.see(self.name, output)
         return hooks.branch(self.name, output)
 
@@ -232,10 +234,10 @@ class PlainMlp:
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        return self.of(hooks.had("mlp_in", x), hooks)
+        return self.of(hooks.recorded("mlp_in", x), hooks)
 
     def of(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
-        """The same, of states that a caller has been given back by ``had``."""
+        """The same, of states that a caller has been given back by ``recorded``."""
         if self.on is None:
             inner = self._bent(hooks.product(f"{self.name}.up_proj", x), hooks)
         else:
@@ -244,7 +246,7 @@ class PlainMlp:
             up = self._bent(up, hooks) if self.on in ("up", "both") else up
             inner = hooks.round(gate * up)
             inner = self._bent(inner, hooks) if self.on == "product" else inner
-        output = hooks.product(f"{self.name}.down_proj", hooks.had("inner", inner))
+        output = hooks.product(f"{self.name}.down_proj", hooks.recorded("inner", inner))
         hooks.see(self.name, output)
         return hooks.branch(self.name, output)
 
@@ -318,7 +320,7 @@ class PlainLayer:
         return out
 
     def _joined(self, stream: torch.Tensor, branch: torch.Tensor, hooks: Hooks) -> torch.Tensor:
-        return hooks.had("stream", hooks.round(stream + branch), branch)
+        return hooks.recorded("stream", hooks.round(stream + branch), branch)
 
 
 def _normed(norm: NormSpec | None, branch: torch.Tensor, hooks: Hooks) -> torch.Tensor:

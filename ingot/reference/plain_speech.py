@@ -61,13 +61,13 @@ class PlainSpeechEncoder:
         for name, stride in (("conv1", 1), ("conv2", 2)):
             hidden = self._conv(name, hidden, stride, read, hooks)
         places = read(f"{self.name}.embed_positions.weight")[: len(hidden)]
-        hidden = hooks.had("stream", hooks.round(hidden + places))
+        hidden = hooks.recorded("stream", hooks.round(hidden + places))
         hooks.see(f"{self.name}.embed_positions", hidden)
         return hidden
 
     def _last(self, read: ReadVector, hooks: Hooks, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         name = f"{self.name}.norm"
-        hidden = hooks.had(name, hooks.norm(stack_norm(self.stack, name, read), hidden))
+        hidden = hooks.recorded(name, hooks.norm(stack_norm(self.stack, name, read), hidden))
         hooks.see(name, hidden)
         return hidden
 
@@ -76,6 +76,6 @@ class PlainSpeechEncoder:
         path = f"{self.name}.{name}"
         around = F.pad(x, (0, 0, 1, 1)).unfold(0, _TAPS, stride)  # [T / stride, C, taps]
         y = hooks.round(around.flatten(1) @ read(f"{path}.weight").flatten(1).T + read(f"{path}.bias"))
-        y = hooks.had(path, y)
+        y = hooks.recorded(path, y)
         hooks.see(path, y)
         return hooks.round(hooks.bend(y, "gelu"))

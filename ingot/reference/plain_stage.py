@@ -33,7 +33,7 @@ class Passage:
         """Before the first stage."""
         return cls(features, features.new_empty(0))
 
-    def through(self, stage: Stage) -> Passage:
+    def after(self, stage: Stage) -> Passage:
         """Behind a stage."""
         hidden = stage.run(self.hidden, self.kept)
         return Passage(hidden, hidden if stage.keeps else self.kept)

@@ -110,16 +110,16 @@ class PlainVisionEncoder:
         cut = pixels.reshape(channels, height // size, size, width // size, size)
         rows = cut.permute(1, 3, 0, 2, 4).reshape(-1, channels * size * size)
         y = hooks.round(rows @ read(f"{path}.weight").flatten(1).T + read(f"{path}.bias"))
-        y = hooks.had(path, y)
+        y = hooks.recorded(path, y)
         hooks.see(path, y)
         hidden = torch.cat([read(f"{_VIT}.class_embedding").view(1, -1), y])
-        hidden = hooks.had("stream", hooks.round(hidden + read(f"{_VIT}.embed_positions.weight")))
+        hidden = hooks.recorded("stream", hooks.round(hidden + read(f"{_VIT}.embed_positions.weight")))
         hooks.see(f"{_VIT}.embed_positions", hidden)
         return hidden
 
     def _norm(self, read: ReadVector, hooks: Hooks, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         spec = NormSpec(_LN, read(f"{_LN}.weight"), read(f"{_LN}.bias"), self.ln_eps, "layer_norm")
-        hidden = hooks.had(_LN, hooks.norm(spec, hidden))
+        hidden = hooks.recorded(_LN, hooks.norm(spec, hidden))
         hooks.see(_LN, hidden)
         return hidden
 
@@ -127,8 +127,8 @@ class PlainVisionEncoder:
         """Of queries; without them of patches, some joined side by side."""
         if self.qformer is None:
             hidden = hidden[1:].reshape(-1, self.joined * hidden.shape[1])
-        taken = hooks.had(f"{_PROJECTOR}/in", hidden)
-        output = hooks.had(_PROJECTOR, hooks.product(_PROJECTOR, taken))
+        taken = hooks.recorded(f"{_PROJECTOR}/in", hidden)
+        output = hooks.recorded(_PROJECTOR, hooks.product(_PROJECTOR, taken))
         hooks.see(_PROJECTOR, output)
         return output
 
@@ -138,7 +138,7 @@ def _first_queries(
 ) -> torch.Tensor:
     """The learned queries, normed; the picture comes in by cross-attention."""
     name = f"{_QFORMER}.norm"
-    queries = hooks.had(name, hooks.norm(stack_norm(own.stack, name, read), read(f"{_QFORMER}.queries")))
+    queries = hooks.recorded(name, hooks.norm(stack_norm(own.stack, name, read), read(f"{_QFORMER}.queries")))
     hooks.see(name, queries)
     return queries
 
@@ -149,17 +149,17 @@ def _post_norm_layer(
     """norm(x + attention(x)), in some layers the same with cross-attention, norm(x + mlp(x))."""
 
     def joined(x: torch.Tensor, branch: torch.Tensor, norm: str) -> torch.Tensor:
-        total = hooks.had("stream", hooks.round(x + branch), branch)
+        total = hooks.recorded("stream", hooks.round(x + branch), branch)
         return hooks.norm(stack_norm(own.stack, f"{name}.{norm}", read), total)
 
     attention = stack_attention(own.stack, f"{name}.self_attn", hidden)
     x = joined(hidden, attention.run(hidden, hooks), "self_attn_norm")
     if own.crosses(name):
-        x = hooks.had("cross_in", x)
+        x = hooks.recorded("cross_in", x)
         x = joined(x, _crossed(own, f"{name}.encoder_attn", x, kept, hooks), "encoder_attn_norm")
-    x = hooks.had("mlp_in", x)
+    x = hooks.recorded("mlp_in", x)
     x = joined(x, stack_mlp(own.stack, f"{name}.mlp").of(x, hooks), "mlp_norm")
-    x = hooks.had(f"{name}.mlp_norm", x)
+    x = hooks.recorded(f"{name}.mlp_norm", x)
     hooks.see(name, x)
     return x
 
@@ -168,12 +168,12 @@ def _crossed(own: PlainQFormer, name: str, x: torch.Tensor, kept: torch.Tensor, 
     """Queries [Q, hidden_size] over the picture's positions [P, width]; keys first, then values."""
     size, made = own.stack.hidden_size // own.stack.num_heads, f"{name}.kv_proj"
     heads = own.stack.num_heads, size
-    query = hooks.had("cross_query", hooks.product(f"{name}.q_proj", x).unflatten(-1, heads))
-    both = hooks.had(made, hooks.product(made, hooks.had(f"{made}/in", kept)))
+    query = hooks.recorded("cross_query", hooks.product(f"{name}.q_proj", x).unflatten(-1, heads))
+    both = hooks.recorded(made, hooks.product(made, hooks.recorded(f"{made}/in", kept)))
     hooks.see(made, both)
     keys, values = (part.unflatten(-1, heads) for part in both.chunk(2, dim=-1))
     cross = PlainCross(name=name, head_dim=size, scale=size**-0.5)
     attended = hooks.round(cross.attend(query, keys, values).flatten(1))
-    output = hooks.product(f"{name}.o_proj", hooks.had("cross_attended", attended))
+    output = hooks.product(f"{name}.o_proj", hooks.recorded("cross_attended", attended))
     hooks.see(name, output)
     return hooks.branch(name, output)

@@ -26,7 +26,7 @@ from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
-from ingot.memory.ledger import Setting
+from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
@@ -67,7 +67,7 @@ class Executor:
         max_seq_len: int,
         token_budget: int,
         run_ahead: bool = False,
-        setting: Setting | None = None,
+        setting: MemorySetting | None = None,
         encoders: EncoderCache | None = None,
         inputs: InputRules | None = None,
         grammars: Grammars | None = None,

@@ -19,7 +19,7 @@ from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.invariance import make_batch_invariant
 from ingot.layers.step_layout import StepLayout
-from ingot.memory.ledger import Capacity, Setting, blocks_in, ledger
+from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
@@ -100,7 +100,9 @@ def make_executor(
     )
 
 
-def _encoding(model: Decoder, caches: list[LayerCache], setting: Setting, device: torch.device) -> Encoding:
+def _encoding(
+    model: Decoder, caches: list[LayerCache], setting: MemorySetting, device: torch.device
+) -> Encoding:
     assert model.config.encoder is not None
     runtime = setting.runtime
     at_once = encoded_at_once(model.config.encoder, runtime, on_gpu=device.type == "cuda")
@@ -111,7 +113,7 @@ def _encoding(model: Decoder, caches: list[LayerCache], setting: Setting, device
     )
 
 
-def _input_rules(model: Decoder, setting: Setting) -> InputRules | None:
+def _input_rules(model: Decoder, setting: MemorySetting) -> InputRules | None:
     config = model.config
     if config.encoder is None or model.encoder is None:
         return None
@@ -126,8 +128,8 @@ def _setting(
     max_batch_size: int,
     max_seq_len: int,
     config: RuntimeConfig,
-) -> Setting:
-    return Setting(
+) -> MemorySetting:
+    return MemorySetting(
         model.config,
         dtype_name(dtype),
         max_batch_size,
@@ -138,7 +140,7 @@ def _setting(
     )
 
 
-def _num_blocks(model: Decoder, device: torch.device, setting: Setting, capacity: Capacity) -> int:
+def _num_blocks(model: Decoder, device: torch.device, setting: MemorySetting, capacity: Capacity) -> int:
     """Blocks for a full batch of longest requests, or as many as memory holds; at least one longest
     request.
     """
@@ -160,7 +162,7 @@ def _num_blocks(model: Decoder, device: torch.device, setting: Setting, capacity
     return wanted
 
 
-def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> tuple[int, int]:
+def _gpu_room(model: Decoder, device: torch.device, setting: MemorySetting) -> tuple[int, int]:
     """Bytes of GPU memory left for the cache after weights, encoders, the largest step's activations and
     graphs; and bytes of these activations.
     """

@@ -141,7 +141,7 @@ class LimitedProcess:
 @dataclass(frozen=True)
 class _Running:
     process: subprocess.Popen[bytes]
-    said: IO[bytes]
+    stderr_file: IO[bytes]
     owner: int
     end: weakref.finalize
 
@@ -149,18 +149,20 @@ class _Running:
     def start(cls, of: LimitedProcess, worker: str, limits: ProcessLimits) -> Self:
         """Start the process in a session of its own, so that Ctrl-C is its owner's alone."""
         path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
-        told = {"worker": worker, "seconds": limits.seconds, "memory": limits.memory, "path": path}
-        told["nice"] = limits.nice
-        said = tempfile.TemporaryFile()  # noqa: SIM115
+        arguments = {"worker": worker, "seconds": limits.seconds, "memory": limits.memory, "path": path}
+        arguments["nice"] = limits.nice
+        stderr_file = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(told)],
+            [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr_file,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,
         )
-        return cls(process, said, os.getpid(), weakref.finalize(of, _end, process, said, os.getpid()))
+        return cls(
+            process, stderr_file, os.getpid(), weakref.finalize(of, _end, process, stderr_file, os.getpid())
+        )
 
     def exchange(self, data: bytes) -> bytearray | None:
         """Send a message and wait for the answer; None where the process ends instead."""
@@ -176,8 +178,8 @@ class _Running:
     def ended(self, limits: ProcessLimits) -> ProcessEndedError:
         """What the end means, for people."""
         code = self.process.wait()
-        self.said.seek(0)
-        lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
+        self.stderr_file.seek(0)
+        lines = self.stderr_file.read().decode("utf-8", "replace").strip().splitlines()
         if code == -signal.SIGPROF:
             return ProcessEndedError(f"needs more than {limits.seconds:g} seconds", by_time=True)
         if code == OUT_OF_MEMORY or any("memory allocation of" in line for line in lines):
@@ -186,12 +188,12 @@ class _Running:
         return ProcessEndedError(f"crashes ({how}{': ' + lines[-1][:200] if lines else ''})")
 
 
-def _end(process: subprocess.Popen[bytes], said: IO[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], stderr_file: IO[bytes], owner: int) -> None:
     if os.getpid() != owner:
         return
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout, said):
+    for stream in (process.stdin, process.stdout, stderr_file):
         if stream is not None:
             try:
                 stream.close()

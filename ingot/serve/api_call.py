@@ -28,7 +28,7 @@ from ingot.serve.api_errors import ApiError
 from ingot.serve.engine_calls.answering import Answering, Job
 from ingot.serve.json_parts import Rows, in_parts
 from ingot.serve.request_schemas import Sampling
-from ingot.serve.response_formats import Form
+from ingot.serve.response_formats import AnswerFormat
 from ingot.serve.served_model import ServedModel
 
 DONE = b"data: [DONE]\n\n"
@@ -56,7 +56,7 @@ class ApiCall(ABC):
     kind: str
     chunk_kind: str
     ends_with_done = True
-    form: Form | None = None
+    form: AnswerFormat | None = None
     names_no_usage: bool  # chunks before the last have ``usage: null``, where a client asked for usage
 
     def __init__(self, model: ServedModel, body: Sampling, count: int) -> None:
@@ -81,7 +81,7 @@ class ApiCall(ABC):
         """
         async with self.begun(by_piece=False) as found:
             await found.finish()
-            return self.whole(found)
+            return self.full_answer(found)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing it ends the request.
@@ -95,7 +95,7 @@ class ApiCall(ABC):
         if self.ends_with_done:
             yield DONE
 
-    def whole(self, found: Answering) -> dict[str, Any]:
+    def full_answer(self, found: Answering) -> dict[str, Any]:
         """The body of the whole answer."""
         choices = Rows(lambda: self.choices(found), flat=False)
         return self.head(self.kind) | {"choices": choices, "usage": usage(found)}
@@ -104,12 +104,12 @@ class ApiCall(ABC):
         """The events of an answer that has begun."""
         head = self.head(self.chunk_kind)
         async for choice in self.parts(found):
-            told = {"usage": usage(found)} if self._usage_always else self._no_usage
+            usage_field = {"usage": usage(found)} if self._usage_always else self._no_usage
             if choice["logprobs"] is None:
-                yield event(head | {"choices": [choice]} | told)
+                yield event(head | {"choices": [choice]} | usage_field)
                 continue
             one = Rows(partial(iter, (choice,)), flat=False)
-            async for data in in_parts(head | {"choices": one} | told, b"data: ", b"\n\n"):
+            async for data in in_parts(head | {"choices": one} | usage_field, b"data: ", b"\n\n"):
                 yield data
         if self._with_usage:
             yield event(head | {"choices": [], "usage": usage(found)})

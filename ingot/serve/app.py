@@ -32,14 +32,14 @@ from ingot.serve.api_errors import ApiError, bad_request, stopping, unavailable
 from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.http.form_bodies import Uploads, read_form
 from ingot.serve.http.http_bodies import (
-    ClientLeftError,
+    ClientDisconnectedError,
     Guard,
     error_answer,
     event_stream,
+    full_answer,
     json_answer,
     read_body,
-    until_left,
-    whole_answer,
+    until_disconnected,
 )
 from ingot.serve.openapi_page import document
 from ingot.serve.picture_service import BODY_BYTES
@@ -57,11 +57,11 @@ from ingot.serve.request_schemas import (
     decode,
 )
 from ingot.serve.served_model import ServedModel
-from ingot.serve.speech_service import Ears
+from ingot.serve.speech_service import SpeechService
 from ingot.version import VERSION
 
 _SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
-_LEFT = 499  # nobody reads it
+_DISCONNECTED = 499  # nobody reads it
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
 Handler = Callable[[Request, Exception], Awaitable[Response]]
@@ -105,22 +105,22 @@ class ServerState:
             ApiError: it hears.
         """
         found = self.find(name)
-        if found.ears is not None:
+        if found.speech is not None:
             text = f"{found.name} transcribes speech and takes no text; send a file to {TRANSCRIPTIONS}"
             raise bad_request(text, "model", "unsupported_parameter")
         return found
 
-    def listener(self, name: str) -> Ears:
+    def listener(self, name: str) -> SpeechService:
         """What hears of ``find``'s model.
 
         Raises:
             ApiError: it does not.
         """
         found = self.find(name)
-        if found.ears is None:
+        if found.speech is None:
             text = f"{found.name} does not take speech; name a model whose input_modalities have audio"
             raise bad_request(text, "model", "unsupported_parameter")
-        return found.ears
+        return found.speech
 
 
 def make_app(state: ServerState, api_key: str | None, hosts: HostRule | None = None) -> FastAPI:
@@ -139,7 +139,7 @@ def bare_app(api_key: str | None, most_open: int, hosts: HostRule | None = None)
     """An application without routes: the guard, and the shape of errors. FastAPI's own pages are off."""
     app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
     app.add_middleware(Guard, api_key=api_key, most_open=most_open, hosts=hosts)
-    for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientLeftError, _gone)):
+    for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientDisconnectedError, _gone)):
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _broken)
     return app
@@ -165,19 +165,19 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
-        return await whole_answer(request, EmbeddingCall(state.reader(body.model), body).answer())
+        return await full_answer(request, EmbeddingCall(state.reader(body.model), body).answer())
 
 
 def _add_speech(app: FastAPI, state: ServerState) -> None:
     @app.post(TRANSCRIPTIONS)
     async def transcriptions(request: Request) -> Response:
-        return await heard(request, "transcribe")
+        return await speech_answer(request, "transcribe")
 
     @app.post(TRANSLATIONS)
     async def translations(request: Request) -> Response:
-        return await heard(request, "translate")
+        return await speech_answer(request, "translate")
 
-    async def heard(request: Request, task: Task) -> Response:
+    async def speech_answer(request: Request, task: Task) -> Response:
         _refuse_explanation(request)
         reading = read_form(request, state.config.max_audio, AUDIO_LISTS)
         async with state.uploads.one() as complete, reading as form:
@@ -186,7 +186,7 @@ def _add_speech(app: FastAPI, state: ServerState) -> None:
             call = TranscriptionCall(state.listener(body.model), body, task, form.data)
             if body.stream:
                 return await event_stream(request, call.events())
-            return await until_left(request, call.answer())
+            return await until_disconnected(request, call.answer())
 
 
 def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
@@ -194,7 +194,9 @@ def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
     @app.post("/chat/")
     async def simple_chat(request: Request) -> Response:
         body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
-        return json_answer(await until_left(request, SimpleChat(state.reader(body.model), body).answer()))
+        return json_answer(
+            await until_disconnected(request, SimpleChat(state.reader(body.model), body).answer())
+        )
 
     @app.post("/stream_chat")
     @app.post("/stream_chat/")
@@ -209,14 +211,14 @@ def _add_tokens(app: FastAPI, state: ServerState) -> None:
         body = decode(TokenizeRequest, await read_body(request, state.most_with_pictures))
         model = state.find(body.model)
         with model.engine.places(1):
-            return json_answer(await until_left(request, model.in_thread(tokenize, model, body)))
+            return json_answer(await until_disconnected(request, model.in_thread(tokenize, model, body)))
 
     @app.post("/detokenize")
     async def to_text(request: Request) -> Response:
         body = decode(DetokenizeRequest, await read_body(request, state.config.max_body))
         model = state.find(body.model)
         with model.engine.places(1):
-            return json_answer(await until_left(request, model.in_thread(detokenize, model, body)))
+            return json_answer(await until_disconnected(request, model.in_thread(detokenize, model, body)))
 
 
 def _add_facts(app: FastAPI, state: ServerState) -> None:
@@ -261,7 +263,7 @@ async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
     found = ExplainedCall(call) if explained else call
     if body.stream:
         return await event_stream(request, found.events())
-    return await whole_answer(request, found.answer())
+    return await full_answer(request, found.answer())
 
 
 def _refuse_explanation(request: Request) -> None:
@@ -275,7 +277,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=_LEFT)
+    return Response(status_code=_DISCONNECTED)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

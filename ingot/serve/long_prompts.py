@@ -26,7 +26,7 @@ LONG = 8192  # characters, with those below
 _VALUE = 32  # characters that a value of its own counts as
 
 
-class TooLongError(Exception):
+class LongPromptError(Exception):
     """A prompt has more ids than anybody asks for; ``count``: so many."""
 
     def __init__(self, count: int) -> None:
@@ -35,7 +35,7 @@ class TooLongError(Exception):
 
 
 class LongPrompts:
-    """Ids of prompts, one after another; for threads that may wait. All methods raise ``TooLongError``.
+    """Ids of prompts, one after another; for threads that may wait. All methods raise ``LongPromptError``.
 
     Args:
         folder: with the files of tokenizer and chat template (``TextFiles``).
@@ -68,7 +68,7 @@ class LongPrompts:
     def check(self, count: int) -> None:
         """Whether a prompt of so many ids is given."""
         if count > self._most:
-            raise TooLongError(count)
+            raise LongPromptError(count)
 
     def close(self) -> None:
         """End the process; who waits for it has an error."""
@@ -84,7 +84,7 @@ class LongPrompts:
         if "error" in found:
             raise RequestError(found["error"].pop("what"), **found["error"])
         if "ids" not in found:
-            raise TooLongError(found["count"])
+            raise LongPromptError(found["count"])
         return ids_of(found["ids"]), found["places"]
 
 

@@ -34,7 +34,7 @@ class RemotePiece(NamedTuple):
     finish_reason: str | None
 
 
-class TooLongError(RequestError):
+class RemoteTooLongError(RequestError):
     """The server has no room for the conversation."""
 
 
@@ -120,14 +120,14 @@ class RemoteServer:
             response = connection.getresponse()
             if response.status == 200:
                 return connection, response
-            told = response.read(_MOST_BYTES)
+            answer = response.read(_MOST_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             seen = f"{self.url}: {getattr(error, 'strerror', None) or error}"
             fix = "--url; `ingot serve ENGINE` starts a server"
             raise IngotError("no server answers at this address", seen=seen, fix=fix) from None
         connection.close()
-        raise _refusal(response.status, told)
+        raise _refusal(response.status, answer)
 
 
 class RemoteConversation(Turns[RemotePiece]):
@@ -165,7 +165,7 @@ class RemoteConversation(Turns[RemotePiece]):
         while True:
             try:
                 return kept, self._server.chat({**self._body, "messages": self._messages(kept, question)})
-            except TooLongError:
+            except RemoteTooLongError:
                 if not kept:
                     raise
                 kept = kept[1:]
@@ -192,23 +192,23 @@ def _read(chunk: Any) -> list[RemotePiece]:
 def _refusal(status: int, data: bytes) -> IngotError:
     """What a status that is not 200 means."""
     try:
-        told = json.loads(data)
+        body = json.loads(data)
     except ValueError:
-        told = None
-    message = _message(told)
+        body = None
+    message = _message(body)
     code = (
-        told["error"].get("code") if isinstance(told, dict) and isinstance(told.get("error"), dict) else None
+        body["error"].get("code") if isinstance(body, dict) and isinstance(body.get("error"), dict) else None
     )
     if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # of pictures in all turns
-        return TooLongError("the conversation is too large for the server", seen=message)
+        return RemoteTooLongError("the conversation is too large for the server", seen=message)
     if code == "context_length_exceeded" or (status == 400 and "context length" in message):
-        return TooLongError("the conversation is too long for the server", seen=message)
+        return RemoteTooLongError("the conversation is too long for the server", seen=message)
     seen = f"{status} {message}".strip()
     return IngotError("the server refused the request", seen=seen, fix=_FIXES.get(status))
 
 
-def _message(told: Any) -> str:
+def _message(data: Any) -> str:
     """The words of an error, in OpenAI's shape or another's."""
-    error = told.get("error", told) if isinstance(told, dict) else None
+    error = data.get("error", data) if isinstance(data, dict) else None
     found = error.get("message", "") if isinstance(error, dict) else error
     return found if isinstance(found, str) else ""

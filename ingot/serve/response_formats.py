@@ -21,14 +21,14 @@ from ingot.serve.request_schemas import Sampling
 MAX_SCHEMA_BYTES = 64 << 10
 
 
-class Form(NamedTuple):
+class AnswerFormat(NamedTuple):
     """A grammar, and the request's field that it comes from."""
 
     grammar: Grammar
     field: str
 
 
-def read_format(body: Sampling) -> Form | None:
+def read_format(body: Sampling) -> AnswerFormat | None:
     """The form of the answer's text; None for any.
 
     Raises:
@@ -50,10 +50,10 @@ def made(make: Callable[..., Grammar], *args: Any, field: str, **kwargs: Any) ->
     try:
         return make(*args, **kwargs)
     except RequestError as error:
-        raise told(error, field) from None
+        raise field_error(error, field) from None
 
 
-def told(error: RequestError, field: str) -> ApiError:
+def field_error(error: RequestError, field: str) -> ApiError:
     """The error as the field's."""
     found = refused(error)
     found.param = field
@@ -71,12 +71,12 @@ def check_size(value: object, field: str) -> None:
         raise bad_request(f"{field}: {size} bytes; at most {MAX_SCHEMA_BYTES} are taken", field)
 
 
-def _response_format(body: Sampling) -> Form | None:
+def _response_format(body: Sampling) -> AnswerFormat | None:
     field, value = "response_format", body.response_format
     if value is None or value.get("type") == "text":
         return None
     if value.get("type") == "json_object":
-        return Form(Grammar.json_object(), field)
+        return AnswerFormat(Grammar.json_object(), field)
     if value.get("type") != "json_schema":
         kinds = "text, json_object or json_schema"
         raise bad_request(f"{field}.type: {value.get('type')!r:.80} is not one of {kinds}", field)
@@ -87,19 +87,19 @@ def _response_format(body: Sampling) -> Form | None:
     return _schema(schema, field)
 
 
-def _guided_json(body: Sampling) -> Form | None:
+def _guided_json(body: Sampling) -> AnswerFormat | None:
     return None if body.guided_json is None else _schema(body.guided_json, "guided_json")
 
 
-def _guided_regex(body: Sampling) -> Form | None:
+def _guided_regex(body: Sampling) -> AnswerFormat | None:
     return None if body.guided_regex is None else _regex(body.guided_regex, "guided_regex")
 
 
-def _guided_choice(body: Sampling) -> Form | None:
+def _guided_choice(body: Sampling) -> AnswerFormat | None:
     return None if body.guided_choice is None else _choice(body.guided_choice, "guided_choice")
 
 
-def _structured_outputs(body: Sampling) -> Form | None:
+def _structured_outputs(body: Sampling) -> AnswerFormat | None:
     value = {} if body.structured_outputs is None else body.structured_outputs
     given = {name: one for name, one in value.items() if one is not None and one is not False}
     if not given:
@@ -115,25 +115,25 @@ def _structured_outputs(body: Sampling) -> Form | None:
     if name == "choice" and isinstance(one, list):
         return _choice(one, field)
     if name == "json_object" and one is True:
-        return Form(Grammar.json_object(), field)
+        return AnswerFormat(Grammar.json_object(), field)
     if name in ("json", "regex", "choice", "json_object"):
         raise bad_request(f"{field} is of the wrong type: {type(one).__name__}", field)
     raise unsupported(field, f"the form {name!r:.80}")
 
 
-def _schema(schema: str | Mapping[str, Any], field: str) -> Form:
+def _schema(schema: str | Mapping[str, Any], field: str) -> AnswerFormat:
     check_size(schema, field)
-    return Form(made(Grammar.json_schema, schema, field=field), field)
+    return AnswerFormat(made(Grammar.json_schema, schema, field=field), field)
 
 
-def _regex(pattern: str, field: str) -> Form:
+def _regex(pattern: str, field: str) -> AnswerFormat:
     check_size(pattern, field)
-    return Form(made(Grammar.regex, pattern, field=field), field)
+    return AnswerFormat(made(Grammar.regex, pattern, field=field), field)
 
 
-def _choice(texts: list[Any], field: str) -> Form:
+def _choice(texts: list[Any], field: str) -> AnswerFormat:
     check_size(texts, field)
-    return Form(made(Grammar.choice, texts, field=field), field)
+    return AnswerFormat(made(Grammar.choice, texts, field=field), field)
 
 
 _READERS = (_response_format, _guided_json, _guided_regex, _guided_choice, _structured_outputs)

@@ -36,11 +36,11 @@ from ingot.serve.engine_calls.answering import Job
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.text_files import TextFiles
 from ingot.serve.grammar_checks import GrammarChecks
-from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
+from ingot.serve.long_prompts import LongPromptError, LongPrompts, is_long
 from ingot.serve.media_parts import picture_places, refuse_media, without_parts
 from ingot.serve.picture_service import ServedPictures
-from ingot.serve.response_formats import Form
-from ingot.serve.speech_service import Ears, check_packages
+from ingot.serve.response_formats import AnswerFormat
+from ingot.serve.speech_service import SpeechService, check_packages
 from ingot.text.grammar.closed_schemas import closed_grammar
 from ingot.text.grammar.grammar_check import check_ends, grammar_tokenizer
 from ingot.text.grammar.grammar_compiler import with_text_start
@@ -70,7 +70,7 @@ class TextSide:
     files: TextFiles
 
     @property
-    def hears(self) -> tuple[int, int] | None:
+    def speech_features(self) -> tuple[int, int] | None:
         """The shape of a window's features; None: the model reads text."""
         config = self.manifest.model
         mels = config.encoder.features[0] if config.modality is SPEECH and config.encoder else None
@@ -80,7 +80,9 @@ class TextSide:
     def features(self) -> tuple[int, ...] | None:
         """The shape of one input; None: it takes text alone."""
         config = self.manifest.model
-        return config.encoder.features if config.modality is PICTURE and config.encoder else self.hears
+        return (
+            config.encoder.features if config.modality is PICTURE and config.encoder else self.speech_features
+        )
 
     @classmethod
     def read(cls, name: str, folder: Path) -> TextSide:
@@ -115,7 +117,7 @@ class TextSide:
 
 
 class ServedModel:
-    """A text side and the engine that runs it; ``ears``: of a model that hears, and takes no text;
+    """A text side and the engine that runs it; ``speech``: of a model that hears, and takes no text;
     ``pictures``: of a model that takes these beside text.
     """
 
@@ -135,7 +137,11 @@ class ServedModel:
         self.max_seq_len = engine.limits.max_seq_len
         self.pictures = ServedPictures.of(side.manifest.model, engine)
         self._long = LongPrompts(side.files.folder, side.manifest, self.max_seq_len + _MOST_IDS)
-        self.ears = None if side.hears is None else Ears(side.manifest, self.tokenizer, engine, config)
+        self.speech = (
+            None
+            if side.speech_features is None
+            else SpeechService(side.manifest, self.tokenizer, engine, config)
+        )
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
         self._closed = False
@@ -146,8 +152,8 @@ class ServedModel:
         self._closed = True
         self._threads.shutdown(wait=False)
         self._long.close()
-        if self.ears is not None:
-            self.ears.close()
+        if self.speech is not None:
+            self.speech.close()
         if self.pictures:
             self.pictures.close()
 
@@ -172,7 +178,7 @@ class ServedModel:
         try:
             return Chat(messages, tools, variables)
         except RequestError as error:
-            raise self._told(error, "messages") from None
+            raise self._api_error(error, "messages") from None
 
     def chat_prompt(
         self,
@@ -200,8 +206,8 @@ class ServedModel:
             self._long.check(len(ids) + self.pictures.num_tokens(len(starts)))
             return self.pictures.with_placeholders(ids, starts)
         except RequestError as error:
-            raise self._told(error, "messages") from None
-        except TooLongError as error:
+            raise self._api_error(error, "messages") from None
+        except LongPromptError as error:
             raise self._too_long(error.count, 1, "messages") from None
 
     def picture_slots(self, messages: Sequence[Mapping[str, Any]]) -> AbstractContextManager[Sequence[int]]:
@@ -231,7 +237,7 @@ class ServedModel:
         try:
             self.pictures.read(messages, slots, cancelled)
         except RequestError as error:
-            raise self._told(error, "messages") from None
+            raise self._api_error(error, "messages") from None
 
     def prompt_ids(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, field: str = "prompt"
@@ -248,8 +254,8 @@ class ServedModel:
                 return self.tokenizer.encode(prompt, add_special_tokens=False)
             return prompt_entry(prompt, self.side.text).ids
         except RequestError as error:
-            raise self._told(error, field) from None
-        except TooLongError as error:
+            raise self._api_error(error, field) from None
+        except LongPromptError as error:
             raise self._too_long(error.count, 1, field) from None
 
     def explained(self, prompt: PromptLike, values: Mapping[str, Any]) -> Explanation:
@@ -264,7 +270,7 @@ class ServedModel:
             name = found.chat_format
             return found.replace(chat_format=name and name.replace(str(self.side.folder), self.name))
         except RequestError as error:
-            raise self._told(error, "prompt") from None
+            raise self._api_error(error, "prompt") from None
 
     def check_ids(self, ids: Sequence[int], new_tokens: int, field: str) -> None:
         """Refuse a prompt that the engine cannot take, with so many new tokens.
@@ -313,7 +319,7 @@ class ServedModel:
                 check_ends(params, frozenset(self.side.text.stop_ids), self.engine.limits.vocab_size)
                 grammar_tokenizer(self.tokenizer)
             except (RequestError, DeviceError) as error:
-                raise self._told(error, field or "grammar") from None
+                raise self._api_error(error, field or "grammar") from None
             sizes[grammar] = await self._grammars.check(grammar, field)
         with self._grammars.room(sizes):
             yield [
@@ -342,7 +348,11 @@ class ServedModel:
                 running.exception()  # who was cancelled does not ask, and asyncio would log it
 
     def held(
-        self, params: SamplingParams, form: Form | None, context: Sequence[int], thoughts: Thinking = "no"
+        self,
+        params: SamplingParams,
+        form: AnswerFormat | None,
+        context: Sequence[int],
+        thoughts: Thinking = "no",
     ) -> SamplingParams:
         """The values with the grammar of the answer's form, whose text continues that of the ``context``."""
         if form is None:
@@ -363,7 +373,7 @@ class ServedModel:
             "created": int(self.engine.started),
             "owned_by": "ingot",
             "max_model_len": self.max_seq_len,
-            "input_modalities": ["audio"] if self.ears else ["text", *(["image"] if self.pictures else [])],
+            "input_modalities": ["audio"] if self.speech else ["text", *(["image"] if self.pictures else [])],
             "unproven": self.side.doubt,
         }
 
@@ -375,7 +385,7 @@ class ServedModel:
         )
         return bad_request(text, field, "context_length_exceeded")
 
-    def _told(self, error: RequestError | DeviceError, field: str) -> ApiError:
+    def _api_error(self, error: RequestError | DeviceError, field: str) -> ApiError:
         """The error without the place of the model's files; after ``close``, why it is one."""
         if self._closed:
             return stopping()

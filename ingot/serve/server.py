@@ -25,7 +25,7 @@ from ingot.serve.api_errors import stopping
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
-from ingot.serve.engine_calls.process_protocol import Load
+from ingot.serve.engine_calls.process_protocol import LoadEngine
 from ingot.serve.engine_calls.restarts import RestartPolicy
 from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.grammar_checks import GrammarChecks
@@ -42,7 +42,7 @@ _LAST_SECONDS = 5.0  # for the last errors to be read, after the drain
 
 async def serve(
     sides: Sequence[TextSide],
-    loads: Mapping[str, Load],
+    loads: Mapping[str, LoadEngine],
     config: ServeConfig,
     *,
     api_key: str | None = None,

@@ -37,8 +37,8 @@ from ingot.speech.dtw_alignment import alignment_heads
 from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import Asked, Vocabulary
-from ingot.speech.word_times import AskedScores, Scored
+from ingot.speech.window_decoding import DecodeRequest, Vocabulary
+from ingot.speech.word_times import Scored, ScoreRequest
 from ingot.text.prompt import Input
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
@@ -48,7 +48,7 @@ _HELD = 4  # recordings of the most seconds, whose samples and features are held
 
 
 @dataclass(frozen=True)
-class Whole:
+class TranscriptionResult:
     """What a recording says, and how many tokens and encoded positions it took."""
 
     transcript: Transcript
@@ -69,7 +69,7 @@ def check_packages(name: str) -> None:
         raise EngineError(text, seen=", ".join(missing), fix=to_install("serve,speech"))
 
 
-class Ears:
+class SpeechService:
     """Of one model; for the event loop's thread. ``mels``: of its features."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Ears:
 
     async def segments(
         self, data: Callable[[], bytes], options: TranscribeOptions
-    ) -> AsyncGenerator[Segment | Whole, None]:
+    ) -> AsyncGenerator[Segment | TranscriptionResult, None]:
         """Segments as they are heard, then the whole; closing it ends the work.
 
         Args:
@@ -127,10 +127,10 @@ class Ears:
                 while job is not None:
                     output = await self._answered(job)
                     job = await _in(self._threads, work.next, output)
-                    for segment in work.heard():
+                    for segment in work.take_segments():
                         yield segment
                 engine.count_recording(seconds)
-                yield work.whole(self._positions)
+                yield work.result(self._positions)
 
     def _check(self, options: TranscribeOptions) -> None:
         """Refuse what the model does not know, before anything is decoded."""
@@ -189,7 +189,7 @@ class Ears:
 
 
 class _Work:
-    """One recording under way; all but ``heard`` is for any thread, one after another."""
+    """One recording under way; all but ``take_segments`` is for any thread, one after another."""
 
     def __init__(
         self,
@@ -200,13 +200,13 @@ class _Work:
         options: TranscribeOptions,
         heads: list[tuple[int, int]],
     ) -> None:
-        self._heard: list[Segment] = []
+        self._segments: list[Segment] = []
         self._windows, self._slot = windows, slot
         self._written: bytes | None = None  # the name of what the slot holds
         self._asking = transcribe_recording(
-            vocabulary, samples, windows.shape[0], options, self._heard.append, heads
+            vocabulary, samples, windows.shape[0], options, self._segments.append, heads
         )
-        self._whole: Transcript | None = None
+        self._transcript: Transcript | None = None
         self._prompt_tokens = self._new_tokens = self._num_windows = 0
 
     def next(self, output: Output | Scored | None) -> Job | None:
@@ -216,23 +216,23 @@ class _Work:
         try:
             asked = next(self._asking) if output is None else self._asking.send(output)
         except StopIteration as ended:
-            self._whole = ended.value
+            self._transcript = ended.value
             return None
         return self._job(asked)
 
-    def heard(self) -> list[Segment]:
+    def take_segments(self) -> list[Segment]:
         """Segments since the last call."""
-        found = self._heard.copy()
-        self._heard.clear()
+        found = self._segments.copy()
+        self._segments.clear()
         return found
 
-    def whole(self, positions: int) -> Whole:
+    def result(self, positions: int) -> TranscriptionResult:
         """The end; ``positions``: of an encoded window."""
-        assert self._whole is not None
+        assert self._transcript is not None
         audio = self._num_windows * positions
-        return Whole(self._whole, self._prompt_tokens, audio, self._new_tokens)
+        return TranscriptionResult(self._transcript, self._prompt_tokens, audio, self._new_tokens)
 
-    def _job(self, asked: Asked | AskedScores) -> Job:
+    def _job(self, asked: DecodeRequest | ScoreRequest) -> Job:
         given, ids = asked.prompt.parts
         assert isinstance(given, Input)
         assert given.name is not None
@@ -240,7 +240,7 @@ class _Work:
             self._windows.put(self._slot, given.features)
             self._written = given.name
             self._num_windows += 1
-        if isinstance(asked, AskedScores):
+        if isinstance(asked, ScoreRequest):
             attend = [*asked.heads], asked.below
             return Job(list(ids), None, slot=self._slot, attend=attend)  # type: ignore[arg-type]
         self._prompt_tokens += len(ids)  # type: ignore[arg-type]

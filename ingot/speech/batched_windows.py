@@ -19,14 +19,14 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-Said = TypeVar("Said")
-Found = TypeVar("Found")
+Update = TypeVar("Update")
+Result = TypeVar("Result")
 
 
-class Left:
+class CancelToken:
     """Set once nobody waits for some work any more; work inside of other work ends with it, and alone."""
 
-    def __init__(self, outer: Left | None = None) -> None:
+    def __init__(self, outer: CancelToken | None = None) -> None:
         self._own, self._outer = Event(), outer
 
     def set(self) -> None:
@@ -37,12 +37,12 @@ class Left:
         return self._own.is_set() or (self._outer is not None and self._outer.is_set())
 
 
-def told(
-    work: Callable[[Item, Callable[[Said], None], Left], Found],
+def run_concurrently(
+    work: Callable[[Item, Callable[[Update], None], CancelToken], Result],
     items: Sequence[Item],
     width: int,
-    outer: Left | None = None,
-) -> Generator[tuple[int, Said | Found], None, None]:
+    outer: CancelToken | None = None,
+) -> Generator[tuple[int, Update | Result], None, None]:
     """What ``work`` tells of each item, and last what it makes of it, with the item's position, as it comes.
     The first error ends all; so does closing the generator.
 
@@ -51,11 +51,11 @@ def told(
         width: threads at most.
         outer: of the work that this is a part of.
     """
-    left, rest = Left(outer), deque(enumerate(items))
-    heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # a Future is the last of its item
+    cancel, rest = CancelToken(outer), deque(enumerate(items))
+    updates: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # a Future is the last of its item
 
-    def tell(position: int, one: Said) -> None:
-        heard.put((position, one))
+    def report(position: int, one: Update) -> None:
+        updates.put((position, one))
 
     def take() -> None:
         while rest:
@@ -63,15 +63,15 @@ def told(
                 position, item = rest.popleft()
             except IndexError:  # another thread was faster
                 return
-            ended: Future[Found] = Future()
+            ended: Future[Result] = Future()
             try:
-                ended.set_result(work(item, partial(tell, position), left))
+                ended.set_result(work(item, partial(report, position), cancel))
             except BaseException as error:  # goes on in the reader's thread
                 ended.set_exception(error)
                 rest.clear()
-            heard.put((position, ended))
+            updates.put((position, ended))
             if ended.exception() is not None:  # behind it in the queue are errors that follow from it
-                left.set()
+                cancel.set()
 
     # Nobody waits for them at the end of a program that has left a generator open.
     threads = [Thread(target=take, daemon=True) for _ in range(min(width, len(items)))]
@@ -80,28 +80,31 @@ def told(
         for thread in threads:
             thread.start()
         while waiting:
-            position, found = heard.get()
+            position, found = updates.get()
             if isinstance(found, Future):
                 waiting, found = waiting - 1, found.result()
             yield position, found
     finally:
-        left.set()
+        cancel.set()
         rest.clear()
         for thread in threads:
             thread.join()
 
 
-def together(
-    work: Callable[[Item, Left], Found], items: Sequence[Item], width: int, outer: Left | None = None
-) -> Iterator[Found]:
-    """What ``work`` makes of each item, in their order; arguments as of ``told``, but nothing is told."""
-    early: dict[int, Found] = {}
+def run_in_order(
+    work: Callable[[Item, CancelToken], Result],
+    items: Sequence[Item],
+    width: int,
+    outer: CancelToken | None = None,
+) -> Iterator[Result]:
+    """Results of ``work`` in the order of the items. Arguments: as of ``run_concurrently``; no updates."""
+    early: dict[int, Result] = {}
     following = 0
 
-    def quiet(item: Item, tell: Callable[[Found], None], left: Left) -> Found:
-        return work(item, left)
+    def quiet(item: Item, report: Callable[[Result], None], cancel: CancelToken) -> Result:
+        return work(item, cancel)
 
-    with closing(told(quiet, items, width, outer)) as results:
+    with closing(run_concurrently(quiet, items, width, outer)) as results:
         for position, found in results:
             early[position] = found
             while following in early:

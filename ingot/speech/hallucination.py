@@ -24,12 +24,12 @@ _EDGE = 2.0  # seconds at a window's ends that count as silence
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A window's times in seconds: ``end`` of what the recording has of it, ``whole`` of the recording."""
+class WindowTimes:
+    """A window's times in seconds. ``end``: of its sound; ``recording_end``: of the whole recording."""
 
     start: float
     end: float
-    whole: float
+    recording_end: float
 
     @property
     def window_end(self) -> float:
@@ -47,7 +47,7 @@ def is_made_up(segment: Segment | None) -> bool:
 
 
 def without_hallucinations(
-    segments: Sequence[Segment], heard: Heard, threshold: float, last_end: float, seek: float | None
+    segments: Sequence[Segment], times: WindowTimes, threshold: float, last_end: float, seek: float | None
 ) -> tuple[list[Segment] | None, float | None]:
     """Segments that stay, and where the next window begins, in seconds.
 
@@ -59,28 +59,28 @@ def without_hallucinations(
         seek: where the next window begins if all stays.
     """
     first = _next_with_words(segments)
-    if first is not None and is_made_up(first) and first.start - heard.start > threshold:
+    if first is not None and is_made_up(first) and first.start - times.start > threshold:
         return None, first.start
     for index, segment in enumerate(segments):
         if not segment.words:
             continue
         if is_made_up(segment):
             following = _next_with_words(segments[index + 1 :])
-            next_start = following.words[0].start if following and following.words else heard.end
+            next_start = following.words[0].start if following and following.words else times.end
             before = (
                 segment.start - last_end > threshold
                 or segment.start < threshold
-                or segment.start - heard.start < _EDGE
+                or segment.start - times.start < _EDGE
             )
             behind = (
                 next_start - segment.end > threshold
                 or is_made_up(following)
-                or heard.window_end - segment.end < _EDGE
+                or times.window_end - segment.end < _EDGE
             )
             if before and behind:
-                again = max(heard.start + 1.0, segment.start)
-                ends = heard.whole - segment.end < threshold
-                return list(segments[:index]), heard.whole if ends else again
+                again = max(times.start + 1.0, segment.start)
+                ends = times.recording_end - segment.end < threshold
+                return list(segments[:index]), times.recording_end if ends else again
         last_end = segment.end
     return list(segments), seek
 
@@ -95,6 +95,6 @@ def _next_with_words(segments: Sequence[Segment]) -> Segment | None:
     return next((segment for segment in segments if segment.words), None)
 
 
-def seek_behind_words(heard: Heard, last_end: float, threshold: float) -> float:
+def seek_behind_words(times: WindowTimes, last_end: float, threshold: float) -> float:
     """Where the next window begins behind an open one's last word, if silence follows that is too long."""
-    return last_end if heard.window_end - last_end > threshold else heard.end
+    return last_end if times.window_end - last_end > threshold else times.end

@@ -18,11 +18,11 @@ from ingot.audio.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import SPEECH
 from ingot.errors import RequestError
-from ingot.speech.hallucination import Heard, seek_behind_words, without_hallucinations
+from ingot.speech.hallucination import WindowTimes, seek_behind_words, without_hallucinations
 from ingot.speech.segments import Segment, clear_if_empty, end_at, split_window
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import Asked, Decoded, Vocabulary, decode_window, detect_language
-from ingot.speech.word_times import AskedScores, Window, add_words
+from ingot.speech.window_decoding import Decoded, DecodeRequest, Vocabulary, decode_window, detect_language
+from ingot.speech.word_times import ScoreRequest, TimedWindow, add_words
 
 _FRAMES = WINDOW // HOP
 _FRAMES_OF_A_POSITION = 2
@@ -44,7 +44,7 @@ class Transcript:
         return "".join(segment.text for segment in self.segments)
 
 
-Request = Asked | AskedScores
+Request = DecodeRequest | ScoreRequest
 Recording = Generator[Request, Any, Transcript]  # answered with an Output, or with Scored
 Heads = Sequence[tuple[int, int]]
 
@@ -54,7 +54,7 @@ def transcribe_recording(
     samples: torch.Tensor,
     mels: int,
     options: TranscribeOptions,
-    heard: Callable[[Segment], None] = lambda segment: None,
+    on_segment: Callable[[Segment], None] = lambda segment: None,
     heads: Heads = (),
     device: torch.device | None = None,
 ) -> Recording:
@@ -62,7 +62,7 @@ def transcribe_recording(
 
     Args:
         samples: float32 [N] at 16 kHz.
-        heard: told each segment as it is known.
+        on_segment: told each segment as it is known.
         heads: whose attention places words, as (layer, head).
         device: that computes features; None: where the samples are.
     """
@@ -72,18 +72,20 @@ def transcribe_recording(
     if vocabulary.tokens.multilingual and options.language is None and frames:
         probabilities = yield from detect_language(vocabulary, features.window(0, _FRAMES))
         found.language, found.language_probability = next(iter(probabilities.items()))
-    said = _Said([] if options.carry_initial_prompt else vocabulary.ids(options.initial_prompt or ""))
-    for start, end in _clips(options, frames):
+    previous = _PreviousText(
+        [] if options.carry_initial_prompt else vocabulary.ids(options.initial_prompt or "")
+    )
+    for start, end in _clip_frames(options, frames):
         seek = start
         while seek < end:
             place = _Place(seek, min(seek + _FRAMES, end))
-            split, onwards = yield from _heard(
-                vocabulary, features, place, options, found.language, said, heads
+            split, onwards = yield from _window_segments(
+                vocabulary, features, place, options, found.language, previous, heads
             )
             for segment in split:
                 segment.id, segment.seek = len(found.segments), seek
                 found.segments.append(segment)
-                heard(segment)
+                on_segment(segment)
             seek += max(onwards, 1)
     return found
 
@@ -124,7 +126,7 @@ def mel_bins(config: DecoderConfig) -> int:
 
 
 @dataclass
-class _Said:
+class _PreviousText:
     """What windows leave to those behind them: tokens, of which the next reads those from ``read_from`` on,
     and where their last word ends, in seconds.
     """
@@ -151,28 +153,30 @@ class _Place(NamedTuple):
         return self.end - self.start
 
 
-def _heard(
+def _window_segments(
     vocabulary: Vocabulary,
     features: LongLogMel,
     place: _Place,
     options: TranscribeOptions,
     language: str | None,
-    said: _Said,
+    previous: _PreviousText,
     heads: Heads,
 ) -> Generator[Request, Any, tuple[list[Segment], int]]:
     """Ask for one window's segments; they come with the frames to go on by."""
     window = features.window(*place, _FRAMES)
-    decoded = yield from decode_window(vocabulary, window, options, language, said.tokens[said.read_from :])
+    decoded = yield from decode_window(
+        vocabulary, window, options, language, previous.tokens[previous.read_from :]
+    )
     if _is_silent(decoded, options):
         return [], place.frames
     segments, seconds, closed = split_window(decoded, vocabulary, place.seconds, place.frames * HOP / RATE)
     onwards = round(seconds * RATE / HOP)
     if options.word_timestamps:
-        sounding = Window(window, place.seconds, place.frames // 2)
-        yield from add_words(vocabulary, sounding, segments, heads, options, language, said.last_end)
-        heard = Heard(place.seconds, place.end * HOP / RATE, features.seconds)
-        seek = heard.start + seconds if closed else None
-        kept, seek = _behind_words(segments, heard, options.hallucination_silence_threshold, said, seek)
+        sounding = TimedWindow(window, place.seconds, place.frames // 2)
+        yield from add_words(vocabulary, sounding, segments, heads, options, language, previous.last_end)
+        times = WindowTimes(place.seconds, place.end * HOP / RATE, features.seconds)
+        seek = times.start + seconds if closed else None
+        kept, seek = _behind_words(segments, times, options.hallucination_silence_threshold, previous, seek)
         onwards = onwards if seek is None else round(seek * RATE / HOP) - place.start
         if kept is None:
             return [], onwards
@@ -180,14 +184,18 @@ def _heard(
     for segment in segments:
         clear_if_empty(segment)
         end_at(segment, place.end * HOP / RATE)
-        said.tokens += segment.tokens
+        previous.tokens += segment.tokens
     if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
-        said.read_from = len(said.tokens)
+        previous.read_from = len(previous.tokens)
     return segments, onwards
 
 
 def _behind_words(
-    segments: list[Segment], heard: Heard, threshold: float | None, said: _Said, seek: float | None
+    segments: list[Segment],
+    times: WindowTimes,
+    threshold: float | None,
+    previous: _PreviousText,
+    seek: float | None,
 ) -> tuple[list[Segment] | None, float | None]:
     """Segments that stay (None: the window is heard again, as if it had not been), and where the next window
     begins, in seconds (None: the segments say).
@@ -196,15 +204,15 @@ def _behind_words(
         seek: of a window that is done with; None: it begins behind the last word.
     """
     last = _last_end(segments)
-    if seek is None and last is not None and last > heard.start:
-        seek = last if threshold is None else seek_behind_words(heard, last, threshold)
+    if seek is None and last is not None and last > times.start:
+        seek = last if threshold is None else seek_behind_words(times, last, threshold)
     if threshold is not None:
-        kept, seek = without_hallucinations(segments, heard, threshold, said.last_end, seek)
+        kept, seek = without_hallucinations(segments, times, threshold, previous.last_end, seek)
         if kept is None:
             return None, seek
         segments = kept
     last = _last_end(segments)
-    said.last_end = said.last_end if last is None else last
+    previous.last_end = previous.last_end if last is None else last
     return segments, seek
 
 
@@ -214,7 +222,7 @@ def _last_end(segments: Sequence[Segment]) -> float | None:
     return [segments[-1].end, *ends][-1] if segments else None
 
 
-def _clips(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
+def _clip_frames(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
     """First and last frames of what is heard."""
     if not options.clip_timestamps:
         return [(0, frames)]

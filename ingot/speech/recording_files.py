@@ -14,14 +14,14 @@ from typing import Any
 
 from ingot.audio.recording_samples import SUFFIXES
 from ingot.errors import IngotError, RequestError
-from ingot.speech.batched_windows import Left, told
+from ingot.speech.batched_windows import CancelToken, run_concurrently
 from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.transcriber import Source, Transcriber
 from ingot.speech.transcript_writers import WRITERS
 
-Told = Segment | Transcript | IngotError
+TranscriptEvent = Segment | Transcript | IngotError
 
 
 def transcribe_each(
@@ -31,7 +31,7 @@ def transcribe_each(
     *,
     allow_truncated: bool = False,
     **options: Any,
-) -> Generator[tuple[int, Told], None, None]:
+) -> Generator[tuple[int, TranscriptEvent], None, None]:
     """Segments of recordings as they are known, each with its recording's position, then its transcript, or
     what is wrong with it. Closing the generator ends the work.
 
@@ -45,15 +45,17 @@ def transcribe_each(
     """
     width = min(together, transcriber.files_at_once(TranscribeOptions(**options)))
 
-    def work(source: Source, heard: Callable[[Told], None], left: Left) -> Told:
+    def work(
+        source: Source, report: Callable[[TranscriptEvent], None], cancel: CancelToken
+    ) -> TranscriptEvent:
         try:
-            return transcriber.follow(source, heard, left, allow_truncated=allow_truncated, **options)
+            return transcriber.follow(source, report, cancel, allow_truncated=allow_truncated, **options)
         except IngotError as error:
             if error.flag is not None:  # of the options, and so of every recording
                 raise
             return error
 
-    return told(work, sources, width)
+    return run_concurrently(work, sources, width)
 
 
 def recordings(names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -64,7 +66,7 @@ def recordings(names: Sequence[str]) -> tuple[list[str], list[str]]:
         RequestError: a folder has no recordings.
     """
     found: list[str] = []
-    left_out: list[str] = []
+    skipped: list[str] = []
     for name in names:
         if not Path(name).is_dir():
             found.append(name)
@@ -76,5 +78,5 @@ def recordings(names: Sequence[str]) -> tuple[list[str], list[str]]:
             raise RequestError("the folder has no recordings", seen=name, allowed=allowed, flag="FILE")
         found += map(str, inside)
         known = (*SUFFIXES, *(f".{format}" for format in WRITERS))
-        left_out += [str(p) for p in files if p.suffix.lower() not in known and not p.name.startswith(".")]
-    return found, left_out
+        skipped += [str(p) for p in files if p.suffix.lower() not in known and not p.name.startswith(".")]
+    return found, skipped

@@ -47,7 +47,7 @@ class Segment:
     seek: int = 0
 
 
-class Split(NamedTuple):
+class WindowSegments(NamedTuple):
     """Segments of a window, and the seconds from its start to the next one's. ``closed``: its end is known,
     and it is done with.
     """
@@ -77,7 +77,7 @@ def end_at(segment: Segment, end: float) -> None:
         one.start, one.end = min(one.start, end), min(one.end, end)
 
 
-def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> Split:
+def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> WindowSegments:
     """Segments of a window; one whose last segment has no end is heard again from there.
 
     Those that say nothing are there too: their tokens count where words are placed.
@@ -92,7 +92,7 @@ def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds
     closed = times[-2:] == [False, True]
     if not ends:
         length = _one_length(tokens, times, names, seconds)
-        return Split([_segment(decoded, vocabulary, tokens, start, start + length)], seconds, closed)
+        return WindowSegments([_segment(decoded, vocabulary, tokens, start, start + length)], seconds, closed)
     if closed:
         ends.append(len(tokens))
     pieces = [tokens[first:last] for first, last in zip([0, *ends], ends, strict=False)]
@@ -102,7 +102,7 @@ def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds
         )
         for piece in pieces
     ]
-    return Split(found, seconds if closed else names.seconds(tokens[ends[-1] - 1]), closed)
+    return WindowSegments(found, seconds if closed else names.seconds(tokens[ends[-1] - 1]), closed)
 
 
 def clear_if_empty(segment: Segment) -> None:

@@ -23,7 +23,7 @@ from ingot.audio.recording_samples import Recording, read_audio, samples_of_arra
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.prompt_inputs import Input, Prompt
-from ingot.speech.batched_windows import Left, together, told
+from ingot.speech.batched_windows import CancelToken, run_concurrently, run_in_order
 from ingot.speech.dtw_alignment import alignment_heads
 from ingot.speech.option_values import EngineValues, TranscribeValues
 from ingot.speech.recording_features import Request, Transcript, mel_bins, transcribe_recording
@@ -31,11 +31,11 @@ from ingot.speech.segments import Segment, moved
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.voice_activity import Detector, VoiceDetector, speech_chunks
 from ingot.speech.window_decoding import Decoded, Vocabulary, decode_window, detect_language
-from ingot.speech.word_times import AskedScores
+from ingot.speech.word_times import ScoreRequest
 
 _FILES_IN_CHUNKS = 2  # at once: while one ends, the next fills the steps
 _VAD = "samples -> [(start, end), ...] in seconds"
-Heard = Callable[[Segment], None]
+OnSegment = Callable[[Segment], None]
 Source = Recording | torch.Tensor | np.ndarray | list[float]
 Found = TypeVar("Found")
 
@@ -121,7 +121,9 @@ class Transcriber:
         """
         wanted = _Wanted.of(vad, allow_truncated, options)
         width = self.files_at_once(wanted.options)
-        return list(together(lambda one, left: self._transcribe(one, wanted, left=left), sources, width))
+        return list(
+            run_in_order(lambda one, cancel: self._transcribe(one, wanted, cancel=cancel), sources, width)
+        )
 
     def files_at_once(self, options: TranscribeOptions) -> int:
         """Recordings that fill the steps; more of them would only hold their samples."""
@@ -130,18 +132,18 @@ class Transcriber:
     def follow(
         self,
         source: Source,
-        heard: Heard,
-        left: Left,
+        on_segment: OnSegment,
+        cancel: CancelToken,
         *,
         allow_truncated: bool = False,
         **options: Unpack[TranscribeValues],
     ) -> Transcript:
-        """Transcribe one recording; ``heard`` is told each segment as it is known.
+        """Transcribe one recording; ``on_segment`` is told each segment as it is known.
 
         Raises:
-            CancelledError: ``left`` was set; windows that wait are not begun.
+            CancelledError: ``cancel`` was set; windows that wait are not begun.
         """
-        return self._transcribe(source, _Wanted.of(None, allow_truncated, options), heard, left)
+        return self._transcribe(source, _Wanted.of(None, allow_truncated, options), on_segment, cancel)
 
     def stream(
         self,
@@ -156,11 +158,11 @@ class Transcriber:
         """
         wanted = _Wanted.of(vad, allow_truncated, options)
 
-        def work(source: Source, heard: Heard, left: Left) -> Transcript:
-            return self._transcribe(source, wanted, heard, left)
+        def work(source: Source, on_segment: OnSegment, cancel: CancelToken) -> Transcript:
+            return self._transcribe(source, wanted, on_segment, cancel)
 
-        with closing(told(work, [source], width=1)) as said:
-            while isinstance(found := next(said)[1], Segment):
+        with closing(run_concurrently(work, [source], width=1)) as events:
+            while isinstance(found := next(events)[1], Segment):
                 yield found
             return found
 
@@ -191,54 +193,64 @@ class Transcriber:
         return self.llm.executor.admission.max_batch_size
 
     def _transcribe(
-        self, source: Source, wanted: _Wanted, heard: Heard = lambda segment: None, left: Left | None = None
+        self,
+        source: Source,
+        wanted: _Wanted,
+        on_segment: OnSegment = lambda segment: None,
+        cancel: CancelToken | None = None,
     ) -> Transcript:
         beams = wanted.options.beam_size or 1
         if beams > self._width:
             allowed = f"at most {self._width}, the engine's max_batch_size"
             raise RequestError("too many beams", seen=beams, allowed=allowed, flag="beam_size")
-        samples, left = _samples(source, wanted.allow_truncated), left or Left()
+        samples, cancel = _samples(source, wanted.allow_truncated), cancel or CancelToken()
         if wanted.options.chunked:
-            return self._in_chunks(samples, wanted, heard, left)
-        return self._one_by_one(samples, wanted.options, heard, left)
+            return self._in_chunks(samples, wanted, on_segment, cancel)
+        return self._one_by_one(samples, wanted.options, on_segment, cancel)
 
     def _one_by_one(
-        self, samples: torch.Tensor, options: TranscribeOptions, heard: Heard, left: Left
+        self, samples: torch.Tensor, options: TranscribeOptions, on_segment: OnSegment, cancel: CancelToken
     ) -> Transcript:
         heads = self._heads() if options.word_timestamps else []
         device = self.llm.engine.device
-        asking = transcribe_recording(self.vocabulary, samples, self._mels, options, heard, heads, device)
-        return self._answered(asking, left)
+        asking = transcribe_recording(
+            self.vocabulary, samples, self._mels, options, on_segment, heads, device
+        )
+        return self._answered(asking, cancel)
 
-    def _in_chunks(self, samples: torch.Tensor, wanted: _Wanted, heard: Heard, left: Left) -> Transcript:
+    def _in_chunks(
+        self, samples: torch.Tensor, wanted: _Wanted, on_segment: OnSegment, cancel: CancelToken
+    ) -> Transcript:
         options, found = wanted.options, Transcript(duration=len(samples) / RATE)
         chunks = speech_chunks(samples, wanted.detector(len(samples) / RATE))
         found.language = options.language
         if chunks and found.language is None and self.vocabulary.tokens.multilingual:
             first = LongLogMel(samples[slice(*chunks[0])], self._mels, self.llm.engine.device)
             asking = detect_language(self.vocabulary, first.window(0, WINDOW // HOP))
-            found.language, found.language_probability = next(iter(self._answered(asking, left).items()))
+            found.language, found.language_probability = next(iter(self._answered(asking, cancel).items()))
         options = options.replace(language=found.language, clip_timestamps=())
 
-        def work(chunk: tuple[int, int], left: Left) -> Transcript:
-            return self._one_by_one(samples[slice(*chunk)], options, lambda segment: None, left)
+        def work(chunk: tuple[int, int], cancel: CancelToken) -> Transcript:
+            return self._one_by_one(samples[slice(*chunk)], options, lambda segment: None, cancel)
 
-        for (start, end), said in zip(chunks, together(work, chunks, self._width, left), strict=True):
-            for segment in said.segments:
+        for (start, end), transcript in zip(
+            chunks, run_in_order(work, chunks, self._width, cancel), strict=True
+        ):
+            for segment in transcript.segments:
                 found.segments.append(moved(segment, len(found.segments), start / RATE, end / RATE))
-                heard(found.segments[-1])
+                on_segment(found.segments[-1])
         return found
 
     def _heads(self) -> list[tuple[int, int]]:
         manifest = self.llm.engine.manifest
         return alignment_heads(manifest.generation, manifest.model)
 
-    def _answered(self, asking: Generator[Request, Any, Found], left: Left | None = None) -> Found:
-        """What becomes of someone who asks, once all is answered; ``left``: he no longer waits."""
+    def _answered(self, asking: Generator[Request, Any, Found], cancel: CancelToken | None = None) -> Found:
+        """What becomes of someone who asks, once all is answered; ``cancel``: he no longer waits."""
         try:
             asked = next(asking)
-            while left is None or not left.is_set():
-                if isinstance(asked, AskedScores):
+            while cancel is None or not cancel.is_set():
+                if isinstance(asked, ScoreRequest):
                     scored = self.llm.cross_attention(asked.prompt, asked.heads, asked.below)
                     asked = asking.send(scored)
                 else:

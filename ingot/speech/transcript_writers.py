@@ -32,11 +32,11 @@ def as_srt(found: Transcript, layout: SubtitleLayout = PLAIN) -> str:
 
 def as_vtt(found: Transcript, layout: SubtitleLayout = PLAIN) -> str:
     """WebVTT."""
-    told = "".join(
+    blocks = "".join(
         f"\n{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{cue.text.replace('-->', '->')}\n"
         for cue in cues(found, layout)
     )
-    return f"WEBVTT\n{told}"
+    return f"WEBVTT\n{blocks}"
 
 
 def as_tsv(found: Transcript) -> str:
@@ -51,10 +51,10 @@ def as_tsv(found: Transcript) -> str:
 
 def as_json(found: Transcript) -> str:
     """Everything, with the original's names."""
-    told: dict[str, Any] = {"text": found.text} | asdict(found)
-    for segment, own in zip(told["segments"], found.segments, strict=True):
+    record: dict[str, Any] = {"text": found.text} | asdict(found)
+    for segment, own in zip(record["segments"], found.segments, strict=True):
         segment["words"] = None if own.words is None else [_word(word) for word in own.words]
-    return json.dumps(told, ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(record, ensure_ascii=False, indent=1) + "\n"
 
 
 WRITERS: dict[str, Callable[[Transcript], str]] = {
@@ -75,8 +75,8 @@ def written(found: Transcript, format: str, layout: SubtitleLayout = PLAIN) -> s
 
 def clock(seconds: float, point: str) -> str:
     """Hours, minutes, seconds and milliseconds, as both subtitle formats take them."""
-    whole, ms = divmod(round(1000 * max(seconds, 0)), 1000)
-    minutes, second = divmod(whole, 60)
+    total_seconds, ms = divmod(round(1000 * max(seconds, 0)), 1000)
+    minutes, second = divmod(total_seconds, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours:02}:{minute:02}:{second:02}{point}{ms:03}"
 

@@ -62,18 +62,18 @@ class Vocabulary:
         tokens: SpeechTokens,
         tokenizer: Tokenizer | None,
         longest: int,
-        told: SpeechGeneration = SpeechGeneration(),  # noqa: B008 - it is frozen
+        generation: SpeechGeneration = SpeechGeneration(),  # noqa: B008 - it is frozen
     ) -> Vocabulary:
         """With the tokens that the checkpoint suppresses, else those of the original: what is not speech, and
         a first space.
         """
-        suppressed, blank = told.suppress, told.begin_suppress
+        suppressed, blank = generation.suppress, generation.begin_suppress
         if suppressed is None:
             suppressed = () if tokenizer is None else tuple(sorted(non_speech_tokens(tokenizer)))
         if blank is None:
             blank = (*([] if tokenizer is None else tokenizer.encode_parts([" "])), tokens.end)
-        last = _LAST_FIRST if told.last_first is None else told.last_first
-        return cls(tokens.told(told), tokenizer, longest, suppressed, blank, last)
+        last = _LAST_FIRST if generation.last_first is None else generation.last_first
+        return cls(tokens.with_generation(generation), tokenizer, longest, suppressed, blank, last)
 
     def rules(
         self, options: TranscribeOptions, *, framed: int = 0, detect: Sequence[int] = ()
@@ -106,8 +106,8 @@ class Vocabulary:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Of tokens, timestamps and others that frame it left out; the ids where there is no tokenizer."""
-        said = [token for token in tokens if token < self.tokens.end]
-        return self.tokenizer.decode(said) if self.tokenizer is not None else " ".join(map(str, said))
+        words = [token for token in tokens if token < self.tokens.end]
+        return self.tokenizer.decode(words) if self.tokenizer is not None else " ".join(map(str, words))
 
     def ids(self, text: str) -> list[int]:
         """Of a text as words that follow others, none of an empty one; where there is no tokenizer, the ids
@@ -127,7 +127,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DecodeRequest:
     """A request for ``llm.generate``."""
 
     prompt: Prompt
@@ -147,7 +147,7 @@ class Decoded:
     logprobs: list[float] = field(default_factory=list)
 
 
-Asking = Generator[Asked, Output, Decoded]
+Asking = Generator[DecodeRequest, Output, Decoded]
 
 
 def decode_window(
@@ -167,12 +167,12 @@ def decode_window(
     framed, prompt = _start(vocabulary, window, options, language, previous)
     decoded = None
     for temperature in options.temperatures:
-        output = yield Asked(prompt, _params(vocabulary, framed, options, temperature))
+        output = yield DecodeRequest(prompt, _params(vocabulary, framed, options, temperature))
         silence = _silence(output)
         if silence is None:  # the text has ended before its first token, which would have told
             rules = vocabulary.rules(options, framed=framed, detect=[vocabulary.tokens.no_speech])
             one = SamplingParams(max_new_tokens=1, logprobs=0, transcript=rules)
-            silence = _silence((yield Asked(prompt, one)))
+            silence = _silence((yield DecodeRequest(prompt, one)))
         assert silence is not None
         decoded = _best(vocabulary, output.answers, temperature, silence, options.length_exponent)
         if not needs_another(decoded, options):
@@ -181,15 +181,17 @@ def decode_window(
     return decoded
 
 
-def detect_language(vocabulary: Vocabulary, window: Input) -> Generator[Asked, Output, dict[str, float]]:
+def detect_language(
+    vocabulary: Vocabulary, window: Input
+) -> Generator[DecodeRequest, Output, dict[str, float]]:
     """Ask for the language of a window: probabilities by code, the likeliest first."""
     rules = vocabulary.rules(TranscribeOptions(), detect=[*vocabulary.tokens.languages.values()])
     params = SamplingParams(max_new_tokens=1, logprobs=_TOP_LANGUAGES, transcript=rules)
-    output = yield Asked(Prompt([window, [vocabulary.tokens.start]]), params)
-    told = output.answers[0].logprobs
-    assert told is not None
+    output = yield DecodeRequest(Prompt([window, [vocabulary.tokens.start]]), params)
+    logprobs = output.answers[0].logprobs
+    assert logprobs is not None
     codes = {token: code for code, token in vocabulary.tokens.languages.items()}
-    return {codes[token]: math.exp(value) for token, value in told[0].top[1:] if token in codes}
+    return {codes[token]: math.exp(value) for token, value in logprobs[0].top[1:] if token in codes}
 
 
 def needs_another(decoded: Decoded, options: TranscribeOptions) -> bool:
@@ -265,8 +267,8 @@ def _params(
 
 def _silence(output: Output) -> float | None:
     """The probability that nobody speaks, which answers with tokens tell at their first."""
-    told = next((answer.logprobs for answer in output.answers if answer.logprobs), None)
-    return None if told is None else math.exp(told[0].top[0][1])
+    logprobs = next((answer.logprobs for answer in output.answers if answer.logprobs), None)
+    return None if logprobs is None else math.exp(logprobs[0].top[0][1])
 
 
 def _best(
@@ -278,10 +280,10 @@ def _best(
 
 
 def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float, silence: float) -> Decoded:
-    told = answer.logprobs
-    assert told is not None
+    token_logprobs = answer.logprobs
+    assert token_logprobs is not None
     tokens = answer.token_ids
-    values = [one.logprob for one in told]
+    values = [one.logprob for one in token_logprobs]
     values += [] if answer.stop_logprob is None else [answer.stop_logprob]
     text = vocabulary.text(tokens).strip()
     return Decoded(

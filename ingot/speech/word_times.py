@@ -31,7 +31,7 @@ _HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
-class AskedScores:
+class ScoreRequest:
     """A request for ``llm.cross_attention``; answered with what that returns."""
 
     prompt: Prompt
@@ -54,7 +54,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Window:
+class TimedWindow:
     """Where words are looked for: a window's ``input`` from ``start`` (seconds) on, of which ``positions``
     encoded ones have sound.
     """
@@ -66,29 +66,29 @@ class Window:
 
 def add_words(
     vocabulary: Vocabulary,
-    window: Window,
+    window: TimedWindow,
     segments: Sequence[Segment],
     heads: Sequence[tuple[int, int]],
     options: TranscribeOptions,
     language: str | None,
     last_end: float,
-) -> Generator[AskedScores, Scored, None]:
+) -> Generator[ScoreRequest, Scored, None]:
     """Give each segment its words, and the times that follow from them.
 
     Args:
         last_end: of the words before the window, in seconds.
     """
     texts = [[token for token in one.tokens if token < vocabulary.tokens.end] for one in segments]
-    said = [token for text in texts for token in text]
+    text_tokens = [token for text in texts for token in text]
     words: list[Timed] = []
-    if said and window.positions:
+    if text_tokens and window.positions:
         start = vocabulary.tokens.prompt(language, options.task, timestamps=False)
-        ids = [*start, *said, vocabulary.tokens.end]
+        ids = [*start, *text_tokens, vocabulary.tokens.end]
         prompt = Prompt([window.input, ids])
-        logprobs, scores = yield AskedScores(prompt, heads, vocabulary.tokens.end)
+        logprobs, scores = yield ScoreRequest(prompt, heads, vocabulary.tokens.end)
         times = token_times(scores[:, :, : window.positions], len(start) - 1)
         written = "en" if options.task == "translate" else language
-        cut = split_words(vocabulary, said, written)
+        cut = split_words(vocabulary, text_tokens, written)
         words = timed_words(vocabulary, cut, times, logprobs[len(start) - 1 :])
     typical = typical_duration(words)
     shorten_at_sentences(words, 2 * typical)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot import LLM
-from ingot.engine.proof_file import Case, Metric, Proof, read_note, read_proof, read_when
+from ingot.engine.proof_file import GoldenCase, Metric, Proof, read_note, read_proof, read_when
 from ingot.layers import mlp
 from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
@@ -16,7 +16,7 @@ from tests.e2e.terminal import ingot
 from tests.e2e.test_verify import kinds_and_names, off, rewrite
 
 
-def claimed(engine: Path) -> tuple[Proof, Case]:
+def claimed(engine: Path) -> tuple[Proof, GoldenCase]:
     proof = read_proof(engine)
     assert proof is not None
     return proof, proof.claims.cases[0]

@@ -26,7 +26,7 @@ from ingot.engine import engine_loader as loader
 from ingot.errors import OutOfMemoryError
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.memory import memory_error
-from ingot.memory.ledger import CONTEXT_BYTES, WORKSPACE_BYTES, Capacity, Ledger, Setting, ledger
+from ingot.memory.ledger import CONTEXT_BYTES, WORKSPACE_BYTES, Capacity, Ledger, MemorySetting, ledger
 from ingot.memory.memory_error import explained
 from ingot.memory.memory_fixes import Fix
 from ingot.runtime import executor, setup
@@ -61,15 +61,15 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Set
     """card(bytes): from now on the device has so many, and lacks them while it loads or sizes its cache."""
     there: list[Capacity] = []
 
-    def setting_of(*args: Any) -> Setting:
+    def setting_of(*args: Any) -> MemorySetting:
         return settings(*args).replace(device="cuda")
 
-    def room(model: Any, device: Any, setting: Setting) -> tuple[int, int]:
+    def room(model: Any, device: Any, setting: MemorySetting) -> tuple[int, int]:
         found = ledger(setting, there[-1])
         return (found.usable or 0) - found.fixed, found.of("activations")
 
     @contextmanager
-    def loading(what: str, setting: Setting, device: Any, own: int | None = None) -> Iterator[Capacity]:
+    def loading(what: str, setting: MemorySetting, device: Any, own: int | None = None) -> Iterator[Capacity]:
         on_card = setting.replace(device="cuda")
         with explained(what, on_card, device, own=own) as capacity:
             if request.param == "weights" and not ledger(on_card, capacity).loads:

@@ -18,7 +18,7 @@ import ingot
 from ingot import LLM, SamplingParams
 from ingot.building.builder import build
 from ingot.building.tuner import tuning
-from ingot.config.kernel_plan import KernelPlan, Machine
+from ingot.config.kernel_plan import KernelPlan, PlanMachine
 from ingot.engine import engine_facts as describe
 from ingot.engine import engine_loader as loader
 from ingot.engine import plan_file
@@ -31,7 +31,7 @@ from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 from tests.tiny_models import save_model, tiny_config
 
 FOREIGN = KernelPlan.from_json(FOREIGN_PLAN)
-HERE = Machine("Some GPU", "9.0", 2, "2.11.0", "3.6.0")
+HERE = PlanMachine("Some GPU", "9.0", 2, "2.11.0", "3.6.0")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
 
 

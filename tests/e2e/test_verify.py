@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from ingot import LLM, build
 from ingot.building.golden import golden_cases as golden
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof_file import Made, Proof, digest, read_proof
+from ingot.engine.proof_file import Proof, ProofOrigin, digest, read_proof
 from ingot.layers import attention, mlp, norm
 from ingot.proof.golden_replay import FACTOR
 from ingot.proof.verify_engine import Verification, verify
@@ -349,6 +349,6 @@ def test_a_proof_reads_as_it_was_written(built: Built) -> None:
     assert proof is not None
     assert proof.dump() == text
     assert proof.sha256 == digest(proof.to_json())
-    assert isinstance(proof.made, Made)
+    assert isinstance(proof.made, ProofOrigin)
     with safe_open(built["llama"] / "weights.safetensors", "pt") as file:
         assert set(file.keys()) == set(Manifest.read(built["llama"]).tensors)

@@ -13,7 +13,7 @@ from ingot.building.ledger_source import read_setting
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.layers.decoder import Decoder
-from ingot.memory.ledger import Setting, ledger
+from ingot.memory.ledger import MemorySetting, ledger
 from ingot.runtime.encoding import encoder_graphs
 from ingot.runtime.encoding.encoding import Encoding
 from ingot.runtime.rehearsal import rehearse
@@ -162,10 +162,10 @@ def test_the_ledger_counts_what_is_encoded_together(speech: Side) -> None:
         ({"batch_invariant": True}, 2),
     ]  # fmt: skip
     for changes, inputs in cases:
-        found = ledger(Setting(model, "fp16", 8, POSITIONS, runtime=RuntimeConfig(**changes)))
+        found = ledger(MemorySetting(model, "fp16", 8, POSITIONS, runtime=RuntimeConfig(**changes)))
         bill = {item.name: item.bytes for item in found.items}
         assert bill["encoding"] == inputs * one, changes
-    found = ledger(Setting(model, "fp16", 8, POSITIONS, device="cpu"))
+    found = ledger(MemorySetting(model, "fp16", 8, POSITIONS, device="cpu"))
     assert {item.name: item.bytes for item in found.items}["encoding"] == one
 
 

@@ -14,7 +14,7 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import ConfigError
-from ingot.memory.ledger import Setting, ledger
+from ingot.memory.ledger import MemorySetting, ledger
 from ingot.memory.memory_sizes import encoding_bytes, weight_bytes
 from ingot.memory.step_memory import step_buffer_bytes
 from ingot.models.model_registry import ARCHITECTURES, register
@@ -48,7 +48,7 @@ def test_the_ledger_counts_the_encoder_to_the_byte(name: str, request: pytest.Fi
 
 def test_a_text_model_has_no_encoder_in_its_ledger(speech: Side) -> None:
     model = read_setting(str(speech.folder)).model.replace(wiring="none", encoder=None, architecture="gpt2")
-    found = ledger(Setting(model, "fp16", 8, 96))
+    found = ledger(MemorySetting(model, "fp16", 8, 96))
     assert found.of("encoders") == 0
     assert all(item.name != "encoder" for item in found.items)
 
@@ -57,9 +57,9 @@ def test_the_encoder_cache_has_the_asked_size(speech: Side, pictures: Side) -> N
     for side, default in ((speech, 8 * 3), (pictures, 2 * 12288 // 16)):
         model = read_setting(str(side.folder)).model
         runtime = RuntimeConfig(block_size=16)
-        assert Setting(model, "fp16", 8, 96, runtime=runtime).encoder_blocks == default
+        assert MemorySetting(model, "fp16", 8, 96, runtime=runtime).encoder_blocks == default
         asked = runtime.replace(encoder_positions=33)
-        assert Setting(model, "fp16", 8, 96, runtime=asked).encoder_blocks == 3
+        assert MemorySetting(model, "fp16", 8, 96, runtime=asked).encoder_blocks == 3
 
 
 def test_a_step_buffer_has_room_for_encoded_positions() -> None:

@@ -16,7 +16,7 @@ from ingot.building.calibration.calibrate import CalibratedLayer, Load, Statisti
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, build_config
-from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, Span
+from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, SequenceSpan
 from ingot.layers.decoder import Decoder
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def log_probs(
 ) -> torch.Tensor:
     """Log-probabilities of the next token after every token, [T, vocab_size]."""
     run = ReferenceRun(decoder, Changed(load, changes or {}), EXACT, single=True, feed=feed)
-    spans = [Span(i, tuple(ids), 0, decoder.rope_offset(len(ids))) for i, ids in enumerate(samples)]
+    spans = [SequenceSpan(i, tuple(ids), 0, decoder.rope_offset(len(ids))) for i, ids in enumerate(samples)]
     hidden = run.embed(spans)
     for index in range(len(decoder.layers)):
         hidden = run.layer(index, hidden, spans, lambda name, x: None)

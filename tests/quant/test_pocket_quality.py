@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.rptq_options import RptqConfig
-from ingot.engine.reference_run import EXACT, ReferenceRun, Span
+from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.quant.methods.rounding import dequantize, quantize
 from tests.quant.models import Changed, opened
 from tests.quant.pocket import LINEAR, POCKET, Pocket, write_loud, write_pocket
@@ -122,7 +122,7 @@ def axes(prompts: list[list[int]]) -> torch.Tensor:
     """Principal axes of the stream, [hidden, hidden] in columns."""
     decoder, load = opened(POCKET, 512)
     run = ReferenceRun(decoder, Changed(load, {}), EXACT, single=True)
-    spans = [Span(n, tuple(ids), 0, decoder.rope_offset(len(ids))) for n, ids in enumerate(prompts)]
+    spans = [SequenceSpan(n, tuple(ids), 0, decoder.rope_offset(len(ids))) for n, ids in enumerate(prompts)]
     hidden = run.embed(spans)
     seen = []
     for index in range(len(decoder.layers)):

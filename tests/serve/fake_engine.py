@@ -16,12 +16,12 @@ from ingot.serve.engine_calls.process_protocol import (
     Add,
     Failed,
     Gauges,
-    Load,
+    LoadEngine,
     News,
     Ready,
-    Score,
+    ScorePrompt,
     Splitter,
-    Step,
+    StepNews,
     ToEngine,
     frame,
 )
@@ -39,7 +39,7 @@ def main(descriptor: int) -> int:
     how = "serve"
     while data := connection.recv(1 << 16):
         for message in splitter.feed(data):
-            if isinstance(message, Load):
+            if isinstance(message, LoadEngine):
                 how = _behaviour(Path(message.path).parent)
                 if how == "refuse":
                     connection.sendall(frame(Failed("no room")))
@@ -48,12 +48,12 @@ def main(descriptor: int) -> int:
                 if how == "hang":
                     time.sleep(60)
                 connection.sendall(frame(Ready(100, 4, 64)))
-            elif isinstance(message, (Add, Score)):
+            elif isinstance(message, (Add, ScorePrompt)):
                 _answer(connection, message, how)
     return 0
 
 
-def _answer(connection: socket.socket, message: Add | Score, how: str) -> None:
+def _answer(connection: socket.socket, message: Add | ScorePrompt, how: str) -> None:
     """Do with a request as it is told; one with a prompt of one token is never answered."""
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -61,7 +61,7 @@ def _answer(connection: socket.socket, message: Add | Score, how: str) -> None:
         connection.sendall(b"\xff\xff\xff\xff")
     elif isinstance(message, Add) and len(message.prompt_ids) > 1:
         news = [News(message.id, 0, (5,), "length")]
-        connection.sendall(frame(Step(news, [], Gauges(prefix_queries=QUERIES))))
+        connection.sendall(frame(StepNews(news, [], Gauges(prefix_queries=QUERIES))))
 
 
 def _behaviour(folder: Path) -> str:

@@ -24,7 +24,7 @@ from ingot.serve.api_errors import ApiError
 from ingot.serve.request_schemas import ResponsesRequest
 from ingot.serve.response_formats import MAX_SCHEMA_BYTES, check_size
 from ingot.serve.served_model import ServedModel
-from ingot.serve.speech_service import Ears
+from ingot.serve.speech_service import SpeechService
 
 TEXT = 'OK.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -109,7 +109,7 @@ def test_errors_name_the_model_and_no_place_of_the_server(place: str) -> None:
     model._closed, model.name = False, "m"
     files = SimpleNamespace(folder=Path("/tmp/ingot-text-7"), origin=Path("/srv/e/tokenizer"))
     model.side = SimpleNamespace(folder=Path("/srv/e"), files=files)  # type: ignore[assignment]
-    told = model._told(RequestError(f"{place}/chat_template.jinja refuses these messages"), "messages")
+    told = model._api_error(RequestError(f"{place}/chat_template.jinja refuses these messages"), "messages")
     assert told.message == "m/tokenizer/chat_template.jinja refuses these messages"
     assert told.param == "messages"
 
@@ -143,13 +143,13 @@ def test_a_file_that_cannot_be_decoded_gives_its_process_back(error: Exception, 
     def fail(*_: object) -> bytes:
         raise error
 
-    ears = Ears.__new__(Ears)
-    ears._closed, ears._most_seconds, ears._processes = closed, 1.0, SimpleQueue()
-    ears._processes.put(SimpleNamespace(ask_bytes=fail))  # type: ignore[arg-type]
+    service = SpeechService.__new__(SpeechService)
+    service._closed, service._most_seconds, service._processes = closed, 1.0, SimpleQueue()
+    service._processes.put(SimpleNamespace(ask_bytes=fail))  # type: ignore[arg-type]
     for data in (lambda: b"RIFF", fail):
         with pytest.raises(OSError if isinstance(error, OSError) else ApiError) as caught:
-            ears._samples(data)
-        assert ears._processes.qsize() == 1
+            service._samples(data)
+        assert service._processes.qsize() == 1
         if isinstance(caught.value, ApiError):
             stops = closed and isinstance(error, ProcessEndedError)
             expected = (503, None) if stops else (400, "file")

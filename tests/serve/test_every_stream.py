@@ -32,13 +32,13 @@ from ingot.serve.engine_calls.process_protocol import (
     Add,
     Embed,
     Gauges,
-    Load,
+    LoadEngine,
     Logprob,
     News,
     Ready,
-    Score,
     Scored,
-    Step,
+    ScorePrompt,
+    StepNews,
 )
 from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.grammar_checks import GrammarChecks
@@ -51,7 +51,7 @@ from ingot.serve.request_schemas import (
     decode,
 )
 from ingot.serve.served_model import ServedModel, TextSide
-from ingot.serve.speech_service import Ears, Whole
+from ingot.serve.speech_service import SpeechService, TranscriptionResult
 from ingot.speech.speech_options import TranscribeOptions
 from tests.serve.client import PATIENCE, ROOT, is_gone
 
@@ -67,7 +67,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.client = EngineClient("m", Load("nowhere"), ServeConfig(), self.metrics.of("m"))
+        self.client = EngineClient("m", LoadEngine("nowhere"), ServeConfig(), self.metrics.of("m"))
         self.client.limits = Ready(3008, 8, 256)
         self.client._run = self  # type: ignore[assignment]
         self.sent: list[Any] = []
@@ -80,11 +80,11 @@ class Engine:
         return [one for one in self.sent if isinstance(one, kinds)]
 
     def step(self, *news: News, scored: list[Scored] | None = None) -> None:
-        self.client._receive(Step(list(news), scored or [], Gauges()))
+        self.client._receive(StepNews(list(news), scored or [], Gauges()))
 
     def score(self) -> None:
         """Answer what is to be scored."""
-        for one in self.asked(Score):
+        for one in self.asked(ScorePrompt):
             self.step(scored=[Scored(one.id, [LOGPROB] * (len(one.prompt_ids) - 1))])
 
     def token(self, *, end: bool = False) -> None:
@@ -152,7 +152,7 @@ SCORED = ["echo with logprobs", "score"]
 
 def first_open(engine: Engine) -> Any:
     """What the engine has not answered yet."""
-    return next(one for one in engine.asked(Add, Score) if one.id in engine.client._owners)
+    return next(one for one in engine.asked(Add, ScorePrompt) if one.id in engine.client._owners)
 
 
 def refuse(engine: Engine) -> None:
@@ -217,9 +217,9 @@ def test_a_failure_ends_it(side: TextSide, kind: str, failure: str, stream: bool
         async with served(side) as (engine, model):
             events: list[bytes] = []
             task = asyncio.create_task(read(KINDS[kind](n)(model), stream=stream, into=events))
-            await until(lambda: engine.asked(Add, Score))
+            await until(lambda: engine.asked(Add, ScorePrompt))
             if when == "scored":  # but for one prompt
-                one = engine.asked(Score)[-1]
+                one = engine.asked(ScorePrompt)[-1]
                 engine.step(scored=[Scored(one.id, [LOGPROB] * (len(one.prompt_ids) - 1))])
             if when == "token":
                 engine.score()
@@ -256,7 +256,7 @@ def test_it_ends_well_and_a_client_that_leaves_gives_all_back(
         async with served(side) as (engine, model):
             events: list[bytes] = []
             task = asyncio.create_task(read(KINDS[kind](1)(model), stream=stream, into=events))
-            await until(lambda: engine.asked(Add, Score))
+            await until(lambda: engine.asked(Add, ScorePrompt))
             engine.score()
             engine.token()
             await asyncio.sleep(0)
@@ -399,42 +399,44 @@ class TestSpeech:
     """What a speech model holds is given back, and its processes end."""
 
     @contextlib.asynccontextmanager
-    async def ears(self) -> AsyncIterator[tuple[Ears, Engine]]:
+    async def service(self) -> AsyncIterator[tuple[SpeechService, Engine]]:
         side = TextSide.read("w", ROOT / "models" / "pocket-whisper")
         engine = Engine()
-        assert side.hears is not None
-        client = EngineClient("w", Load("nowhere"), ServeConfig(), engine.metrics.of("w"), side.hears)
+        assert side.speech_features is not None
+        client = EngineClient(
+            "w", LoadEngine("nowhere"), ServeConfig(), engine.metrics.of("w"), side.speech_features
+        )
         client.limits, client._run = Ready(3008, 8, 256), engine  # type: ignore[assignment]
         engine.client = client
-        ears = Ears(side.manifest, side.tokenizer, client, ServeConfig())
+        service = SpeechService(side.manifest, side.tokenizer, client, ServeConfig())
         try:
-            yield ears, engine
+            yield service, engine
         finally:
-            ears.close()
+            service.close()
 
-    async def transcribed(self, ears: Ears) -> Whole | None:
+    async def transcribed(self, service: SpeechService) -> TranscriptionResult | None:
         data = (ROOT / "examples" / "speech" / "talk.ogg").read_bytes()
         last = None
         async with contextlib.aclosing(
-            ears.segments(lambda: data, TranscribeOptions(language="en"))
+            service.segments(lambda: data, TranscribeOptions(language="en"))
         ) as found:
             async for one in found:
                 last = one
-        return last if isinstance(last, Whole) else None
+        return last if isinstance(last, TranscriptionResult) else None
 
     @pytest.mark.parametrize("failure", ["the engine dies", "the server stops", "the client leaves"])
     def test_seconds_places_and_slots_are_given_back(self, failure: str) -> None:
         async def main() -> None:
-            async with self.ears() as (ears, engine):
-                task = asyncio.create_task(self.transcribed(ears))
+            async with self.service() as (service, engine):
+                task = asyncio.create_task(self.transcribed(service))
                 await until(lambda: engine.asked(Add))
-                assert ears._held > 1
+                assert service._held > 1
                 if failure == "the client leaves":
                     task.cancel()
                 else:
                     FAILURES[failure][0](engine)
                 await asyncio.wait([task])
-                assert (ears._held, engine.client._taken, engine.client._owners) == (0, 0, {})
+                assert (service._held, engine.client._taken, engine.client._owners) == (0, 0, {})
                 windows = engine.client.windows
                 assert windows is not None
                 assert len(windows._free) == windows._made == 1
@@ -445,16 +447,16 @@ class TestSpeech:
         """Its process hangs; who waits for it is told that the server stops."""
 
         async def main() -> None:
-            async with self.ears() as (ears, engine):
-                process = ears._all[0]
+            async with self.service() as (service, engine):
+                process = service._all[0]
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(process.ask_bytes, b"")
-                task = asyncio.create_task(self.transcribed(ears))
-                await until(lambda: any(one._running is not None for one in ears._all))
-                pids = [one._running.process.pid for one in ears._all if one._running is not None]
+                task = asyncio.create_task(self.transcribed(service))
+                await until(lambda: any(one._running is not None for one in service._all))
+                pids = [one._running.process.pid for one in service._all if one._running is not None]
                 for pid in pids:
                     os.kill(pid, signal.SIGSTOP)
-                ears.close()
+                service.close()
                 await until(lambda: all(map(is_gone, pids)))
                 await asyncio.wait([task])
                 assert isinstance(task.exception(), ApiError) or engine.asked(Add)

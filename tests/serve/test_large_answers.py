@@ -23,9 +23,9 @@ from ingot.serve.engine_calls import prompt_scoring as scoring
 from ingot.serve.engine_calls.answering import Answering, Job
 from ingot.serve.engine_calls.engine_process import EngineLoop
 from ingot.serve.engine_calls.process_link import Link
-from ingot.serve.engine_calls.process_protocol import Abort, Logprob, News, Score, frame
+from ingot.serve.engine_calls.process_protocol import Abort, Logprob, News, ScorePrompt, frame
 from ingot.serve.engine_calls.prompt_scoring import scores
-from ingot.serve.http.http_bodies import InParts, whole_answer
+from ingot.serve.http.http_bodies import InParts, full_answer
 from ingot.serve.json_parts import Rows, in_parts
 from tests.serve.client import Server
 from tests.serve.conftest import chat, completion
@@ -125,9 +125,9 @@ class TestWholeAnswers:
 
         async def main() -> None:
             request: Any = SimpleNamespace(receive=receive)
-            small = await whole_answer(request, work(3))
+            small = await full_answer(request, work(3))
             assert (small.body, small.headers["content-length"]) == (b'{"rows":[0,1,2]}', "16")
-            large = await whole_answer(request, work(100_000))
+            large = await full_answer(request, work(100_000))
             assert isinstance(large, InParts)
             assert "content-length" not in large.headers
             assert large.headers["content-type"] == "application/json"
@@ -263,7 +263,7 @@ class TestScores:
         monkeypatch.setattr(scoring, "PART_VALUES", 2)
         loop, executor, _ours = self.loop()
         for name in ("a", "b", "gone"):
-            loop._obey(Score(name, [1, 2, 3, 4, 5, 6], 1))
+            loop._obey(ScorePrompt(name, [1, 2, 3, 4, 5, 6], 1))
         reading, sent = True, []
         while reading or loop._scores:
             for update in executor.step() if executor.has_work else []:
@@ -280,7 +280,7 @@ class TestScores:
 
     def test_an_aborted_prompt_leaves_nothing(self) -> None:
         loop, executor, _ours = self.loop()
-        loop._obey(Score("a", [1, 2, 3], 1))
+        loop._obey(ScorePrompt("a", [1, 2, 3], 1))
         assert set(loop._reading) == {"a"}
         loop._obey(Abort("a"))
         assert loop._reading == {}

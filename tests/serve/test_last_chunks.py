@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingot.serve.engine_calls.process_protocol import Add, Gauges, News, Step
+from ingot.serve.engine_calls.process_protocol import Add, Gauges, News, StepNews
 from tests.serve.test_every_stream import (
     MESSAGES,
     POCKET,
@@ -141,8 +141,8 @@ def test_metrics_count_what_a_request_took(side: TextSide, kind: str, reason: st
             engine.token()
             for one in engine.asked(Add):
                 news = [News(one.id, index, (), reason) for index in range(n)]  # type: ignore[arg-type]
-                engine.client._receive(Step(news, [], Gauges(3, 4, 0.25, 20, 8)))
-            engine.client._receive(Step([], [], Gauges(1, 2, 0.5, 25, 9)))
+                engine.client._receive(StepNews(news, [], Gauges(3, 4, 0.25, 20, 8)))
+            engine.client._receive(StepNews([], [], Gauges(1, 2, 0.5, 25, 9)))
             await task
             engine.client.count_recording(2.5)
             metrics, lengths = engine.metrics, [len(one.prompt_ids) for one in engine.asked(Add)]

@@ -16,7 +16,7 @@ from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.errors import RequestError
 from ingot.llm.prompt_inputs import Chat
 from ingot.serve.http.http_bodies import MOST_COMMAS, MOST_OPENED
-from ingot.serve.long_prompts import LONG, LongPrompts, TooLongError, is_long
+from ingot.serve.long_prompts import LONG, LongPromptError, LongPrompts, is_long
 from tests.serve.client import Server
 from tests.serve.conftest import MAX_SEQ_LEN, chat, completion
 
@@ -52,7 +52,7 @@ def test_errors_are_those_of_this_process(long: LongPrompts, llm: LLM) -> None:
 
 
 def test_of_too_many_ids_only_the_number_comes(long: LongPrompts) -> None:
-    with pytest.raises(TooLongError) as caught:
+    with pytest.raises(LongPromptError) as caught:
         long.prompt_ids("a b " * 1500)
     assert caught.value.count > 2000
 

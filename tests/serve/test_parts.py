@@ -35,14 +35,14 @@ from ingot.serve.engine_calls.process_protocol import (
     FrameError,
     FromEngine,
     Gauges,
-    Load,
+    LoadEngine,
     Logprob,
     News,
     Ready,
-    Score,
     Scored,
+    ScorePrompt,
     Splitter,
-    Step,
+    StepNews,
     ToEngine,
     frame,
 )
@@ -55,9 +55,9 @@ from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
 PARAMS = SamplingParams(max_new_tokens=3)
 NOWHERE = ("--host", "203.0.113.1")  # where nothing can listen: no server starts by mistake
 TO_ENGINE = [
-    Load("engine", threads=1, runtime={"token_budget": 5}, features=(7, (80, 3000))),
+    LoadEngine("engine", threads=1, runtime={"token_budget": 5}, features=(7, (80, 3000))),
     Add("7", [1, 2], SamplingParams(stop=("a",), seed=1).to_json(), 3),
-    Score("8", [1, 2, 3], 5),
+    ScorePrompt("8", [1, 2, 3], 5),
     Embed("9", [1, 2, 3], "last"),
     Abort("7"),
     Abort("7", 2),
@@ -66,7 +66,7 @@ LOGPROB = Logprob(5, -0.5, ((5, -0.5), (6, float("-inf"))))
 FROM_ENGINE = [
     Ready(100, 4, 64),
     Failed("no room", "1", "2", "less", "--flag", {"fixes": [{"flag": "--max-seq-len 5"}]}, ("a line",)),
-    Step(
+    StepNews(
         [
             News("7", 1, (5, 6), "stop", 9, (LOGPROB,), stop_logprob=-0.5),
             News("8", 0, (), error="no", refused=True),
@@ -74,7 +74,7 @@ FROM_ENGINE = [
         [Scored("8", [LOGPROB])],
         Gauges(1, 2, 0.5),
     ),
-    Step([], [], Gauges(), [Embedded("9", b"\0\x80\xff\n")]),
+    StepNews([], [], Gauges(), [Embedded("9", b"\0\x80\xff\n")]),
 ]
 
 
@@ -116,7 +116,7 @@ class TestLink:
         ours, theirs = socket.socketpair()
         engine = Link(theirs)
         monkeypatch.setattr(link_module, "MOST_UNSENT", 4 << 20)
-        big = Step([News("7", 0, tuple(range(1000)))] * 300, [], Gauges())
+        big = StepNews([News("7", 0, tuple(range(1000)))] * 300, [], Gauges())
         count = 3
         for _ in range(count):
             engine.send(big)
@@ -149,13 +149,13 @@ class TestLink:
 class TestEngineLoop:
     """The loop over an executor without a model."""
 
-    def run(self, *messages: ToEngine, until: int) -> tuple[list[Step], Any]:
+    def run(self, *messages: ToEngine, until: int) -> tuple[list[StepNews], Any]:
         """Steps until ``until`` news have come."""
         executor, _ = fake_executor()
         ours, theirs = socket.socketpair()
         loop = EngineLoop(executor, Link(theirs))
         ours.sendall(b"".join(map(frame, messages)))
-        found: list[Step] = []
+        found: list[StepNews] = []
 
         def read() -> None:
             splitter: Splitter[Any] = Splitter(FromEngine)
@@ -239,7 +239,7 @@ class TestEngineLoop:
     def test_a_request_that_cannot_be_served_ends_alone(self) -> None:
         params = PARAMS.to_json()
         steps, executor = self.run(
-            Add("a", [1, 99], params), Add("b", [3], {**params, "top_p": 7}), Score("c", [], 1),
+            Add("a", [1, 99], params), Add("b", [3], {**params, "top_p": 7}), ScorePrompt("c", [], 1),
             Embed("e", [3], "max"), Embed("f", [], "mean"), Add("d", [3], params), Abort("none"), until=8,
         )  # fmt: skip
         errors = {news.id: news.error for step in steps for news in step.news if news.error}

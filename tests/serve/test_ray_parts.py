@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.adapters.ray.merged_answers import Whole, merged
+from ingot.adapters.ray.merged_answers import ReplicaAnswer, merged
 from ingot.adapters.ray.prompt_prefix import model_and_key
 from ingot.adapters.ray.ray_settings import RayArgs
 from ingot.adapters.ray.replica_choice import ranked
@@ -143,8 +143,8 @@ class TestFacts:
             merged("/version", {"m": {}})
 
 
-def whole(body: bytes, status: int = 200, kind: bytes = b"application/json") -> Whole:
-    return Whole(status, {b"content-type": kind}, body)
+def whole(body: bytes, status: int = 200, kind: bytes = b"application/json") -> ReplicaAnswer:
+    return ReplicaAnswer(status, {b"content-type": kind}, body)
 
 
 class TestArguments:

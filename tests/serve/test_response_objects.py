@@ -111,7 +111,7 @@ async def test_a_response_and_its_last_event_are_the_same(
     reason: str, status: str, details: dict[str, str] | None
 ) -> None:
     pieces = [Piece("<think>one two</think>", (1, 2)), Piece("Hi", (3,), 0, reason)]
-    whole = made().whole(Found(pieces))  # type: ignore[arg-type]
+    whole = made().full_answer(Found(pieces))  # type: ignore[arg-type]
     events = await streamed(made(), Found(pieces))
     last = events[-1]["response"]
     assert [one["sequence_number"] for one in events] == list(range(len(events)))

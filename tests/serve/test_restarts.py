@@ -26,7 +26,7 @@ from ingot.serve.engine_calls import engine_run
 from ingot.serve.engine_calls.answering import Job
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.process_link import Link
-from ingot.serve.engine_calls.process_protocol import Abort, Load, frame
+from ingot.serve.engine_calls.process_protocol import Abort, LoadEngine, frame
 from ingot.serve.engine_calls.restarts import RestartPolicy, folder_stamp
 from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.server import _Server
@@ -61,7 +61,7 @@ class Case:
 
     @contextlib.asynccontextmanager
     async def engine(self, policy: RestartPolicy | None = QUICK) -> AsyncIterator[EngineClient]:
-        load, of = Load(str(self.engine_folder)), self.metrics.of("fake")
+        load, of = LoadEngine(str(self.engine_folder)), self.metrics.of("fake")
         found = await EngineClient.start("fake", load, ServeConfig(), of, restarts=policy)
         try:
             yield found
@@ -173,7 +173,7 @@ async def test_retry_after_is_a_time_to_come_or_is_left_out(
     left: float | None, given_up: bool, expected: str | None
 ) -> None:
     """A process may take longer to load than the last one did; an engine without one is not expected back."""
-    engine = EngineClient("fake", Load("/e"), ServeConfig(), Metrics().of("fake"))
+    engine = EngineClient("fake", LoadEngine("/e"), ServeConfig(), Metrics().of("fake"))
     engine.lost, engine.given_up = "gone", given_up
     engine._back_at = None if left is None else time.monotonic() + left
     with pytest.raises(ApiError) as at_answering, engine.answering([], None, by_piece=False):

@@ -16,7 +16,7 @@ from ingot import LLM, Chat, Grammar
 from ingot.serve.api.answer_parts import AnswerParts, ArgumentsDelta, CallStart, ContentDelta, ReasoningDelta
 from ingot.serve.api.tool_fields import read_tools
 from ingot.serve.api_errors import ApiError
-from ingot.serve.response_formats import MAX_SCHEMA_BYTES, Form
+from ingot.serve.response_formats import MAX_SCHEMA_BYTES, AnswerFormat
 from tests.serve.client import JSON, Server
 from tests.serve.conftest import TOOLS, chat
 from tests.serve.published import Schema
@@ -291,7 +291,7 @@ def test_tools_are_as_large_as_what_is_compiled_of_them(
 ) -> None:
     named = {"type": "function", "function": {"name": choice}} if choice == "f" else choice
     tools = [described(name, size) for name, size in sizes.items()]
-    held = Form(Grammar.json_object(), "response_format") if form else None
+    held = AnswerFormat(Grammar.json_object(), "response_format") if form else None
     if fits:
         assert (read_tools(tools, named, None, held).form is None) == (choice is None)
         return

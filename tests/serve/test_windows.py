@@ -15,11 +15,11 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import Answer, Output
 from ingot.llm.prompt_inputs import Input, Prompt
-from ingot.serve import speech_service as ears
+from ingot.serve import speech_service
 from ingot.serve.engine_calls.speech_windows import WindowReader, Windows
 from ingot.speech.recording_features import Transcript
-from ingot.speech.window_decoding import Asked
-from ingot.speech.word_times import AskedScores
+from ingot.speech.window_decoding import DecodeRequest
+from ingot.speech.word_times import ScoreRequest
 from tests.serve.client import ROOT
 
 SHAPE = (3, 40)
@@ -32,7 +32,7 @@ print(json.dumps(WindowReader(int(sys.argv[1]), (3, 40)).get(int(sys.argv[2])).t
 
 def test_slots_are_apart_and_come_back() -> None:
     windows = Windows(SHAPE)
-    reader = WindowReader.of(windows.told)
+    reader = WindowReader.of(windows.handle)
     assert reader is not None
     first, second = torch.randn(SHAPE), torch.randn(40, 3, dtype=torch.float64).T
     with windows.slot() as a, windows.slot() as b:
@@ -78,18 +78,18 @@ def test_a_window_counts_once_however_often_it_is_asked(monkeypatch: pytest.Monk
         for name in (b"first", b"second"):
             prompt = Prompt([Input(torch.zeros(SHAPE), name), [1, 2, 3]])
             for _ in range(2):
-                yield Asked(prompt, SamplingParams())
-            yield AskedScores(prompt, [(0, 0)], 9)
+                yield DecodeRequest(prompt, SamplingParams())
+            yield ScoreRequest(prompt, [(0, 0)], 9)
         return Transcript(duration=1.0)
 
-    monkeypatch.setattr(ears, "transcribe_recording", asking)
+    monkeypatch.setattr(speech_service, "transcribe_recording", asking)
     written: list[int] = []
     windows: Any = SimpleNamespace(shape=SHAPE, put=lambda slot, features: written.append(slot))
     unused: Any = None
-    work = ears._Work(unused, unused, windows, 7, unused, [])
+    work = speech_service._Work(unused, unused, windows, 7, unused, [])
     job, output = work.next(None), Output([], [Answer("", [4, 5], "stop", 6)])
     while job is not None:
         job = work.next((torch.zeros(2), torch.zeros(3, 1, 1)) if job.attend is not None else output)
-    whole = work.whole(1500)
+    whole = work.result(1500)
     assert written == [7, 7]
     assert (whole.audio_tokens, whole.prompt_tokens, whole.new_tokens) == (2 * 1500, 4 * 3, 4 * 2)

@@ -15,8 +15,8 @@ from ingot.models.speech_tokens import SpeechTokens
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import Asked, Vocabulary
-from ingot.speech.word_times import AskedScores
+from ingot.speech.window_decoding import DecodeRequest, Vocabulary
+from ingot.speech.word_times import ScoreRequest
 
 TOKENS = SpeechTokens.of_vocabulary(51865)
 FIRST = TOKENS.first_timestamp
@@ -40,7 +40,7 @@ def scripted(
     vocabulary: Vocabulary | None = None,
     spacing: int = 25,
     **options: Any,
-) -> tuple[Transcript, list[Asked | AskedScores]]:
+) -> tuple[Transcript, list[DecodeRequest | ScoreRequest]]:
     """The transcript of a recording in whose windows these tokens are said, one after another, and what was
     asked. Each token of text attends to the ``spacing`` positions behind those of the token before it.
     """
@@ -53,7 +53,7 @@ def scripted(
         while True:
             asked.append(request)
             ids = list(request.prompt.parts[1])  # type: ignore[arg-type]
-            if isinstance(request, AskedScores):
+            if isinstance(request, ScoreRequest):
                 request = asking.send(_scores(ids, spacing))
             else:
                 request = asking.send(_output(ids, left.pop(0)))

@@ -14,7 +14,7 @@ from ingot.runtime.selection import TokenLogprobs
 from ingot.speech.recording_features import transcribe_recording
 from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import Asked, Vocabulary
+from ingot.speech.window_decoding import DecodeRequest, Vocabulary
 from ingot.text.prompt import Input
 from tests.speech.scripted import FIRST, at, scripted
 
@@ -37,7 +37,7 @@ def prompts(**options: Any) -> tuple[list[list[int]], list[list[int]]]:
             asked = next(asking) if output is None else asking.send(output)
         except StopIteration:
             return read, [segment.tokens for segment in heard]
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, DecodeRequest)
         sound, ids = asked.prompt.parts
         assert isinstance(sound, Input)
         ids = list(ids)  # type: ignore[arg-type]

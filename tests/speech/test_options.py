@@ -17,7 +17,7 @@ from ingot.models.speech_tokens import SpeechTokens
 from ingot.models.whisper_generation import SpeechGeneration
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import Asked, Vocabulary, detect_language
+from ingot.speech.window_decoding import DecodeRequest, Vocabulary, detect_language
 from ingot.text.prompt import Input
 from tests.speech.scripted import FIRST, TOKENS, at, plain_vocabulary, scripted
 
@@ -80,7 +80,7 @@ def test_every_option_stands_beside_the_originals_or_is_ours() -> None:
 def asked_of(vocabulary: Vocabulary | None = None, **options: Any) -> tuple[list[int], SamplingParams]:
     """What the first window asks: its prompt, and how it is sampled."""
     _, asked = scripted([[FIRST, 5, at(1)]], 1.0, vocabulary, **options)
-    assert isinstance(asked[0], Asked)
+    assert isinstance(asked[0], DecodeRequest)
     return list(asked[0].prompt.parts[1]), asked[0].params  # type: ignore[arg-type]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.speech.batched_windows import Left, together, told
+from ingot.speech.batched_windows import CancelToken, run_concurrently, run_in_order
 
 Tell = Callable[[int], None]
 
 
-def until_set(left: Left) -> None:
+def until_set(left: CancelToken) -> None:
     end = time.monotonic() + 30
     while not left.is_set():
         assert time.monotonic() < end, "nobody said that it is over"
@@ -21,15 +21,15 @@ def until_set(left: Left) -> None:
 
 
 def test_all_that_is_told_comes_with_its_position_and_the_result_last() -> None:
-    def work(item: int, tell: Tell, left: Left) -> str:
+    def work(item: int, tell: Tell, left: CancelToken) -> str:
         for one in range(item):
             tell(one)
         return f"done {item}"
 
-    found = list(told(work, [3, 0, 2], width=2))
+    found = list(run_concurrently(work, [3, 0, 2], width=2))
     for position, item in enumerate([3, 0, 2]):
         assert [one for at, one in found if at == position] == [*range(item), f"done {item}"]
-    assert list(told(work, [], width=4)) == []
+    assert list(run_concurrently(work, [], width=4)) == []
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
@@ -37,7 +37,7 @@ def test_results_come_in_order_from_so_many_threads(width: int) -> None:
     running, most, lock = 0, 0, threading.Lock()
     first, done = threading.Barrier(width), [threading.Event() for _ in range(5)]
 
-    def work(item: int, left: Left) -> int:
+    def work(item: int, left: CancelToken) -> int:
         nonlocal running, most
         with lock:
             running += 1
@@ -50,14 +50,14 @@ def test_results_come_in_order_from_so_many_threads(width: int) -> None:
         done[item].set()
         return item * item
 
-    assert list(together(work, range(5), width)) == [0, 1, 4, 9, 16]
+    assert list(run_in_order(work, range(5), width)) == [0, 1, 4, 9, 16]
     assert most == width
 
 
 def test_the_first_error_ends_all() -> None:
     begun: list[int] = []
 
-    def work(item: int, left: Left) -> int:
+    def work(item: int, left: CancelToken) -> int:
         begun.append(item)
         if item == 1:
             raise ValueError("the second")
@@ -65,21 +65,21 @@ def test_the_first_error_ends_all() -> None:
         raise InterruptedError
 
     with pytest.raises(ValueError, match="the second"):
-        list(together(work, range(9), width=2))
+        list(run_in_order(work, range(9), width=2))
     assert sorted(begun) == [0, 1]
 
 
 @pytest.mark.parametrize("outer", [False, True])
 def test_who_leaves_ends_it(outer: bool) -> None:
     """By closing the generator, or because other work ends that it is a part of: then it says so."""
-    outside, before = Left(), threading.active_count()
+    outside, before = CancelToken(), threading.active_count()
 
-    def work(item: int, tell: Tell, left: Left) -> int:
+    def work(item: int, tell: Tell, left: CancelToken) -> int:
         tell(item)
         until_set(left)
         raise InterruptedError
 
-    found = told(work, range(4), width=2, outer=outside)
+    found = run_concurrently(work, range(4), width=2, outer=outside)
     assert next(found)[1] in (0, 1)
     if outer:
         outside.set()
@@ -91,17 +91,17 @@ def test_who_leaves_ends_it(outer: bool) -> None:
 
 
 def test_a_part_that_ends_or_fails_ends_no_other_work() -> None:
-    def part(item: int, left: Left) -> int:
+    def part(item: int, left: CancelToken) -> int:
         if item == 3:
             raise ValueError
         return item
 
-    def work(item: int, left: Left) -> object:
+    def work(item: int, left: CancelToken) -> object:
         try:
-            found: object = list(together(part, [item, item + 1], 2, left))
+            found: object = list(run_in_order(part, [item, item + 1], 2, left))
         except ValueError:
             found = None
         assert not left.is_set()
         return found
 
-    assert list(together(work, [1, 2, 3, 4, 5], 1)) == [[1, 2], None, None, [4, 5], [5, 6]]
+    assert list(run_in_order(work, [1, 2, 3, 4, 5], 1)) == [[1, 2], None, None, [4, 5], [5, 6]]

@@ -14,13 +14,13 @@ from ingot.errors import RequestError
 from ingot.llm.outputs import Answer, Output
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs
-from ingot.speech.hallucination import Heard, is_made_up, seek_behind_words, without_hallucinations
+from ingot.speech.hallucination import WindowTimes, is_made_up, seek_behind_words, without_hallucinations
 from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.segments import Segment, Word
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import Asked, Vocabulary
+from ingot.speech.window_decoding import DecodeRequest, Vocabulary
 from ingot.speech.word_times import (
-    AskedScores,
+    ScoreRequest,
     Timed,
     agree,
     merge_punctuation,
@@ -188,11 +188,11 @@ class Model:
 
     def __init__(self, vocabulary: Vocabulary, texts: list[list[str | float | list[int]]]) -> None:
         self.vocabulary, self.texts = vocabulary, texts
-        self.asked: list[Asked | AskedScores] = []
+        self.asked: list[DecodeRequest | ScoreRequest] = []
 
-    def answer(self, asked: Asked | AskedScores) -> Any:
+    def answer(self, asked: DecodeRequest | ScoreRequest) -> Any:
         self.asked.append(asked)
-        if isinstance(asked, AskedScores):
+        if isinstance(asked, ScoreRequest):
             return self.scores(asked)
         ids: list[int] = []
         for part in self.texts.pop(0):
@@ -207,7 +207,7 @@ class Model:
         assert self.vocabulary.tokenizer is not None
         return self.vocabulary.tokenizer.encode_parts([text])
 
-    def scores(self, asked: AskedScores) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(self, asked: ScoreRequest) -> tuple[torch.Tensor, torch.Tensor]:
         ids = asked.prompt.parts[1]
         assert isinstance(ids, list)
         scores = torch.zeros(len(ids), len(asked.heads), 1500)
@@ -242,7 +242,7 @@ def test_words_move_segments_and_the_next_window(vocabulary: Vocabulary) -> None
     assert (first.start, first.end) == (first.words[0].start, first.words[-1].end)
     assert first.end == pytest.approx(1.5, abs=0.1), "its words end where they are heard, not at 6 s"
     assert second.start == pytest.approx(first.end, abs=0.05), "and there the next window begins"
-    assert [type(one) for one in model.asked] == [Asked, AskedScores] * 2
+    assert [type(one) for one in model.asked] == [DecodeRequest, ScoreRequest] * 2
 
 
 def test_an_engine_without_a_tokenizer_has_words_too() -> None:
@@ -260,7 +260,7 @@ class Paced(Model):
         super().__init__(Vocabulary.of(NAMES, None, 448), texts)
         self.lasts = lasts
 
-    def scores(self, asked: AskedScores) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(self, asked: ScoreRequest) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, scores = super().scores(asked)
         begin, scores = 0, torch.zeros_like(scores)
         for row, seconds in enumerate(self.lasts.pop(0), start=3):
@@ -301,7 +301,7 @@ def test_the_pass_reads_text_alone(vocabulary: Vocabulary) -> None:
     found = heard(model, 3.0, task="translate", language="zh")
     assert [word.text for one in found.segments for word in one.words or []] == [" One", " two"], "English"
     asked = model.asked[1]
-    assert isinstance(asked, AskedScores)
+    assert isinstance(asked, ScoreRequest)
     assert vocabulary.tokenizer is not None
     said = vocabulary.tokenizer.encode_parts([" One", " two"])
     start = [NAMES.start, NAMES.languages["zh"], NAMES.translate, NAMES.no_timestamps]
@@ -333,7 +333,7 @@ def test_text_is_judged_by_its_words() -> None:
     assert not is_made_up(None)
 
 
-WINDOW = Heard(30.0, 60.0, 200.0)
+WINDOW = WindowTimes(30.0, 60.0, 200.0)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +354,17 @@ def test_made_up_text_in_silence_goes(segments: list[Segment], kept: int | None,
 
 def test_a_window_ends_behind_the_recording() -> None:
     """Of 35 s, 25 s of the second window are empty: made-up text at 34.5 s is not at its end."""
-    window = Heard(30.0, 35.0, 35.0)
+    window = WindowTimes(30.0, 35.0, 35.0)
     assert window.window_end == 60.0
     found = without_hallucinations([fluent(31), made_up(34.5)], window, 1.0, last_end=29.0, seek=35.0)
     assert len(found[0] or ()) == 2
 
 
-MIDDLE, FIRST, LAST = Heard(30.0, 60.0, 200.0), Heard(0.0, 30.0, 200.0), Heard(30.0, 60.0, 60.5)
+MIDDLE, FIRST, LAST = (
+    WindowTimes(30.0, 60.0, 200.0),
+    WindowTimes(0.0, 30.0, 200.0),
+    WindowTimes(30.0, 60.0, 60.5),
+)
 KEPT: tuple[int, float] = (-1, 60.0)
 
 
@@ -390,7 +394,11 @@ KEPT: tuple[int, float] = (-1, 60.0)
     ],
 )
 def test_each_reason_to_drop_made_up_text(
-    window: Heard, threshold: float, segments: list[Segment], last_end: float, expected: tuple[int, float]
+    window: WindowTimes,
+    threshold: float,
+    segments: list[Segment],
+    last_end: float,
+    expected: tuple[int, float],
 ) -> None:
     """One reason before it and one behind it; beside most of them what is just not enough."""
     count, seek = expected
@@ -405,14 +413,14 @@ def test_silence_behind_the_last_word_is_heard_again(last_end: float, seek: floa
 
 
 def test_the_silence_behind_a_recording_counts() -> None:
-    assert seek_behind_words(Heard(30.0, 35.0, 35.0), 34.5, 2.0) == 34.5
+    assert seek_behind_words(WindowTimes(30.0, 35.0, 35.0), 34.5, 2.0) == 34.5
 
 
 def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary) -> None:
     """Behind the silence it reads what it read: the original does not count it as a window."""
 
     class Doubted(Model):
-        def scores(self, asked: AskedScores) -> tuple[torch.Tensor, torch.Tensor]:
+        def scores(self, asked: ScoreRequest) -> tuple[torch.Tensor, torch.Tensor]:
             logprobs, scores = super().scores(asked)
             first = len(self.texts) == 1
             return (logprobs - 5, scores.roll(200, -1)) if first else (logprobs, scores)
@@ -420,14 +428,14 @@ def test_a_window_that_is_heard_again_is_heard_as_before(vocabulary: Vocabulary)
     model = Doubted(vocabulary, [[4.0, " um", 5.0], [0.0, " One two", 2.0]])
     options = {"condition_on_previous_text": False, "initial_prompt": "Names"}
     assert heard(model, 20.0, hallucination_silence_threshold=1.0, **options).text == " One two"
-    first, second = (asked.prompt.parts[1] for asked in model.asked if isinstance(asked, Asked))
+    first, second = (asked.prompt.parts[1] for asked in model.asked if isinstance(asked, DecodeRequest))
     assert first == second
     assert isinstance(first, list)
     assert first[0] == NAMES.previous
 
 
 def test_a_recording_that_ends_in_made_up_text_is_done_with() -> None:
-    window = Heard(30.0, 50.0, 50.0)
+    window = WindowTimes(30.0, 50.0, 50.0)
     found = without_hallucinations([fluent(31), made_up(49)], window, 2.0, last_end=29.0, seek=50.0)
     assert found[1] == 50.0
 

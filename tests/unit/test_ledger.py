@@ -18,7 +18,7 @@ from ingot.config.units import parse_size
 from ingot.device import HostMemory
 from ingot.errors import OutOfMemoryError
 from ingot.memory import memory_error
-from ingot.memory.ledger import Capacity, Setting, host_ledger, ledger
+from ingot.memory.ledger import Capacity, MemorySetting, host_ledger, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
 from ingot.memory.memory_sizes import host_bytes
@@ -30,7 +30,7 @@ H200 = Capacity("H200", int(139.8 * GIB))
 CUDA = torch.device("cuda")
 
 
-def seven_b(**values: Any) -> Setting:
+def seven_b(**values: Any) -> MemorySetting:
     return read_setting(str(SHAPES / "llama-7b.json"), **({"max_seq_len": 4096} | values))
 
 
@@ -110,7 +110,7 @@ class TestVerdict:
 
     def test_the_setting_travels(self) -> None:
         setting = seven_b(runtime=RuntimeConfig(cache_tokens=64))
-        assert Setting.from_json(setting.to_json()) == setting
+        assert MemorySetting.from_json(setting.to_json()) == setting
         told = ledger(setting, H200).to_json()
         assert sum(told["by_kind"].values()) == told["needed_bytes"]
 
@@ -134,7 +134,7 @@ ASKED = [
 class TestFixes:
     @pytest.mark.parametrize("goal", ["fits", "loads"])
     @pytest.mark.parametrize(("setting", "total"), ASKED)
-    def test_every_one_works(self, setting: Setting, total: int, goal: Any) -> None:
+    def test_every_one_works(self, setting: MemorySetting, total: int, goal: Any) -> None:
         found = ledger(setting, Capacity("card", total))
         options = fixes(found, goal)
         reached = found.fits if goal == "fits" else found.loads
@@ -236,7 +236,7 @@ RUNTIME_FLAGS = {"cache_tokens": int, "token_budget": int, "memory_fraction": fl
 SETTING_FLAGS = {"max_batch_size": int, "max_seq_len": int, "dtype": str, "quant": QuantConfig}
 
 
-def after(setting: Setting, fix: Fix) -> Setting:
+def after(setting: MemorySetting, fix: Fix) -> MemorySetting:
     """The setting with the fix's flags applied, as the command line would."""
     words = fix.flags.split()
     for flag, value in zip(words[::2], words[1::2], strict=True):
@@ -297,7 +297,7 @@ class TestRuntime:
 
 
 class TestErrors:
-    def error(self, setting: Setting, total: int, monkeypatch: pytest.MonkeyPatch) -> OutOfMemoryError:
+    def error(self, setting: MemorySetting, total: int, monkeypatch: pytest.MonkeyPatch) -> OutOfMemoryError:
         monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: Capacity("card", total))
         with pytest.raises(OutOfMemoryError) as raised, explained("it does not fit", setting, CUDA):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has little")
@@ -382,4 +382,4 @@ class TestCapacity:
 
 def test_a_decoder_config_is_all_it_needs() -> None:
     model = DecoderConfig("llama", 97, 32, 48, 2, 4, 2, 8, 128)
-    assert ledger(Setting(model, "bf16", 2, 128)).of("KV cache") == 2 * 2 * 16 * 2 * 128 * 2
+    assert ledger(MemorySetting(model, "bf16", 2, 128)).of("KV cache") == 2 * 2 * 16 * 2 * 128 * 2

@@ -18,7 +18,7 @@ from ingot.kernels.cache.scales import CacheScales
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.memory import memory_sizes
-from ingot.memory.ledger import Setting
+from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_fixes import fits_by_card
 from ingot.memory.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
 from ingot.runtime.setup import largest_step, measured_activations, run_step
@@ -193,7 +193,7 @@ def test_modules_are_made_once_a_number_format(monkeypatch: pytest.MonkeyPatch) 
     empty_model = memory_sizes.empty_model
     monkeypatch.setattr(memory_sizes, "empty_model", counted)
     memory_sizes._counted.cache_clear()
-    rows = list(fits_by_card(Setting(shape(), "fp16", 8, 256)))
+    rows = list(fits_by_card(MemorySetting(shape(), "fp16", 8, 256)))
     assert len(made) == len({(row.dtype, row.quant) for row in rows}) > 2
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.config.kernel_plan import OPS, ROWS, KernelPlan, Machine, Measured, plan_key, row_bucket
+from ingot.config.kernel_plan import OPS, ROWS, KernelPlan, MeasuredTimes, PlanMachine, plan_key, row_bucket
 from ingot.errors import ConfigError
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention
@@ -34,7 +34,7 @@ DEFAULTS = {
 # Where every head has keys of its own.
 ALONE = {"paged_attention": paged_attention.default_tiles(32, 1, 128, 2, torch.device("cpu"))}
 SHAPE = {"h": 4096, "i": 11008, "q": 32, "kv": 8, "d": 128, "n": 4096, "k": 11008}
-HERE = Machine("NVIDIA H200", "9.0", 2, "2.11.0", "3.6.0")
+HERE = PlanMachine("NVIDIA H200", "9.0", 2, "2.11.0", "3.6.0")
 MEASURED_ON = {
     "gpu": "NVIDIA H200",
     "capability": "9.0",
@@ -91,14 +91,14 @@ def test_tiles_without_their_machine_are_refused() -> None:
 @pytest.mark.parametrize("us", [0, -1.0, float("nan"), float("inf"), True, "3"])
 def test_times_are_times(us: Any) -> None:
     with pytest.raises(ConfigError, match="best_us"):
-        Measured(1.0, us)
+        MeasuredTimes(1.0, us)
 
 
 def test_a_plan_goes_through_json() -> None:
     tiles = {"paged_attention": {"m1_q32_kv8_d128": {"MAX_SPLITS": 33}}}
     measured = {"paged_attention": {"m1_q32_kv8_d128": {"default_us": 3.5, "best_us": 3.0}}}
     plan = plan_of(tiles, measured=measured)
-    assert plan.measured["paged_attention"]["m1_q32_kv8_d128"] == Measured(3.5, 3.0)
+    assert plan.measured["paged_attention"]["m1_q32_kv8_d128"] == MeasuredTimes(3.5, 3.0)
     assert KernelPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 

@@ -13,8 +13,8 @@ from ingot.building.tuner import tile_search as search
 from ingot.building.tuner import tune_model
 from ingot.building.tuner.tile_candidates import Tiles
 from ingot.building.tuner.tile_search import Search, agrees, measured_steps
-from ingot.building.tuner.trial_plan import _IN_USE, Place, TrialPlan, using
-from ingot.building.tuner.tuned_steps import Kind, Steps
+from ingot.building.tuner.trial_plan import _IN_USE, PlanPlace, TrialPlan, using
+from ingot.building.tuner.tuned_steps import StepKind, Steps
 from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig, RopeConfig
 from ingot.config.kernel_plan import OPS, KernelPlan
@@ -32,7 +32,7 @@ from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import architecture_named
 
 CPU = torch.device("cpu")
-ONE = Kind(decodes=True, rows=1)
+ONE = StepKind(decodes=True, rows=1)
 LLAMA = DecoderConfig("llama", 97, 32, 48, 2, 4, 2, 8, 128, rope=RopeConfig(8))
 GPT2 = DecoderConfig("gpt2", 97, 32, 48, 2, 4, 4, 8, 128, norm="layer_norm", mlp="gelu_tanh", qkv_bias=True)
 QWEN3 = DecoderConfig("qwen3", 97, 32, 48, 2, 4, 2, 8, 128, rope=RopeConfig(8), qk_norm=True)
@@ -51,7 +51,7 @@ class FakeSteps:
         found = [table.at(1) for table in self.tables]
         return [0 if tiles is None else tiles["num_warps"] for tiles in found]
 
-    def step(self, kind: Kind) -> Callable[[], object]:
+    def step(self, kind: StepKind) -> Callable[[], object]:
         def run() -> None:
             for warps in self.warps():
                 if warps in self.raising:
@@ -59,7 +59,7 @@ class FakeSteps:
 
         return run
 
-    def computed(self, kind: Kind) -> list[torch.Tensor]:
+    def computed(self, kind: StepKind) -> list[torch.Tensor]:
         result = torch.arange(1.0, 9.0)
         result[3] += 0.01 * any(warps in self.wrong for warps in self.warps())
         return [result]
@@ -123,7 +123,7 @@ class TestSearch:
         found = Search(steps, CPU, timer)
         found.prepare([ONE], OPS.keys() - {"rms_norm"})
         (choice,) = found.choices()
-        assert (choice.place, choice.tiles) == (Place("silu_mul", "m1_i64"), tiles)
+        assert (choice.place, choice.tiles) == (PlanPlace("silu_mul", "m1_i64"), tiles)
         best = 100.0 if tiles is None else times[tiles["num_warps"]]
         assert (choice.default_us, choice.best_us) == (100.0, best)
 
@@ -192,19 +192,19 @@ def test_tiles_in_use_reach_the_layers_and_lookups_are_noted(monkeypatch: pytest
 
     monkeypatch.setattr(products, "small_linear", noted)
     steps = Steps(empty(LLAMA, SMALL), SMALL, CPU)
-    with torch.inference_mode(), using({Place("small_linear", "m1_n32_k48"): {"BLOCK_N": 4}}):
+    with torch.inference_mode(), using({PlanPlace("small_linear", "m1_n32_k48"): {"BLOCK_N": 4}}):
         steps.step(ONE)()
-        steps.step(Kind(decodes=True, rows=3))()
+        steps.step(StepKind(decodes=True, rows=3))()
     assert seen[:2] == [("1 (32, 32)", None), ("1 (32, 48)", {"BLOCK_N": 4})]
     assert seen[-1] == ("3 (97, 32)", None)  # of several rows only the head: sum_norm ends the others
-    assert steps.plan.asked[Place("small_linear", "m1_n32_k48")] == ({"n": 32, "k": 48}, 1)
+    assert steps.plan.asked[PlanPlace("small_linear", "m1_n32_k48")] == ({"n": 32, "k": 48}, 1)
     assert not _IN_USE.get()
 
 
-@pytest.mark.parametrize("kind", [ONE, Kind(True, 8), Kind(False, 40)], ids=str)
+@pytest.mark.parametrize("kind", [ONE, StepKind(True, 8), StepKind(False, 40)], ids=str)
 @pytest.mark.parametrize("name", ["paged_attention", "prefill_attention", "silu_mul", "rms_norm"])
 def test_a_wrong_op_shows_in_what_a_step_computes(
-    monkeypatch: pytest.MonkeyPatch, kind: Kind, name: str
+    monkeypatch: pytest.MonkeyPatch, kind: StepKind, name: str
 ) -> None:
     """One channel of one op's result is wrong, or not written at all."""
     from ingot.layers import attention, forms, mlp, norm
@@ -230,7 +230,7 @@ def test_a_wrong_op_shows_in_what_a_step_computes(
 def test_a_step_that_writes_no_keys_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.layers import attention
 
-    kind = Kind(False, 40)
+    kind = StepKind(False, 40)
     steps = Steps(empty(QWEN3, SMALL), SMALL, CPU)
     with torch.inference_mode():
         expected = steps.computed(kind)

@@ -17,7 +17,7 @@ from ingot.checkpoint.weight_map import (
     Concat,
     Ignore,
     Rename,
-    Split,
+    SplitRule,
     Tie,
     Transpose,
     WeightMap,
@@ -149,7 +149,7 @@ def test_the_prefixed_name_is_taken_where_both_are_there() -> None:
 
 def test_transpose_concat_split_values(tmp_path: Path) -> None:
     a, b = torch.arange(6.0).view(2, 3), torch.arange(10.0, 14.0).view(2, 2)
-    rules = (Transpose("t", "a"), Concat("c", ("a", "b"), dim=1), Split(("p", "q"), "b2", (1, 3), dim=-1))
+    rules = (Transpose("t", "a"), Concat("c", ("a", "b"), dim=1), SplitRule(("p", "q"), "b2", (1, 3), dim=-1))
     with stored(tmp_path, a=a, b=b, b2=torch.arange(8.0).view(2, 4)) as checkpoint:
         expected = {"q": (2, 3), "c": (2, 5), "t": (3, 2), "p": (2, 1)}
         made = {m.target: m.load(checkpoint) for m in resolve(WeightMap(rules), checkpoint.tensors, expected)}
@@ -162,7 +162,7 @@ def test_transpose_concat_split_values(tmp_path: Path) -> None:
 
 def test_split_parts_share_no_memory(tmp_path: Path) -> None:
     with stored(tmp_path, x=torch.zeros(4, 2)) as checkpoint:
-        weights = WeightMap((Split(("p", "q"), "x", (2, 2)),))
+        weights = WeightMap((SplitRule(("p", "q"), "x", (2, 2)),))
         first, second = resolve(weights, checkpoint.tensors, {"p": (2, 2), "q": (2, 2)})
         p, q = first.load(checkpoint), second.load(checkpoint)
     assert p.untyped_storage().data_ptr() != q.untyped_storage().data_ptr()
@@ -222,7 +222,7 @@ def test_one_error_lists_all() -> None:
         Rename("gone", "gone"),
         Rename("typo", "spare"),
         Concat("pair", ("left", "right"), dim=0),
-        Split(("one", "two"), "whole", (2, 2)),
+        SplitRule(("one", "two"), "whole", (2, 2)),
         Transpose("turned", "cube"),
         Rename("wide", "wide"),
         Tie("head", "nowhere"),
@@ -272,7 +272,7 @@ def test_8_bit_floats_do_not_join_others() -> None:
 
 
 def test_a_scalar_cannot_be_split_or_joined() -> None:
-    rules = (Split(("a", "b"), "x", (1, 1)), Concat("c", ("x", "x")))
+    rules = (SplitRule(("a", "b"), "x", (1, 1)), Concat("c", ("x", "x")))
     text = fails(WeightMap(rules), infos(x=()), {"a": (1,), "b": (1,), "c": (2,)})
     assert "mis-shaped (3)" in text
     assert "there is no dimension 0: x []" in text

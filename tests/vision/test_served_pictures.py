@@ -18,7 +18,7 @@ from ingot.llm.picture_prompts import Pictures
 from ingot.serve.api.chat_completions import ChatCall
 from ingot.serve.api_errors import ApiError
 from ingot.serve.engine_calls.engine_client import EngineClient
-from ingot.serve.engine_calls.process_protocol import Add, Load, Ready
+from ingot.serve.engine_calls.process_protocol import Add, LoadEngine, Ready
 from ingot.serve.engine_calls.server_metrics import Metrics
 from ingot.serve.engine_calls.speech_windows import WindowReader
 from ingot.serve.grammar_checks import GrammarChecks
@@ -45,7 +45,7 @@ def side() -> TextSide:
 
 @pytest.fixture
 def model(side: TextSide) -> Iterator[ServedModel]:
-    engine = EngineClient("m", Load("nowhere"), ServeConfig(), Metrics().of("m"), side.features)
+    engine = EngineClient("m", LoadEngine("nowhere"), ServeConfig(), Metrics().of("m"), side.features)
     engine.limits = Ready(20_000, 8, MOST_HELD * QUERIES * 2)
     engine._run = Sent()  # type: ignore[assignment]
     model = ServedModel(side, engine, GrammarChecks())
@@ -115,7 +115,7 @@ async def test_the_engine_is_told_of_slots_that_hold_the_pictures(
         (add,) = sent
         assert isinstance(add, Add)
         assert model.engine.windows is not None
-        reader = WindowReader(*model.engine.windows.told)
+        reader = WindowReader(*model.engine.windows.handle)
         assert [float(reader.get(slot).mean()) for slot, _ in add.pictures] == [0, 1, 2]
         placeholder = add.prompt_ids[add.pictures[0][1]]
         for (_, place), before in zip(add.pictures, add.prompt_ids, strict=False):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ingot.adapters.web.page_answers import Shown, answers, is_empty
-from ingot.adapters.web.page_client import AnswerError, Api, Delta, Model, TooLongError
+from ingot.adapters.web.page_client import AnswerError, Api, ConversationTooLongError, ListedModel, TextDelta
 from ingot.adapters.web.page_messages import MOST_PICTURE, Values, body
 from tests.web.upstream import NAME, Upstream, delta, end, upstream
 
@@ -279,14 +279,14 @@ class Full:
         self.most = most
         self.asked: list[list[str]] = []
 
-    async def models(self) -> list[Model]:
-        return [Model(NAME)]
+    async def models(self) -> list[ListedModel]:
+        return [ListedModel(NAME)]
 
-    async def answer(self, asked: dict[str, Any]) -> AsyncGenerator[Delta, None]:
+    async def answer(self, asked: dict[str, Any]) -> AsyncGenerator[TextDelta, None]:
         self.asked.append([one["content"] for one in asked["messages"]])
         if len(asked["messages"]) > self.most:
-            raise TooLongError("The conversation is too long.")
-        yield Delta(text="Yes.")
+            raise ConversationTooLongError("The conversation is too long.")
+        yield TextDelta(text="Yes.")
 
 
 TALK = [{"role": role, "content": f"{role} {turn}"} for turn in range(3) for role in ("user", "assistant")]
@@ -332,7 +332,7 @@ async def test_which_refusals_are_about_the_length(
         async with Api(server.url, None) as api:
             with pytest.raises(AnswerError) as told:
                 await anext(api.answer({"messages": []}))
-    assert isinstance(told.value, TooLongError) is is_too_long
+    assert isinstance(told.value, ConversationTooLongError) is is_too_long
 
 
 @pytest.mark.parametrize("said", ["", " \n", {"text": " ", "files": []}, {"text": None}, None])

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.adapters.ray.merged_answers import FACTS, Whole, merged, take_images
+from ingot.adapters.ray.merged_answers import FACTS, ReplicaAnswer, merged, take_images
 from ingot.adapters.ray.prompt_prefix import model_and_key
 from ingot.adapters.ray.ray_settings import RayArgs
 from ingot.adapters.ray.relay import relayed
@@ -38,7 +38,7 @@ class Front:
         self._args = args
         self._api_key = api_key
         self._engines = {engine.shown: handle for engine, handle in zip(args.engines, engines, strict=True)}
-        self._facts: dict[str, dict[str, tuple[float, dict[str, Whole]]]] = {
+        self._facts: dict[str, dict[str, tuple[float, dict[str, ReplicaAnswer]]]] = {
             name: {} for name in self._engines
         }
         self._most_bytes = args.max_body  # of a body
@@ -50,7 +50,7 @@ class Front:
         app.add_route("/{path:path}", self.get, methods=["GET"])
         return app
 
-    async def note(self, model: str, replica: str, facts: dict[str, Whole]) -> None:
+    async def note(self, model: str, replica: str, facts: dict[str, ReplicaAnswer]) -> None:
         """Called by replicas: what they answer to ``FACTS``."""
         self._facts[model][replica] = time.monotonic(), facts
         if take_images(facts["/v1/models"]):
@@ -79,11 +79,11 @@ class Front:
             raise ApiError(404, text, param="model", code="model_not_found")
         return await relayed(self._engines[name], name, key, request, body)
 
-    def _fresh(self, path: str) -> dict[str, dict[str, Whole]]:
+    def _fresh(self, path: str) -> dict[str, dict[str, ReplicaAnswer]]:
         """The replicas' answers, without those that have said nothing for a while."""
         oldest = time.monotonic() - _FRESH_SECONDS
         for known in self._facts.values():
-            for replica in [name for name, (told, _) in known.items() if told < oldest]:
+            for replica in [name for name, (updated, _) in known.items() if updated < oldest]:
                 del known[replica]
         return {
             model: {r: facts[path] for r, (_, facts) in known.items()} for model, known in self._facts.items()

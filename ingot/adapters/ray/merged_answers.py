@@ -24,7 +24,7 @@ FACTS = ("/health", "/metrics", "/version", "/v1/models")
 
 
 @dataclass(frozen=True)
-class Whole:
+class ReplicaAnswer:
     """A whole answer of one replica."""
 
     status: int
@@ -32,7 +32,7 @@ class Whole:
     body: bytes
 
 
-def merged(path: str, found: Mapping[str, Mapping[str, Whole]]) -> Response:
+def merged(path: str, found: Mapping[str, Mapping[str, ReplicaAnswer]]) -> Response:
     """The answer to ``GET path`` of replicas, by model and replica.
 
     Raises:
@@ -53,7 +53,7 @@ def merged(path: str, found: Mapping[str, Mapping[str, Whole]]) -> Response:
     return Response(body, headers={"content-type": first.headers[b"content-type"].decode()})
 
 
-def take_images(models: Whole) -> bool:
+def take_images(models: ReplicaAnswer) -> bool:
     """Whether one of a replica's models takes images, by its answer to ``/v1/models``."""
     if models.status != 200:
         return False
@@ -63,7 +63,7 @@ def take_images(models: Whole) -> bool:
 class _Joined:
     """Metrics of several replicas as one registry."""
 
-    def __init__(self, answers: Mapping[str, Whole]) -> None:
+    def __init__(self, answers: Mapping[str, ReplicaAnswer]) -> None:
         self._answers = answers
 
     def collect(self) -> Iterable[Metric]:

@@ -15,7 +15,7 @@ from ingot.config.json_config import JsonConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError
-from ingot.serve.engine_calls.process_protocol import Load
+from ingot.serve.engine_calls.process_protocol import LoadEngine
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ class EngineArgs(JsonConfig):
         """The name that clients use."""
         return self.name or Path(self.path).resolve().name
 
-    def load(self) -> Load:
+    def load(self) -> LoadEngine:
         """What the engine's process is told."""
         sizes = self.max_batch_size, self.max_seq_len
-        return Load(os.path.abspath(self.path), self.device, self.threads, *sizes, self.runtime.to_json())
+        return LoadEngine(
+            os.path.abspath(self.path), self.device, self.threads, *sizes, self.runtime.to_json()
+        )
 
 
 @dataclass(frozen=True)

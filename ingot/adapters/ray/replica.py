@@ -20,7 +20,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from ingot.adapters.ray.merged_answers import FACTS, Whole
+from ingot.adapters.ray.merged_answers import FACTS, ReplicaAnswer
 from ingot.adapters.ray.ray_settings import EngineArgs
 from ingot.config.server_config import ServeConfig
 from ingot.serve.app import ServerState, make_app
@@ -52,7 +52,7 @@ class EngineReplica:
         model = ServedModel(side, self._engine, GrammarChecks())
         self._app = make_app(ServerState({name: model}, config, metrics), None)
         leave_out_what_is_loaded()
-        self._telling = asyncio.ensure_future(self._tell(serve.get_deployment_handle(front)))
+        self._telling = asyncio.ensure_future(self._broadcast_facts(serve.get_deployment_handle(front)))
 
     async def answer(self, scope: Message, body: bytes) -> AsyncGenerator[list[Message], None]:
         """What the application sends, in order; messages that wait come together. An empty list comes first:
@@ -90,27 +90,27 @@ class EngineReplica:
             self._end()
             raise RuntimeError(f"{self._engine.name}: {self._engine.lost}")
 
-    async def _tell(self, front: Any) -> None:
+    async def _broadcast_facts(self, front: Any) -> None:
         """Tell all fronts the facts, again and again."""
         replica = serve.get_replica_context().replica_id.unique_id
         while self._engine.lost is None:
             try:
-                facts = {path: await self._whole(path) for path in FACTS}
-                told = front.broadcast("note", self._engine.name, replica, facts)
-                await told.results_async(timeout_s=10 * _TELL_SECONDS, return_exceptions=True)
+                facts = {path: await self._full_answer(path) for path in FACTS}
+                responses = front.broadcast("note", self._engine.name, replica, facts)
+                await responses.results_async(timeout_s=10 * _TELL_SECONDS, return_exceptions=True)
             except (RayError, RayServeException, TimeoutError) as error:
                 _log.debug("no front listens: %s", error)  # it may not have started
             except Exception:  # untold facts make a replica look dead, so one failure is not the last word
                 _log.exception("the fronts cannot be told")
             await asyncio.sleep(_TELL_SECONDS)
 
-    async def _whole(self, path: str) -> Whole:
+    async def _full_answer(self, path: str) -> ReplicaAnswer:
         """The application's answer to GET."""
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         await self._run(scope, b"", sent)
         start, *rest = iter(sent.get_nowait, None)
-        return Whole(start["status"], dict(start["headers"]), b"".join(one["body"] for one in rest))
+        return ReplicaAnswer(start["status"], dict(start["headers"]), b"".join(one["body"] for one in rest))
 
     async def _run(self, scope: Message, body: bytes, sent: asyncio.Queue[Message | None]) -> None:
         """Run the application; None is the last that is sent."""

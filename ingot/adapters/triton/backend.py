@@ -89,8 +89,8 @@ class _Channel:
 
     def fail(self, error: ApiError) -> None:
         code = _CODES.get(error.status, pb_utils.TritonError.INTERNAL)
-        told = pb_utils.TritonError(error.message, code)
-        self._sender.send(pb_utils.InferenceResponse(error=told), flags=_FINAL)
+        triton_error = pb_utils.TritonError(error.message, code)
+        self._sender.send(pb_utils.InferenceResponse(error=triton_error), flags=_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())

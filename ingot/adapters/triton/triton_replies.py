@@ -141,7 +141,7 @@ class Replies:
         self._queue: SimpleQueue[Reply | None] = SimpleQueue()
         self._stepped = threading.Event()
         self._lock = threading.Condition()
-        self._under_way: set[Reply] = set()
+        self._in_flight: set[Reply] = set()
         self._stopping = False
         self._threads = [threading.Thread(target=one, daemon=True) for one in (self._send, self._watch)]
         for thread in self._threads:
@@ -151,7 +151,7 @@ class Replies:
         """The reply to a request."""
         reply = Reply(channel, self._queue, self._stepped)
         with self._lock:
-            self._under_way.add(reply)
+            self._in_flight.add(reply)
             self._lock.notify()
         return reply
 
@@ -169,7 +169,7 @@ class Replies:
             reply.send()
             if reply.closed:
                 with self._lock:
-                    self._under_way.discard(reply)
+                    self._in_flight.discard(reply)
 
     def _watch(self) -> None:
         """Look at each request once a step, in the middle of it, and for a third of the time at most: to ask
@@ -178,7 +178,7 @@ class Replies:
         last, took = time.monotonic(), 0.0
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._under_way or self._stopping)
+                self._lock.wait_for(lambda: self._in_flight or self._stopping)
                 if self._stopping:
                     return
             self._stepped.wait(_LONGEST)
@@ -187,7 +187,7 @@ class Replies:
             last = now
             self._stepped.clear()
             with self._lock:
-                replies = list(self._under_way)
+                replies = list(self._in_flight)
             begin = time.monotonic()
             for reply in replies:
                 reply.look()

@@ -16,7 +16,7 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.serve.api.sampling_fields import sampling_params
 from ingot.serve.api_errors import ApiError, bad_request, unsupported
 from ingot.serve.request_schemas import Sampling, decode
-from ingot.serve.response_formats import Form, read_format
+from ingot.serve.response_formats import AnswerFormat, read_format
 
 DEFAULT_TOKENS = 16  # as with vLLM's backend
 
@@ -50,7 +50,7 @@ class Generate:
         return DEFAULT_TOKENS if self.body.max_tokens is None else self.body.max_tokens
 
     @property
-    def form(self) -> Form | None:
+    def form(self) -> AnswerFormat | None:
         """What the answer must be; None for any text.
 
         Raises:

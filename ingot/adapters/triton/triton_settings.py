@@ -15,7 +15,7 @@ from typing import Any
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.server_config import ServeConfig
 from ingot.errors import ConfigError
-from ingot.serve.engine_calls.process_protocol import Load
+from ingot.serve.engine_calls.process_protocol import LoadEngine
 
 _RUNTIME = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
 _WORDS = {"true": True, "false": False}
@@ -83,9 +83,9 @@ class Settings:
         """The bounds on requests."""
         return ServeConfig() if self.max_queue is None else ServeConfig(max_queue=self.max_queue)
 
-    def load(self, device: str, version: Path) -> Load:
+    def load(self, device: str, version: Path) -> LoadEngine:
         """What an engine process is to open."""
-        return Load(
+        return LoadEngine(
             str(self.folder(version).resolve()),
             device=device,
             threads=self.threads,

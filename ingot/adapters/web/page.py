@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 
 from ingot.adapters.web.page_answers import Shown, answers, is_empty
-from ingot.adapters.web.page_client import AnswerError, Api, Model
+from ingot.adapters.web.page_client import AnswerError, Api, ListedModel
 from ingot.adapters.web.page_math import marked
 from ingot.adapters.web.page_messages import ANY_SEED, MOST_PICTURE, Values
 
@@ -117,7 +117,7 @@ def _sources(api: Api) -> Any:
     async def sources(name: str | None) -> Any:
         """The paperclip and the microphone, as the model takes files."""
         try:
-            found = next((one for one in await api.models() if one.name == name), Model(""))
+            found = next((one for one in await api.models() if one.name == name), ListedModel(""))
         except AnswerError:
             return gr.skip()
         given = ["upload"] * bool(found.inputs) + ["microphone"] * ("audio" in found.inputs)
@@ -150,12 +150,12 @@ def _models(api: Api) -> Any:
 
 def _answering(api: Api) -> Any:
     async def answer(
-        said: Any, history: Sequence[Mapping[str, Any]], model: str | None, system: str, *values: Any
+        message: Any, history: Sequence[Mapping[str, Any]], model: str | None, system: str, *values: Any
     ) -> AsyncIterator[list[gr.ChatMessage]]:
         """The messages of an answer; Gradio closes the generator when it is stopped or the reader leaves."""
-        if is_empty(said):
+        if is_empty(message):
             return
-        async with aclosing(answers(api, model, system, history, said, Values(*values))) as pictures:
+        async with aclosing(answers(api, model, system, history, message, Values(*values))) as pictures:
             async for shown in pictures:
                 yield _messages(shown)
 

@@ -66,9 +66,9 @@ class Doors:
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
         headers = _headers(scope)
-        told = self._rules.hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
-        if told is not None:
-            return 403, told
+        refusal = self._rules.hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
+        if refusal is not None:
+            return 403, refusal
         if scope["type"] != "http":
             return 403, "the page has no WebSocket"
         method, path = scope["method"], scope["path"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.adapters.web.page_client import AnswerError, Api, Delta, TooLongError
+from ingot.adapters.web.page_client import AnswerError, Api, ConversationTooLongError, TextDelta
 from ingot.adapters.web.page_messages import PictureTooLargeError, Values, body, files, without_oldest
 
 SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
@@ -44,7 +44,7 @@ async def answers(
     model: str | None,
     system: str,
     history: Sequence[Mapping[str, Any]],
-    said: Any,
+    message: Any,
     values: Values,
 ) -> AsyncGenerator[Shown, None]:
     """Pictures of one answer, the last of them ended; closing the generator ends it on the server.
@@ -53,21 +53,21 @@ async def answers(
         model: None: the server's first, which was not there when the page was opened.
         history, said: as ``messages.body`` takes them.
     """
-    shown, told = Shown(), 0.0
+    shown, last_update = Shown(), 0.0
     try:
         name = model or (await api.models())[0].name
-        recordings = files(said)
-        if recordings and any(one.hears for one in await api.models() if one.name == name):
+        recordings = files(message)
+        if recordings and any(one.is_speech for one in await api.models() if one.name == name):
             asked = api.transcripts(name, recordings)
         else:
             # In a thread: it reads the files of all messages.
-            asked = _fitting(api, await asyncio.to_thread(body, name, system, history, said, values))
+            asked = _fitting(api, await asyncio.to_thread(body, name, system, history, message, values))
         async with aclosing(_with_beats(asked)) as deltas:
             async for delta in deltas:
                 shown = Shown(shown.thought + delta.thought, shown.text + delta.text)
-                if time.monotonic() - told >= SHOW_SECONDS:
+                if time.monotonic() - last_update >= SHOW_SECONDS:
                     yield shown
-                    told = time.monotonic()
+                    last_update = time.monotonic()
     except AnswerError as error:
         shown = replace(shown, error=str(error))
     except PictureTooLargeError as error:
@@ -78,13 +78,13 @@ async def answers(
     yield replace(shown, ended=True)
 
 
-def is_empty(said: Any) -> bool:
+def is_empty(message: Any) -> bool:
     """Whether a message has neither text nor files."""
-    text = said.get("text") if isinstance(said, Mapping) else said
-    return not (text or "").strip() and not files(said)
+    text = message.get("text") if isinstance(message, Mapping) else message
+    return not (text or "").strip() and not files(message)
 
 
-async def _fitting(api: Api, asked: dict[str, Any]) -> AsyncGenerator[Delta, None]:
+async def _fitting(api: Api, asked: dict[str, Any]) -> AsyncGenerator[TextDelta, None]:
     """The answer to a request; its oldest turns are left out where the server finds it too long."""
     while True:
         try:
@@ -92,22 +92,22 @@ async def _fitting(api: Api, asked: dict[str, Any]) -> AsyncGenerator[Delta, Non
                 async for delta in deltas:
                     yield delta
             return
-        except TooLongError:
+        except ConversationTooLongError:
             kept = without_oldest(asked["messages"])
             if kept is None:
                 raise
             asked = {**asked, "messages": kept}
 
 
-async def _with_beats(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+async def _with_beats(deltas: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[TextDelta, None]:
     """The deltas, and an empty one whenever none has come for a while."""
-    coming: asyncio.Future[Delta | None] | None = None
+    coming: asyncio.Future[TextDelta | None] | None = None
     try:
         while True:
             coming = coming or asyncio.ensure_future(anext(deltas, None))
             await asyncio.wait({coming}, timeout=BEAT_SECONDS)
             if not coming.done():
-                yield Delta()
+                yield TextDelta()
                 continue
             delta, coming = coming.result(), None
             if delta is None:

@@ -30,28 +30,28 @@ class AnswerError(Exception):
     """Why there is no answer, or no more of it, for the reader of the page."""
 
 
-class TooLongError(AnswerError):
+class ConversationTooLongError(AnswerError):
     """The server has no room for the conversation."""
 
 
 @dataclass(frozen=True)
-class Model:
+class ListedModel:
     """A model that the server lists.
 
     Attributes:
         max_len: tokens of prompt and answer; None: the server does not say.
         inputs: what it takes beside text, of ``input_modalities``: ``image``, ``audio``.
-        hears: it takes recordings alone, and is asked for transcripts.
+        is_speech: it takes recordings alone, and is asked for transcripts.
     """
 
     name: str
     max_len: int | None = None
     inputs: frozenset[str] = frozenset()
-    hears: bool = False
+    is_speech: bool = False
 
 
 @dataclass(frozen=True)
-class Delta:
+class TextDelta:
     """What a chunk adds to the thoughts and to the answer."""
 
     thought: str = ""
@@ -81,7 +81,7 @@ class Api:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[ListedModel]:
         """What the server serves.
 
         Raises:
@@ -100,7 +100,7 @@ class Api:
             raise AnswerError("The server lists no models.")
         return found
 
-    async def answer(self, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
+    async def answer(self, body: Mapping[str, Any]) -> AsyncGenerator[TextDelta, None]:
         """The answer to a chat as it comes; whoever closes the iterator ends it on the server, too.
 
         Raises:
@@ -124,7 +124,7 @@ class Api:
         except httpx.HTTPError as error:
             raise self._away(error) from None
 
-    async def transcripts(self, model: str, files: Sequence[Path]) -> AsyncGenerator[Delta, None]:
+    async def transcripts(self, model: str, files: Sequence[Path]) -> AsyncGenerator[TextDelta, None]:
         """What is said in recordings, one after another; as ``answer`` otherwise."""
         for number, file in enumerate(files):
             try:
@@ -133,7 +133,7 @@ class Api:
                 response = await self._client.post("/v1/audio/transcriptions", data=fields, files=given)
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response)
-                yield Delta(text=("\n\n---\n\n" if number else "") + transcript(response.json()))
+                yield TextDelta(text=("\n\n---\n\n" if number else "") + transcript(response.json()))
             except httpx.HTTPError as error:
                 raise self._away(error) from None
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -147,11 +147,11 @@ class Api:
         return AnswerError("The connection to the server was lost.")
 
 
-def _model(one: Mapping[str, Any]) -> Model:
+def _model(one: Mapping[str, Any]) -> ListedModel:
     length = one.get("max_model_len")
     inputs = frozenset(one.get("input_modalities") or ())
-    hears = inputs == {"audio"}
-    return Model(one["id"], length if isinstance(length, int) else None, inputs - {"text"}, hears)
+    is_speech = inputs == {"audio"}
+    return ListedModel(one["id"], length if isinstance(length, int) else None, inputs - {"text"}, is_speech)
 
 
 def _choice(line: str) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _choice(line: str) -> dict[str, Any]:
     return choice
 
 
-def _delta(choice: Mapping[str, Any]) -> Delta:
+def _delta(choice: Mapping[str, Any]) -> TextDelta:
     delta = choice.get("delta") or {}
     if not isinstance(delta, Mapping):
         raise AnswerError(_NO_CHUNK)
@@ -179,25 +179,25 @@ def _delta(choice: Mapping[str, Any]) -> Delta:
     text = delta.get("content") or ""
     if not isinstance(thought, str) or not isinstance(text, str):
         raise AnswerError(_NO_CHUNK)
-    return Delta(thought, text)
+    return TextDelta(thought, text)
 
 
 def _refusal(response: httpx.Response) -> AnswerError:
     """A status that is not 200, in words."""
     status, wait = response.status_code, response.headers.get("retry-after")
     try:
-        told = response.json()
+        body = response.json()
     except ValueError:
-        told = None
-    said = _message(told)
+        body = None
+    message = _message(body)
     if status == httpx.codes.UNAUTHORIZED:
         return AnswerError(_BAD_KEY)
     again = f" Try again in {wait} s." if wait and wait.isdecimal() else ""
     if status == httpx.codes.TOO_MANY_REQUESTS:
-        return AnswerError(f"The server is busy: {said or 'too many requests'}.{again}")
+        return AnswerError(f"The server is busy: {message or 'too many requests'}.{again}")
     too_large = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE  # of pictures in all turns
-    kind = TooLongError if too_large or _is_too_long(told) else AnswerError
-    return kind(f"The server refused the request ({status}): {said or response.reason_phrase}.{again}")
+    kind = ConversationTooLongError if too_large or _is_too_long(body) else AnswerError
+    return kind(f"The server refused the request ({status}): {message or response.reason_phrase}.{again}")
 
 
 def _is_too_long(body: Any) -> bool:

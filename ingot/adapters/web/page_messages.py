@@ -56,21 +56,21 @@ class Values:
 
 
 def body(
-    model: str, system: str, history: Sequence[Mapping[str, Any]], said: Any, values: Values
+    model: str, system: str, history: Sequence[Mapping[str, Any]], message: Any, values: Values
 ) -> dict[str, Any]:
     """A request for the next answer.
 
     Args:
-        history: what the page shows before ``said``; messages with a title are the page's own (thoughts and
-            errors) and are left out, and so is what was said without being answered.
-        said: a text, or ``{"text", "files"}`` where the page takes files.
+        history: the messages that the page shows before ``message``. Messages with a title are the page's
+            own (thoughts, errors); they and unanswered messages are left out.
+        message: a text, or ``{"text", "files"}`` where the page takes files.
 
     Raises:
         FileNotFoundError: a file is gone.
         PictureTooLargeError: one is too large.
     """
     kept: list[tuple[str, str, list[Path]]] = []
-    for one in [*history, {"role": "user", "content": said}]:
+    for one in [*history, {"role": "user", "content": message}]:
         text, given = _parts(one["content"])
         if (one.get("metadata") or {}).get("title") or not (text or given):
             continue
@@ -93,9 +93,9 @@ def without_oldest(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [*messages[: asked[0]], *messages[asked[1] :]]
 
 
-def files(said: Any) -> list[Path]:
+def files(message: Any) -> list[Path]:
     """The files of a message."""
-    found = (said.get("files") or ()) if isinstance(said, Mapping) else ()
+    found = (message.get("files") or ()) if isinstance(message, Mapping) else ()
     return [Path(one if isinstance(one, str) else one["path"]) for one in found]
 
 

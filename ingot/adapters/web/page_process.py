@@ -193,13 +193,13 @@ class PageProcess:
             _log.error("the page's process has ended (exit code %s); the server goes on", code)
 
 
-def main(told: Callable[[], str] = sys.stdin.readline) -> int:
+def main(read_line: Callable[[], str] = sys.stdin.readline) -> int:
     """The page's process: told by its first line, ended by the end of the pipe."""
-    facts = json.loads(told())
+    facts = json.loads(read_line())
     try:
         with launched(WebConfig.from_json(facts["config"]), facts["key"]) as urls:
-            print(said(urls), file=sys.stderr, flush=True)
-            while told():
+            print(started_text(urls), file=sys.stderr, flush=True)
+            while read_line():
                 continue
     except IngotError as error:
         print(error, file=sys.stderr, flush=True)
@@ -207,7 +207,7 @@ def main(told: Callable[[], str] = sys.stdin.readline) -> int:
     return 0
 
 
-def said(urls: list[str]) -> str:
+def started_text(urls: list[str]) -> str:
     """What is told of a page that has started."""
     local, *shared = urls
     text = f"the page is on {local.rstrip('/')}"

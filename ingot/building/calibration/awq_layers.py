@@ -13,7 +13,7 @@ import torch
 from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, Unseen, naming
 from ingot.building.calibration.layer_method import LayerMethod
 from ingot.building.calibration.rescaling import fold, rescaling_sites, value_rows_of
-from ingot.engine.assembly import Choice
+from ingot.engine.assembly import ChosenValues
 from ingot.quant.methods.activation_statistics import SAMPLE_ROWS, InputStatistics
 from ingot.quant.methods.awq import clip_limits, clipped, search_scales
 from ingot.quant.methods.rounding import dequantize, quantize
@@ -35,7 +35,7 @@ class AwqLayers(LayerMethod):
             return Unseen()
         return InputStatistics.of(in_features, self.device, sample=SAMPLE_ROWS)
 
-    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
         """The values of each narrow linear layer, once all scales of the layer are folded."""
         sampled = {name: seen.sample.x for name, seen in layer.inputs.items() if name in self.schemes}
         for site in rescaling_sites(self.config, layer.name):
@@ -57,8 +57,8 @@ class AwqLayers(LayerMethod):
             with naming(name):
                 values = self._rounded(name, self._narrowed(name, layer.weight(f"{name}.weight"), x))
                 layer.replace(f"{name}.weight", dequantize(values))
-            self.tell(name)
-            yield name, Choice(values)
+            self.report_layer(name)
+            yield name, ChosenValues(values)
 
     def _rounded(self, name: str, weight: torch.Tensor) -> Quantized:
         own = self.schemes[name].grid

@@ -24,12 +24,19 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from ingot.building.calibration.walk_halves import DecoderHalf, EncoderHalf, Half, Progress, Told, num_tokens
+from ingot.building.calibration.walk_halves import (
+    DecoderHalf,
+    EncoderHalf,
+    Half,
+    Progress,
+    WalkProgress,
+    num_tokens,
+)
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, in_encoder
 from ingot.engine.reference_encoder import stage_names
-from ingot.engine.reference_run import EXACT, ReferenceRun, Span
+from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
@@ -161,7 +168,7 @@ class Walk(Generic[S]):
         self._features = [one for one in features if one is not None]
         self._batches = _batches(model, samples, batch_tokens, _numbers(features))
         self.layers = calibrated_layers(model)
-        self._told = Told(progress, self._work())
+        self._progress = WalkProgress(progress, self._work())
         self._held = Held(load, device)
         self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=self._feed)
         self._run.given = dict(enumerate(embeddings))
@@ -179,14 +186,14 @@ class Walk(Generic[S]):
         self._held.clear()
         layer = CalibratedLayer(name, _gather(self._model, name, self._statistic), self._held)
         self._before = _recording(layer, half)
-        half.through(name, self._told, keep=not self._propagate)
+        half.run_layer(name, self._progress, keep=not self._propagate)
         return layer
 
     def advance(self, layer: CalibratedLayer[S]) -> None:
         """Give the next layer what the observed one makes of its inputs by now."""
         if self._propagate and layer.name != self.layers[-1]:
             self._before = _faking(layer)
-            self._half(layer.name).through(layer.name, self._told, keep=True)
+            self._half(layer.name).run_layer(layer.name, self._progress, keep=True)
 
     def _half(self, name: str) -> Half:
         """The half that a layer is of, begun when its first layer is asked for."""
@@ -280,14 +287,16 @@ def _numbers(features: Sequence[torch.Tensor | None]) -> list[int | None]:
 
 def _batches(
     model: Decoder, samples: Sequence[Sequence[int]], most: int, inputs: Sequence[int | None]
-) -> list[list[Span]]:
-    batches: list[list[Span]] = []
+) -> list[list[SequenceSpan]]:
+    batches: list[list[SequenceSpan]] = []
     room = 0
     for number, ids in enumerate(samples):
         if not batches or len(ids) > room:
             batches.append([])
             room = most
-        span = Span(number, tuple(ids), 0, model.rope_offset(len(ids)), inputs[number] if inputs else None)
+        span = SequenceSpan(
+            number, tuple(ids), 0, model.rope_offset(len(ids)), inputs[number] if inputs else None
+        )
         batches[-1].append(span)
         room -= len(ids)
     return batches

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ingot.checkpoint.checkpoint_reader import Checkpoint
-from ingot.config.files.atomic_write import whole
+from ingot.config.files.atomic_write import atomic_file
 from ingot.config.json_config import JsonConfig
 from ingot.errors import IngotError
 from ingot.quant.methods.activation_statistics import ChannelRange
@@ -64,8 +64,8 @@ def calibration_key(
 ) -> CalibrationKey:
     """The key of a calibration; reads all of the checkpoint's files once (about a second for each GB)."""
     ids = hashlib.sha256(json.dumps([list(one) for one in samples]).encode()).hexdigest()
-    whole = checkpoint_sha256(checkpoint)
-    return CalibrationKey(whole, data_sha256, ids, len(samples), length, dtype, layers)
+    atomic_file = checkpoint_sha256(checkpoint)
+    return CalibrationKey(atomic_file, data_sha256, ids, len(samples), length, dtype, layers)
 
 
 def checkpoint_sha256(checkpoint: Checkpoint) -> str:
@@ -81,8 +81,8 @@ def checkpoint_sha256(checkpoint: Checkpoint) -> str:
 
 def cache_path(engine: Path) -> Path:
     """Where an engine's ranges lie: beside its folder, not in it."""
-    whole = engine.absolute()
-    return whole.with_name(whole.name + _SUFFIX)
+    atomic_file = engine.absolute()
+    return atomic_file.with_name(atomic_file.name + _SUFFIX)
 
 
 def write_ranges(path: Path, key: CalibrationKey, ranges: Mapping[str, ChannelRange]) -> None:
@@ -95,7 +95,7 @@ def write_ranges(path: Path, key: CalibrationKey, ranges: Mapping[str, ChannelRa
         f"{name}/{field}": tensor for name, own in ranges.items() for field, tensor in own.tensors().items()
     }
     try:
-        with whole(path) as part:
+        with atomic_file(path) as part:
             save_file(tensors, part, metadata={"key": _text(key)})
     except (OSError, SafetensorError) as error:
         raise OSError(f"{path}: {error}") from None

@@ -99,12 +99,12 @@ def read_windows(path: Path, mels: int, frames: int, count: int) -> SpokenData:
         for start in range(max(1, int(one.seconds * RATE) // length))  # a rest is left out
     ]
     found: list[SpokenWindow] = []
-    heard: tuple[Path, LongLogMel] | None = None
+    current: tuple[Path, LongLogMel] | None = None
     for one, start in evenly(places, count):
-        if heard is None or heard[0] != one.path:
+        if current is None or current[0] != one.path:
             digest.update(one.path.read_bytes())
-            heard = one.path, LongLogMel(read_audio(one.path), mels, _AUDIO)
-        first, mel = start * frames, heard[1]
+            current = one.path, LongLogMel(read_audio(one.path), mels, _AUDIO)
+        first, mel = start * frames, current[1]
         last = min(first + frames, mel.num_frames)  # behind it are zeros, as where it is transcribed
         found.append(_window(one, mel.window(first, last, frames).features))
     return SpokenData(tuple(found), len(records), digest.hexdigest())

@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, Unseen, naming
 from ingot.building.calibration.layer_method import LayerMethod
-from ingot.engine.assembly import Choice
+from ingot.engine.assembly import ChosenValues
 from ingot.quant.methods.gptq import HessianSum
 from ingot.quant.methods.rounding import dequantize
 
@@ -25,16 +25,16 @@ class GptqLayers(LayerMethod):
         """The sum of x·xᵀ of what narrow layers read."""
         return HessianSum(in_features, self.device) if name in self.schemes else Unseen()
 
-    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
         """The values of each narrow linear layer."""
         for name in filter(self.schemes.__contains__, layer.inputs):
             yield name, self.choice(layer, name)
 
-    def choice(self, layer: CalibratedLayer[Any], name: str) -> Choice:
+    def choice(self, layer: CalibratedLayer[Any], name: str) -> ChosenValues:
         """That of one linear layer; layers after this one see it."""
         with naming(name):
             hessian = layer.inputs[name].mean()
             found = self.schemes[name].compensated(layer.weight(f"{name}.weight"), hessian)
         layer.replace(f"{name}.weight", dequantize(found))
-        self.tell(name)
-        return Choice(found)
+        self.report_layer(name)
+        return ChosenValues(found)

@@ -26,7 +26,7 @@ from ingot.building.calibration.calibration_cache import (
     write_ranges,
 )
 from ingot.building.calibration.calibration_data import LENGTH, CalibrationData
-from ingot.building.calibration.layer_method import Tell, silent
+from ingot.building.calibration.layer_method import Report, silent
 from ingot.building.calibration.smooth_layers import SmoothLayers
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.device import parse_dtype
@@ -45,7 +45,7 @@ class SeenInputs:
         load: gives dense tensors by name.
         method: says what to gather, and where.
         path: where ranges were kept and will be.
-        tell: called with what is under way.
+        report: called with what is under way.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class SeenInputs:
         source: Checkpoint,
         method: SmoothLayers,
         path: Path,
-        tell: Tell = silent,
+        report: Report = silent,
     ) -> None:
         self._load = load
         self._device = method.device
         self._path = path
-        self._tell = tell
-        tell("looking for cached channel ranges")
+        self._report = report
+        report("looking for cached channel ranges")
         self._key = _key(assembly, data, source)
         self._kept = None if method.sample else read_ranges(path, self._key)
         self._found: dict[str, ChannelRange] = {}
@@ -77,10 +77,10 @@ class SeenInputs:
                 method.statistic,
                 features=data.features,
                 embeddings=rows_of(data, assembly),
-                progress=self._told,
+                progress=self._report_share,
             )
         else:
-            tell(f"ranges of {path.name}")
+            report(f"ranges of {path.name}")
 
     def observe(self, name: str) -> CalibratedLayer[InputStatistics]:
         """The next layer.
@@ -108,8 +108,8 @@ class SeenInputs:
         except OSError as error:
             _log.warning("cannot cache the channel ranges: %s", error)
 
-    def _told(self, what: str, done: int, total: int) -> None:
-        self._tell(f"{what} {100 * done // total} %")
+    def _report_share(self, what: str, done: int, total: int) -> None:
+        self._report(f"{what} {100 * done // total} %")
 
 
 def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:

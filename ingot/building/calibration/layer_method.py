@@ -17,11 +17,11 @@ import torch
 from ingot.building.calibration.calibrate import CalibratedLayer, Statistic
 from ingot.config.quantization.quant_config import HEAD
 from ingot.device import parse_dtype
-from ingot.engine.assembly import Assembly, Choice
+from ingot.engine.assembly import Assembly, ChosenValues
 from ingot.layers.linear import linears
 from ingot.quant.schemes.linear_scheme import LinearScheme
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def silent(what: str) -> None:
@@ -38,13 +38,13 @@ class LayerMethod(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, assembly: Assembly, device: torch.device, tell: Tell = silent) -> None:
+    def __init__(self, assembly: Assembly, device: torch.device, report_layer: Report = silent) -> None:
         self.config = assembly.model_config
         self.quant = assembly.quant
         self.dtype = parse_dtype(assembly.build.dtype)
         self.dtype_of = assembly.dtype_of
         self.device = device
-        self._tell = tell
+        self._report = report_layer
         self.schemes = {
             name: linear.scheme
             for name, linear in linears(assembly.model).items()
@@ -60,7 +60,7 @@ class LayerMethod(ABC):
         """What gathers the input of one linear layer."""
 
     @abstractmethod
-    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
         """What linear layers store, by name; other parameters of the layer may be replaced, too, before the
         first is given. Layers after this one see all that was replaced.
 
@@ -68,6 +68,6 @@ class LayerMethod(ABC):
             BuildError: what a layer saw is not finite, or its values cannot be chosen.
         """
 
-    def tell(self, name: str) -> None:
+    def report_layer(self, name: str) -> None:
         """Tell which linear layer is under way."""
-        self._tell(f"{name} by {self.quant.method_word}")
+        self._report(f"{name} by {self.quant.method_word}")

@@ -31,7 +31,7 @@ from ingot.building.calibration.calibration_data import (
 from ingot.building.calibration.calibration_rows import holds_rows, read_calibration_rows
 from ingot.building.calibration.gptq_layers import GptqLayers
 from ingot.building.calibration.input_statistics import SeenInputs, rows_of
-from ingot.building.calibration.layer_method import LayerMethod, Tell, silent
+from ingot.building.calibration.layer_method import LayerMethod, Report, silent
 from ingot.building.calibration.picture_samples import read_pictures
 from ingot.building.calibration.rptq_layers import RptqLayers
 from ingot.building.calibration.smooth_layers import SmoothLayers
@@ -41,7 +41,7 @@ from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.config.build_config import BuildConfig
 from ingot.config.modality import PICTURE, SPEECH
 from ingot.config.quantization.rptq_options import RANGES
-from ingot.engine.assembly import ROUNDED, Assembly, Choice, StoringModule, storing_modules
+from ingot.engine.assembly import ROUNDED, Assembly, ChosenValues, StoringModule, storing_modules
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import CalibrationEntry, KindRanges
 from ingot.errors import ConfigError, OutOfMemoryError
@@ -135,7 +135,7 @@ def write_calibrated(
     device: torch.device,
     write: Write,
     cache: Path,
-    tell: Tell = silent,
+    tell: Report = silent,
 ) -> Outcome:
     """Every stored tensor of a model, in order; a machine gives the same for the same samples and threads.
 
@@ -184,7 +184,7 @@ def write_calibrated(
     return Outcome(inputs if isinstance(inputs, SeenInputs) else None, kinds)
 
 
-def _method(assembly: Assembly, device: torch.device, tell: Tell) -> LayerMethod:
+def _method(assembly: Assembly, device: torch.device, tell: Report) -> LayerMethod:
     kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
     quant = assembly.quant
     kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
@@ -201,7 +201,7 @@ def _write(
     load: Load,
     device: torch.device,
     write: Write,
-    chosen: dict[str, Choice] | None = None,
+    chosen: dict[str, ChosenValues] | None = None,
 ) -> None:
     """The stored tensors of modules; what was chosen is let go of as it is packed."""
     own = {} if chosen is None else chosen

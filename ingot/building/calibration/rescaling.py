@@ -31,7 +31,7 @@ from ingot.quant.methods.channel_folding import (
 )
 
 
-class Weights(Protocol):
+class LayerWeights(Protocol):
     """A layer's parameters, which can be replaced (calibrate.py: ``CalibratedLayer``)."""
 
     def weight(self, name: str) -> torch.Tensor:
@@ -143,7 +143,7 @@ def rescaling_sites(config: DecoderConfig, layer: str) -> list[RescalingSite]:
     return sites
 
 
-def fold(site: RescalingSite, scales: torch.Tensor, weights: Weights) -> None:
+def fold(site: RescalingSite, scales: torch.Tensor, weights: LayerWeights) -> None:
     """Divide the site's channels by ``scales`` [K] where they are made, and multiply where they are read.
 
     What is replaced is fp32. Scales are equal within a class.

@@ -19,11 +19,11 @@ import torch
 
 from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, naming
 from ingot.building.calibration.gptq_layers import GptqLayers
-from ingot.building.calibration.layer_method import Tell, silent
+from ingot.building.calibration.layer_method import Report, silent
 from ingot.building.calibration.rescaling import layer_shape, value_rows_of
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.quantization.rptq_options import SITES, RptqConfig, site_of
-from ingot.engine.assembly import Assembly, Choice
+from ingot.engine.assembly import Assembly, ChosenValues
 from ingot.engine.manifest import KindRanges
 from ingot.quant.methods.activation_statistics import ChannelRange, InputStatistics, RecordRanges
 from ingot.quant.methods.channel_clusters import channel_orders, orders_by_heads
@@ -38,7 +38,7 @@ class RptqLayers(GptqLayers):
     quantized, inputs included. With the method ``round`` their weights are rounded, and others left alone.
     """
 
-    def __init__(self, assembly: Assembly, device: torch.device, tell: Tell = silent) -> None:
+    def __init__(self, assembly: Assembly, device: torch.device, tell: Report = silent) -> None:
         super().__init__(assembly, device, tell)
         self._seen_kinds: dict[str, tuple[ChannelRange, ChannelRange]] = {}  # tokens, spliced positions
 
@@ -62,7 +62,7 @@ class RptqLayers(GptqLayers):
             return super().statistic(name, in_features)
         return InputStatistics.of(in_features, self.device, hessian=True, sample=SAMPLE, records=True)
 
-    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
         """Orders of the whole layer, then the values of each narrow linear layer."""
         schemes = {name: self._in_blocks(name) for name in layer.inputs if name in self.schemes}
         orders = {}
@@ -124,7 +124,7 @@ class RptqLayers(GptqLayers):
 
     def _quantized(
         self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, order: torch.Tensor
-    ) -> Choice:
+    ) -> ChosenValues:
         weight = layer.weight(f"{name}.weight")
         found = scheme.chosen(
             weight,
@@ -137,8 +137,8 @@ class RptqLayers(GptqLayers):
         tensors = scheme.accept(found)
         layer.replace(f"{name}.weight", scheme.dequantize(tensors, weight.shape[1], torch.float32))
         layer.fake_input(name, partial(scheme.rounded, tensors=tensors))
-        self.tell(name)
-        return Choice(found)
+        self.report_layer(name)
+        return ChosenValues(found)
 
 
 def _extremes(seen: ChannelRange) -> tuple[float, float]:

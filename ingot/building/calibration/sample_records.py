@@ -17,7 +17,7 @@ from ingot.config.files.json_text import JsonError, parse_json
 from ingot.errors import ConfigError, IngotError
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
 
-_TOLD = 5  # bad records that an error names
+_SHOWN = 5  # bad records that an error names
 T = TypeVar("T")
 Numbered = tuple[int, Any]  # line of a file or place in a list, from 1, and the record
 
@@ -61,10 +61,10 @@ def made_of(
         except IngotError as error:
             bad.append(f"{number}: {error.what}")
     if bad or not found:
-        rest = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
+        rest = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         raise ConfigError(
             f"{path} has records that cannot be used as samples" if bad else f"{path} has no records",
-            seen="; ".join(bad[:_TOLD]) + rest if bad else None,
+            seen="; ".join(bad[:_SHOWN]) + rest if bad else None,
             allowed=shapes,
             flag="--calib",
         )

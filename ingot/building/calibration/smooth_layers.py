@@ -17,7 +17,7 @@ from ingot.building.calibration.calibrate import CalibratedLayer, naming
 from ingot.building.calibration.layer_method import LayerMethod
 from ingot.building.calibration.rescaling import RescalingSite, fold, rescaling_sites
 from ingot.config.quantization.quant_config import SEARCH
-from ingot.engine.assembly import Choice
+from ingot.engine.assembly import ChosenValues
 from ingot.kernels.rows.int8_rows import MOST
 from ingot.quant.methods.activation_statistics import InputStatistics
 from ingot.quant.methods.smoothquant import search_smoothing, smoothing_scales
@@ -44,7 +44,7 @@ class SmoothLayers(LayerMethod):
         """Ranges of every input: they are kept for other builds."""
         return InputStatistics.of(in_features, self.device, sample=self.sample)
 
-    def choose(self, layer: CalibratedLayer[InputStatistics]) -> Iterator[tuple[str, Choice]]:
+    def choose(self, layer: CalibratedLayer[InputStatistics]) -> Iterator[tuple[str, ChosenValues]]:
         """The scales of static inputs, once the layer is smoothed."""
         peaks = {}
         for name in filter(self.schemes.__contains__, layer.inputs):
@@ -52,13 +52,13 @@ class SmoothLayers(LayerMethod):
                 peaks[name] = layer.inputs[name].ranges.absmax()
         for site in rescaling_sites(self.config, layer.name) if self.quant.method == self.name else ():
             if site.reader in peaks:
-                self.tell(site.reader)
+                self.report_layer(site.reader)
                 scales = self._stored(layer, site, self._scales(layer, site, peaks[site.reader]))
                 fold(site, scales, layer)
                 peaks[site.reader] = peaks[site.reader] / scales
         for name, peak in peaks.items():
             if self.schemes[name].static:
-                yield name, Choice(input_scale=(peak.amax() / MOST).reshape(1))
+                yield name, ChosenValues(input_scale=(peak.amax() / MOST).reshape(1))
 
     def _scales(
         self, layer: CalibratedLayer[InputStatistics], site: RescalingSite, peak: torch.Tensor

@@ -26,14 +26,14 @@ from ingot.device import parse_dtype
 from ingot.engine.assembly import Assembly
 from ingot.engine.engine_text import TextParts
 from ingot.engine.reference_encoder import encode
-from ingot.engine.reference_run import EXACT, ReferenceRun, Span
+from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.memory.host_memory import dense_bytes
 from ingot.models.speech_tokens import SpeechTokens
 from ingot.models.whisper_generation import SpeechGeneration
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 _FRAMES_OF_A_POSITION = 2
-_TOGETHER = 8  # windows that are written at once: keys and values of one take 0.5 GB in a large model
+_BATCH = 8  # windows that are written at once: keys and values of one take 0.5 GB in a large model
 
 
 def read_speech(
@@ -59,8 +59,8 @@ def read_speech(
     unknown = [place for place, own in enumerate(ids) if not own]
     if unknown:
         writer = _Writer(assembly, source, text.tokenizer, device, length)
-        for start in range(0, len(unknown), _TOGETHER):
-            places = unknown[start : start + _TOGETHER]
+        for start in range(0, len(unknown), _BATCH):
+            places = unknown[start : start + _BATCH]
             for place, own in zip(places, writer.ids([windows[i] for i in places]), strict=True):
                 ids[place] = own
     samples = tuple(own[:length] for own in ids)
@@ -86,8 +86,8 @@ class _Writer:
         length: int,
     ) -> None:
         config = assembly.model_config
-        told = SpeechGeneration.of(source.generation_config, config.vocab_size)
-        self._tokens = SpeechTokens.of_model(config.vocab_size, tokenizer).told(told)
+        generation = SpeechGeneration.of(source.generation_config, config.vocab_size)
+        self._tokens = SpeechTokens.of_model(config.vocab_size, tokenizer).with_generation(generation)
         self._tokenizer = tokenizer
         self._most = min(length, config.max_positions // 2)  # tokens of a window's text, as in transcripts
         self._model = dense_model(assembly)
@@ -102,9 +102,9 @@ class _Writer:
                 if one.text is None or self._detects(one):
                     encode(run, number, one.features, unseen)
             frames = [self._frame(run, number, one) for number, one in enumerate(windows)]
-            told = {n: self._words(one.text) for n, one in enumerate(windows) if one.text is not None}
-            told |= self._said(run, {n: frame for n, frame in enumerate(frames) if n not in told})
-        return [(*frame, *told[n], self._tokens.end) for n, frame in enumerate(frames)]
+            texts = {n: self._words(one.text) for n, one in enumerate(windows) if one.text is not None}
+            texts |= self._transcribed(run, {n: frame for n, frame in enumerate(frames) if n not in texts})
+        return [(*frame, *texts[n], self._tokens.end) for n, frame in enumerate(frames)]
 
     def _detects(self, one: SpokenWindow) -> bool:
         return one.language is None and self._tokens.multilingual
@@ -114,7 +114,7 @@ class _Writer:
         language = one.language
         if self._detects(one):
             codes = list(self._tokens.languages)
-            first = Span(-1 - number, (self._tokens.start,), 0, self._model.rope_offset(1), number)
+            first = SequenceSpan(-1 - number, (self._tokens.start,), 0, self._model.rope_offset(1), number)
             row = self._logits(run, [first])[0, [self._tokens.languages[code] for code in codes]]
             language = codes[int(row.argmax())]
         return self._tokens.prompt(language, "transcribe", timestamps=False)
@@ -122,24 +122,26 @@ class _Writer:
     def _words(self, text: str) -> list[int]:
         return needed(self._tokenizer, "a transcript").encode_parts([" " + text.strip()])
 
-    def _said(self, run: ReferenceRun, frames: dict[int, list[int]]) -> dict[int, list[int]]:
+    def _transcribed(self, run: ReferenceRun, frames: dict[int, list[int]]) -> dict[int, list[int]]:
         """The likeliest tokens behind each window's frame, up to the end or as many as there may be."""
-        said: dict[int, list[int]] = {number: [] for number in frames}
+        written: dict[int, list[int]] = {number: [] for number in frames}
         new = dict(frames)
         while new:
-            starts = {n: len(frames[n]) + len(said[n]) - len(ids) for n, ids in new.items()}
+            starts = {n: len(frames[n]) + len(written[n]) - len(ids) for n, ids in new.items()}
             offset = self._model.rope_offset(1)
-            rows = self._logits(run, [Span(n, tuple(ids), starts[n], offset, n) for n, ids in new.items()])
+            rows = self._logits(
+                run, [SequenceSpan(n, tuple(ids), starts[n], offset, n) for n, ids in new.items()]
+            )
             for number, row in zip(list(new), rows, strict=True):
                 token = int(row.argmax())
-                if token == self._tokens.end or len(said[number]) == self._most:
+                if token == self._tokens.end or len(written[number]) == self._most:
                     del new[number]
                 else:
-                    said[number].append(token)
+                    written[number].append(token)
                     new[number] = [token]
-        return said
+        return written
 
-    def _logits(self, run: ReferenceRun, spans: Sequence[Span]) -> torch.Tensor:
+    def _logits(self, run: ReferenceRun, spans: Sequence[SequenceSpan]) -> torch.Tensor:
         """After the last token of each, [spans, vocab_size]."""
         hidden = run.embed(spans)
         for index in range(run.config.num_layers):

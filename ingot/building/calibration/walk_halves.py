@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from ingot.engine.reference_encoder import keep_for, own_stages
-from ingot.engine.reference_run import ReferenceRun, Span
+from ingot.engine.reference_run import ReferenceRun, SequenceSpan
 from ingot.errors import BuildError
 from ingot.quant.methods.activation_statistics import Rows
 from ingot.reference.plain_stage import Passage
@@ -27,7 +27,7 @@ _SHARE = 0.25  # of a GPU's free memory that hidden states may take
 _MOST_STATES = 16  # values of an encoder's hidden states for each of an input
 
 
-class Told:
+class WalkProgress:
     """Progress in tokens and encoded positions, once for each layer and pass."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -64,7 +64,7 @@ class Half(ABC):
     def layer(self, name: str, part: int, before: Passage) -> Passage:
         """What a layer makes of a part."""
 
-    def through(self, name: str, told: Told, *, keep: bool) -> None:
+    def run_layer(self, name: str, progress: WalkProgress, *, keep: bool) -> None:
         """Compute a layer; ``keep``: its outputs become what the next one gets.
 
         Raises:
@@ -80,7 +80,7 @@ class Half(ABC):
                 )
             if keep:
                 self._parts[part] = behind.to(self._place)
-            told.add(len(behind.hidden))
+            progress.add(len(behind.hidden))
 
 
 class EncoderHalf(Half):
@@ -94,13 +94,13 @@ class EncoderHalf(Half):
 
     def layer(self, name: str, part: int, before: Passage) -> Passage:
         found = next(stage for stage in self._stages if stage.name == name)
-        return before.through(found)
+        return before.after(found)
 
-    def through(self, name: str, told: Told, *, keep: bool) -> None:
+    def run_layer(self, name: str, progress: WalkProgress, *, keep: bool) -> None:
         """As of ``Half``; stages before the layer, which have no linear layers, first."""
         place = next(i for i, stage in enumerate(self._stages) if stage.name == name)
         self._go_on(place)
-        super().through(name, told, keep=keep)
+        super().run_layer(name, progress, keep=keep)
         self._next = place + keep
 
     def finish(self) -> None:
@@ -118,17 +118,17 @@ class EncoderHalf(Half):
 
     def _go_on(self, end: int) -> None:
         for stage in self._stages[self._next : end]:
-            self._parts = [part.to(self._device).through(stage).to(self._place) for part in self._parts]
+            self._parts = [part.to(self._device).after(stage).to(self._place) for part in self._parts]
         self._next = max(self._next, end)
 
 
 class DecoderHalf(Half):
-    """Tokens; a part is a batch of samples. ``encoder``: the inputs that their ``Span.input`` names."""
+    """Tokens; a part is a batch of samples. ``encoder``: the inputs that ``SequenceSpan.input`` names."""
 
     def __init__(
         self,
         run: ReferenceRun,
-        batches: Sequence[Sequence[Span]],
+        batches: Sequence[Sequence[SequenceSpan]],
         device: torch.device,
         encoder: EncoderHalf | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class DecoderHalf(Half):
         self.run.encoded.clear()
         return Passage.of(hidden)
 
-    def _spliced(self, batch: Sequence[Span]) -> torch.Tensor | None:
+    def _spliced(self, batch: Sequence[SequenceSpan]) -> torch.Tensor | None:
         """Which positions of a batch stand for an input or are given as rows; None where none can be."""
         encoder = self.run.config.encoder if self.run.config.splices else None
         if encoder is None and not self.run.given:
@@ -167,7 +167,7 @@ class DecoderHalf(Half):
         )
 
 
-def num_tokens(batch: Sequence[Span]) -> int:
+def num_tokens(batch: Sequence[SequenceSpan]) -> int:
     """Of all of a batch's samples."""
     return sum(len(span.ids) for span in batch)
 

@@ -37,8 +37,25 @@ from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.device import cpu_name, dtype_name, parse_dtype
 from ingot.engine.manifest import WEIGHTS_FILE
-from ingot.engine.proof_file import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
-from ingot.engine.reference_run import EXACT, FINER, FLIPPED, Arithmetic, ReferenceRun, Span, Weights
+from ingot.engine.proof_file import (
+    Claims,
+    Floor,
+    GoldenCase,
+    LogitsRow,
+    Position,
+    Proof,
+    ProofOrigin,
+    manifest_hash,
+)
+from ingot.engine.reference_run import (
+    EXACT,
+    FINER,
+    FLIPPED,
+    Arithmetic,
+    EngineTensors,
+    ReferenceRun,
+    SequenceSpan,
+)
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import any_rounded
@@ -70,20 +87,20 @@ class _Under:
     input: int | None = None
     new_ids: list[int] = field(default_factory=list)
     steps: list[Position] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LogitsRow] = field(default_factory=list)
     sketches: dict[str, dict[str, Sketch]] = field(default_factory=lambda: {"prompt": {}, "new": {}})
 
-    def span(self, ids: Sequence[int], start: int) -> Span:
-        return Span(self.number, tuple(ids), start, self.rope_offset, self.input)
+    def span(self, ids: Sequence[int], start: int) -> SequenceSpan:
+        return SequenceSpan(self.number, tuple(ids), start, self.rope_offset, self.input)
 
     def sums(self, part: str) -> dict[str, Checksum]:
         return {name: sketch.checksum() for name, sketch in self.sketches[part].items()}
 
-    def case(self) -> Case:
+    def case(self) -> GoldenCase:
         prompt, new = self.sums("prompt"), self.sums("new")
         ids = tuple(self.new_ids)
         steps, rows = tuple(self.steps), tuple(self.rows)
-        return Case(
+        return GoldenCase(
             self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new, self.input
         )
 
@@ -124,7 +141,7 @@ def _make(
     progress: Progress | None,
 ) -> Proof | None:
     dtype = parse_dtype(build.dtype)
-    weights = Weights(folder / WEIGHTS_FILE, model, device)
+    weights = EngineTensors(folder / WEIGHTS_FILE, model, device)
     with steady_threads(weights.num_bytes, weights.device) as threads:
         count = _new_tokens(weights, build.max_seq_len)
         given = golden_inputs(model.config)
@@ -142,7 +159,7 @@ def _make(
             return None
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors, inputs=inputs)
     where = device_name(device)
-    return Proof.of(claims, Made(where, threads, dtype_name(dtype), VERSION, torch.__version__))
+    return Proof.of(claims, ProofOrigin(where, threads, dtype_name(dtype), VERSION, torch.__version__))
 
 
 def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_Under]:
@@ -215,7 +232,7 @@ def _silent(what: str, done: int, total: int) -> None:
     return
 
 
-def _new_tokens(weights: Weights, max_seq_len: int) -> int:
+def _new_tokens(weights: EngineTensors, max_seq_len: int) -> int:
     passes = NEW_TOKENS
     if not weights.resident:
         passes = max(_FEWEST_NEW, min(NEW_TOKENS, _MOST_READ // max(weights.num_bytes, 1)))
@@ -269,7 +286,7 @@ def _pass(
     run.weights.release()
     last = []
     for case, rows, own in zip(cases, chosen, logits.split([len(w) for w in wanted]), strict=True):
-        case.rows += [Row(p, row_checksum(r), row_digest(r)) for p, r in zip(rows, own, strict=False)]
+        case.rows += [LogitsRow(p, row_checksum(r), row_digest(r)) for p, r in zip(rows, own, strict=False)]
         last.append(own[-1])
     return torch.stack(last)
 
@@ -294,7 +311,7 @@ def _position(row: torch.Tensor) -> Position:
 
 def _floors(
     model: Decoder,
-    weights: Weights,
+    weights: EngineTensors,
     cases: list[_Under],
     inputs: Sequence[GoldenInput],
     dtype: torch.dtype,
@@ -370,9 +387,9 @@ class _Distances:
 
 
 def _outputs(
-    weights: Weights,
+    weights: EngineTensors,
     runs: dict[str, ReferenceRun],
-    spans: list[Span],
+    spans: list[SequenceSpan],
     cases: list[_Under],
     modules: dict[str, dict[str, float]],
     progress: Progress,

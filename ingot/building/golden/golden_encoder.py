@@ -177,7 +177,7 @@ def encoder_distances(
         at = {name: Passage.of(run.features(one.features)) for name, run in runs.items()}
         for place in range(len(stages["fp32"])):
             for name, own in stages.items():
-                at[name] = at[name].through(own[place])
+                at[name] = at[name].after(own[place])
             runs["fp32"].weights.release()
             for name, better in finer(runs):
                 for module, output in seen[name].items():

@@ -272,8 +272,8 @@ class _Check:
         per_tensor = own.weight_scales == "tensor" and not packed
         off = judge_narrow(linear, method, tensors, known, self._dtype, self._device, per_tensor=per_tensor)
         if packed and linear.scheme.static:
-            scale, told = float(tensors["input_scale"]), self._source.input_scale(one.path)
-            off.add("input scale", torch.tensor([0.0 if scale == told else torch.inf]))
+            scale, stored = float(tensors["input_scale"]), self._source.input_scale(one.path)
+            off.add("input scale", torch.tensor([0.0 if scale == stored else torch.inf]))
         factors = self._origin.factors(one.path)
         if factors is not None:
             off.add("factor", factors)

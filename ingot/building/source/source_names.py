@@ -21,7 +21,7 @@ _LAYER = re.compile(r"^((?:encoder\.)?layers)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Made:
+class StackedModules:
     """Modules of a checkpoint whose weights (and biases) lie one below another in one of ours.
 
     Attributes:
@@ -37,11 +37,11 @@ class Made:
     leaf: str | None = None
 
 
-Table = Mapping[str, Made]
+Table = Mapping[str, StackedModules]
 
 
-def _one(name: str) -> Made:
-    return Made((name,))
+def _one(name: str) -> StackedModules:
+    return StackedModules((name,))
 
 
 _LLAMA: Table = {
@@ -49,18 +49,22 @@ _LLAMA: Table = {
     "norm": _one("model.norm"),
     "lm_head": _one("lm_head"),
     "layers.#.input_layernorm": _one("model.layers.#.input_layernorm"),
-    "layers.#.self_attn.qkv_proj": Made(tuple(f"model.layers.#.self_attn.{part}_proj" for part in "qkv")),
+    "layers.#.self_attn.qkv_proj": StackedModules(
+        tuple(f"model.layers.#.self_attn.{part}_proj" for part in "qkv")
+    ),
     "layers.#.self_attn.q_norm": _one("model.layers.#.self_attn.q_norm"),
     "layers.#.self_attn.k_norm": _one("model.layers.#.self_attn.k_norm"),
     "layers.#.self_attn.o_proj": _one("model.layers.#.self_attn.o_proj"),
     "layers.#.post_attention_layernorm": _one("model.layers.#.post_attention_layernorm"),
-    "layers.#.mlp.gate_up_proj": Made(("model.layers.#.mlp.gate_proj", "model.layers.#.mlp.up_proj")),
+    "layers.#.mlp.gate_up_proj": StackedModules(
+        ("model.layers.#.mlp.gate_proj", "model.layers.#.mlp.up_proj")
+    ),
     "layers.#.mlp.down_proj": _one("model.layers.#.mlp.down_proj"),
 }
 
 
-def _plus_one(name: str) -> Made:
-    return Made((f"model.{name}",), plus=1.0)
+def _plus_one(name: str) -> StackedModules:
+    return StackedModules((f"model.{name}",), plus=1.0)
 
 
 _GEMMA2: Table = {
@@ -80,7 +84,7 @@ _QWEN: Table = {
     "layers.#.self_attn.o_proj": _one("transformer.h.#.attn.c_proj"),
     "layers.#.post_attention_layernorm": _one("transformer.h.#.ln_2"),
     # c_proj(w1(x) * silu(w2(x)))
-    "layers.#.mlp.gate_up_proj": Made(("transformer.h.#.mlp.w2", "transformer.h.#.mlp.w1")),
+    "layers.#.mlp.gate_up_proj": StackedModules(("transformer.h.#.mlp.w2", "transformer.h.#.mlp.w1")),
     "layers.#.mlp.down_proj": _one("transformer.h.#.mlp.c_proj"),
 }
 _GPT2: Table = {
@@ -89,18 +93,20 @@ _GPT2: Table = {
     "norm": _one("ln_f"),
     "lm_head": _one("lm_head"),
     "layers.#.input_layernorm": _one("h.#.ln_1"),
-    "layers.#.self_attn.qkv_proj": Made(("h.#.attn.c_attn",), transposed=True),
-    "layers.#.self_attn.o_proj": Made(("h.#.attn.c_proj",), transposed=True),
+    "layers.#.self_attn.qkv_proj": StackedModules(("h.#.attn.c_attn",), transposed=True),
+    "layers.#.self_attn.o_proj": StackedModules(("h.#.attn.c_proj",), transposed=True),
     "layers.#.post_attention_layernorm": _one("h.#.ln_2"),
-    "layers.#.mlp.up_proj": Made(("h.#.mlp.c_fc",), transposed=True),
-    "layers.#.mlp.down_proj": Made(("h.#.mlp.c_proj",), transposed=True),
+    "layers.#.mlp.up_proj": StackedModules(("h.#.mlp.c_fc",), transposed=True),
+    "layers.#.mlp.down_proj": StackedModules(("h.#.mlp.c_proj",), transposed=True),
 }
 
 
-def _whisper_layer(ours: str, theirs: str) -> dict[str, Made]:
+def _whisper_layer(ours: str, theirs: str) -> dict[str, StackedModules]:
     return {
         f"{ours}.input_layernorm": _one(f"{theirs}.self_attn_layer_norm"),
-        f"{ours}.self_attn.qkv_proj": Made(tuple(f"{theirs}.self_attn.{part}_proj" for part in "qkv")),
+        f"{ours}.self_attn.qkv_proj": StackedModules(
+            tuple(f"{theirs}.self_attn.{part}_proj" for part in "qkv")
+        ),
         f"{ours}.self_attn.o_proj": _one(f"{theirs}.self_attn.out_proj"),
         f"{ours}.post_attention_layernorm": _one(f"{theirs}.final_layer_norm"),
         f"{ours}.mlp.up_proj": _one(f"{theirs}.fc1"),
@@ -120,17 +126,17 @@ _WHISPER: Table = {
     **_whisper_layer("encoder.layers.#", "encoder.layers.#"),
     "layers.#.encoder_attn_layernorm": _one("decoder.layers.#.encoder_attn_layer_norm"),
     "layers.#.encoder_attn.q_proj": _one("decoder.layers.#.encoder_attn.q_proj"),
-    "layers.#.encoder_attn.kv_proj": Made(
+    "layers.#.encoder_attn.kv_proj": StackedModules(
         ("decoder.layers.#.encoder_attn.k_proj", "decoder.layers.#.encoder_attn.v_proj")
     ),
     "layers.#.encoder_attn.o_proj": _one("decoder.layers.#.encoder_attn.out_proj"),
 }
 
 
-def _openai_layer(ours: str, theirs: str) -> dict[str, Made]:
+def _openai_layer(ours: str, theirs: str) -> dict[str, StackedModules]:
     return {
         f"{ours}.input_layernorm": _one(f"{theirs}.attn_ln"),
-        f"{ours}.self_attn.qkv_proj": Made(
+        f"{ours}.self_attn.qkv_proj": StackedModules(
             tuple(f"{theirs}.attn.{part}" for part in ("query", "key", "value"))
         ),
         f"{ours}.self_attn.o_proj": _one(f"{theirs}.attn.out"),
@@ -142,9 +148,9 @@ def _openai_layer(ours: str, theirs: str) -> dict[str, Made]:
 
 _OPENAI: Table = {
     "embed_tokens": _one("decoder.token_embedding"),
-    "embed_positions": Made(("decoder",), leaf="positional_embedding"),
+    "embed_positions": StackedModules(("decoder",), leaf="positional_embedding"),
     "norm": _one("decoder.ln"),
-    "encoder.embed_positions": Made(("encoder",), leaf="positional_embedding"),
+    "encoder.embed_positions": StackedModules(("encoder",), leaf="positional_embedding"),
     "encoder.norm": _one("encoder.ln_post"),
     "encoder.conv1": _one("encoder.conv1"),
     "encoder.conv2": _one("encoder.conv2"),
@@ -152,7 +158,7 @@ _OPENAI: Table = {
     **_openai_layer("encoder.layers.#", "encoder.blocks.#"),
     "layers.#.encoder_attn_layernorm": _one("decoder.blocks.#.cross_attn_ln"),
     "layers.#.encoder_attn.q_proj": _one("decoder.blocks.#.cross_attn.query"),
-    "layers.#.encoder_attn.kv_proj": Made(
+    "layers.#.encoder_attn.kv_proj": StackedModules(
         ("decoder.blocks.#.cross_attn.key", "decoder.blocks.#.cross_attn.value")
     ),
     "layers.#.encoder_attn.o_proj": _one("decoder.blocks.#.cross_attn.out"),
@@ -171,7 +177,7 @@ TABLES: Mapping[str, Table] = {
 PREFIXES = {"gpt2": "transformer.", "whisper": "model."}  # which some files have, and others have not
 
 
-def made_of(kind: str, module: str, first_layer: int = 0) -> Made | None:
+def made_of(kind: str, module: str, first_layer: int = 0) -> StackedModules | None:
     """What one of our modules is made of; None: the list does not have it.
 
     Args:

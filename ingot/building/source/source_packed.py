@@ -56,9 +56,9 @@ class Packing:
         form = packed_format(config, beside)
         if form is None:
             return None
-        told = [config.get(key) for key in PACKED_KEYS] + list(beside.values())
+        formats = [config.get(key) for key in PACKED_KEYS] + list(beside.values())
         layouts = {
-            str(one.get(key)).lower() for one in told if one for key in ("checkpoint_format", "format")
+            str(one.get(key)).lower() for one in formats if one for key in ("checkpoint_format", "format")
         }
         less = int(form.source == "gptq" and "gptq_v2" not in layouts)
         return cls(form.source, form.bits, form.group, less, form.symmetric)

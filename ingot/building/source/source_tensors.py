@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from ingot.building.source.source_names import OPENAI, PREFIXES, TABLES, Made, made_of
+from ingot.building.source.source_names import OPENAI, PREFIXES, TABLES, StackedModules, made_of
 from ingot.building.source.source_packed import ENDS, Packing, meant
 from ingot.checkpoint.checkpoint_files import find_layout, list_files, shorten
 from ingot.checkpoint.checkpoint_reader import Checkpoint
@@ -139,7 +139,7 @@ class SourceTensors:
         name = f"{self._stored(module)[0]}.input_scale"
         return float(self._tensor(name)) if name in self._infos else None
 
-    def _made(self, module: str) -> Made:
+    def _made(self, module: str) -> StackedModules:
         found = made_of(self._kind, module, self._first)
         if found is None:
             raise CheckpointError("no source is known of a module", seen=module, allowed=sorted(TABLES))
@@ -152,7 +152,7 @@ class SourceTensors:
         """With the files' prefix; a head is without one."""
         return module if module == HEAD else self._prefix + module
 
-    def _part(self, name: str, leaf: str, made: Made) -> torch.Tensor:
+    def _part(self, name: str, leaf: str, made: StackedModules) -> torch.Tensor:
         module = self._named(name)
         stored = f"{module}.{made.leaf or leaf}"
         if leaf == "weight" and self.packing is not None and self.packing.packs(module, self._infos):

@@ -94,9 +94,9 @@ class Rotated(Origin):
         if name in _NORMS:
             return Known(torch.ones_like(tensor))
         if module == HEAD:
-            return Known(self._turned(tensor, self.read("norm", "weight")), _FLOAT)
+            return Known(self._rotated(tensor, self.read("norm", "weight")), _FLOAT)
         if module == "embed_tokens":
-            return Known(self._turned(tensor), _FLOAT)
+            return Known(self._rotated(tensor), _FLOAT)
         tensor = tensor.to(self._device)
         layer = path.rpartition(".")[0]
         if name == "qkv_proj":
@@ -108,7 +108,7 @@ class Rotated(Origin):
             tensor = rotate(tensor.unflatten(1, (-1, self._config.head_dim))).flatten(1)
         return Known(rotate(tensor, dim=0), _FLOAT) if name in ("o_proj", "down_proj") else Known(tensor)
 
-    def _turned(self, weight: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+    def _rotated(self, weight: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
         """A large weight, some rows at a time on the device; the result is where the weight was."""
         factors = None if factors is None else factors.to(self._device)
         parts = weight.split(max(1, _PIECE // weight.shape[1]))
@@ -120,15 +120,15 @@ class Rotated(Origin):
     def _values(self, tensor: torch.Tensor, leaf: str, norm: str) -> Known:
         size = self._config.num_kv_heads * self._config.head_dim
         heads = tensor[-size:].unflatten(0, (-1, self._config.head_dim))
-        turned = torch.cat([tensor[:-size].float(), rotate(heads, dim=1).flatten(0, 1)])
-        return self._reads(turned, norm) if leaf == "weight" else Known(turned, _FLOAT)
+        rotated = torch.cat([tensor[:-size].float(), rotate(heads, dim=1).flatten(0, 1)])
+        return self._reads(rotated, norm) if leaf == "weight" else Known(rotated, _FLOAT)
 
 
 @lru_cache
 def _expect_orthogonal(size: int) -> None:
     """Turned rows have the same products with one another as before."""
     rows = torch.randn(8, size, generator=torch.Generator().manual_seed(size))
-    turned = rotate(rows)
-    error = float((turned @ turned.T - rows @ rows.T).abs().max()) / size
+    rotated = rotate(rows)
+    error = float((rotated @ rotated.T - rows @ rows.T).abs().max()) / size
     if not error < 1e-4:
         raise BuildError("the rotation is not orthogonal", seen=f"size {size}: {error:.3g}", allowed="< 1e-4")

@@ -22,8 +22,8 @@ from triton.errors import TritonError
 
 from ingot.building.tuner.kernel_timing import GraphTimer
 from ingot.building.tuner.tile_candidates import Tiles, candidates
-from ingot.building.tuner.trial_plan import Place, using
-from ingot.building.tuner.tuned_steps import Kind, Steps
+from ingot.building.tuner.trial_plan import PlanPlace, using
+from ingot.building.tuner.tuned_steps import StepKind, Steps
 from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import row_bucket
@@ -48,12 +48,12 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Choice:
+class TileChoice:
     """The tiles of one op and key; ``tiles`` is None where the default stays. Times are of a step of a few
     layers, with the default and with the tiles.
     """
 
-    place: Place
+    place: PlanPlace
     tiles: Tiles | None
     default_us: float
     best_us: float
@@ -63,35 +63,35 @@ class Choice:
 class Dropped:
     """A candidate that did not take part, and why."""
 
-    place: Place
+    place: PlanPlace
     tiles: Tiles
     reason: str
 
 
-def measured_steps(limits: BuildConfig) -> list[Kind]:
+def measured_steps(limits: BuildConfig) -> list[StepKind]:
     """The steps that are measured: decodes of the most requests of every bucket, and prompts."""
     most = min(limits.max_batch_size, MOST_REQUESTS)
     batches = sorted({min(row_bucket(rows), most) for rows in range(1, most + 1)})
     longest = min(limits.max_seq_len, RuntimeConfig().token_budget)
     prompts = sorted({min(tokens, longest) for tokens in PROMPTS})
-    return [*(Kind(True, rows) for rows in batches), *(Kind(False, tokens) for tokens in prompts)]
+    return [*(StepKind(True, rows) for rows in batches), *(StepKind(False, tokens) for tokens in prompts)]
 
 
-def encoder_steps(config: DecoderConfig, limits: BuildConfig) -> list[Kind]:
+def encoder_steps(config: DecoderConfig, limits: BuildConfig) -> list[StepKind]:
     """The encoding of the longest inputs, as the runtime does it on a GPU: 1, 2, 4 … together."""
     if config.encoder is None:
         return []
-    together = encoded_at_once(config.encoder, RuntimeConfig(), on_gpu=True)
-    counts = [1 << power for power in range(min(together, limits.max_batch_size).bit_length())]
-    return [Kind(False, count * config.encoder.max_positions, encodes=True) for count in counts]
+    inputs_at_once = encoded_at_once(config.encoder, RuntimeConfig(), on_gpu=True)
+    counts = [1 << power for power in range(min(inputs_at_once, limits.max_batch_size).bit_length())]
+    return [StepKind(False, count * config.encoder.max_positions, encodes=True) for count in counts]
 
 
 @dataclass
 class _Entry:
     """A place of the plan, the step that asks for it, and the candidates still in the race."""
 
-    place: Place
-    kind: Kind
+    place: PlanPlace
+    kind: StepKind
     default: Tiles
     others: list[Tiles]
 
@@ -113,7 +113,7 @@ class Search:
         self._progress = progress or (lambda what, done, total: None)
         self._entries: list[_Entry] = []
 
-    def prepare(self, kinds: Iterable[Kind], ops: Container[str]) -> None:
+    def prepare(self, kinds: Iterable[StepKind], ops: Container[str]) -> None:
         """Run every step with the defaults, note what it asks for, and compile all candidates.
 
         Raises:
@@ -133,10 +133,10 @@ class Search:
                     self._entries.append(_Entry(place, kind, default, others))
         self._compile()
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[TileChoice]:
         """Tiles for every place, each decided with what was found for those before it."""
-        found: list[Choice] = []
-        taken: dict[Place, Tiles] = {}
+        found: list[TileChoice] = []
+        taken: dict[PlanPlace, Tiles] = {}
         for done, entry in enumerate(self._entries):
             self._progress(f"timing {entry.place.op} {entry.place.key}", done, len(self._entries))
             self._drop_wrong(entry)
@@ -175,7 +175,7 @@ class Search:
         entry.others.remove(tiles)
         self.dropped.append(Dropped(entry.place, tiles, reason))
 
-    def _choice(self, entry: _Entry, taken: dict[Place, Tiles]) -> Choice:
+    def _choice(self, entry: _Entry, taken: dict[PlanPlace, Tiles]) -> TileChoice:
         """The candidate with the fastest step, if that is clearly faster than with the default."""
         every = [entry.default, *entry.others]
         times = [self._times(entry, tiles, taken) for tiles in every]
@@ -183,10 +183,10 @@ class Search:
         best = ratios.index(min(ratios))
         default_us, best_us = times[best]
         if best and ratios[best] < 1 - MARGIN:
-            return Choice(entry.place, every[best], default_us, best_us)
-        return Choice(entry.place, None, default_us, default_us)
+            return TileChoice(entry.place, every[best], default_us, best_us)
+        return TileChoice(entry.place, None, default_us, default_us)
 
-    def _times(self, entry: _Entry, tiles: Tiles, taken: dict[Place, Tiles]) -> tuple[float, float]:
+    def _times(self, entry: _Entry, tiles: Tiles, taken: dict[PlanPlace, Tiles]) -> tuple[float, float]:
         """Median microseconds of the step with the default and with ``tiles``, taking turns."""
         clocks = []
         for trial in (entry.default, tiles):

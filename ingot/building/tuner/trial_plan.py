@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ingot.config.kernel_plan import KernelPlan, TileTable, plan_key, row_bucket
 
 
-class Place(NamedTuple):
+class PlanPlace(NamedTuple):
     """Where a plan holds a choice: an op and its key."""
 
     op: str
@@ -28,11 +28,11 @@ class Place(NamedTuple):
 
 
 Asked = tuple[Mapping[str, int], int]  # a shape, and the number of rows
-_IN_USE: ContextVar[Mapping[Place, Mapping[str, int]]] = ContextVar("tiles", default={})  # noqa: B039
+_IN_USE: ContextVar[Mapping[PlanPlace, Mapping[str, int]]] = ContextVar("tiles", default={})  # noqa: B039
 
 
 @contextmanager
-def using(tiles: Mapping[Place, Mapping[str, int]]) -> Iterator[None]:
+def using(tiles: Mapping[PlanPlace, Mapping[str, int]]) -> Iterator[None]:
     """Models on trial take these tiles, and elsewhere their defaults, in this thread."""
     token = _IN_USE.set(tiles)
     try:
@@ -49,7 +49,7 @@ class TrialPlan(KernelPlan):
         asked: every place that was looked up, in order.
     """
 
-    asked: dict[Place, Asked] = field(default_factory=dict)
+    asked: dict[PlanPlace, Asked] = field(default_factory=dict)
 
     def table(self, op: str, **shape: int) -> TileTable:
         """Lookups that are noted, and answered by the tiles in use."""
@@ -59,11 +59,11 @@ class TrialPlan(KernelPlan):
 class _TrialTable(TileTable):
     __slots__ = ("_asked", "_op", "_shape")
 
-    def __init__(self, asked: dict[Place, Asked], op: str, shape: Mapping[str, int]) -> None:
+    def __init__(self, asked: dict[PlanPlace, Asked], op: str, shape: Mapping[str, int]) -> None:
         self._asked, self._op, self._shape = asked, op, shape
 
     def at(self, rows: int, over: Mapping[str, int] | None = None) -> dict[str, int] | None:
-        place = Place(self._op, plan_key(self._op, rows, self._shape))
+        place = PlanPlace(self._op, plan_key(self._op, rows, self._shape))
         self._asked.setdefault(place, (self._shape, rows))
         tiles = _IN_USE.get().get(place)
         return TileTable({} if tiles is None else {row_bucket(rows): tiles}).at(rows, over)

@@ -40,7 +40,7 @@ _DISTINCT = 256 << 20  # bytes of keys and values that no L2 cache holds; the L2
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepKind:
     """A step: one token each of ``rows`` requests, or one prompt of ``rows`` tokens; or, where it
     ``encodes``, the longest inputs, which have so many positions together.
     """
@@ -80,7 +80,7 @@ class Steps:
     def __init__(self, model: Decoder, limits: BuildConfig, device: torch.device) -> None:
         self.plan = TrialPlan()
         self.dtype = parse_dtype(limits.dtype)
-        self._kinds: dict[Kind, _Made] = {}
+        self._kinds: dict[StepKind, _Made] = {}
         self._device = device
         self._limits = limits
         self._context = min(CONTEXT, limits.max_seq_len)
@@ -111,7 +111,7 @@ class Steps:
         if self._model.rotary is not None:
             self._model.rotary.to(self._device)
 
-    def step(self, kind: Kind) -> Callable[[], torch.Tensor]:
+    def step(self, kind: StepKind) -> Callable[[], torch.Tensor]:
         """A call that runs the step again; its inputs are always the same."""
         if kind.encodes:
             features = self._features(kind.rows)
@@ -119,7 +119,7 @@ class Steps:
         made = self._made(kind)
         return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
 
-    def computed(self, kind: Kind) -> list[torch.Tensor]:
+    def computed(self, kind: StepKind) -> list[torch.Tensor]:
         """What the first layer of the step computes and writes, and the logits; where memory is not written
         it is NaN.
         """
@@ -147,7 +147,7 @@ class Steps:
         generator = torch.Generator(self._device).manual_seed(0)
         return torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
 
-    def _made(self, kind: Kind) -> _Made:
+    def _made(self, kind: StepKind) -> _Made:
         if kind not in self._kinds:
             generator = torch.Generator(self._device).manual_seed(0)
             block_size = RuntimeConfig().block_size
@@ -173,7 +173,9 @@ class Steps:
         ]
         return [distinct[layer % count] for layer in range(config.num_layers)]
 
-    def _batch(self, kind: Kind, requests: int, context: int, width: int, cache: LayerCache) -> ForwardBatch:
+    def _batch(
+        self, kind: StepKind, requests: int, context: int, width: int, cache: LayerCache
+    ) -> ForwardBatch:
         """Requests that compute the last token of their context, or all of them."""
         new = 1 if kind.decodes else context
         blocks = [range(row * width, (row + 1) * width) for row in range(requests)]

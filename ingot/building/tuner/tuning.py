@@ -16,10 +16,17 @@ from pathlib import Path
 import torch
 
 from ingot.building.tuner.kernel_timing import GraphTimer
-from ingot.building.tuner.tile_search import Choice, Dropped, Progress, Search, encoder_steps, measured_steps
+from ingot.building.tuner.tile_search import (
+    Dropped,
+    Progress,
+    Search,
+    TileChoice,
+    encoder_steps,
+    measured_steps,
+)
 from ingot.building.tuner.tuned_steps import Steps
 from ingot.config.build_config import BuildConfig
-from ingot.config.kernel_plan import OPS, KernelPlan, Measured
+from ingot.config.kernel_plan import OPS, KernelPlan, MeasuredTimes
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.device import on_device, parse_dtype, resolve_device
 from ingot.engine.assembly import model_of
@@ -38,7 +45,7 @@ class Tuning:
     """
 
     plan: KernelPlan
-    choices: tuple[Choice, ...]
+    choices: tuple[TileChoice, ...]
     dropped: tuple[Dropped, ...]
     seconds: float
     compile_seconds: float
@@ -124,13 +131,13 @@ def _tunable(quant: QuantConfig) -> set[str]:
     return {op for op in OPS if not (quant.in_blocks and op.startswith("small_"))}
 
 
-def _plan(choices: Iterable[Choice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
+def _plan(choices: Iterable[TileChoice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
     """The plan that the choices make."""
     tiles: dict[str, dict[str, dict[str, int]]] = {}
-    measured: dict[str, dict[str, Measured]] = {}
+    measured: dict[str, dict[str, MeasuredTimes]] = {}
     for choice in choices:
         op, key = choice.place
-        times = Measured(round(choice.default_us, 2), round(choice.best_us, 2))
+        times = MeasuredTimes(round(choice.default_us, 2), round(choice.best_us, 2))
         measured.setdefault(op, {})[key] = times
         if choice.tiles is not None:
             tiles.setdefault(op, {})[key] = dict(choice.tiles)

@@ -163,7 +163,7 @@ def doctor(flags: DoctorFlags) -> None:
 
 def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
     """Show, write, and leave with 1 where there is nothing to build."""
-    from ingot.config.files.atomic_write import whole
+    from ingot.config.files.atomic_write import atomic_file
     from ingot.measure.evaluate.doctor.doctor_report import comments, record, tables, verdict
 
     command, out = command_line(), flags.out
@@ -176,11 +176,11 @@ def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
             stdout().print()
         stdout().print(verdict(found), markup=False)
     if flags.json_file is not None:
-        with whole(Path(flags.json_file)) as part:
+        with atomic_file(Path(flags.json_file)) as part:
             part.write_text(json_text(record_json), encoding="utf-8")
     if found.quant is None:
         raise typer.Exit(_NONE_HOLDS)
-    with whole(out) as part:
+    with atomic_file(out) as part:
         part.write_text(quant_text(found.quant, comments(found, command)), encoding="utf-8")
     stderr().print(
         f"written: {out}; ingot build {found.wanted.checkpoint} -o ENGINE --quant {out}", markup=False

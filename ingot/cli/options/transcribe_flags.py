@@ -160,7 +160,7 @@ def _parsed(name: str, parser: Callable[[Any], Any], value: Any) -> Any:
 def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
     from ingot.speech.speech_options import TranscribeOptions
 
-    hints, told = typing.get_type_hints(TranscribeOptions), _attributes(TranscribeOptions.__doc__)
+    hints, help_texts = typing.get_type_hints(TranscribeOptions), _attributes(TranscribeOptions.__doc__)
     flags: list[inspect.Parameter] = []
     parsers = {}
     for field in fields(TranscribeOptions):
@@ -172,7 +172,7 @@ def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str,
         name, no = flag_name(field.name), "--no-" + field.name.replace("_", "-")
         option = typer.Option(
             f"{name}/{no}" if kind is bool and default else name,
-            help=told.get(field.name, ""),
+            help=help_texts.get(field.name, ""),
             metavar=metavar,
             rich_help_panel=_PANEL if field.name in _OFTEN else _RARE_PANEL,
             show_default=_shown(default),

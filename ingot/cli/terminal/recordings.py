@@ -32,8 +32,8 @@ def tell_failure(name: str, error: IngotError) -> None:
     """What is wrong with one recording."""
     shown = None if error.seen == name else error.seen
     fix = None if error.fix is None else error.fix.replace("allow_truncated", "--allow-truncated")
-    told = IngotError(f"{name}: {error.what}", seen=shown, allowed=error.allowed, fix=fix)
-    print_error(told)
+    shown_error = IngotError(f"{name}: {error.what}", seen=shown, allowed=error.allowed, fix=fix)
+    print_error(shown_error)
 
 
 def tell_left_out(names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """The place to write to, which becomes ``path`` when the block ends; on an error nothing changes.
 
     Raises:

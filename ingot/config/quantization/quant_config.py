@@ -167,8 +167,10 @@ class QuantConfig(JsonConfig):
         elif self.schemes == ("none",):
             fix = f"{{scheme}}, which is missing or none: {{method}} {self.method} needs one of {owners}"
         else:
-            told = f"{self.layers_label} supports {', '.join(methods)}; {self.method} needs one of {owners}"
-            fix = f"{{method}} or {{scheme}}: {told}"
+            supported = (
+                f"{self.layers_label} supports {', '.join(methods)}; {self.method} needs one of {owners}"
+            )
+            fix = f"{{method}} or {{scheme}}: {supported}"
         _expect_one("method", "unsupported quantization method", self.method, methods, fix)
 
     def _check_group(self) -> None:

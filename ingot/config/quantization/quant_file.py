@@ -90,8 +90,10 @@ def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
     usual = QuantConfig(quant.scheme, layers=quant.layers).to_json()
     fields = {name: value for name, value in quant.to_json().items() if value != usual[name]}
     free = {*choosing("symmetric")} & {*quant.schemes}
-    told = {"group": quant.group, "symmetric": quant.symmetric} if free else {}
-    fields = {"scheme": quant.scheme} | told | fields | ({"layers": quant.layers} if quant.layers else {})
+    own_fields = {"group": quant.group, "symmetric": quant.symmetric} if free else {}
+    fields = (
+        {"scheme": quant.scheme} | own_fields | fields | ({"layers": quant.layers} if quant.layers else {})
+    )
     lines = [f"# {line}\n" for comment in comments for line in comment.splitlines()]
     return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 

@@ -27,7 +27,7 @@ from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.huggingface import class_features, class_memory, generation_config
 from ingot.measure.side.ingot_side import IngotSide
 from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, folder_of, read_text
-from ingot.speech.batched_windows import together
+from ingot.speech.batched_windows import run_in_order
 from ingot.speech.recording_features import Transcript, mel_bins
 from ingot.speech.speech_options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
 from ingot.speech.transcriber import Transcriber
@@ -70,7 +70,7 @@ class IngotSpeechSide(IngotSide):
         self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]
     ) -> list[SideTranscript]:
         pairs = list(zip(recordings, asked, strict=True))
-        return list(together(lambda pair, left: self._one(*pair), pairs, self.batch))
+        return list(run_in_order(lambda pair, left: self._one(*pair), pairs, self.batch))
 
     def warm_up(self, most: int | None = None) -> None:
         self.llm.warm_up(kinds=["greedy"])
@@ -137,9 +137,9 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
         """In padded batches of recordings with the same options, the shortest first."""
         found: dict[int, SideTranscript] = {}
         for places in _alike(recordings, asked, self.batch):
-            together = [recordings[place] for place in places]
+            run_in_order = [recordings[place] for place in places]
             with class_memory("--against-batch"):
-                found |= zip(places, self._together(together, asked[places[-1]]), strict=True)
+                found |= zip(places, self._together(run_in_order, asked[places[-1]]), strict=True)
         return [found[place] for place in range(len(recordings))]
 
     def warm_up(self, most: int | None = None) -> None:

@@ -76,7 +76,7 @@ def narrowed(
 
 
 @dataclass(frozen=True, slots=True)
-class TwoLevels:
+class TwoLevelWeights:
     """Scales of weights [N, K] in 4 bits that are whole multiples of one scale per row.
 
     Attributes:
@@ -99,7 +99,7 @@ class TwoLevels:
         return (values.to(torch.int16) - _MIDDLE).mul_(factors).to(torch.int8)
 
 
-def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> TwoLevels:
+def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> TwoLevelWeights:
     """The scales of a weight [N, K] whose columns count ``importance`` [K] times.
 
     A group's factor is the one of 15 magnitudes that costs least, with the sign that gives the end of the
@@ -119,4 +119,4 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> Tw
         error = cost(grid.meant(grid.nearest(blocks)) - blocks)
         best = torch.where(error < least, sign * factor, best)
         least = torch.minimum(error, least)
-    return TwoLevels(Grid(best * rows, zeros, 0, 15), best.to(torch.int8), rows[:, 0])
+    return TwoLevelWeights(Grid(best * rows, zeros, 0, 15), best.to(torch.int8), rows[:, 0])

@@ -33,7 +33,7 @@ _PIECE = 1 << 22  # weights that are widened at once
 
 
 @dataclass(frozen=True, slots=True)
-class TwoLevels:
+class TwoLevelScales:
     """Scales and zeros of a weight [N, K].
 
     Attributes:
@@ -74,7 +74,7 @@ def quantize_two_level(weight: torch.Tensor, group: int) -> Quantized:
     return levels.quantized(values, group)
 
 
-def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor | None = None) -> TwoLevels:
+def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor | None = None) -> TwoLevelScales:
     """Units, inner scales and zeros of a weight [N, K].
 
     ``importance`` [K] weighs the columns' squared errors: mean x² of each input.
@@ -84,11 +84,11 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor | None
     """
     cost = _squares if importance is None else weighed(importance, group)
     units, inner, zeros = zip(*(_levels(weight[rows], group, cost) for rows in _pieces(weight)), strict=True)
-    return TwoLevels(torch.cat(units), torch.cat(inner), torch.cat(zeros))
+    return TwoLevelScales(torch.cat(units), torch.cat(inner), torch.cat(zeros))
 
 
 def inner_scales(found: Quantized) -> torch.Tensor:
-    """uint8 [groups, N]: how many units a scale of ``TwoLevels.quantized`` is."""
+    """uint8 [groups, N]: how many units a scale of ``TwoLevelScales.quantized`` is."""
     assert found.units is not None
     return (found.scales / found.units).round().to(torch.uint8)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.config.grammar_spec import Thinking
-from ingot.text.parsing.thinking import Split, ThinkingSplitter
+from ingot.text.parsing.thinking import ThinkingSplitter, ThoughtSplit
 from ingot.text.parsing.tool_calls import (
     ArgumentsDelta,
     CallStart,
@@ -87,12 +87,12 @@ class AnswerParts:
         """Why the answer ended, in the API's words."""
         return "tool_calls" if reason == "stop" and self.tool_calls else reason
 
-    def _split(self, text: str, *, final: bool) -> Split:
+    def _split(self, text: str, *, final: bool) -> ThoughtSplit:
         if self._thinking is None:
-            return Split("", text)
+            return ThoughtSplit("", text)
         split = self._thinking.feed(text)
-        rest = self._thinking.flush() if final else Split()
-        return Split(split.reasoning + rest.reasoning, split.content + rest.content)
+        rest = self._thinking.flush() if final else ThoughtSplit()
+        return ThoughtSplit(split.reasoning + rest.reasoning, split.content + rest.content)
 
     def _is_beyond(self, part: Delta) -> bool:
         if isinstance(part, ContentDelta) or self._most_calls is None:

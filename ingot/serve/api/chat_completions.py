@@ -67,12 +67,12 @@ class ChatCall(ApiCall):
         if picture_places(self.messages):
             raise bad_request("X-Ingot-Explain explains prompts of text, without images", "messages")
         variables = self._body.chat_template_kwargs or {}
-        return [self.model.conversation(self.messages, variables, self.tools.told)], self._wanted
+        return [self.model.conversation(self.messages, variables, self.tools.offered)], self._wanted
 
     def jobs(self) -> list[Job]:
         """One prompt."""
         variables = self._body.chat_template_kwargs or {}
-        ids, starts = self.model.chat_prompt(self.messages, variables, self.tools.told)
+        ids, starts = self.model.chat_prompt(self.messages, variables, self.tools.offered)
         self.model.check_ids(ids, self._asked or 1, "messages")
         self.model.read_pictures(self.messages, self.slots, self.cancelled)
         pictures = tuple(zip(self.slots, starts, strict=True))
@@ -81,7 +81,7 @@ class ChatCall(ApiCall):
 
     def new_parts(self) -> AnswerParts:
         """What takes one answer apart."""
-        calls = bool(self.tools.told)
+        calls = bool(self.tools.offered)
         return AnswerParts(thoughts=self._thoughts, calls=calls, most_calls=self.tools.most_calls)
 
     def choices(self, found: Answering) -> Iterator[dict[str, Any]]:

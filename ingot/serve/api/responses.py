@@ -56,7 +56,7 @@ class ResponseCall(ChatCall):
         except ApiError as error:
             raise in_words_of_responses(error, self._places) from None
 
-    def whole(self, found: Answering) -> dict[str, Any]:
+    def full_answer(self, found: Answering) -> dict[str, Any]:
         """The response."""
         (answer,) = found.answers(0)
         items, parts = ResponseItems(), self.new_parts()

@@ -36,8 +36,8 @@ class SimpleChat(ChatCall):
         self._question = (body.prompt or "") + (body.query or "")
         self._history = body.history or []
         self._max_length = body.max_length
-        said = [(role, text) for pair in self._history for role, text in zip(_ROLES, pair, strict=True)]
-        messages = [{"role": role, "content": text} for role, text in (*said, ("user", self._question))]
+        turns = [(role, text) for pair in self._history for role, text in zip(_ROLES, pair, strict=True)]
+        messages = [{"role": role, "content": text} for role, text in (*turns, ("user", self._question))]
         values = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_tokens}
         super().__init__(model, ChatRequest(model=model.name, messages=messages, **values))  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ class SimpleChat(ChatCall):
     async def answer(self) -> dict[str, Any]:
         """``response``, the longer ``history``, ``status`` and ``time``; raises as ``ChatCall.answer``."""
         found = await super().answer()
-        return self._told(next(iter(found["choices"]))["message"]["content"])
+        return self._finished(next(iter(found["choices"]))["message"]["content"])
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The text so far and what is new of it; the last event has what ``answer`` has. There is no
@@ -71,11 +71,11 @@ class SimpleChat(ChatCall):
                 async for _, piece in found.pieces():
                     text += piece.text
                     finished = piece.finish_reason is not None
-                    told = self._told(text) if finished else {"response": text}
+                    body = self._finished(text) if finished else {"response": text}
                     if piece.text or finished:
-                        yield event({"delta": piece.text, "finished": finished} | told)
+                        yield event({"delta": piece.text, "finished": finished} | body)
 
-    def _told(self, text: str) -> dict[str, Any]:
+    def _finished(self, text: str) -> dict[str, Any]:
         return {
             "response": text,
             "history": [*self._history, (self._question, text)],

@@ -15,27 +15,27 @@ from typing import Any
 from ingot.config.grammar_spec import Grammar, tool_schemas
 from ingot.errors import RequestError
 from ingot.serve.api_errors import bad_request
-from ingot.serve.response_formats import Form, check_size, made, told
+from ingot.serve.response_formats import AnswerFormat, check_size, field_error, made
 
 
 @dataclass(frozen=True)
-class ToolUse:
+class ToolFields:
     """What comes of a request's tools.
 
     Attributes:
-        told: tools that the model is told of; with none of them nothing in its answer is a call.
+        offered: tools that the model may call; if empty, no text of the answer is a call.
         form: what the answer must be.
         most_calls: None for any number.
     """
 
-    told: Sequence[Mapping[str, Any]] = ()
-    form: Form | None = None
+    offered: Sequence[Mapping[str, Any]] = ()
+    form: AnswerFormat | None = None
     most_calls: int | None = None
 
 
 def read_tools(
-    tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None, form: Form | None
-) -> ToolUse:
+    tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None, form: AnswerFormat | None
+) -> ToolFields:
     """The tools, by ``choice``: None, ``none``, ``auto``, ``required``, or the function that must be called.
 
     Args:
@@ -47,26 +47,26 @@ def read_tools(
     """
     if not tools:
         if choice in (None, "none", "auto"):
-            return ToolUse(form=form)
+            return ToolFields(form=form)
         raise bad_request("tool_choice needs tools", "tool_choice")
     try:
         schemas = tool_schemas(tools)
     except RequestError as error:
-        raise told(error, "tools") from None
+        raise field_error(error, "tools") from None
     if choice == "none":
-        return ToolUse(form=form)
+        return ToolFields(form=form)
     many = parallel is not False
     if choice in (None, "auto"):
         held = None if form is None else _calls_or(form, tools, many)
-        return ToolUse(tools, held, None if many else 1)
+        return ToolFields(tools, held, None if many else 1)
     name = None if choice == "required" else _named(choice, list(schemas))
     check_size(schemas if name is None else schemas[name], "tools")
     many = many and name is None
     grammar = made(Grammar.tool_calls, tools, name=name, parallel=many, field="tools")
-    return ToolUse(tools, Form(grammar, "tools"), None if many else 1)
+    return ToolFields(tools, AnswerFormat(grammar, "tools"), None if many else 1)
 
 
-def _calls_or(form: Form, tools: list[dict[str, Any]], parallel: bool) -> Form:
+def _calls_or(form: AnswerFormat, tools: list[dict[str, Any]], parallel: bool) -> AnswerFormat:
     """Calls, or JSON of a form."""
     if form.grammar.kind not in ("json_schema", "json_object"):
         text = f"{form.field} leaves no room for calls: give tool_choice none or required, or no tools"
@@ -74,7 +74,7 @@ def _calls_or(form: Form, tools: list[dict[str, Any]], parallel: bool) -> Form:
     check_size(tools, "tools")
     schema = form.grammar.value()
     make = Grammar.tool_calls
-    return Form(made(make, tools, parallel=parallel, otherwise=schema, field="tools"), form.field)
+    return AnswerFormat(made(make, tools, parallel=parallel, otherwise=schema, field="tools"), form.field)
 
 
 def _named(choice: object, names: list[str]) -> str:

@@ -20,7 +20,7 @@ from ingot.serve.api_call import event
 from ingot.serve.api_errors import bad_request, refused
 from ingot.serve.http.http_bodies import json_answer
 from ingot.serve.request_schemas import AudioRequest
-from ingot.serve.speech_service import Ears, Whole
+from ingot.serve.speech_service import SpeechService, TranscriptionResult
 from ingot.speech.recording_features import Transcript
 from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
@@ -45,8 +45,10 @@ class TranscriptionCall:
         ApiError: a value cannot be served.
     """
 
-    def __init__(self, ears: Ears, body: AudioRequest, task: Task, file: Callable[[], bytes]) -> None:
-        self._ears = ears
+    def __init__(
+        self, service: SpeechService, body: AudioRequest, task: Task, file: Callable[[], bytes]
+    ) -> None:
+        self._service = service
         self._task = task
         self._file = file
         self._format = body.response_format or "json"
@@ -66,9 +68,9 @@ class TranscriptionCall:
         Raises:
             ApiError: it cannot be served.
         """
-        async with aclosing(self._ears.segments(self._file, self._options)) as found:
+        async with aclosing(self._service.segments(self._file, self._options)) as found:
             async for one in found:
-                if isinstance(one, Whole):
+                if isinstance(one, TranscriptionResult):
                     return self._response(one.transcript)
         raise AssertionError("a recording ends with its whole")
 
@@ -79,9 +81,9 @@ class TranscriptionCall:
             ApiError: it cannot be served, or was ended.
         """
         begun = False
-        async with aclosing(self._ears.segments(self._file, self._options)) as found:
+        async with aclosing(self._service.segments(self._file, self._options)) as found:
             async for one in found:
-                if isinstance(one, Whole):
+                if isinstance(one, TranscriptionResult):
                     yield event(_done(one))
                 elif text := one.text if begun else one.text.lstrip():
                     begun = True
@@ -98,17 +100,17 @@ class TranscriptionCall:
 
     def _verbose(self, found: Transcript) -> dict[str, Any]:
         code = "en" if self._task == "translate" or found.language is None else found.language
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "task": self._task,
             "language": NAMES.get(code, code),  # a checkpoint may have languages of its own
             "duration": found.duration,
             "text": found.text.strip(),
         }
         if self._wants_words:
-            told["words"] = [word for segment in found.segments for word in _words(segment)]
+            body["words"] = [word for segment in found.segments for word in _words(segment)]
         if self._wants_segments:
-            told["segments"] = [_segment(segment) for segment in found.segments if segment.text]
-        return told | {"usage": _seconds(found)}
+            body["segments"] = [_segment(segment) for segment in found.segments if segment.text]
+        return body | {"usage": _seconds(found)}
 
 
 def _options(body: AudioRequest, task: Task, words: bool) -> TranscribeOptions:
@@ -136,17 +138,17 @@ def _seconds(found: Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": found.duration}
 
 
-def _done(whole: Whole) -> dict[str, Any]:
+def _done(result: TranscriptionResult) -> dict[str, Any]:
     """The last event, whose usage is in tokens: OpenAI's schema has no other there."""
-    given = whole.prompt_tokens + whole.audio_tokens
+    given = result.prompt_tokens + result.audio_tokens
     usage = {
         "type": "tokens",
         "input_tokens": given,
-        "input_token_details": {"text_tokens": whole.prompt_tokens, "audio_tokens": whole.audio_tokens},
-        "output_tokens": whole.new_tokens,
-        "total_tokens": given + whole.new_tokens,
+        "input_token_details": {"text_tokens": result.prompt_tokens, "audio_tokens": result.audio_tokens},
+        "output_tokens": result.new_tokens,
+        "total_tokens": given + result.new_tokens,
     }
-    return {"type": "transcript.text.done", "text": whole.transcript.text.strip(), "usage": usage}
+    return {"type": "transcript.text.done", "text": result.transcript.text.strip(), "usage": usage}
 
 
 def _segment(segment: Segment) -> dict[str, Any]:

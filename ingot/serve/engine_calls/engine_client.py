@@ -30,11 +30,11 @@ from ingot.serve.engine_calls.process_protocol import (
     Attend,
     Embed,
     Gauges,
-    Load,
+    LoadEngine,
     News,
     Ready,
-    Score,
-    Step,
+    ScorePrompt,
+    StepNews,
 )
 from ingot.serve.engine_calls.restarts import RestartPolicy, folder_stamp
 from ingot.serve.engine_calls.server_metrics import EngineMetrics
@@ -62,7 +62,7 @@ class EngineClient:
     def __init__(
         self,
         name: str,
-        load: Load,
+        load: LoadEngine,
         config: ServeConfig,
         metrics: EngineMetrics,
         features: tuple[int, ...] | None = None,
@@ -89,7 +89,7 @@ class EngineClient:
     async def start(
         cls,
         name: str,
-        load: Load,
+        load: LoadEngine,
         config: ServeConfig,
         metrics: EngineMetrics,
         features: tuple[int, ...] | None = None,
@@ -156,7 +156,7 @@ class EngineClient:
 
     def count_recording(self, seconds: float) -> None:
         """A recording has been transcribed by this engine."""
-        self._metrics.heard(seconds)
+        self._metrics.count_audio_seconds(seconds)
 
     def fail_all(self, error: ApiError) -> None:
         """End every request by an error, and those that ask in several parts with their next one."""
@@ -230,7 +230,7 @@ class EngineClient:
         _log.error("%s: %s", self.name, self.lost)
         self.on_given_up()
 
-    def _receive(self, step: Step) -> None:
+    def _receive(self, step: StepNews) -> None:
         """Take what a step brought."""
         self._metrics.prefix_cache(self.gauges, step.gauges)
         self.gauges = step.gauges
@@ -272,12 +272,12 @@ class EngineClient:
             del self._owners[news.id]
             self._metrics.finished(answering, position, now)
 
-    def _asked(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Add | Score | Embed | Attend]]:
+    def _asked(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Add | ScorePrompt | Embed | Attend]]:
         """What the engine is asked for, with the position of its job."""
         for position, job in enumerate(jobs):
             salt = job.salt or (secrets.token_hex(16) if self._config.private_prefixes else "")
             if job.score is not None:
-                yield position, Score(next(self._ids), job.ids, job.score, salt)
+                yield position, ScorePrompt(next(self._ids), job.ids, job.score, salt)
             if job.pooling is not None:
                 yield position, Embed(next(self._ids), job.ids, job.pooling, salt)
             if job.attend is not None and job.slot is not None:

@@ -41,14 +41,14 @@ from ingot.serve.engine_calls.process_protocol import (
     Embedded,
     Failed,
     Gauges,
-    Load,
+    LoadEngine,
     Logprob,
     News,
     Ready,
     Reason,
-    Score,
     Scored,
-    Step,
+    ScorePrompt,
+    StepNews,
     ToEngine,
 )
 from ingot.serve.engine_calls.prompt_scoring import keep_scores, scores
@@ -83,7 +83,7 @@ def main(descriptor: int) -> int:
     try:
         (load,) = link.exchange(wait=True)
         executor = _open(load)
-        assert isinstance(load, Load)
+        assert isinstance(load, LoadEngine)
         leave_out_what_is_loaded()
         link.send(Ready(executor.admission.vocab_size, executor.max_batch_size, executor.max_seq_len))
         EngineLoop(executor, link, WindowReader.of(load.features)).run()
@@ -104,7 +104,7 @@ class EngineLoop:
         self._windows = windows
         self._executor = executor
         self._link = link
-        self._reading: dict[str, Score | Embed | Attend] = {}
+        self._reading: dict[str, ScorePrompt | Embed | Attend] = {}
         self._scores: OrderedDict[str, Iterator[tuple[list[Logprob], bool]]] = OrderedDict()
         grammars = executor.admission.grammars
         assert grammars is not None, "an executor has them, if only to refuse them"
@@ -132,7 +132,7 @@ class EngineLoop:
             if messages or updates or news or scored:
                 news += [one for one in read if isinstance(one, News)]
                 embedded = [one for one in read if isinstance(one, Embedded)]
-                self._link.send(Step(news, scored, self._gauges(), embedded))
+                self._link.send(StepNews(news, scored, self._gauges(), embedded))
 
     def _obey(self, message: ToEngine) -> list[News]:
         """Carry out a message; a request that cannot be served gives news of its error."""
@@ -143,7 +143,7 @@ class EngineLoop:
                 case Add(name, prompt_ids, params, slot, _, salt, pictures):
                     values, inputs = SamplingParams.from_json(params), self._inputs(slot, pictures)
                     self._executor.add(name, prompt_ids, values, inputs, salt=salt)
-                case Score(name, prompt_ids, top, salt):
+                case ScorePrompt(name, prompt_ids, top, salt):
                     self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top), salt=salt)
                     self._reading[name] = message
                 case Embed(name, prompt_ids, pooling, salt):
@@ -158,10 +158,10 @@ class EngineLoop:
                     self._executor.abort(name, index)
                     self._reading.pop(name, None)
                     self._scores.pop(name, None)
-                case Load():
+                case LoadEngine():
                     raise RequestError("an engine is loaded once", seen=message.path)
         except IngotError as error:
-            if isinstance(message, (Add, Score, Embed, Attend)):
+            if isinstance(message, (Add, ScorePrompt, Embed, Attend)):
                 return [_refusal(message.id, error)]
             raise
         return []
@@ -206,7 +206,7 @@ class EngineLoop:
         kept = reading.kept
         if isinstance(asked, Attend):
             return Embedded(name, _floats(torch.cat([kept, reading.scores.flatten()])))
-        if isinstance(asked, Score):
+        if isinstance(asked, ScorePrompt):
             if not kept.isnan().any():
                 self._scores[name] = scores(asked.prompt_ids, kept)
                 return None
@@ -233,7 +233,7 @@ class _PrintableLog(logging.Formatter):
 
 def _open(load: ToEngine) -> Executor:
     """The executor of what is to be loaded, warmed up."""
-    if not isinstance(load, Load):
+    if not isinstance(load, LoadEngine):
         raise RequestError("an engine is loaded first", seen=type(load).__name__)
     if load.threads is not None:
         torch.set_num_threads(load.threads)

@@ -27,10 +27,10 @@ from ingot.serve.engine_calls.process_protocol import (
     Failed,
     FrameError,
     FromEngine,
-    Load,
+    LoadEngine,
     Ready,
     Splitter,
-    Step,
+    StepNews,
     ToEngine,
     frame,
 )
@@ -56,7 +56,7 @@ class EngineRun(asyncio.Protocol):
     _process: subprocess.Popen[bytes]
     _transport: asyncio.Transport | None = None
 
-    def __init__(self, name: str, receive: Callable[[Step], None], lost: Callable[[str], None]) -> None:
+    def __init__(self, name: str, receive: Callable[[StepNews], None], lost: Callable[[str], None]) -> None:
         self._name = name
         self._receive, self._lost = receive, lost
         self._splitter: Splitter[FromEngine] = Splitter(FromEngine)
@@ -68,10 +68,10 @@ class EngineRun(asyncio.Protocol):
     async def start(
         cls,
         name: str,
-        load: Load,
+        load: LoadEngine,
         windows: Windows | None = None,
         *,
-        receive: Callable[[Step], None],
+        receive: Callable[[StepNews], None],
         lost: Callable[[str], None],
     ) -> tuple[EngineRun, Ready]:
         """Start a process and wait until the engine is loaded; a cancelled start ends the process.
@@ -98,7 +98,7 @@ class EngineRun(asyncio.Protocol):
                 raise
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: run, sock=ours)
-            run.send(msgspec.structs.replace(load, features=windows and windows.told))
+            run.send(msgspec.structs.replace(load, features=windows and windows.handle))
             return run, await run._loaded
         except BaseException:
             await run.close()
@@ -146,7 +146,7 @@ class EngineRun(asyncio.Protocol):
 
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Step():
+            case StepNews():
                 self._receive(message)
             case Ready():
                 self._loaded.set_result(message)

@@ -6,9 +6,10 @@ names the type. Decoding builds these types and nothing else. Knows no sockets.
     splitter = Splitter(ToEngine)
     splitter.feed(frame(Abort("7"))) == [Abort("7")]
 
-The conversation: ``Load``; ``Ready`` or ``Failed``; then ``Add``, ``Score``, ``Embed``, ``Attend`` and
-``Abort`` one way and one ``Step`` per step of the executor the other way. ``Failed`` is the last thing an
-engine says. The end of the stream ends the engine's process, and to the server it is the engine's death.
+The conversation: ``LoadEngine``; ``Ready`` or ``Failed``; then ``Add``, ``ScorePrompt``, ``Embed``,
+``Attend`` and ``Abort`` one way, and one ``StepNews`` per step of the executor the other way. ``Failed`` is
+the last thing an engine says. The end of the stream ends the engine's process; to the server it is the
+engine's death.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Message = TypeVar("Message")
 Reason = Literal["stop", "length", "abort"]
 
 
-class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class LoadEngine(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What to open; None: the library's default. ``runtime``: fields of ``RuntimeConfig``. ``features``: the
     descriptor of the memory that features come in (``windows.py``), and their shape. ``manifest``: the sha256
     of the engine's manifest.json, which may not be another one by now.
@@ -58,7 +59,7 @@ class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
     pictures: list[tuple[int, int]] = []
 
 
-class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class ScorePrompt(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A prompt whose tokens' log-probabilities are wanted, each with the ``top`` likeliest tokens."""
 
     id: str
@@ -93,7 +94,7 @@ class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
     index: int | None = None
 
 
-ToEngine = Load | Add | Score | Embed | Attend | Abort
+ToEngine = LoadEngine | Add | ScorePrompt | Embed | Attend | Abort
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -194,7 +195,7 @@ class Gauges(msgspec.Struct, array_like=True, frozen=True):
     prefix_hits: int = 0
 
 
-class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class StepNews(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The news of all requests from one step, in one frame."""
 
     news: list[News]
@@ -203,7 +204,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
     embedded: list[Embedded] = []
 
 
-FromEngine = Ready | Failed | Step
+FromEngine = Ready | Failed | StepNews
 
 
 class FrameError(Exception):

@@ -119,7 +119,7 @@ class EngineMetrics:
         for answer in answering.answers(position):
             self._metrics.ended.labels(self._name, answer.finish_reason).inc()
 
-    def heard(self, seconds: float) -> None:
+    def count_audio_seconds(self, seconds: float) -> None:
         """A recording has been transcribed."""
         self._recordings.inc()
         self._audio.inc(seconds)

@@ -40,7 +40,7 @@ class Windows:
         weakref.finalize(self, os.close, self.descriptor)
 
     @property
-    def told(self) -> tuple[int, tuple[int, ...]]:
+    def handle(self) -> tuple[int, tuple[int, ...]]:
         """What the engine's process needs to know, which inherits the descriptor."""
         return self.descriptor, self.shape
 
@@ -79,9 +79,9 @@ class WindowReader:
         self._shape = shape
 
     @classmethod
-    def of(cls, told: tuple[int, tuple[int, ...]] | None) -> WindowReader | None:
+    def of(cls, handle: tuple[int, tuple[int, ...]] | None) -> WindowReader | None:
         """Of what ``Windows`` tells."""
-        return None if told is None else cls(*told)
+        return None if handle is None else cls(*handle)
 
     def get(self, slot: int) -> torch.Tensor:
         """A copy of what is in a slot."""

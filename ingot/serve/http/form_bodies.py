@@ -26,7 +26,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from ingot.serve.api_errors import ApiError, bad_request, too_busy
-from ingot.serve.http.http_bodies import ClientLeftError, check_coding
+from ingot.serve.http.http_bodies import ClientDisconnectedError, check_coding
 from ingot.serve.http.slow_bodies import SlowBodies
 
 FORM_SECONDS = 300.0  # for a body to arrive
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Form:
+class FormBody:
     """The fields as JSON, lists and objects among them, and the file."""
 
     json: bytes
@@ -77,7 +77,7 @@ class Uploads:
 
 
 @asynccontextmanager
-async def read_form(request: Request, most: int, lists: Collection[str]) -> AsyncIterator[Form]:
+async def read_form(request: Request, most: int, lists: Collection[str]) -> AsyncIterator[FormBody]:
     """The form, while it is open; its file has at most ``most`` bytes.
 
     Args:
@@ -112,7 +112,7 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
     except MultiPartException as error:
         raise bad_request(f"the form cannot be read: {error.message}", code="invalid_form") from None
     except ClientDisconnect:
-        raise ClientLeftError from None
+        raise ClientDisconnectedError from None
     except OSError as error:
         raise _no_room(error) from None
     try:
@@ -132,7 +132,7 @@ def _check_type(given: str) -> None:
         raise bad_request(text, code="unsupported_charset")
 
 
-def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> Form:
+def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> FormBody:
     values: dict[str, Any] = {}
     file: UploadFile | None = None
     for name, value in items:
@@ -157,7 +157,7 @@ def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> Fo
         raise bad_request("the file is empty", "file")
     if file.size > most:
         raise _too_large(most)
-    return Form(msgspec.json.encode(values), file)
+    return FormBody(msgspec.json.encode(values), file)
 
 
 async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:

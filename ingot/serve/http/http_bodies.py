@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 
 
-class ClientLeftError(Exception):
+class ClientDisconnectedError(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -66,7 +66,7 @@ async def read_body(request: Request, most: int) -> bytes:
     except TimeoutError:
         raise ApiError(408, "the body did not arrive in time", code="request_timeout") from None
     except ClientDisconnect:
-        raise ClientLeftError from None
+        raise ClientDisconnectedError from None
     if data.count(b"{") + data.count(b"[") > MOST_OPENED or data.count(b",") > MOST_COMMAS:
         text = f"the body has more than {MOST_OPENED} objects and lists, or {MOST_COMMAS} commas"
         raise ApiError(400, text, code="request_too_large")
@@ -90,13 +90,13 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
-async def whole_answer(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
+async def full_answer(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
     """A JSON answer whose lists may be ``Rows``; a large one is made and sent in parts.
 
     Raises:
         ApiError, ClientLeftError: from ``work``, or the client has left.
     """
-    parts = in_parts(await until_left(request, work))
+    parts = in_parts(await until_disconnected(request, work))
     first = await anext(parts)
     second = await anext(parts, None)
     if second is None:
@@ -109,7 +109,7 @@ def error_answer(error: ApiError) -> Response:
     return json_answer(error.body(), error.status, error.headers)
 
 
-async def until_left(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
+async def until_disconnected(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
     """What ``work`` returns; it is cancelled when the client leaves.
 
     Raises:
@@ -120,7 +120,7 @@ async def until_left(request: Request, work: Coroutine[Any, Any, Value]) -> Valu
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeftError
+            raise ClientDisconnectedError
         return working.result()
     finally:
         await _cancelled(working, leaving)
@@ -134,7 +134,7 @@ async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) ->
         ApiError, ClientLeftError: before the first event.
     """
     try:
-        first = await until_left(request, _next(events))
+        first = await until_disconnected(request, _next(events))
     except BaseException:
         await events.aclose()
         raise

@@ -38,7 +38,7 @@ Parts = Sequence[Literal | str]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConversationPart:
     """What a prompt is made of; ``generate``: it ends with the start of the assistant's answer."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -82,7 +82,7 @@ class ChatFormat(ABC):
         Raises:
             RequestError: the messages or variables do not fit this format.
         """
-        return self._text(Asked(messages, add_generation_prompt, variables or {}), tokenizer)
+        return self._text(ConversationPart(messages, add_generation_prompt, variables or {}), tokenizer)
 
     def prompt_ids(
         self,
@@ -97,7 +97,7 @@ class ChatFormat(ABC):
         Raises:
             RequestError: the messages or variables do not fit this format.
         """
-        return self._ids(Asked(messages, add_generation_prompt, variables or {}), tokenizer)
+        return self._ids(ConversationPart(messages, add_generation_prompt, variables or {}), tokenizer)
 
     def prompt_pieces(
         self,
@@ -112,15 +112,15 @@ class ChatFormat(ABC):
         Raises:
             RequestError: as ``prompt_ids``.
         """
-        asked = Asked(messages, add_generation_prompt, variables or {})
+        asked = ConversationPart(messages, add_generation_prompt, variables or {})
         return [self._ids(asked, tokenizer)]
 
     @abstractmethod
-    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str:
         """As ``prompt_text``."""
 
     @abstractmethod
-    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
         """As ``prompt_ids``."""
 
     @abstractmethod
@@ -131,17 +131,17 @@ class ChatFormat(ABC):
 class FramedFormat(ChatFormat):
     """A format whose prompt is a list of parts."""
 
-    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str:
         parts = self._checked_parts(asked, tokenizer)
         return "".join(part.text if isinstance(part, Literal) else part for part in parts)
 
-    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
         return [*tokenizer.prefix_ids, *encode_literals(self._checked_parts(asked, tokenizer), tokenizer)]
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         return () if tokenizer.eos_id is None else (tokenizer.eos_id,)
 
-    def _checked_parts(self, asked: Asked, tokenizer: Tokenizer | None) -> Parts:
+    def _checked_parts(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> Parts:
         if asked.variables:
             raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))
         checked = without_developer(check_messages(asked.messages))

@@ -17,7 +17,7 @@ from typing import Any
 from ingot.config.files.json_text import parse_json
 from ingot.errors import RequestError, TokenizerError
 from ingot.sandbox.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
-from ingot.text.chat.chat_format import Asked, ChatFormat
+from ingot.text.chat.chat_format import ChatFormat, ConversationPart
 from ingot.text.chat.chat_messages import (
     TEMPLATE_ROLES,
     Message,
@@ -73,10 +73,10 @@ class JinjaFormat(ChatFormat):
         self.thinks = THOUGHTS_END in source
         self._names_developer = "developer" in found["texts"]
 
-    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str:
         return self._render(*self._checked(asked), asked.generate)
 
-    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
         """The first character of every special token that a user typed is replaced by a private-use character
         that occurs nowhere else, the template is rendered, the prompt is cut at the special tokens that are
         left, and the character is put back. Lengths, white space and splitting inside templates stay as they
@@ -93,7 +93,7 @@ class JinjaFormat(ChatFormat):
         ends = [tokenizer.special_tokens.get(text) for text in TURN_ENDS if text in self._source]
         return tuple(dict.fromkeys(i for i in (tokenizer.eos_id, *ends) if i is not None))
 
-    def _checked(self, asked: Asked) -> tuple[list[Message], dict[str, Any]]:
+    def _checked(self, asked: ConversationPart) -> tuple[list[Message], dict[str, Any]]:
         """Messages and variables as JSON values, which is what a template can be given."""
         unknown = sorted(str(name) for name in asked.variables if name not in self.variables)
         if unknown:
@@ -118,9 +118,9 @@ class JinjaFormat(ChatFormat):
         """Whether the template has a role for the developer: it names the role, and writes what it says. One
         that writes any role's name knows none of them, and another drops or refuses the message.
         """
-        said = [{"role": "developer", "content": _MARK}, {"role": "user", "content": "?"}]
+        messages = [{"role": "developer", "content": _MARK}, {"role": "user", "content": "?"}]
         try:
-            return self._names_developer and _MARK in self._render(said, {}, True)
+            return self._names_developer and _MARK in self._render(messages, {}, True)
         except RequestError:
             return False
 
@@ -153,17 +153,17 @@ class ToolTemplates(ChatFormat):
         self.variables = frozenset().union(*(one.variables for one in self._both))
         self.thinks = any(one.thinks for one in self._both)
 
-    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str:
         return self._of(asked)._text(asked, tokenizer)
 
-    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
         return self._of(asked)._ids(asked, tokenizer)
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Those of both."""
         return tuple(dict.fromkeys(i for one in self._both for i in one.stop_ids(tokenizer)))
 
-    def _of(self, asked: Asked) -> JinjaFormat:
+    def _of(self, asked: ConversationPart) -> JinjaFormat:
         if asked.variables.get("tools") is not None:
             return self._tools
         if self._plain is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.text.chat.chat_format import Asked, ChatFormat, Literal, encode_literals
+from ingot.text.chat.chat_format import ChatFormat, ConversationPart, Literal, encode_literals
 from ingot.text.chat.chat_messages import Message, check_messages, check_turns, without_developer
 from ingot.text.prompt import Input, Prompt
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
@@ -36,7 +36,7 @@ MARK = "<ImageHere>"  # a picture, in a prompt as text
 
 
 @dataclass(frozen=True)
-class Frame:
+class RoleFrame:
     """What stands before each role's messages, and behind a message and the system's."""
 
     user: tuple[Literal | str, ...]
@@ -45,8 +45,8 @@ class Frame:
 
 
 Text = list[Literal | str]
-VICUNA = Frame(("Human: ",), "Assistant: ", "###")
-LLAMA2 = Frame((Literal("<s>"), "[INST] "), " [/INST] ", "")
+VICUNA = RoleFrame(("Human: ",), "Assistant: ", "###")
+LLAMA2 = RoleFrame((Literal("<s>"), "[INST] "), " [/INST] ", "")
 
 
 ALIGNED = {
@@ -80,7 +80,7 @@ class PictureFormat(ChatFormat):
 
     takes_inputs = True
 
-    def __init__(self, name: str, frame: Frame) -> None:
+    def __init__(self, name: str, frame: RoleFrame) -> None:
         self.name = name
         self._frame = frame
         self.stop_strings = (frame.end,) if frame.end else ()
@@ -97,11 +97,11 @@ class PictureFormat(ChatFormat):
         variables: Mapping[str, Any] | None = None,
     ) -> list[list[int] | Input]:
         found: list[list[int] | Input] = []
-        for segment in self._segments(Asked(messages, add_generation_prompt, variables or {})):
+        for segment in self._segments(ConversationPart(messages, add_generation_prompt, variables or {})):
             found.append(segment if isinstance(segment, Input) else encode_literals(segment, tokenizer))
         return [list(tokenizer.prefix_ids), *found]
 
-    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
         pieces = self.prompt_pieces(
             asked.messages, tokenizer, add_generation_prompt=asked.generate, variables=asked.variables
         )
@@ -112,13 +112,13 @@ class PictureFormat(ChatFormat):
             ids += piece
         return ids
 
-    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str:
         texts = [
             part for one in self._segments(asked) for part in ([MARK] if isinstance(one, Input) else one)
         ]
         return "".join(part.text if isinstance(part, Literal) else part for part in texts)
 
-    def _segments(self, asked: Asked) -> list[Text | Input]:
+    def _segments(self, asked: ConversationPart) -> list[Text | Input]:
         """Texts and pictures in turn."""
         if asked.variables:
             raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))

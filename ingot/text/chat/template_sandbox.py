@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARS = 8 * 1024 * 1024
-_TOLD = 2000  # characters of an error
+_MOST_ERROR = 2000  # characters of an error
 _MOST_TEXT = 64  # characters of a string that is given by ``texts``
 
 
@@ -78,7 +78,7 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _fault(kind: str, error: Exception) -> dict[str, Any]:
-    text = str(error)[:_TOLD] or type(error).__name__
+    text = str(error)[:_MOST_ERROR] or type(error).__name__
     return {"fault": text, "kind": kind, "line": getattr(error, "lineno", None)}
 
 

@@ -15,7 +15,7 @@ from ingot.text.parsing.held_text import held
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class Split(NamedTuple):
+class ThoughtSplit(NamedTuple):
     """What a piece of text adds to the reasoning and to the content."""
 
     reasoning: str = ""
@@ -43,20 +43,20 @@ class ThinkingSplitter:
         self._text = ""  # what comes after it and is not given yet
         self._bare = True  # line breaks at the start of a part are dropped
 
-    def feed(self, text: str) -> Split:
+    def feed(self, text: str) -> ThoughtSplit:
         """What ``text`` makes certain."""
         self._text += text
         return self._step(final=False)
 
-    def flush(self) -> Split:
+    def flush(self) -> ThoughtSplit:
         """What was held back. Call once, after the last piece."""
         return self._step(final=True)
 
-    def _step(self, *, final: bool) -> Split:
+    def _step(self, *, final: bool) -> ThoughtSplit:
         if self._state == "start":
             self._start(final=final)
         reasoning = self._thought(final=final) if self._state == "thought" else ""
-        return Split(reasoning, self._content() if self._state == "content" else "")
+        return ThoughtSplit(reasoning, self._content() if self._state == "content" else "")
 
     def _start(self, *, final: bool) -> None:
         text = self._text.lstrip()

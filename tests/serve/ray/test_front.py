@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install -c constrai
 from starlette.requests import Request
 
 from ingot.adapters.ray.front import Front
-from ingot.adapters.ray.merged_answers import Whole
+from ingot.adapters.ray.merged_answers import ReplicaAnswer
 from ingot.adapters.ray.ray_settings import RayArgs
 from ingot.serve.api_errors import ApiError
 
@@ -77,7 +77,7 @@ async def test_bodies_are_larger_where_a_replica_takes_images() -> None:
     assert [await posted(front, size) for size in (4096, 4097)] == [200, 413]
     for takes, size, status in ((["text"], 4097, 413), (["text", "image"], 16 << 20, 200)):
         listed = json.dumps({"data": [{"id": "a", "input_modalities": takes}]}).encode()
-        await front.note("a", "replica", {"/v1/models": Whole(200, {}, listed)})
+        await front.note("a", "replica", {"/v1/models": ReplicaAnswer(200, {}, listed)})
         assert await posted(front, size) == status
     assert await posted(front, (16 << 20) + 1) == 413
 

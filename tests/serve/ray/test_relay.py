@@ -186,6 +186,6 @@ async def test_a_replica_goes_on_telling_when_an_answer_has_failed(
     monkeypatch.setattr(replica_module.serve, "get_replica_context", lambda: context)
     monkeypatch.setattr(replica_module, "_TELL_SECONDS", 0)
     found = replica(app, [])
-    await found._tell(SimpleNamespace(broadcast=broadcast))
+    await found._broadcast_facts(SimpleNamespace(broadcast=broadcast))
     assert [(note, model, name) for note, model, name, _ in told] == [("note", "m", "r1")]
     assert "the fronts cannot be told" in caplog.text

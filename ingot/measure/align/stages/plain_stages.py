@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ingot.engine.reference_run import Arithmetic, Span
+from ingot.engine.reference_run import Arithmetic, SequenceSpan
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.stages.encoder_stages import EncoderStages
 from ingot.measure.align.stages.isolated_encoder import CROSS_PARTS
@@ -109,7 +109,7 @@ class PlainStages:
         self.stored.weights.release()
         return run.found
 
-    def _layer(self, run: _Placed, index: int, span: Span, how: Pass) -> None:
+    def _layer(self, run: _Placed, index: int, span: SequenceSpan, how: Pass) -> None:
         hidden = self.given(f"layers.{index - 1}.output" if index else "embedding", how)
         if hidden is None:
             return
@@ -146,11 +146,13 @@ class _Placed(StagedRun):
         recorded = self._plain.given(stage, self._how, self._reader(stage))
         return computed if recorded is None else recorded
 
-    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+    def recorded(
+        self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Queries, too, which no original records."""
         if place == "query":
             self.found[f"{self._within}.query"] = computed.flatten(1).to("cpu")
-        return super().had(place, computed, change)
+        return super().recorded(place, computed, change)
 
     def attend(
         self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

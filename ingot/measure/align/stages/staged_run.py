@@ -21,7 +21,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
 from ingot.engine.reference_encoder import keep_for, own_stages
-from ingot.engine.reference_run import ReferenceRun, Span, Weights, WeightSource
+from ingot.engine.reference_run import EngineTensors, ReferenceRun, SequenceSpan, WeightSource
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.stages.stage_names import CONVS
 from ingot.models.empty_model import empty_model
@@ -59,7 +59,9 @@ class StagedRun(ReferenceRun):
         """The stages that follow are of this layer."""
         self._within = name
 
-    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+    def recorded(
+        self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The place's stage, where it is one."""
         post = self._within.startswith(_POST)
         if post and place == "attn_in":  # what the layer takes, which is a stage of another
@@ -97,18 +99,18 @@ class StagedRun(ReferenceRun):
         self._branch = _BRANCHES[name.rpartition(".")[2]]
         return self.reached(f"{self._within}.{self._branch}", output)
 
-    def layer_of(self, index: int, hidden: torch.Tensor, span: Span) -> torch.Tensor:
+    def layer_of(self, index: int, hidden: torch.Tensor, span: SequenceSpan) -> torch.Tensor:
         """A layer of the decoder, for a span's tokens."""
         self.within(f"layers.{index}")
         return self.layer(index, hidden, self._spans(span), _unseen)
 
-    def _spans(self, span: Span) -> Sequence[Span]:
+    def _spans(self, span: SequenceSpan) -> Sequence[SequenceSpan]:
         """The same list for every layer, so that positions are turned once."""
         if self._own_spans != [span]:
             self._own_spans = [span]
         return self._own_spans
 
-    _own_spans: Sequence[Span] = ()
+    _own_spans: Sequence[SequenceSpan] = ()
 
     def ends(self, hidden: torch.Tensor) -> torch.Tensor:
         """The last norm and the logits."""
@@ -116,7 +118,7 @@ class StagedRun(ReferenceRun):
         return self.logits(self.reached("final_norm", self.final_norm(hidden, _unseen)))
 
 
-def run_tokens(run: StagedRun, span: Span) -> torch.Tensor:
+def run_tokens(run: StagedRun, span: SequenceSpan) -> torch.Tensor:
     """New tokens of a sequence through the whole decoder; their logits [T, vocab_size]."""
     run.within("")
     hidden = run.embed([span])
@@ -132,7 +134,7 @@ def run_encoder(run: StagedRun, features: torch.Tensor) -> None:
     """Features [mels, frames] through the encoder, and each layer's keys and values of its outputs."""
     at = Passage.of(run.features(features))
     for stage in own_stages(run, _unseen):
-        at = at.through(stage)
+        at = at.after(stage)
         run.weights.release()
     for index in range(1 if run.config.splices else run.config.num_layers):
         run_cross(run, index, at.hidden)
@@ -140,7 +142,7 @@ def run_encoder(run: StagedRun, features: torch.Tensor) -> None:
 
 def run_encoder_stage(run: StagedRun, name: str, at: Passage) -> None:
     """One of an encoder's stages, of an input that is before it."""
-    at.through(next(stage for stage in own_stages(run, _unseen) if stage.name == name))
+    at.after(next(stage for stage in own_stages(run, _unseen) if stage.name == name))
     run.weights.release()
 
 
@@ -161,18 +163,18 @@ class Stored(NamedTuple):
         """An engine with the weights that it stores; a checkpoint's are dense, in the dtype of ``build``."""
         if is_engine(path):
             model = model_of(Manifest.read(path))
-            return cls(model, Weights(path / WEIGHTS_FILE, model, device))
+            return cls(model, EngineTensors(path / WEIGHTS_FILE, model, device))
         source = open_checkpoint(path)
         assembly = Assembly.of(source, build, QuantConfig())
         shape = assembly.architecture, assembly.model_config, build
         return cls(empty_model(*shape, QuantConfig(), KernelPlan()), _Assembled(assembly, source, device))
 
-    def span(self, ids: Sequence[int], start: int, prompt_len: int, *, encodes: bool) -> Span:
+    def span(self, ids: Sequence[int], start: int, prompt_len: int, *, encodes: bool) -> SequenceSpan:
         """New tokens of a request with this many prompt tokens."""
         rotary = self.model.rotary
         rows = 0 if rotary is None else rotary.max_positions
         offset = plain_section(self.model.config.rope, prompt_len) * rows
-        return Span(0, tuple(ids), start, offset, 0 if encodes else None)
+        return SequenceSpan(0, tuple(ids), start, offset, 0 if encodes else None)
 
 
 class _Assembled:

@@ -26,7 +26,7 @@ import torch
 
 from ingot.building.calibration.calibrate import BATCH_TOKENS, Load
 from ingot.engine.reference_encoder import keep_for, own_stages
-from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, Span
+from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, SequenceSpan
 from ingot.errors import CheckpointError
 from ingot.layers.decoder import Decoder
 from ingot.measure.evaluate.doctor.precision_options import LayerOptions, PrecisionOption
@@ -54,7 +54,7 @@ class Text:
 class _Batch:
     """Texts one after another, their counted rows [n] int64, and the features of each that has some."""
 
-    spans: list[Span]
+    spans: list[SequenceSpan]
     rows: torch.Tensor
     features: list[torch.Tensor]
 
@@ -152,7 +152,7 @@ class PrecisionProbe:
     def _behind(self, place: int, state: _State, batch: _Batch) -> _State:
         """A batch behind a place."""
         if place < len(self._stages):
-            return replace(state, encoded=[one.through(self._stages[place]) for one in state.encoded])
+            return replace(state, encoded=[one.after(self._stages[place]) for one in state.encoded])
         index = place - len(self._stages)
         for number, one in enumerate(state.encoded):
             keep_for(self._run, number, index, _unseen, one.hidden)
@@ -253,7 +253,7 @@ def _batch(model: Decoder, texts: Sequence[Text], device: torch.device) -> _Batc
     for number, text in enumerate(texts):
         place = None if text.features is None else len(features)
         features += [] if text.features is None else [text.features.to(device, EXACT.dtype)]
-        spans.append(Span(number, text.ids, 0, model.rope_offset(len(text.ids)), place))
+        spans.append(SequenceSpan(number, text.ids, 0, model.rope_offset(len(text.ids)), place))
         rows += [before + place for place in text.counted]
         before += len(text.ids)
     return _Batch(spans, torch.tensor(rows, device=device), features)
