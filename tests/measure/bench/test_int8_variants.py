@@ -11,6 +11,7 @@ from benchmarks.int8_variants import OPS, Int8Stack, candidates
 from tests.measure.bench.dry_run import dry_run
 
 
+@pytest.mark.stays("gate_up-8-20", "qkv-8-3", "down-8-3")
 @pytest.mark.stays("gate_up-8-20", "qkv-8-3", "down-8-3", "o-4-3")
 @pytest.mark.parametrize(("bits", "rows"), [(8, 3), (8, 20), (4, 3)])
 @pytest.mark.parametrize("op", OPS)
