@@ -17,17 +17,16 @@ say how it is rounded:
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-RESULTS = ROOT / "docs" / "results"
+
+from benchmarks.result_values import RESULTS, value_at  # noqa: E402
+
 # docs/performance/ is history.
 PAGES = (
     ROOT / "README.md",
@@ -45,21 +44,6 @@ ROW = re.compile(r"\| \**-?\d[\d,]*\.\d[^|a-z]*\|")  # a cell that is a decimal 
 Tables = Mapping[str, Callable[[], str]]
 
 
-def value_at(file: str, path: str = "", results: Path = RESULTS) -> Any:
-    """What a JSON file holds under keys and places joined by dots; without a path, all of it.
-
-    Raises:
-        KeyError: no such file or path; it names both.
-    """
-    try:
-        found = json.loads((results / file).read_text(encoding="utf-8"))
-        for key in path.split(".") if path else ():
-            found = found[int(key)] if isinstance(found, list) else found[key]
-    except (OSError, LookupError, ValueError, TypeError) as error:
-        raise KeyError(f"{file} {path}: {error}") from None
-    return found
-
-
 def rounded(value: float, like: str) -> str:
     """A value with as many digits as ``like`` has."""
     plain, _, exponent = like.partition("e")
@@ -68,16 +52,6 @@ def rounded(value: float, like: str) -> str:
         mantissa, _, power = f"{value:.{digits}e}".partition("e")
         return f"{mantissa}e{int(power)}" if len(exponent.lstrip("-")) == 1 else f"{mantissa}e{power}"
     return f"{value:,.{digits}f}" if "," in plain else f"{value:.{digits}f}"
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """So many digits that count, whole numbers whole: 2.63, 12.2, 746, 6230."""
-    if value == 0:
-        return "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    # 9.996 rounds to 10.0, which has a digit more before the point.
-    places = digits - 1 - math.floor(math.log10(abs(round(value, places))))
-    return f"{value:.{max(places, 0)}f}"
 
 
 def rewritten(text: str, tables: Tables, results: Path = RESULTS) -> str:

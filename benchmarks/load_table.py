@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.figures import value_at as of
+from benchmarks.result_values import value_at as of
 from benchmarks.tables import Row, at, markdown
 
 SIDES = {"Ingot": "load_curve/ingot.json", "vLLM 0.22.1": "load_curve/vllm.json"}

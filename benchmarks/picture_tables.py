@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.figures import value_at as of
+from benchmarks.result_values import value_at as of
 from benchmarks.tables import markdown
 
 SHAPE, TORCH, POCKET = "pictures_7b.json", "pictures_7b_torch.json", "pocket_vision_precisions.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.figures import value_at as of
+from benchmarks.result_values import value_at as of
 from benchmarks.tables import NONE, made_by, markdown
 
 Row = dict[str, Any]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.figures import significant
-from benchmarks.figures import value_at as of
+from benchmarks.result_values import significant
+from benchmarks.result_values import value_at as of
 from benchmarks.tables import BATCHES, LABELS, NONE, Row, markdown
 
 SHAPES_8B = {"qwen3-8b": "Qwen3-8B", "llama31-8b": "Llama-3.1-8B"}

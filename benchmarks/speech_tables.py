@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.figures import RESULTS
-from benchmarks.figures import value_at as of
+from benchmarks.result_values import RESULTS
+from benchmarks.result_values import value_at as of
 from benchmarks.tables import Row, at, markdown
 
 SWEEP = "sweep_pocket_whisper/sweep.json"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.figures import RESULTS, significant
-from benchmarks.figures import value_at as of
+from benchmarks.result_values import RESULTS, significant
+from benchmarks.result_values import value_at as of
 
 Row = dict[str, Any]
 NONE = "–"

@@ -35,7 +35,7 @@ from ingot.llm.llm import LLM
 from ingot.proof.encoder_check import check_encoder
 from ingot.proof.step_judge import Judge
 from ingot.proof.step_witness import StepWitness, TokenRows
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from ingot.text.prompt import Prompt
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows

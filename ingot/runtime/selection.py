@@ -34,7 +34,7 @@ from ingot.runtime.sampling.token_logprobs import (
     read_logprobs,
 )
 from ingot.runtime.sampling.token_masks import TokenMasks
-from ingot.runtime.sampling.transcript import Mark, Transcripts
+from ingot.runtime.sampling.transcript_masks import Mark, Transcripts
 from ingot.runtime.scheduling.beam import top_candidates
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.step.sampled_step import leave_row_logprobs

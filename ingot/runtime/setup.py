@@ -23,7 +23,7 @@ from ingot.memory.ledger import Capacity, MemorySetting, blocks_in, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_sizes import cache_dtype, encoded_at_once
 from ingot.memory.step_memory import layered_share
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.encoding.prompt_rows import RowRules
 from ingot.runtime.executor import Executor
 from ingot.runtime.scheduling.encoder_cache import EncoderCache
@@ -31,7 +31,7 @@ from ingot.runtime.scheduling.inputs import InputRules
 from ingot.runtime.scheduling.kv_cache import BlockManager
 from ingot.runtime.scheduling.pace import Pace
 from ingot.runtime.scheduling.scheduler import Chunking
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.runner import Runner, make_caches
 from ingot.text.grammar.grammar_compiler import Grammars
 

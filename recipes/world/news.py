@@ -12,39 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipes.world import names
+from recipes.world import names, news_en, news_zh
 from recipes.world.conversation import Language, Split
+from recipes.world.news_kind import Kind, Wording
 from recipes.world.split import belongs
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of event. Sentences are format strings over the slots of ``_draw_slots``.
-
-    ``facts`` holds, for each fact, sentences that say it; an item uses one of each. ``questions`` pairs ways
-    to ask with the slot that answers. ``numbers`` gives the range of ``n``, ``lists`` further slots.
-    """
-
-    name: str
-    lists: dict[str, tuple[str, ...]]
-    numbers: tuple[int, int]
-    lead: tuple[str, ...]
-    facts: tuple[tuple[str, ...], ...]
-    highlight: str
-    questions: tuple[tuple[tuple[str, ...], str], ...]
-    extras: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Wording:
-    """Everything a language adds to the event kinds."""
-
-    kinds: tuple[Kind, ...]
-    openers: tuple[str, ...]
-    extras: tuple[tuple[str, tuple[str, ...], str], ...]
-    lists: dict[str, tuple[str, ...]]
-    questions: tuple[tuple[tuple[str, ...], str], ...]
-    joiner: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +30,6 @@ class Item:
 
 
 def _wording(language: Language) -> Wording:
-    from recipes.world import news_en, news_zh
 
     return news_zh.WORDING if language == "zh" else news_en.WORDING
 

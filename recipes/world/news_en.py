@@ -7,7 +7,7 @@ Owns wording only; ``news`` draws the slots and puts items together.
 
 from __future__ import annotations
 
-from recipes.world.news import Kind, Wording
+from recipes.world.news_kind import Kind, Wording
 
 _OPENING = Kind(
     name="opening",

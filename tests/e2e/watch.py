@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ingot import LLM
+from ingot.runtime.sampling.pending_tokens import TokensInFlight
 from ingot.runtime.sampling.sampler import RowSampling
-from ingot.runtime.sampling.token_feed import TokensInFlight
 from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch
 
 

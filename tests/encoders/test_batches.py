@@ -15,7 +15,7 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.layers.decoder import Decoder
 from ingot.memory.ledger import MemorySetting, ledger
 from ingot.runtime.encoding import encoder_graphs
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob, InputRules
 from ingot.runtime.step.runner import make_caches

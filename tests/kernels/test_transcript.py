@@ -18,7 +18,7 @@ from ingot.kernels.sampling.transcript import (
     hold_transcripts,
     hold_transcripts_triton,
 )
-from ingot.runtime.sampling.transcript import Transcripts
+from ingot.runtime.sampling.transcript_masks import Transcripts
 from ingot.runtime.scheduling.request import Request
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 

@@ -24,7 +24,7 @@ from ingot import LLM, SamplingParams
 from ingot.layers.forward import Operations
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.llm.outputs import Output
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from tests.parity.led_walk import Lead
 
 REPEATS = 3

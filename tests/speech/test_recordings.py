@@ -27,7 +27,7 @@ from ingot.kernels.cache.scales import NARROW_CACHES
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.llm.outputs import Answer, TokenLogprobs
 from ingot.llm.prompt_inputs import Input, Prompt
-from ingot.runtime.sampling.transcript import Transcripts
+from ingot.runtime.sampling.transcript_masks import Transcripts
 from ingot.runtime.scheduling.request import Request
 from ingot.speech.recording_features import Transcript
 from ingot.speech.recording_files import transcribe_each

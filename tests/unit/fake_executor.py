@@ -20,9 +20,9 @@ import torch
 
 from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT
 from ingot.runtime.executor import Executor
+from ingot.runtime.sampling.pending_tokens import TokenFeed, TokensInFlight
 from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
 from ingot.runtime.sampling.token_counts import TokenCounts
-from ingot.runtime.sampling.token_feed import TokenFeed, TokensInFlight
 from ingot.runtime.scheduling.kv_cache import BlockManager
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import PAGES, RESULTS, ROOT, rewritten, significant, uncovered, value_at
+from benchmarks.figures import PAGES, ROOT, rewritten, uncovered
 from benchmarks.headline_table import joined
 from benchmarks.load_table import LOAD_TABLES
 from benchmarks.picture_tables import PICTURE_TABLES
 from benchmarks.pocket_quality import CACHES, ENGINES
 from benchmarks.quality_tables import QUALITY_TABLES
+from benchmarks.result_values import RESULTS, significant, value_at
 from benchmarks.shape_tables import SCHEMES_8B, SHAPE_TABLES, SHAPES_8B
 from benchmarks.source_tables import SOURCE_TABLES
 from benchmarks.speech_tables import SPEECH_TABLES

@@ -12,9 +12,9 @@ from ingot.config.grammar_spec import Grammar
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
+from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
 from ingot.runtime.sampling.token_counts import TokenCounts
-from ingot.runtime.sampling.token_feed import TokenFeed
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.step.graphs import KINDS
 from ingot.runtime.step.sampled_step import leave_tokens

@@ -16,9 +16,9 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.kernels.sampling.penalties import GENERATED, count_dtype
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.encoding.recording import Recorder
+from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import SamplingTensors
 from ingot.runtime.sampling.token_counts import TokenCounts
-from ingot.runtime.sampling.token_feed import TokenFeed
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.scheduling.scheduled_batch import EMPTY
 from ingot.runtime.selection import TokenSelector

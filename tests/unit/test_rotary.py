@@ -16,7 +16,7 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.layers.rotary import RotaryTable, frequencies
 from ingot.models.rope_config import rope_from_hf
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids
 

@@ -14,7 +14,7 @@ from ingot import LLM, build
 from ingot.engine.engine_loader import Engine
 from ingot.image.image_reader import Picture
 from ingot.measure.align.align_session import Report, align
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, Tiny, write_files
 from tests.vision.test_proof import FAULTS, PREPARED, _pixels_of
 

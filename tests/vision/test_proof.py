@@ -23,7 +23,7 @@ from ingot.layers.norm import LayerNorm
 from ingot.llm.llm import LLM
 from ingot.proof.step_check import check_steps
 from ingot.proof.verify_engine import verify
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, pixels, write_files
 
 VIT, QFORMER = "encoder.vit", "encoder.qformer"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from ingot.config.step_sizes import ENCODER_PART, ENCODER_SHARE
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.encoding.moment import Moment
 from ingot.runtime.scheduling.inputs import EncoderJob
 from ingot.runtime.scheduling.pace import cautious

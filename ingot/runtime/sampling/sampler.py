@@ -27,7 +27,7 @@ from ingot.kernels.sampling.penalties import penalize
 from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
 from ingot.runtime.sampling.log_normaliser import WEIGHT_ONE
 from ingot.runtime.sampling.token_counts import TokenCounts
-from ingot.runtime.sampling.transcript import Transcripts
+from ingot.runtime.sampling.transcript_masks import Transcripts
 
 _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max

@@ -19,9 +19,9 @@ from ingot.config.step_sizes import DRAW_KINDS, SPEECH_KINDS, batch_buckets
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.encoding.recording import Recorder
+from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import RowSampling
-from ingot.runtime.sampling.token_feed import TokenFeed
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.sampled_step import sampled_step
 from ingot.runtime.step.step_buffer import StepBuffer
 

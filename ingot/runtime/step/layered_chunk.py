@@ -21,7 +21,7 @@ from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.encoding.moment import Moment
 from ingot.runtime.scheduling.pace import Pace
 from ingot.runtime.scheduling.scheduled_batch import Layers, ScheduledBatch, ScheduledRequest, layout_of
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.prompt_graphs import prompt_buffer
 from ingot.runtime.step.step_buffer import StepBuffer
 

@@ -23,12 +23,12 @@ from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.encoding.recording import Recorder
+from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import Newest, RowSampling
-from ingot.runtime.sampling.token_feed import TokenFeed
 from ingot.runtime.scheduling.scheduled_batch import EMPTY
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.step_buffer import StepBuffer
 
 

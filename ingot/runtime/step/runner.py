@@ -22,15 +22,15 @@ from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.ways import fuses
 from ingot.runtime.encoding.encoder_line import EncoderLine
-from ingot.runtime.encoding.encoding import Encoding
+from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.encoding.prompt_rows import rows_of
+from ingot.runtime.sampling.pending_tokens import TokenFeed, TokensInFlight
 from ingot.runtime.sampling.sampler import RowSampling
 from ingot.runtime.sampling.token_counts import TokenCounts
-from ingot.runtime.sampling.token_feed import TokenFeed, TokensInFlight
 from ingot.runtime.scheduling.pace import Pace
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
+from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.cross_scores import ScoreReader, Scores
-from ingot.runtime.step.forward import Forward
 from ingot.runtime.step.graphs import DecodeGraphs, sampling_kind
 from ingot.runtime.step.layered_chunk import LayeredChunk
 from ingot.runtime.step.prompt_graphs import PromptGraphs

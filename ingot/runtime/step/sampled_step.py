@@ -15,10 +15,10 @@ import torch
 from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
 from ingot.layers.forward_batch import ForwardBatch
+from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import Newest, SamplingTensors, sample
-from ingot.runtime.sampling.token_feed import TokenFeed
 from ingot.runtime.sampling.token_logprobs import NARROW_WIDTH, leave_logprobs
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 
 
 def sampled_step(

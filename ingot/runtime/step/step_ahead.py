@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ingot.runtime.sampling.token_feed import TokensInFlight
+from ingot.runtime.sampling.pending_tokens import TokensInFlight
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs, read_logprobs
 from ingot.runtime.scheduling.request import Request
 

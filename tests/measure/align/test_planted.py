@@ -14,7 +14,7 @@ from ingot.layers.forward_batch import ForwardBatch
 from ingot.measure.align.align_report import report_html, report_json
 from ingot.measure.align.align_session import Report, align
 from ingot.measure.align.stage_verdict import SERVED
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from tests.measure.align.conftest import Spoil, at
 from tests.tiny_models import edit_config, random_ids
 

@@ -21,7 +21,7 @@ from ingot.measure.bench.kernel_bench.kernel_case import graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import BLOCK, KernelSetting, turns_at
 from ingot.measure.bench.kernel_bench.torch_layer import torch_layer
 from ingot.measure.side.step_work import layer_weights
-from ingot.runtime.step.forward import Forward
+from ingot.runtime.step.chosen_products import Forward
 from ingot.runtime.step.runner import make_caches
 
 _VOCABULARY = 512

@@ -17,7 +17,7 @@ import torch
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.sampling.token_logprobs import ROW_WIDTH
 from ingot.runtime.sampling.token_masks import TokenMasks
-from ingot.runtime.sampling.transcript import Transcripts
+from ingot.runtime.sampling.transcript_masks import Transcripts
 
 
 class TokensInFlight:
