@@ -103,9 +103,9 @@ _Bound = tuple[str, int, int]  # name, bytes in all, bytes left
 
 
 def _machine_memory(proc: Path) -> _Bound:
-    told = _kilobytes(proc / "meminfo")
-    total = told.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return "this machine's memory", total, told.get("MemAvailable", total)
+    memory = _kilobytes(proc / "meminfo")
+    total = memory.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return "this machine's memory", total, memory.get("MemAvailable", total)
 
 
 def _group_limits(proc: Path) -> Iterator[_Bound]:

@@ -1,6 +1,6 @@
 """A recording's file, decoded by FFmpeg (PyAV).
 
-Owns which containers and codecs are read, which track of a file, and whether all of the file was there.
+Covers which containers and codecs are read, which track of a file, and whether all of the file was there.
 FFmpeg reads the given stream alone: containers that name other files are not read, and it opens nothing.
 
     with AudioFile(stream, "talk.m4a", max_seconds=3600.0) as file:

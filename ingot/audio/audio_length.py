@@ -1,7 +1,7 @@
 """A file's own word on its length.
 
-Owns what a header promises, or the end of an Ogg file, beside what is there. FFmpeg reads a file that was cut
-off to its end and says nothing. Reads heads and ends only, and decodes nothing.
+Covers what a header promises, or the end of an Ogg file, beside what is there. FFmpeg reads a file that was
+cut off to its end and says nothing. Reads heads and ends only, and decodes nothing.
 
     length_of("wav", stream, container, track).promised          # seconds, or None
 """

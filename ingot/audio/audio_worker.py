@@ -1,7 +1,7 @@
 """Recordings to samples, in a process of their own.
 
-Owns what the process is asked and what it answers. A recording is a stranger's file, which a library in C
-decodes, and may be much larger than it looks. Knows no server.
+Covers what the process is asked and what it answers. A recording is a stranger's file, which a library in C
+decodes, and may be much larger than it looks.
 
     with LimitedProcess("ingot.audio.audio_worker", limits(60.0)) as process:
         samples = samples_of(process.ask_bytes(question(data, max_seconds=60.0)))   # float32 [N] at 16 kHz

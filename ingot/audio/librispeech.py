@@ -1,6 +1,6 @@
 """Folders in LibriSpeech's layout.
 
-Owns where their transcripts and recordings lie. Knows no metric.
+Covers where their transcripts and recordings lie.
 
     for number, record in librispeech(Path("LibriSpeech/test-clean")): record["audio"], record["text"]
 """

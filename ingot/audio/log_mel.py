@@ -1,7 +1,6 @@
 """Log-mel features of speech, as Whisper takes them.
 
-Owns the mel filters and the arithmetic from samples to features, on whatever device the samples are. Knows no
-files and no model.
+Covers the mel filters and the arithmetic from samples to features, on whatever device the samples are.
 Source: Slaney's Auditory Toolbox for the scale and its area normalisation; OpenAI's Whisper for the rest.
 
     LongLogMel(samples, 80, device).window(3000, 6000)    # of hours, a part at a time: an input

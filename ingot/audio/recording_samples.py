@@ -1,7 +1,7 @@
 """Recordings → samples as speech models take them.
 
-Owns what counts as a recording, mixing to one channel, resampling (soxr), and the bounds on length, rate and
-loudness. Independent of features and models.
+Covers what counts as a recording, mixing to one channel, resampling (soxr), and the bounds on length, rate
+and loudness. Independent of features and models.
 
     samples = read_audio("talk.m4a")        # float32 [N] at 16 kHz
 """

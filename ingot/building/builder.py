@@ -1,6 +1,6 @@
 """Checkpoint → engine folder, whole or not at all.
 
-Owns the build: read, map, cast, pack, write beside the target, rename. Knows no architecture and no kernel.
+Covers the build: read, map, cast, pack, write beside the target, rename.
 
     build("checkpoint", "engine", dtype="fp16")
 """

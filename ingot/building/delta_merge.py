@@ -1,6 +1,6 @@
 """A delta merged with its base: a checkpoint folder that appears whole or not at all.
 
-Owns which files the folder has. Does not know how tensors are added (checkpoint/weight_delta.py).
+Covers which files the folder has. Does not know how tensors are added (checkpoint/weight_delta.py).
 
     merge_delta("llama-7b", "lmsys/vicuna-7b-delta-v0", "vicuna-7b")
 """

@@ -1,10 +1,10 @@
 """A quantized engine's weights as a checkpoint in its original's format.
 
-Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
+Covers the way back through the weight map: each source of a linear layer gets its part of what the engine's
 quantized values mean, unpacked by code that engines do not compute with (source/narrow.py); other tensors of
 a layer are the engine's where the build changed them (rescaling.py), and all else stays the original's,
 rounded to the dtype that the engine stores. The files are in fp32, the dtype that a reader then takes the
-checkpoint to be of. So whatever reads the original can compute with the engine's weights. Knows no reader.
+checkpoint to be of. So whatever reads the original can compute with the engine's weights.
 
     folder = write_dequantized(Path("engine"), Path("checkpoint"), Path("out"))
 """

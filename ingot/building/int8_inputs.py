@@ -1,7 +1,7 @@
 """Which products of an engine round their inputs to few bits, by the names that their original has for them.
 
-Owns the reading of groups, orders and static scales, and the hooks that round the inputs of any class's
-modules by the same rule. Knows no class and no verdict.
+Covers the reading of groups, orders and static scales, and the hooks that round the inputs of any class's
+modules by the same rule.
 
     inputs = read_int8_inputs(Path("engine"), Path("checkpoint"))
     with rounding(model, inputs):               # an original with the engine's weights

@@ -1,6 +1,6 @@
 """From a path to what it asks of memory: an engine, a checkpoint, a config.json, or a model on the hub.
 
-Owns the reading of shapes and limits; reads no weights. Knows no device.
+Covers the reading of shapes and limits; reads no weights.
 
     setting = read_setting("Qwen/Qwen2.5-7B-Instruct", max_seq_len=4096)
 """

@@ -1,7 +1,7 @@
 """A config.json → an engine with random weights, for measuring a shape that has no checkpoint.
 
-Owns the filling of an empty model with random numbers on its device; nothing is written and there is no
-tokenizer. Knows nothing of requests.
+Covers the filling of an empty model with random numbers on its device; nothing is written and there is no
+tokenizer.
 
     engine = engine_from_config(Path("benchmarks/shapes/llama-7b.json"), torch.device("cuda"))
 """

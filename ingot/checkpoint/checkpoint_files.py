@@ -1,6 +1,6 @@
 """Which files of a folder hold the weights.
 
-Owns the file names of the known layouts, their order of preference and the index of a sharded checkpoint.
+Covers the file names of the known layouts, their order of preference and the index of a sharded checkpoint.
 Does not know what is inside a weight file, nor where the folder came from.
 
     layout = find_layout(folder, list_files(folder))     # layout.files: the weight files to open

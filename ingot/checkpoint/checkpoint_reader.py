@@ -1,6 +1,6 @@
 """A checkpoint, read one tensor at a time.
 
-Owns the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it does
+Covers the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it does
 not reshape, and renames only what OpenAI's files call otherwise (openai.py). Host memory stays near one
 shard, whatever the size of the checkpoint.
 

@@ -1,6 +1,6 @@
 """Tensors written as a Hugging Face checkpoint.
 
-Owns the shards and their index, and config.json beside them. Knows no model.
+Covers the shards and their index, and config.json beside them.
 
     with open_checkpoint(Path("tiny.pt")) as source:
         folder = write_checkpoint(source, Path("out"))

@@ -1,7 +1,7 @@
 """A model's name made into a local folder, the cache before the network.
 
-Owns the choice of files to download and the wording of what can go wrong. Does not know what is in the files
-beyond the layout of the weights. The Hugging Face cache and its variables (HF_HOME, HF_HUB_CACHE,
+Covers the choice of files to download and the wording of what can go wrong. Does not know what is in the
+files beyond the layout of the weights. The Hugging Face cache and its variables (HF_HOME, HF_HUB_CACHE,
 HF_HUB_OFFLINE, HF_TOKEN) are huggingface_hub's: it reads them when it is imported.
 
     folder = resolve_checkpoint("Qwen/Qwen2.5-0.5B", revision="main")

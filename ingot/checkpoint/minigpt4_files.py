@@ -1,7 +1,7 @@
 """MiniGPT-4's official files as one checkpoint: a LLaMA folder, ``eva_vit_g.pth``, BLIP-2's file, a
 projector.
 
-Owns which files there are, the YAML that names them, and what config.json they mean: sizes come from the
+Covers which files there are, the YAML that names them, and what config.json they mean: sizes come from the
 shapes of the tensors. Opens no file of tensors.
 
     files = MiniGPT4Files.read(Path("minigpt4.yaml"))

@@ -1,7 +1,7 @@
 """The ways in which a stored tensor becomes a model's, each a frozen dataclass.
 
-Owns what each rule takes, makes, and does to shapes and tensors. Does not know where tensors come from; names
-may hold ``{layer}``, which ``weight_map`` expands.
+Covers what each rule takes, makes, and does to shapes and tensors. Does not know where tensors come from;
+names may hold ``{layer}``, which ``weight_map`` expands.
 
     Concat("layers.{layer}.qkv.weight", ("h.{layer}.q.weight", "h.{layer}.k.weight", "h.{layer}.v.weight"))
 """

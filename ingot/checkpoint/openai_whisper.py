@@ -1,7 +1,7 @@
 """OpenAI's Whisper files (``tiny.en.pt``, ``large-v3.pt``) as Hugging Face would store them.
 
-Owns the names of their tensors, and what their ``dims`` mean in config.json and generation_config.json. Opens
-no file.
+Covers the names of their tensors, and what their ``dims`` mean in config.json and generation_config.json.
+Opens no file.
 
     config = config_of(path, {"dims": {"n_mels": 80, …}})
     names = names_of(["encoder.blocks.0.attn.query.weight"])    # "model.encoder.layers.0.self_attn.q_proj.…"

@@ -1,7 +1,7 @@
 """Heads of the published Whisper models whose cross-attention follows the speech, and so times words.
 
-Owns the lists, which OpenAI publishes, as does Hugging Face (``alignment_heads`` of generation_config.json),
-and how a model is recognized by its sizes. Independent of files.
+Covers the lists, which OpenAI publishes, as does Hugging Face (``alignment_heads`` of
+generation_config.json), and how a model is recognized by its sizes. Independent of files.
 
     heads = published_heads({"decoder_layers": 4, "d_model": 384, "vocab_size": 51865}, "tiny")
 """

@@ -1,6 +1,6 @@
 """Links in a folder that somebody else made.
 
-Owns the rule which of them may be followed. Knows nothing of what the files hold.
+Covers the rule which of them may be followed.
 
     leads_outside(folder, folder / "config.json")
 """

@@ -1,7 +1,6 @@
 """What a checkpoint's configuration says of weights that somebody stored in fewer bits.
 
-Owns the keys of GPTQ, AWQ and compressed-tensors and the refusal, by name, of what is not read. Knows no
-tensor.
+Covers the keys of GPTQ, AWQ and compressed-tensors and the refusal, by name, of what is not read.
 
     packed = packed_format(config, packed_files(folder, names))       # None: weights are whole
 

@@ -1,6 +1,6 @@
 """Which settings of a quantization config change nothing that a model computes.
 
-Owns the keys of GPTQ, AWQ and compressed-tensors that are read, or known not to change what the stored
+Covers the keys of GPTQ, AWQ and compressed-tensors that are read, or known not to change what the stored
 tensors mean, and the refusal by name of every other one that is set. Independent of tensors.
 
     check_packed_keys("gptq", {"bits": 4, "rotation": "hadamard"}, "quantization_config")    # refused

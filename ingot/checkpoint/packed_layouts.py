@@ -1,6 +1,6 @@
 """How GPTQ, AWQ and compressed-tensors lay out the numbers of a linear layer.
 
-Owns the names, shapes and words of the three, and what they mean. Knows no file and no configuration.
+Covers the names, shapes and words of the three, and what they mean.
 
     pieces = {suffix: read(f"{module}.{suffix}") for suffix in suffixes}
     weight = unpack(packed, pieces)                   # PackedWeight
@@ -234,7 +234,7 @@ def _check_zeros(packed: PackedFormat, numbers: torch.Tensor, zeros: torch.Tenso
             fix='"sym": false in the checkpoint\'s quantization config'
             if around
             else "download config.json and weights of one revision again; whether the config's sym or its "
-            f"layout is wrong cannot be told from the tensors. Or {FROM_ORIGINAL}",
+            f"layout is wrong cannot be seen from the tensors. Or {FROM_ORIGINAL}",
         )
 
 

@@ -1,7 +1,7 @@
 """The packed layers of a checkpoint, as if their weights lay there whole.
 
-Owns which tensors are of one layer, and the list of tensors without them: ``x.qweight`` and its kin become
-``x.weight`` of the shape that a model wants, so that weight maps need not know. Knows no model.
+Covers which tensors are of one layer, and the list of tensors without them: ``x.qweight`` and its kin become
+``x.weight`` of the shape that a model wants, so that weight maps need not know.
 
     packed = PackedLayers.of(form, infos, read)
     packed.tensors                                # name → shape and dtype, packed layers by their weights

@@ -1,6 +1,6 @@
 """One weight file: what is in it, and its tensors one at a time.
 
-Owns the two formats, safetensors and torch's (zip, memory-mapped; and the older one, which is read whole),
+Covers the two formats, safetensors and torch's (zip, memory-mapped; and the older one, which is read whole),
 and the refusal of pickles that hold code. Does not know which files make a checkpoint.
 
     with closing(open_shard(folder / "model.safetensors")) as shard:

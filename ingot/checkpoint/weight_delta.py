@@ -1,6 +1,6 @@
 """A model that is published as its difference from another: Vicuna v0 and v1.1 over LLaMA.
 
-Owns which tensors belong together, their sum, and how a wrong base is recognised. Writes nothing.
+Covers which tensors belong together, their sum, and how a wrong base is recognised. Writes nothing.
 
     with open_checkpoint(llama) as base, open_checkpoint(vicuna) as delta:
         notes = check_pair(base, delta)

@@ -1,6 +1,6 @@
 """Which stored tensors become which of a model's, declared as data.
 
-Owns the expansion of rules over layers, and the check that a map, a checkpoint and a model fit, with one
+Covers the expansion of rules over layers, and the check that a map, a checkpoint and a model fit, with one
 error that lists all that does not. Does not know any model, nor how tensors are stored.
 
     WEIGHTS = WeightMap((Rename("embed.weight", "wte.weight"),

@@ -1,7 +1,6 @@
 """``ingot``: the verbs together.
 
-Owns the list of verbs, ``--version``, ``--debug`` and the exit codes (docs/terminal.md lists them). Knows
-nothing of what verbs do.
+Covers the list of verbs, ``--version``, ``--debug`` and the exit codes (docs/terminal.md lists them).
 
     ingot build models/pocket-chat -o engines/pocket-chat
 """
@@ -55,7 +54,7 @@ class Verbs(TyperGroup):
     """Runs a verb and turns what it raises into a message and an exit code."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context; flags of ``ingot`` itself that are wrong are told as those of verbs are."""
+        """The context; wrong flags of ``ingot`` itself are reported as those of verbs are."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except _UsageError as error:
@@ -67,7 +66,7 @@ class Verbs(TyperGroup):
         return sorted(super().list_commands(ctx), key=order.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words of the command line for what is told of them."""
+        """Keep the words of the command line for error messages."""
         ctx.meta[_WORDS] = list(args)
         return super().parse_args(ctx, args)
 

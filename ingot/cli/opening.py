@@ -1,7 +1,6 @@
 """How a verb opens the engine that it was given.
 
-Owns what is shown meanwhile, and what is told where the server's packages are not there. Knows no defaults: a
-limit that was not given is the library's.
+Covers what is shown meanwhile, and the error where the server's packages are missing.
 
     llm = open_llm(engine, device, threads, limits, "`ingot run`")
 """
@@ -31,7 +30,7 @@ def open_llm(
     verb: str,
     instead: str | None = TRANSCRIBE,
 ) -> LLM:
-    """Load an engine for ``verb``, showing so on a terminal; ``instead``: what an engine that hears has in
+    """Load an engine for ``verb``, showing so on a terminal; ``instead``: what a speech engine has in
     its place, None: the verb takes it, too.
     """
     with status_shown("loading"):

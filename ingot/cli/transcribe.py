@@ -1,6 +1,6 @@
 """``ingot transcribe``: recordings to text, subtitles and tables.
 
-Owns where transcripts go, and progress in seconds of audio. Knows no window and no format.
+Covers where transcripts go, and progress in seconds of audio.
 
     ingot transcribe engines/whisper talk.mp3 --format srt
 """
@@ -153,7 +153,7 @@ class _Work:
         stderr().print(f"written: {self.paths[position]}", markup=False, style="dim")
 
     def _seconds(self, lengths: list[float]) -> tuple[int, int]:
-        """Of audio: heard, and of all recordings."""
+        """Seconds of audio: transcribed so far, and of all recordings."""
         return round(sum(self.audio_seconds.values())), round(sum(lengths))
 
 

@@ -1,6 +1,6 @@
 """What a user asks of a build.
 
-Owns the values that decide an engine's bytes. Knows nothing of checkpoints.
+Covers the values that decide an engine's bytes.
 
     BuildConfig(dtype="fp16", max_batch_size=8, max_seq_len=4096)
 """

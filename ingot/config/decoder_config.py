@@ -1,7 +1,6 @@
 """The shape of a decoder, in Ingot's own words.
 
-Owns the numbers that fix a model's mathematics. Knows no checkpoint layout: each file in ``models/`` turns
-the Hugging Face config of its architecture into one of these.
+Covers the numbers that fix a model's mathematics.
 
     DecoderConfig(architecture="llama", vocab_size=32000, hidden_size=4096, ...)
 """

@@ -1,7 +1,7 @@
 """The shape of an encoder: what a request's inputs are, and what they become.
 
-Owns the numbers that admission, cache and memory ledger need of any encoder, and a stack that several share.
-Knows no architecture: what only one reads is its ``settings``.
+Covers the numbers that admission, cache and memory ledger need of any encoder, and a stack that several
+share.
 
     EncoderConfig(384, max_positions=1500, features=(80, 0), activation_values=2000, modality="speech")
 """

@@ -1,7 +1,6 @@
 """What the text of an answer must be.
 
-Owns the kinds of grammars, as plain data, and the bounds of what a request may send. Knows no tokenizer and
-no parser: `structured/` compiles them.
+Covers the kinds of grammars, as plain data, and the bounds of what a request may send.
 
     SamplingParams(grammar=Grammar.json_schema({"type": "object"}))
 """

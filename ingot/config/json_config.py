@@ -1,7 +1,6 @@
 """Frozen dataclasses that travel as JSON.
 
-Owns the round trip between a config and its JSON form, and the refusal of unknown keys. Knows no config in
-particular.
+Covers the round trip between a config and its JSON form, and the refusal of unknown keys.
 
     SamplingParams.from_json(params.to_json()) == params
 """

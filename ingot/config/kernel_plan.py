@@ -1,8 +1,7 @@
 """Which tiles each kernel uses, and where that was measured.
 
-Owns the kernel plan: per op and key the tile sizes that beat the op's defaults, the microseconds of both, and
-the machine. A key names a bucket of rows and a shape. Knows no kernel; where the plan has no entry, an op's
-own defaults hold.
+Covers the kernel plan: per op and key the tile sizes that beat the op's defaults, the microseconds of both,
+and the machine. A key names a bucket of rows and a shape.
 
     plan = KernelPlan(gpu="NVIDIA H200", ..., tiles={"rms_norm": {"m8_h4096": {"num_warps": 8}}})
     plan.table("rms_norm", h=4096).at(rows=3)  # {"num_warps": 8}
@@ -177,7 +176,7 @@ class KernelPlan(JsonConfig):
         return f"measured with {'; '.join(odd)}" if odd else None
 
     def _machine(self) -> PlanMachine | None:
-        """Where the choices were measured, if that is told."""
+        """Where the choices were measured, if known."""
         if self.gpu and self.capability and self.value_bytes and self.torch and self.triton:
             return PlanMachine(self.gpu, self.capability, self.value_bytes, self.torch, self.triton)
         return None

@@ -1,6 +1,6 @@
 """What goes into a model beside token ids, and what messages call it.
 
-Owns the three modalities as data. Knows no model: an encoder's config names one.
+Covers the three modalities as data.
 
     config.modality.takes_text          # False: its answers follow from a recording
 """

@@ -1,6 +1,6 @@
 """Where the chat page listens, and which server it asks.
 
-Owns the fields of ``ingot web`` and their ranges. Knows no Gradio.
+Covers the fields of ``ingot web`` and their ranges.
 
     WebConfig("http://127.0.0.1:8000", web_port=7861)
 """

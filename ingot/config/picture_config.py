@@ -1,6 +1,6 @@
 """What a model with a picture encoder reads of a picture.
 
-Owns the size and the normalization of pixels. Independent of how a file becomes pixels (ingot/image).
+Covers the size and the normalization of pixels. Independent of how a file becomes pixels (ingot/image).
 
     PictureFeatures(side=224)
 """

@@ -1,7 +1,6 @@
 """How an engine runs on one machine.
 
-Owns the values that change speed and memory; output they change within rounding at most. Knows nothing of
-what is run.
+Covers the values that change speed and memory; output they change within rounding at most.
 
     RuntimeConfig(memory_fraction=0.8)
 """

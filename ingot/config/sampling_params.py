@@ -1,6 +1,6 @@
 """How the next token is chosen and when a request ends.
 
-Owns the sampling values and their ranges. Knows nothing of logits or tensors.
+Covers the sampling values and their ranges.
 
     SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9, seed=1)
 """

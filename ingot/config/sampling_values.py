@@ -1,6 +1,6 @@
 """The values of ``SamplingParams`` by name, as calls take them.
 
-Owns their types for type checkers and editors; what they mean, ``SamplingParams`` says.
+Covers their types for type checkers and editors; what they mean, ``SamplingParams`` says.
 
     def generate(self, prompt: str, **values: Unpack[SamplingValues]) -> Output: ...
 """

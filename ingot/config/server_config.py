@@ -1,6 +1,6 @@
 """How a server listens, and what it refuses.
 
-Owns the limits of ``ingot serve`` and their ranges. Knows no HTTP.
+Covers the limits of ``ingot serve`` and their ranges.
 
     ServeConfig(port=0, max_queue=16)
 """

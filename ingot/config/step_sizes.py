@@ -1,6 +1,6 @@
 """How large steps become, and which sizes of them have CUDA graphs.
 
-Owns the arithmetic that the scheduler, the runner and the memory ledger share. Knows no request, no tensor.
+Covers the arithmetic that the scheduler, the runner and the memory ledger share.
 
     most_tokens(token_budget=2048, max_batch_size=64)  # 2176
 """

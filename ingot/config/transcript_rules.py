@@ -1,6 +1,6 @@
 """What a transcript may consist of, token by token.
 
-Owns the values of Whisper's decoding rules as a request carries them. Knows no vocabulary: all are ids.
+Covers the values of Whisper's decoding rules as a request carries them.
 
     TranscriptRules(end=50257, no_speech=50362, first_timestamp=50364, framed=2)
 """

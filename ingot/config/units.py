@@ -1,6 +1,6 @@
 """Sizes in bytes, as people write them.
 
-Owns the translations. Knows no memory. GB are powers of 1000, GiB of 1024, in every text of Ingot.
+Covers the translations. GB are powers of 1000, GiB of 1024, in every text of Ingot.
 
     parse_size("24GiB")     # 25769803776
     size_text(13_500_000)   # 13.5 MB

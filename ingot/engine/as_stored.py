@@ -1,7 +1,7 @@
 """A checkpoint that somebody else quantized: its values are an engine's values.
 
-Owns the way from packed layers to a QuantConfig, and their values, scales and zeros in the engine's form:
-taken over, never chosen again. Knows no file format (checkpoint/packed_layouts.py) and no storage layout.
+Covers the way from packed layers to a QuantConfig, and their values, scales and zeros in the engine's form:
+taken over, never chosen again.
 
     quant = stored_quant(packed, mapped, given)
     found = StoredWeights(packed, mapped, dtype).values("layers.0.mlp.down_proj")

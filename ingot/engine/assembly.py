@@ -1,8 +1,7 @@
 """From a checkpoint's tensors to an engine's.
 
-Owns the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one
-tensor at a time, so that memory stays near one shard. Knows nothing of the engine folder: the builder writes
-what comes out, and ``LLM(checkpoint)`` loads it as it comes.
+Covers the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one
+tensor at a time, so that memory stays near one shard.
 
     assembly = Assembly.of(checkpoint, build_config)
     for name, tensor in assembly.tensors(checkpoint): ...

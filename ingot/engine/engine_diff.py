@@ -1,7 +1,6 @@
 """What differs between two engines.
 
-Owns the comparison of two engine folders: configs, tensors, files, plans, versions. Knows nothing of how a
-difference came to be, and prints nothing.
+Covers the comparison of two engine folders: configs, tensors, files, plans, versions.
 
     compare_engines(Path("a"), Path("b")).equal
 """
@@ -90,7 +89,7 @@ class Comparison(JsonConfig):
     ``layers`` say of linear layers in fewer bits what their tensors, which ``tensors`` has too, mean;
     ``incomparable`` why that cannot be said.
 
-    ``metrics`` of the proofs are told and not counted: they follow from the rest and from what was measured
+    ``metrics`` of the proofs are shown and not counted: they follow from the rest and from what was measured
     on.
     """
 
@@ -205,7 +204,7 @@ def _metrics(folder: Path) -> dict[str, float]:
 
 
 def _plan(folder: Path) -> dict[str, Any]:
-    return plan_data(folder / PLAN_FILE) or {}  # it is whole, or check_engine would have told
+    return plan_data(folder / PLAN_FILE) or {}  # check_engine has read it
 
 
 def _tensor_changes(

@@ -1,6 +1,6 @@
 """What is inside an engine or a checkpoint, without loading it.
 
-Owns the collection of facts about a folder. Reads no weights and prints nothing.
+Covers the collection of facts about a folder. Reads no weights and prints nothing.
 
     describe(Path("engine")).num_parameters
 """

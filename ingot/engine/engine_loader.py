@@ -1,6 +1,6 @@
 """Engine folder or checkpoint → a model on a device.
 
-Owns the filling of empty modules with weights. Knows nothing of requests.
+Covers the filling of empty modules with weights.
 
     engine = load_engine(Path("engine"), torch.device("cuda"))
 """
@@ -150,7 +150,7 @@ def load_engine(
 
 
 def _plan_here(folder: Path, device: torch.device, dtype: torch.dtype) -> KernelPlan:
-    """The engine's plan, or defaults where it was measured elsewhere, which is told."""
+    """The engine's kernel plan; where it was measured elsewhere, the defaults, with a warning."""
     plan, why_not = usable_plan(read_own_plan(folder, device), device, dtype)
     if why_not is not None:
         _log.warning(

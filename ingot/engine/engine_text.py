@@ -1,7 +1,6 @@
 """The text side of an engine: tokenizer, chat format, ids that end a text.
 
-Owns what is read from a checkpoint's or an engine's tokenizer files, and which files an engine must carry.
-Knows nothing of weights.
+Covers what is read from a checkpoint's or an engine's tokenizer files, and which files an engine must carry.
 
     text = read_text_parts(checkpoint, chat_template=None)
 """

@@ -1,7 +1,7 @@
 """Whether an engine's files are still those that were built.
 
-Owns the comparison of a folder, its files and tensors with what the manifest names, and of plan.json with
-its own hash. Knows nothing of what they mean.
+Covers the comparison of a folder, its files and tensors with what the manifest names, and of plan.json with
+its own hash.
 
     check_files(folder, manifest)                                  # all but the weights
     with TensorHashes(manifest) as hashes:

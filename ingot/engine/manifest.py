@@ -1,7 +1,6 @@
 """manifest.json: what an engine is.
 
-Owns the description that an engine carries: configs, the hash of every tensor and file, how text ends. Knows
-nothing of how it was built or how it is run.
+Covers the description that an engine carries: configs, the hash of every tensor and file, how text ends.
 
     manifest = Manifest.read(folder)
 """

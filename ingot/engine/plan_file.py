@@ -1,11 +1,11 @@
 """plan.json: reading, writing, and whether it holds on this machine.
 
-Owns the file of a kernel plan. Knows nothing of how a plan was measured.
+Covers the file of a kernel plan.
 
     plan = read_plan(folder / PLAN_FILE)
     usable, why_not = usable_plan(plan, device, torch.float16)
 
-The file ends with a hash of what is before it, so that a plan that was edited is told from one that was
+The file ends with a hash of what is before it, so that an edited plan can be told apart from one that was
 measured again. The manifest cannot have that hash: it stays as built when ``tune`` writes another plan.
 """
 
@@ -53,7 +53,7 @@ def read_plan(path: Path) -> KernelPlan:
 def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPlan:
     """The plan of an engine; defaults where it has none.
 
-    A CPU runs no kernels: there a plan that cannot be read is only told of, as a warning that is logged.
+    A CPU runs no kernels: there a plan that cannot be read is only a warning in the log.
 
     Raises:
         EngineError: its plan.json is not as ``write_plan`` or a build left it, or another version's.
@@ -142,7 +142,7 @@ def write_plan(path: Path, plan: KernelPlan) -> None:
 
 
 def machine_of(device: torch.device, dtype: torch.dtype) -> PlanMachine:
-    """What tile choices depend on; a CPU is told as such."""
+    """What tile choices depend on; for a CPU, its name."""
     name, capability = "CPU", "0.0"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -153,7 +153,7 @@ def machine_of(device: torch.device, dtype: torch.dtype) -> PlanMachine:
 def usable_plan(plan: KernelPlan, device: torch.device, dtype: torch.dtype) -> tuple[KernelPlan, str | None]:
     """The plan to run with, and why it is not the given one: choices measured elsewhere may not even launch.
 
-    A CPU runs no kernels: the plan stays, and nothing is told.
+    A CPU runs no kernels: the plan stays, without a warning.
     """
     if device.type != "cuda":
         return plan, None

@@ -1,7 +1,6 @@
 """proof.json: what an engine must compute, wherever it runs.
 
-Owns the format of the proof, of the notes beside it (verify.json), and what an engine's standing is.
-Knows nothing of how the numbers are made (golden.py) or replayed (proof/verify_engine.py).
+Covers the format of the proof, of the notes beside it (verify.json), and what an engine's standing is.
 
     proof = read_proof(folder)          # None: unproven
     standing(folder)                    # why this engine is not to be trusted here, or None

@@ -1,7 +1,7 @@
 """What an encoder makes of an input, for a run of the checking decoder.
 
-Owns the order: the encoder's stages, then what the decoder reads of its outputs, which the run keeps: each
-layer's keys and values (wiring ``cross``), or the outputs themselves (``prefix``). Knows no proof.
+Covers the order: the encoder's stages, then what the decoder reads of its outputs, which the run keeps: each
+layer's keys and values (wiring ``cross``), or the outputs themselves (``prefix``).
 
     encode(run, number=0, features=features, see=see)
     hidden = run.layer(0, hidden, [Span(0, ids, 0, 0, input=0)], see)

@@ -1,8 +1,8 @@
 """The checking decoder over an engine's weights, a layer at a time from their file.
 
-Owns what reference/plain_layer.py leaves open: products with what stored weights mean, an arithmetic, keys
-and values. Shares nothing with the kernels, their twins or the runtime, so that a proof does not repeat their
-mistakes; it runs on any device and holds one layer of weights. Knows no requests and no proof.
+Covers what reference/plain_layer.py leaves open: products with what stored weights mean, an arithmetic, keys
+and values. Shares nothing with the kernels, their references or the runtime, so that a proof does not repeat
+their mistakes; it runs on any device and holds one layer of weights.
 
     run = ReferenceRun(model, Weights(path, model, device), EXACT)
     hidden = run.embed(spans)
@@ -274,7 +274,7 @@ class ReferenceRun(Hooks):
             self._witness.within(name)
 
     def see(self, name: str, output: torch.Tensor) -> None:
-        """Told to who asked for the layer."""
+        """Report a module's output to the caller of the layer."""
         self._at[2](name, output)
 
     def round(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """A few numbers that move when anything in an activation does.
 
-Owns the sums: norm, mean, and the projections on random vectors whose signs follow from a name. Knows no
-model.
+Covers the sums: norm, mean, and the projections on random vectors whose signs follow from a name.
 
     checksum = Sketch("layers.0").add(rows, first=0).checksum()
     error = deviation(checksum, other)            # about the relative L2 distance of the two activations

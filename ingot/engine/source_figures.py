@@ -1,6 +1,6 @@
 """What a comparison of an engine with its checkpoint found: figures for a proof, and tensors that are off.
 
-Owns the record of proof.json and the text of a difference. Knows no tensor.
+Covers the record of proof.json and the text of a difference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A folder that appears whole or not at all.
 
-Owns the temporary folder beside a build's target, the lock that keeps two builds apart, the space check and
-the final rename. Knows nothing of what is built but how to recognise it.
+Covers the temporary folder beside a build's target, the lock that keeps two builds apart, the space check and
+the final rename.
 
     with staged_folder(target, force=False, size=bytes_needed) as folder: ...
 """

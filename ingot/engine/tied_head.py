@@ -1,6 +1,6 @@
 """Whether a checkpoint's head is its embedding, as its tensors say.
 
-Owns the comparison of the two where config.json ties them and the checkpoint stores both. Knows no model.
+Covers the comparison of the two where config.json ties them and the checkpoint stores both.
 
     config = untied_if_stored(architecture, config, checkpoint)
 """

@@ -1,7 +1,7 @@
 """What an engine's tensors mean: weights by the names that a checkpoint's map has for them.
 
-Owns the reading of an engine's tensors without loading it, those of linear layers in fewer bits dequantized,
-and whether the weights of two engines can be compared one by one. Knows no checkpoint.
+Covers the reading of an engine's tensors without loading it, those of linear layers in fewer bits
+dequantized, and whether the weights of two engines can be compared one by one.
 
     weights = EngineWeights(Path("engine"))
     weights.read("layers.0.mlp.down_proj.weight")

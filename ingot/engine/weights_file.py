@@ -1,7 +1,7 @@
 """weights.safetensors, written and read one tensor at a time.
 
-Owns the writing of a safetensors file whose tensors never lie in memory together (the library's own writer
-wants them all at once), and its reading in place. Knows nothing of models.
+Covers the writing of a safetensors file whose tensors never lie in memory together (the library's own writer
+wants them all at once), and its reading in place.
 
     with WeightsWriter(path, layout) as writer:
         writer.add("norm.weight", tensor)

@@ -1,6 +1,6 @@
 """A picture's file → RGB at a model's size, by Pillow.
 
-Owns which formats are read, the limit of pixels, rotation, transparency and bit depth. A file's first bytes
+Covers which formats are read, the limit of pixels, rotation, transparency and bit depth. A file's first bytes
 choose one of Pillow's readers; the others are neither asked nor imported. Independent of torch.
 
     values, notes = decode(Path("photo.jpg").read_bytes(), side=224)     # uint8 [224, 224, 3]

@@ -1,6 +1,6 @@
 """Pictures as people have them → pixels as a model takes them.
 
-Owns where each kind of picture is decoded, arrays of values, and normalization. Files are decoded in a
+Covers where each kind of picture is decoded, arrays of values, and normalization. Files are decoded in a
 process with limits of time and memory; PIL images and arrays are values already, and are resized here.
 
     with PictureReader() as reader:

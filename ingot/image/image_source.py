@@ -1,6 +1,6 @@
 """What a picture's file may be given as: its bytes.
 
-Owns paths, open files and data URLs, and the limit of bytes. Independent of what is in the file.
+Covers paths, open files and data URLs, and the limit of bytes. Independent of what is in the file.
 
     name, data = file_bytes("data:image/png;base64,iVBORw0…")
 """

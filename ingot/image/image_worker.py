@@ -1,6 +1,6 @@
 """Pictures to RGB, in a process of their own.
 
-Owns what the process is asked and what it answers. A picture is a stranger's file, which libraries in C
+Covers what the process is asked and what it answers. A picture is a stranger's file, which libraries in C
 decode, and may be much larger than it looks. Independent of torch.
 
     with LimitedProcess("ingot.image.image_worker", LIMITS) as process:

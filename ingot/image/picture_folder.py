@@ -1,7 +1,7 @@
 """Folders of pictures, with or without captions.
 
-Owns which files are pictures, and the layout of cc_sbu_align: ``filter_cap.json`` beside ``image/``. Decodes
-nothing.
+Covers which files are pictures, and the layout of cc_sbu_align: ``filter_cap.json`` beside ``image/``.
+Decodes nothing.
 
     for number, record in picture_records(Path("cc_sbu_align")): record["image"], record.get("text")
 """

@@ -1,6 +1,6 @@
 """A picture's values as a file.
 
-Owns the encoding. Knows no model.
+Covers the encoding.
 
     data = png_of(values)               # uint8 [height, width, 3] → the bytes of a PNG
 """

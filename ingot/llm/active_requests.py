@@ -1,8 +1,7 @@
 """Requests under way, each with what has come of it so far.
 
-Owns the meeting of the executor's updates with the calls that they belong to: many calls are open at once,
-and every step serves them all. All of it runs in one thread (``loop.py``). Knows nothing of prompts as text,
-and of the callers only how to post them news.
+Covers the meeting of the executor's updates with the calls that they belong to: many calls are open at once,
+and every step serves them all. All of it runs in one thread (``loop.py``).
 
     requests.start(Call([ActiveRequest(prompt_ids, params, tokenizer, [])], post))
     while requests.wanted: requests.step()

@@ -1,7 +1,6 @@
 """What callers ask of a loop, and how they wait for it: threads and coroutines alike.
 
-Owns the way from prompts and values to calls, and from their news to outputs and pieces. Knows no device, and
-of the steps only that a loop takes them.
+Covers the way from prompts and values to calls, and from their news to outputs and pieces.
 
     calls = Calls(executor, engine.text)
     calls.generate(calls.requests([Entry(prompt_ids)], [params]))[0].text

@@ -1,6 +1,6 @@
 """A chat with an engine that remembers.
 
-Owns which turns of a conversation still fit. Knows nothing of terminals.
+Covers which turns of a conversation still fit.
 
     talk = Conversation(llm, system="Be brief.")
     for piece in talk.ask("Hello"): print(piece.text, end="")

@@ -1,6 +1,6 @@
 """What a prompt's tokens attend to in its input.
 
-Owns the checks of what is asked, and how it is read. Knows no softmax and no alignment.
+Covers the checks of what is asked, and how it is read.
 
     logprobs, scores = cross_attention(calls, entry, config, heads=[(1, 0), (2, 3)])
 """

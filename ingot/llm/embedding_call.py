@@ -1,6 +1,6 @@
 """Prompts as vectors.
 
-Owns how a prompt's last hidden states become one vector. Knows no scheduling: the states come chunk by chunk.
+Covers how a prompt's last hidden states become one vector.
 
     embed(calls, entries, "mean", hidden_size)
     executor.add_hidden("7", ids, keeping("mean")); pooled(executor.take_logits("7"), len(ids), "mean")

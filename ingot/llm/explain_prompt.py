@@ -1,8 +1,8 @@
 """A request explained before it runs.
 
-Owns the collection of what decides an answer beside the weights: the exact prompt and its split into tokens,
-what ends it, and where every sampling value is from. Runs nothing and needs no weights; what Hugging Face
-would do is compared in ``generate_rules``.
+Covers the collection of what decides an answer beside the weights: the exact prompt and its split into
+tokens, what ends it, and where every sampling value is from. Runs nothing and needs no weights; what Hugging
+Face would do is compared in ``generate_rules``.
 
     explain_request(manifest, text, [{"role": "user", "content": "Hi"}], {"temperature": 0.7})
 """

@@ -1,6 +1,6 @@
 """What an explanation of a request says.
 
-Owns its shape, which travels as JSON. Knows nothing of how the facts are found.
+Covers its shape, which travels as JSON.
 
     Explanation.from_json(explanation.to_json()) == explanation
 """

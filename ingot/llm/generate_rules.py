@@ -1,8 +1,9 @@
 """What Hugging Face's ``generate`` would do differently for a request.
 
-Owns the rules of transformers 5 (read in 5.23: ``GenerationMixin``, ``GenerationConfig``) that differ from
-Ingot's. Imports nothing of it: the rules are told, not run. The call compared with is ``model.generate`` with
-the prompt of the same tokenizer, the checkpoint's generation_config, and the values that the request names.
+Covers the rules of transformers 5 (read in 5.23: ``GenerationMixin``, ``GenerationConfig``) that differ from
+Ingot's. Imports nothing of it: the rules are written down, not run. The call compared with is
+``model.generate`` with the prompt of the same tokenizer, the checkpoint's generation_config, and the values
+that the request names.
 
     for sentence in generate_differences(call): print(sentence)
 """

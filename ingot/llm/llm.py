@@ -1,6 +1,6 @@
 """The Python API: an engine that answers.
 
-Owns the way from prompts and messages to outputs. Knows nothing of HTTP, terminals, scheduling or kernels.
+Covers the way from prompts and messages to outputs.
 
     llm = LLM("engine", device="auto")
     llm.generate(["Hello"], SamplingParams(max_new_tokens=16))[0].text

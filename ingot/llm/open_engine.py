@@ -1,7 +1,7 @@
 """From a path to an engine in memory, and to the executor that runs it.
 
-Owns the choice between an engine folder and a checkpoint, and the warning about an engine that is not proven.
-Knows no callers: ``LLM`` answers them in this process, ``ingot serve`` runs the executor in another.
+Covers the choice between an engine folder and a checkpoint, and the warning about an engine that is not
+proven.
 
     executor = executor_of(open_engine("engine", torch.device("cpu")), runtime)
 """

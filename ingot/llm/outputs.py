@@ -1,6 +1,6 @@
 """What a caller gets back, and how it is put together from the executor's updates.
 
-Owns the outputs' shapes, incremental text and stop strings. Knows nothing of scheduling or models.
+Covers the outputs' shapes, incremental text and stop strings.
 
     assembler = AnswerAssembler(tokenizer, params, context=[])
     piece = assembler.add(update)

@@ -1,6 +1,6 @@
 """Pictures in conversations, made into inputs.
 
-Owns which parts of a message are pictures, and what they may be given as. Independent of chat formats.
+Covers which parts of a message are pictures, and what they may be given as. Independent of chat formats.
 
     pictures = Pictures(PictureFeatures(side=224))
     messages = pictures.in_messages([{"role": "user", "content": [{"type": "image", "image": "cat.jpg"}, …]}])

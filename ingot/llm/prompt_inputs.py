@@ -1,7 +1,6 @@
 """What a call may give as its prompt, and the token ids and inputs that it becomes.
 
-Owns the difference between text, ids and conversations, and the chat format's own stop strings. Knows no
-executor.
+Covers the difference between text, ids and conversations, and the chat format's own stop strings.
 
     entry = prompt_entry([{"role": "user", "content": "Hi"}], engine.text)
 """

@@ -1,6 +1,6 @@
 """Prompts that are too long, cut from the left as MiniGPT-4's demonstration cuts them.
 
-Owns what is left of a prompt, a picture that is cut included. Independent of sampling.
+Covers what is left of a prompt, a picture that is cut included. Independent of sampling.
 
     prompt = left_cut(llm, messages, most=2000, max_new_tokens=300)
     llm.generate(prompt, max_new_tokens=300, stop=["###"])[0]

@@ -1,7 +1,7 @@
 """Sampling values that a checkpoint recommends.
 
-Owns the reading of generation_config.json as sampling parameters, which of them it gave, and the values of
-each prompt of a call. Knows nothing of requests.
+Covers the reading of generation_config.json as sampling parameters, which of them it gave, and the values of
+each prompt of a call.
 
     default_params({"do_sample": True, "top_p": 0.8})
 """

@@ -1,6 +1,6 @@
 """What ends an answer, and why.
 
-Owns the origin of every stop id and stop string of a request. Knows nothing of sampling.
+Covers the origin of every stop id and stop string of a request.
 
     stop_rules(manifest, text, used, wanted)
 """

@@ -1,6 +1,6 @@
 """The fixes of an out-of-memory error in words: flags for a terminal, arguments for Python.
 
-Owns which flags go into a build and which arguments are theirs. Knows no formula.
+Covers which flags go into a build and which arguments are theirs.
 
     told_fixes(error.ledger["fixes"], takes={"--max-seq-len"})
 """
@@ -44,14 +44,14 @@ def told_fixes(fixes: Sequence[Mapping[str, Any]], takes: Collection[str] | None
 
     Args:
         fixes: as ``Fix.to_json`` gives them, the cheapest first.
-        takes: the flags of the verb that failed, whose fixes alone are told; None: of a failure in Python.
+        takes: the flags of the verb that failed, whose fixes alone are shown; None: of a failure in Python.
     """
     texts = [text for fix in fixes if (text := _fix_text(fix, takes)) is not None]
     return " or ".join(texts[:_SHOWN] or [_LAST])
 
 
 def _fix_text(fix: Mapping[str, Any], takes: Collection[str] | None) -> str | None:
-    """A fix in words; None where the verb cannot be told so."""
+    """A fix in words; None where the verb has no such flag."""
     flags, cost = fix["flags"], fix["cost"]
     if cost == "hardware":
         return f"{fix['note']} (costs {cost})"

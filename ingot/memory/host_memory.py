@@ -1,6 +1,6 @@
 """Room in the host's memory for what has no ledger: builds, and the models that engines are compared with.
 
-Owns the comparison before anything is allocated. Knows no engine's own memory; that is the ledger's.
+Covers the comparison before anything is allocated.
 
     expect_room("the build does not fit this machine's memory", 30_000_000_000, fix="free some of it")
 """

@@ -1,7 +1,6 @@
 """The ledger as an error: what was asked for, what there is, and what to change.
 
-Owns the reading of a device's memory and the making of every OutOfMemoryError that has a setting. Knows no
-formula.
+Covers the reading of a device's memory and the making of every OutOfMemoryError that has a setting.
 
     with explained("the weights do not fit the device", setting, device): ...
 """

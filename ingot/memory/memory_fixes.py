@@ -1,7 +1,6 @@
 """Ways out when memory is short, ranked by what they cost, and what fits on the usual cards.
 
-Owns the search for the values that fit. Every value is tried in the ledger before it is offered. Knows no
-device.
+Covers the search for the values that fit. Every value is tried in the ledger before it is offered.
 
     for fix in fixes(found, goal="fits"): print(fix.flags, fix.cost, fix.needed)
 """

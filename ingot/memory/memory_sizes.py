@@ -1,7 +1,7 @@
 """How many bytes each part of an engine takes, by formula.
 
-Owns the formulas: weights by kind, KV cache, rotary tables, the largest step's activations; what steps keep
-is step_memory.py's. Knows nothing of what a machine has; docs/memory.md says how each was checked.
+Covers the formulas: weights by kind, KV cache, rotary tables, the largest step's activations; what steps keep
+is step_memory.py's.
 
     weight_bytes(config, QuantConfig(), torch.float16)["mlp"]
 """
@@ -139,9 +139,9 @@ def activation_bytes(
         down        T e (7 H + I)
         logits      (T + L) H e, L (H + V) e, L V (e + 4) where e is 2
 
-    ``kernels``: the steps of a GPU. False: of the twins on a CPU in fp32, which hold temporaries too: one
-    more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy of the
-    request's keys and values; scores where they have a softcap.
+    ``kernels``: the steps of a GPU. False: of the PyTorch references on a CPU in fp32, which hold temporaries
+    too: one more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy
+    of the request's keys and values; scores where they have a softcap.
 
     A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
     CPU a piece of it with its temporaries. Where activations are rounded to 8 bits, the largest input's
@@ -155,7 +155,7 @@ def activation_bytes(
         padding = -(-tokens // runtime.block_size) * runtime.block_size / tokens
         layer = max(
             layer,
-            *_twin_elements(config, padding),
+            *_reference_elements(config, padding),
             _capped_elements(config, tokens, padding),
             *([_widened_cache_elements(config)] if runtime.kv_dtype in NARROW_CACHES else []),
         )
@@ -185,8 +185,8 @@ def _layer_elements(config: DecoderConfig) -> Iterator[int]:
     yield 7 * h + inner
 
 
-def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
-    """``_layer_elements`` where the twins hold more; ``padding``: cache tokens in blocks over tokens."""
+def _reference_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
+    """``_layer_elements`` where the references hold more; ``padding``: cache tokens in blocks over tokens."""
     h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
     if config.norm == "rms_norm":
         yield 6 * h + q
@@ -199,8 +199,8 @@ def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
 
 
 def _capped_elements(config: DecoderConfig, tokens: int, padding: float) -> float:
-    """``_layer_elements`` of a twin's attention with a softcap, which has scores and masks of one byte; 0
-    without one.
+    """``_layer_elements`` of a reference's attention with a softcap, which has scores and masks of one byte;
+    0 without one.
     """
     if not config.attention_softcap:
         return 0
@@ -211,7 +211,7 @@ def _capped_elements(config: DecoderConfig, tokens: int, padding: float) -> floa
 
 
 def _widened_cache_elements(config: DecoderConfig) -> int:
-    """``_layer_elements`` where a twin makes keys and values of a cache in 8 bits wide."""
+    """``_layer_elements`` where a reference makes keys and values of a cache in 8 bits wide."""
     return 2 * config.hidden_size + 2 * config.q_size + 4 * config.kv_size
 
 

@@ -32,7 +32,7 @@ _BIAS_BYTES = 12  # of a token: its id and a float64
 _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
 _LOGPROBS_ROW_BYTES = 96 * (MAX_LOGPROBS + 1) * 8  # likeliest tokens and the sum of 96 tiles
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
-_TWIN_DRAW_BYTES = 64  # of temporaries a logit
+_REFERENCE_DRAW_BYTES = 64  # of temporaries a logit
 _LEAST_TILE_ROWS = 16  # queries of a tile of attention: lists of tiles are no longer than with these
 
 
@@ -121,16 +121,16 @@ def _most_tiles(config: DecoderConfig, tokens: int, requests: int) -> int:
 def sampling_bytes(
     config: DecoderConfig, max_batch_size: int, max_seq_len: int, *, kernels: bool = True
 ) -> int:
-    """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries. And of
-    the token counts, biases and masks, which the first request with penalties, a grammar or a transcript has
-    made.
+    """Bytes of a full batch's draw: histograms, tiles' figures; of the PyTorch reference, its 64-bit
+    temporaries. And of the token counts, biases and masks, which the first request with penalties, a grammar
+    or a transcript has made.
     """
     logits = max_batch_size * config.vocab_size
     counts = logits * count_dtype(max_seq_len).itemsize + max_batch_size * MAX_BIASES * _BIAS_BYTES
     counts += -(-logits // 8) * (1 if config.modality.takes_text else 3)  # masks; of transcripts two for each
     if kernels:
         return counts + max_batch_size * (_DRAW_ROW_BYTES + _LOGPROBS_ROW_BYTES)
-    return counts + min(logits, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
+    return counts + min(logits, LOGITS_AT_ONCE) * _REFERENCE_DRAW_BYTES
 
 
 def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) -> int:

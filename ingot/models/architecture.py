@@ -1,7 +1,7 @@
 """What a model is to the rest of Ingot.
 
-Owns the description of an architecture as data: its Hugging Face names, how its config reads, and its weight
-map. Knows no architecture in particular; each file beside this one declares one.
+Covers the description of an architecture as data: its Hugging Face names, how its config reads, and its
+weight map.
 
     LLAMA = Architecture("llama", ("LlamaForCausalLM",), "llama", KEYS, config_from_hf, weight_map)
 """

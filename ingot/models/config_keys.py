@@ -1,7 +1,7 @@
 """Which settings of a config.json may be passed over.
 
-Owns the keys that change nothing a model computes, whatever its architecture, and the refusal by name of
-every setting that nobody reads and that might. Knows no architecture: each lists the keys that it reads.
+Covers the keys that change nothing a model computes, whatever its architecture, and the refusal by name of
+every setting that nobody reads and that might.
 
     check_keys({"hidden_size": 64, "no_rope_layers": [1, 0]}, frozenset({"hidden_size"}), "llama")
 """

@@ -1,7 +1,7 @@
 """Gemma-2: four norms a layer, a GELU gate, softcaps, a window in every second layer, scaled embeddings.
 
-Owns the reading of its config and its weight map. Knows no other architecture.
-Source: the Hugging Face class ``Gemma2ForCausalLM``; its norms store their weight less one.
+Covers the reading of its config and its weight map. Source: the Hugging Face class ``Gemma2ForCausalLM``; its
+norms store their weight less one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """GPT-2: learned positions, LayerNorm, biases everywhere, tanh GELU.
 
-Owns the reading of its config and its weight map. Knows no other architecture.
-Source: the Hugging Face class ``GPT2LMHeadModel``; its ``Conv1D`` weights are stored [in, out] and
-transposed here.
+Covers the reading of its config and its weight map. Source: the Hugging Face class ``GPT2LMHeadModel``; its
+``Conv1D`` weights are stored [in, out] and transposed here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Values of a config.json, each of the type and range that it must have.
 
-Owns the refusal of a value that is missing, of another type or out of range, by the key's own name. Knows no
-architecture.
+Covers the refusal of a value that is missing, of another type or out of range, by the key's own name.
 
     integer(hf, "n_positions", "n_ctx")
 """

@@ -1,7 +1,7 @@
 """LLaMA 1, 2, 3 and Vicuna.
 
-Owns what their config says beyond the shared keys. Knows no other architecture.
-Source: the Hugging Face class ``LlamaForCausalLM``, ``LLaMAForCausalLM`` in the first conversions.
+Covers what their config says beyond the shared keys. Source: the Hugging Face class ``LlamaForCausalLM``,
+``LLaMAForCausalLM`` in the first conversions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The config keys and tensor names that LLaMA set and others kept.
 
-Owns what Mistral, Qwen2, Qwen3 and their kin share with LLaMA on disk. Knows no architecture: each passes
-what is its own.
+Covers what Mistral, Qwen2, Qwen3 and their kin share with LLaMA on disk.
 
     llama_config(hf, "qwen3", qk_norm=True)
 """

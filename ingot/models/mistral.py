@@ -1,7 +1,6 @@
 """Mistral: LLaMA's shape, with a sliding window in every layer or in none.
 
-Owns what its config says beyond the shared keys. Knows no other architecture.
-Source: the Hugging Face class ``MistralForCausalLM``.
+Covers what its config says beyond the shared keys. Source: the Hugging Face class ``MistralForCausalLM``.
 """
 
 from __future__ import annotations

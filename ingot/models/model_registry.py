@@ -1,7 +1,6 @@
 """Which architectures there are.
 
-Owns the list, its additions, and the lookup by a checkpoint's or a manifest's name. Knows nothing of what an
-architecture is.
+Covers the list, its additions, and the lookup by a checkpoint's or a manifest's name.
 
     register(MINE)
     architecture = find_architecture(["LlamaForCausalLM"])

@@ -1,7 +1,6 @@
 """Qwen1.5, Qwen2 and Qwen2.5: LLaMA's shape with a bias on queries, keys and values.
 
-Owns what their config says beyond the shared keys. Knows no other architecture.
-Source: the Hugging Face class ``Qwen2ForCausalLM``.
+Covers what their config says beyond the shared keys. Source: the Hugging Face class ``Qwen2ForCausalLM``.
 """
 
 from __future__ import annotations

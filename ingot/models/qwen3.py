@@ -1,7 +1,6 @@
 """Qwen3: LLaMA's shape with an RMSNorm on each query and key head.
 
-Owns what its config says beyond the shared keys. Knows no other architecture.
-Source: the Hugging Face class ``Qwen3ForCausalLM``.
+Covers what its config says beyond the shared keys. Source: the Hugging Face class ``Qwen3ForCausalLM``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary settings as Hugging Face configs write them.
 
-Owns the reading of ``rope_theta``, ``rope_scaling`` and ``rope_parameters``. Knows no architecture.
+Covers the reading of ``rope_theta``, ``rope_scaling`` and ``rope_parameters``.
 
     rope_from_hf({"rope_theta": 500000.0}, head_dim=128, max_positions=8192)
 """

@@ -1,7 +1,7 @@
 """The tokens around a transcript: start, language, task, timestamps.
 
-Owns their ids, by a tokenizer's names or by the size of a published vocabulary, and the tokens that a
-transcript never holds. Knows no model.
+Covers their ids, by a tokenizer's names or by the size of a published vocabulary, and the tokens that a
+transcript never holds.
 
     tokens = SpeechTokens.of_vocabulary(51865)
     tokens.prompt("en", "transcribe", timestamps=True) == [50258, 50259, 50359]

@@ -1,7 +1,7 @@
 """Whisper: an encoder of log-mel frames, and a decoder whose layers attend to its outputs.
 
-Owns the reading of its config, its weight map and its encoder. Knows no audio and no tokenizer.
-Source: the Hugging Face class ``WhisperForConditionalGeneration``; keys have no bias.
+Covers the reading of its config, its weight map and its encoder. Source: the Hugging Face class
+``WhisperForConditionalGeneration``; keys have no bias.
 """
 
 from __future__ import annotations

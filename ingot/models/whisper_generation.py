@@ -1,9 +1,9 @@
 """What a Whisper checkpoint says of its transcripts, in generation_config.json.
 
-Owns the keys that are read and their checks. Knows no tokenizer, which says the rest.
+Covers the keys that are read and their checks.
 
-    told = SpeechGeneration.of(checkpoint.generation_config, vocab_size=51865)
-    told.suppress                       # None: the file does not say
+    generation = SpeechGeneration.of(checkpoint.generation_config, vocab_size=51865)
+    generation.suppress                 # None: the file does not say
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The encoding of an input as requests do it, judged place by place.
 
-Owns the record of one encoding and its comparison with the reference, which at each place computes from what
-the run itself had at the place before (step_check.py does so with steps). Knows no proof.
+Covers the record of one encoding and its comparison with the reference, which at each place computes from
+what the run itself had at the place before (step_check.py does so with steps).
 
     check_encoder(llm, weights, features, arithmetic, judge)
 """
@@ -113,7 +113,7 @@ class _Witness:
         raise NotImplementedError
 
     def _as_many(self, recorded: torch.Tensor, wanted: torch.Tensor, place: str, name: str) -> bool:
-        """Whether a record has the positions that it must have; else that is told."""
+        """Whether a record has the expected positions; else report a failure."""
         if recorded.numel() == wanted.numel():
             return True
         self._judge.fail(_kind(place), name, f"has {len(recorded)} positions, not {len(wanted)}")

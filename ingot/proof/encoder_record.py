@@ -1,8 +1,9 @@
 """What an encoder computes for an input, as it runs.
 
-Owns the hooks, and the form in which outputs are told: rows of positions. ``encoder_observed`` tells of every
-module: while it is open each is called by itself. ``encoder_walked`` tells what requests have: of the layers
-by the names of step_record.py, and of the modules around them. Knows no verdict.
+Covers the hooks, and the form of the outputs: rows of positions. ``encoder_observed`` reports
+every module: while it is open each is called by itself. ``encoder_walked`` reports what requests compute: of
+    the
+layers by the names of step_record.py, and of the modules around them.
 
     with encoder_observed(llm, see): llm.generate(Prompt([Input(features), [1]]), params)
 

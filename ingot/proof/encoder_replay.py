@@ -1,6 +1,6 @@
 """The encoder's part of a replay: what it makes of a proof's inputs, beside the proof's checksums.
 
-Owns the runs, and how this machine makes features of an input. Knows no limit.
+Covers the runs, and how this machine makes features of an input.
 
     for name, error in encoder_deviations(llm, claim, features): ...
 """

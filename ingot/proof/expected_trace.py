@@ -1,7 +1,7 @@
 """What a trace says that a layer gives.
 
-Owns the finding of one layer's output in a file of activations: the trace of ``ingot align`` (keys
-``STEP/MODULE``), or tensors by a tap's names. Knows nothing of the model that was traced.
+Covers the finding of one layer's output in a file of activations: the trace of ``ingot align`` (keys
+``STEP/MODULE``), or tensors by a tap's names.
 
     expected_output(Path("trace.safetensors"), "layers.3", counts=(12, 1), tokens=ids)   # [13, hidden_size]
 """

@@ -1,6 +1,6 @@
 """Golden cases through an engine as it serves, judged against their noise floors.
 
-Owns the comparison of what runs here with what a proof claims. Knows no files.
+Covers the comparison of what runs here with what a proof claims.
 
     played = replay(llm, proof.claims, print)
     played.failures
@@ -42,7 +42,7 @@ _CROSS = "layers.*.encoder_attn"
 
 @dataclass(frozen=True)
 class Failure(JsonConfig):
-    """What is wrong: its kind, its name, and a line that tells it."""
+    """What is wrong: its kind, its name, and a message."""
 
     kind: Literal[
         "file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "step", "metric", "source"
@@ -53,11 +53,11 @@ class Failure(JsonConfig):
 
 @dataclass
 class GoldenReplay:
-    """What came of a replay.
+    """The result of a replay.
 
     ``worst`` are the largest deviations in noise floors, ``limits`` what passes (of modules the strictest's
     and the loosest's), ``equal_rows`` the rows of logits that round to the same 1/64 everywhere, which is
-    told and not judged.
+    shown and not judged.
     """
 
     failures: list[Failure] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """What the rounding of a product's sums may do to the places behind it.
 
-Owns the way from a product's outputs to the next places of a layer. Knows no limit and no scheme.
+Covers the way from a product's outputs to the next places of a layer.
 
     noise = ProductNoise()
     noise.keep("layers.0.mlp.gate_up_proj", output, of_output)          # [T, N] each

@@ -1,7 +1,7 @@
 """One layer's failure as a file.
 
-Owns the format: a safetensors file whose tensors are the layer's weights, what it was given, what it gave and
-what was expected, with facts about them as JSON in its metadata. Knows nothing of how it is made or replayed.
+Covers the format: a safetensors file whose tensors are the layer's weights, what it was given, what it gave
+and what was expected, with facts about them as JSON in its metadata.
 
     bundle = read_bundle(Path("layer3.safetensors"))
 Format: tensors ``weights.<name within the layer>``, ``input.hidden``, ``input.positions``,

@@ -1,7 +1,7 @@
 """The layer of a bundle as modules, and what it should give.
 
-Owns the module and its rotary table from a bundle's facts and weights, the weights as an engine stores them,
-and the same layer in plain PyTorch. Knows no file and no verdict.
+Covers the module and its rotary table from a bundle's facts and weights, the weights as an engine stores
+them, and the same layer in plain PyTorch.
 
     layer = built_layer(bundle, device, torch.bfloat16)
     wide, *others = plain_outputs(llm, "layers.3", inputs)

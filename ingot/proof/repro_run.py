@@ -1,7 +1,6 @@
 """A failure cut down to one layer, and its replay.
 
-Owns the capture of one layer while an engine runs, and how far outputs may be apart. Knows no terminal; the
-file is ``repro_bundle``'s, the layer and what is expected of it ``repro_layer``'s.
+Covers the capture of one layer while an engine runs, and how far outputs may be apart.
 
     bundle = capture_layer(llm, "Hello", layer=3, step=2)
     write_bundle(path, bundle); replay(read_bundle(path), torch.device("cpu")).agrees
@@ -214,7 +213,7 @@ def _observed(llm: LLM) -> Iterator[Observed]:
 
 
 def replay(bundle: Bundle, device: torch.device) -> LayerReplay:
-    """Compute a bundle's layer here, by the kernels or, on a CPU, their twins, in the bundle's dtype.
+    """Compute a bundle's layer here, by the kernels or, on a CPU, their references, in the bundle's dtype.
 
     Raises:
         EngineError: the weights are not those of such a layer.

@@ -1,10 +1,10 @@
 """Steps as requests run them, judged place by place.
 
-Owns the record of real steps (fused kernels, CUDA graphs, prompts and decodes) and its comparison with the
+Covers the record of real steps (fused kernels, CUDA graphs, prompts and decodes) and its comparison with the
 reference. At each place of a layer the reference computes from what the run itself had at the place before,
 its keys and values included. So no difference grows on its way, and rounding to 8 or 4 bits hides nothing: a
 number may differ from the nearest one only where the value lies within the arithmetic's own noise of the
-middle between two. Knows no proof.
+middle between two.
 
     found = check_steps(llm, folder, prompts, new_tokens=16)
     found.failures                       # the first place in the order of execution first
@@ -148,7 +148,7 @@ def _observed(forward: Forward, records: list[StepRecord]) -> Iterator[None]:
 
 
 def _ways(records: list[StepRecord]) -> list[list[int]]:
-    """Indices of the records that tell of the same places in the same form."""
+    """Indices of the records with the same places in the same form."""
     ways: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for index, record in enumerate(records):
         places = tuple(sorted((name, type(values[0]).__name__) for name, values in record.values.items()))

@@ -1,6 +1,6 @@
 """How far what a run had may be from what the reference computes.
 
-Owns the limits, and the memory of what was beyond them. Knows no step and no model.
+Covers the limits, and the memory of what was beyond them.
 
     judge = Judge(unit=2**-8, eps=2**-7)
     judge.value("query", "layers.0.self_attn.qkv_proj", had, computed, None, labels)

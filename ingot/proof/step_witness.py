@@ -1,7 +1,7 @@
-"""What recorded steps had at each place, as the reference asks for it.
+"""Recorded values of steps at each place, as the reference asks for them.
 
-Owns the way from records to rows of tokens, which of them each attention reads, and what numbers of few bits
-mean. Knows no limit.
+Covers the way from records to rows of tokens, which of them each attention reads, and what quantized values
+mean.
 
     rows = TokenRows(records, torch.bfloat16, block_size=16, prompts=[[1, 2, 3]])
     witness = StepWitness(rows, [0, 1], model, judge, torch.float32)
@@ -144,7 +144,7 @@ class TokenRows:
 
 
 class StepWitness:
-    """Some of the records, all of which tell of the same places in the same form.
+    """Some of the records, all with the same places in the same form.
 
     Args:
         numbers: which records.
@@ -272,7 +272,7 @@ class StepWitness:
         return f"layers.{layer}.{self._branches[part]}" if number else "embed_tokens"
 
     def _recorded(self, place: str, number: int) -> Recorded | None:
-        """A place's rows of all records; None where they do not tell."""
+        """A place's rows of all records; None where nothing was recorded."""
         values = [record.values[place][number] for record in self._records if place in record.values]
         if not values:
             return None

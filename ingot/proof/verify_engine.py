@@ -1,8 +1,7 @@
 """Whether an engine still is what was built, on this machine.
 
-Owns the replay of a proof: hashes before anything runs, golden cases through the runtime as it serves, whose
-steps are judged place by place, checksums of every module through a tap. Knows nothing of how a proof was
-made, and prints nothing.
+Covers the replay of a proof: hashes before anything runs, golden cases through the runtime as it serves,
+whose steps are judged place by place, checksums of every module through a tap.
 
     found = verify("engine", device="auto")
     found.verdict                       # "proven", "failed" or "unproven"

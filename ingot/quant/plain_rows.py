@@ -1,8 +1,7 @@
 """Activations as values of 8 or 4 bits hold them, in plain floating point.
 
-Owns the rules of kernels/rows/int8_rows.py, kernels/rows/block_rows.py and kernels/cache/scales.py a second
-time, for references that share nothing with what they judge: any dtype, no values but what they mean. Knows
-no layer.
+Covers the rules of kernels/rows/int8_rows.py, kernels/rows/block_rows.py and kernels/cache/scales.py a second
+time, for references that share nothing with what they judge: any dtype, no values but what they mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Quantized weights as methods choose them, before a scheme packs them.
 
-Owns the records that rounding, GPTQ and RPTQ hand to a scheme's ``accept``. Knows no storage layout.
+Covers the records that rounding, GPTQ and RPTQ hand to a scheme's ``accept``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The checking decoder: a layer's mathematics in plain PyTorch, without a kernel or a cache.
 
-Owns the formulas and their order, with a field for everything that sets decoders (and faulty ports) apart.
+Covers the formulas and their order, with a field for everything that sets decoders (and faulty ports) apart.
 Shares nothing with the modules and kernels that it is held against. What is around the formulas comes from a
-caller's ``Hooks``: products, rounding, keys and values, witnesses. Knows no engine.
+caller's ``Hooks``: products, rounding, keys and values, witnesses.
 
     layer = plain_layer(config, "layers.0", read, positions, turns)
     hidden = layer.run(hidden, hooks)

@@ -1,8 +1,8 @@
 """Rotary positions of the checking decoder: the cosines and sines that a config means, computed from it.
 
-Owns the frequencies of every rope scaling a second time, and which base Qwen v1's dynamic NTK takes. Shares
+Covers the frequencies of every rope scaling a second time, and which base Qwen v1's dynamic NTK takes. Shares
 nothing with rotary.py, which it is held against; both round frequencies and angles to fp32, as the original
-does. Knows no table and no request.
+does.
 
     cos, sin = plain_turns(config.rope, positions, sections)
 """

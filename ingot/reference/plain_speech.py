@@ -1,6 +1,6 @@
 """The checking encoder of speech: log-mel frames to outputs, in plain PyTorch.
 
-Owns the convolutions, the order of positions, layers and norm. Knows no engine.
+Covers the convolutions, the order of positions, layers and norm.
 
     for stage in PlainSpeechEncoder(stack).stages(read, hooks): at = at.through(stage)    # features first
 """

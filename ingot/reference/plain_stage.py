@@ -1,8 +1,8 @@
 """An encoder's mathematics as named stages, in plain PyTorch.
 
-Owns what a stage is, and the pre-norm layer that several encoders share. What is before, between and behind
+Covers what a stage is, and the pre-norm layer that several encoders share. What is before, between and behind
 the layers is in checking_speech.py and checking_vision.py. Shares nothing with the modules that it is held
-against. Knows no engine.
+against.
 
     for stage in plain.stages(read, hooks): at = at.through(stage)      # Passage(features) first
 """

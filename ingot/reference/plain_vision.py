@@ -1,7 +1,7 @@
 """The checking encoder of pictures: pixels to rows of a prompt, in plain PyTorch.
 
-Owns the patches, the order of class token, positions, layers and norm, the queries and their post-norm
-layers, and the projection. Shares nothing with the modules that it is held against. Knows no engine.
+Covers the patches, the order of class token, positions, layers and norm, the queries and their post-norm
+layers, and the projection. Shares nothing with the modules that it is held against.
 
     plain = PlainVisionEncoder(vit, patch_size=14, ln_eps=1e-5, qformer=PlainQFormer(stack, cross_every=2))
     for stage in plain.stages(read, hooks): at = at.through(stage)          # pixels [3, side, side] first

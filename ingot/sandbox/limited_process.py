@@ -1,6 +1,6 @@
 """A process that does what an untrusted file asks for, within limits of time and memory.
 
-Owns its start, the questions, and what its end means. Knows nothing of what is asked.
+Covers its start, the questions, and what its end means.
 
     with LimitedProcess("ingot.text.chat.template_sandbox", ProcessLimits()) as process:
         process.ask({"source": "{{ 1 + 1 }}", "variables": {}})      # {"text": "2"}
@@ -26,9 +26,9 @@ from typing import IO, Any, Self
 from ingot.sandbox.limited_worker import OUT_OF_MEMORY, framed, message, read_message, value_of
 
 _BOOT = (
-    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
+    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
     "from ingot.sandbox.limited_worker import serve; "
-    "serve(told['worker'], told['seconds'], told['memory'], told['nice'])"
+    "serve(given['worker'], given['seconds'], given['memory'], given['nice'])"
 )
 _UNNEEDED = "is not needed any more"
 _ROOT = str(Path(__file__).parents[2])

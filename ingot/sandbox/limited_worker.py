@@ -1,6 +1,6 @@
 """The other side of ``LimitedProcess``: answers questions within limits that the kernel enforces.
 
-Owns the limits, which the process sets for itself, and the loop. Knows nothing of what is asked.
+Covers the limits, which the process sets for itself, and the loop.
 
     python -I -S -c BOOT '{"worker": "ingot.text.chat.template_sandbox", "seconds": 5, "bytes": 536870912}'
 """

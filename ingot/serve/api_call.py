@@ -1,7 +1,7 @@
 """One call of the API for answers, of either kind.
 
-Owns the order of things: room in the queue, ids, answers, chunks. What a body or a chunk looks like, the two
-kinds say (``chat.py``, ``completions.py``). Knows no HTTP.
+Covers the order of things: room in the queue, ids, answers, chunks. What a body or a chunk looks like, the
+two kinds say (``chat.py``, ``completions.py``).
 
     await ChatCall(model, body).answer()
     async for event in ChatCall(model, body).events(): ...

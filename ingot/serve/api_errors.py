@@ -1,6 +1,6 @@
 """Errors as clients of the OpenAI API expect them.
 
-Owns their JSON shape, HTTP status and names. Knows no route.
+Covers their JSON shape, HTTP status and names.
 
     raise ApiError(404, "no such model", code="model_not_found", param="model")
 """

@@ -1,6 +1,6 @@
 """The routes.
 
-Owns which path does what, and the shape of everything that goes wrong. Knows no socket and no process.
+Covers which path does what, and the shape of everything that goes wrong.
 
     app = make_app(ServerState({"pocket-chat": model}, config, metrics), api_key=None)
 """
@@ -102,7 +102,7 @@ class ServerState:
         """``find``, of a model that takes text.
 
         Raises:
-            ApiError: it hears.
+            ApiError: it is a speech model.
         """
         found = self.find(name)
         if found.speech is not None:
@@ -111,10 +111,10 @@ class ServerState:
         return found
 
     def listener(self, name: str) -> SpeechService:
-        """What hears of ``find``'s model.
+        """The speech service of ``find``'s model.
 
         Raises:
-            ApiError: it does not.
+            ApiError: it takes no speech.
         """
         found = self.find(name)
         if found.speech is None:

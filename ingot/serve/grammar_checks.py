@@ -1,7 +1,7 @@
 """Grammars of requests, tried before an engine gets them.
 
-Owns the threads and processes in which they are compiled, off the event loop, and the bounds on these: how
-many wait, how long, and what the grammars of all requests may take together. Knows no engine.
+Covers the threads and processes in which they are compiled, off the event loop, and the bounds on these: how
+many wait, how long, and what the grammars of all requests may take together.
 
     size = await checks.check(params.grammar, "response_format")
     with checks.room({params.grammar: size}): ...

@@ -1,8 +1,8 @@
 """Long prompts, tokenized where they hold nobody up.
 
-Owns what counts as long, and one process per model for it, at a lower priority than the engine's. A thread
+Covers what counts as long, and one process per model for it, at a lower priority than the engine's. A thread
 would not do: it shares the interpreter with the event loop, which then waits for it
-(benchmarks/prompt_process.py has both). Short prompts are not worth the way. Knows no HTTP.
+(benchmarks/prompt_process.py has both). Short prompts are not worth the way.
 
     long = LongPrompts(folder, manifest, most=131072)
     if is_long(messages): ids, _ = long.chat_ids(Chat(messages))

@@ -1,7 +1,7 @@
 """Parts of messages that are no text.
 
-Owns where pictures are, and the refusal of what an engine does not take: by the part's name alone, so that
-nothing is fetched or decoded. Knows no chat format.
+Covers where pictures are, and the refusal of what an engine does not take: by the part's name alone, so that
+nothing is fetched or decoded.
 
     refuse_media([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:…"}}]}])
 """

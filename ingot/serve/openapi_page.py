@@ -1,7 +1,7 @@
 """``/openapi.json``.
 
-Owns what is told of each path. Bodies are described by the types that decode them, so that the two cannot
-differ. Knows no engine.
+Covers the description of each path. Bodies are described by the types that decode them, so that the two
+cannot differ.
 
     document()["paths"]["/v1/chat/completions"]["post"]
 """

@@ -1,6 +1,6 @@
 """Pictures of requests, on their way to an engine.
 
-Owns how many are held at once, the slots that they are written to, and their placeholders in the prompt.
+Covers how many are held at once, the slots that they are written to, and their placeholders in the prompt.
 Independent of HTTP and of chat formats.
 
     with pictures.slots(2) as slots:

@@ -1,7 +1,7 @@
 """A conversation with a server, any that speaks OpenAI's API.
 
-Owns the requests and what their failures mean. Uses the standard library alone, so that nothing else must be
-installed or loaded. Knows no terminal.
+Covers the requests and what their failures mean. Uses the standard library alone, so that nothing else must
+be installed or loaded.
 
     talk = RemoteConversation(RemoteServer("http://127.0.0.1:8000"), "pocket-chat", None, {})
     for piece in talk.ask("Hello"): print(piece.text, end="")

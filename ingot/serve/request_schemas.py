@@ -1,8 +1,7 @@
 """The bodies that clients send.
 
-Owns their fields, types and bounds. Decoding refuses what is out of bounds, NaN and Infinity, and ignores
+Covers their fields, types and bounds. Decoding refuses what is out of bounds, NaN and Infinity, and ignores
 fields that are not here. Fields that change the answer and are not served yet are listed in ``REFUSED``.
-Knows no engine.
 
     decode(ChatRequest, b'{"model": "m", "messages": []}')
 """

@@ -1,7 +1,7 @@
 """The form that a request wants its answer in.
 
-Owns the fields that name one (``response_format``, vLLM's ``guided_*`` and ``structured_outputs``) and the
-bound on their size. Knows no engine.
+Covers the fields that name one (``response_format``, vLLM's ``guided_*`` and ``structured_outputs``) and the
+bound on their size.
 
     read_format(body)       # Form(Grammar.json_object(), "response_format"), or None
 """

@@ -1,7 +1,7 @@
 """A model that clients name: an engine's process and its text side.
 
-Owns the way from a request's prompt to checked token ids, and what is told of the model. Reads no weights.
-Knows no HTTP.
+Covers the way from a request's prompt to checked token ids, and the facts that the API gives about the model.
+Reads no weights.
 
     model.chat_prompt([{"role": "user", "content": "Hi"}], {})
 """
@@ -117,7 +117,7 @@ class TextSide:
 
 
 class ServedModel:
-    """A text side and the engine that runs it; ``speech``: of a model that hears, and takes no text;
+    """A text side and the engine that runs it; ``speech``: of a speech model, which takes no text;
     ``pictures``: of a model that takes these beside text.
     """
 

@@ -1,7 +1,7 @@
 """The server's life: start engines, listen, stop.
 
-Owns the order of these, and the signals: SIGTERM and Ctrl-C stop accepting and let answers under way go
-on for ``drain_seconds``; a second one ends at once. Knows no route.
+Covers the order of these, and the signals: SIGTERM and Ctrl-C stop accepting and let answers under way go on
+for ``drain_seconds``; a second one ends at once.
 
     asyncio.run(serve([TextSide.read("pocket-chat", folder)], {"pocket-chat": Load(path)}, ServeConfig()))
 """
@@ -78,7 +78,7 @@ async def serve(
             server = _Server(ServerState(models, config, metrics), api_key, hosts)
             stop.then(server.stop)
             leave_out_what_is_loaded()
-            listener.listen(_BACKLOG)  # who is told of the server can connect
+            listener.listen(_BACKLOG)  # from here on clients can connect
             on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")
             await server.serve(sockets=[listener])
             server.check_engines()

@@ -1,10 +1,10 @@
-"""How a model hears: recordings to transcripts, window by window, on an engine that others use too.
+"""Transcription for the server: recordings to transcripts, window by window, on a shared engine.
 
-Owns the processes that decode files, how much audio is held at once, and the way of a window to the engine
-and back. What is asked of a window, ``ingot.speech`` says. Knows no HTTP.
+Covers the processes that decode files, how much audio is held at once, and the way of a window to the engine
+and back. What is asked of a window, ``ingot.speech`` says.
 
-    async with aclosing(ears.segments(data, options)) as found:
-        async for heard in found: ...       # segments, and at the end the whole
+    async with aclosing(service.segments(data, options)) as found:
+        async for item in found: ...       # segments, then a TranscriptionResult
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HELD = 4  # recordings of the most seconds, whose samples and features are held
 
 @dataclass(frozen=True)
 class TranscriptionResult:
-    """What a recording says, and how many tokens and encoded positions it took."""
+    """A transcript, and how many tokens and encoded positions it took."""
 
     transcript: Transcript
     prompt_tokens: int
@@ -58,19 +58,19 @@ class TranscriptionResult:
 
 
 def check_packages(name: str) -> None:
-    """Refuse to serve a model that hears where recordings could not be read.
+    """Refuse to serve a speech model where recordings could not be read.
 
     Raises:
         EngineError: a package is missing.
     """
     missing = [one for one in (*PACKAGES, "python_multipart") if importlib.util.find_spec(one) is None]
     if missing:
-        text = f"{name} hears, and packages that read recordings are not installed"
+        text = f"{name} is a speech model, and packages that read recordings are missing"
         raise EngineError(text, seen=", ".join(missing), fix=to_install("serve,speech"))
 
 
 class SpeechService:
-    """Of one model; for the event loop's thread. ``mels``: of its features."""
+    """Transcription with one model; for the event loop's thread."""
 
     def __init__(
         self, manifest: Manifest, tokenizer: Tokenizer, engine: EngineClient, config: ServeConfig
@@ -105,7 +105,7 @@ class SpeechService:
     async def segments(
         self, data: Callable[[], bytes], options: TranscribeOptions
     ) -> AsyncGenerator[Segment | TranscriptionResult, None]:
-        """Segments as they are heard, then the whole; closing it ends the work.
+        """Segments as they are transcribed, then the result; closing the generator cancels the work.
 
         Args:
             data: gives the file's bytes; called in a thread.
@@ -210,7 +210,7 @@ class _Work:
         self._prompt_tokens = self._new_tokens = self._num_windows = 0
 
     def next(self, output: Output | Scored | None) -> Job | None:
-        """What to ask next, given what came of the last; None: nothing."""
+        """The next job, given the output of the last; None: done."""
         if isinstance(output, Output):
             self._new_tokens += sum(len(answer.token_ids) for answer in output.answers)
         try:
@@ -227,7 +227,7 @@ class _Work:
         return found
 
     def result(self, positions: int) -> TranscriptionResult:
-        """The end; ``positions``: of an encoded window."""
+        """The result; ``positions``: of an encoded window."""
         assert self._transcript is not None
         audio = self._num_windows * positions
         return TranscriptionResult(self._transcript, self._prompt_tokens, audio, self._new_tokens)

@@ -1,10 +1,10 @@
 """Work on many recordings or chunks at once, in threads that share an engine's steps.
 
-Owns the threads, what they tell on their way, the order of their results, and the end of all when one fails
-or nobody reads on. Knows no speech.
+Covers the threads, their progress, the order of their results, and cancelling all when one fails or the
+reader stops.
 
-    for position, one in told(work, files, width=16): ...       # as it comes
-    for transcript in together(work, chunks, width=16): ...     # in order
+    for position, one in run_concurrently(work, files, width=16): ...       # as it comes
+    for transcript in run_in_order(work, chunks, width=16): ...     # in order
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Result = TypeVar("Result")
 
 
 class CancelToken:
-    """Set once nobody waits for some work any more; work inside of other work ends with it, and alone."""
+    """Set to cancel work. Cancelling outer work cancels the inner work, too; not the other way."""
 
     def __init__(self, outer: CancelToken | None = None) -> None:
         self._own, self._outer = Event(), outer
 
     def set(self) -> None:
-        """Nobody waits."""
+        """Cancel."""
         self._own.set()
 
     def is_set(self) -> bool:
@@ -43,13 +43,13 @@ def run_concurrently(
     width: int,
     outer: CancelToken | None = None,
 ) -> Generator[tuple[int, Update | Result], None, None]:
-    """What ``work`` tells of each item, and last what it makes of it, with the item's position, as it comes.
-    The first error ends all; so does closing the generator.
+    """Updates of ``work`` for each item, then its result, as they come, each with the item's position.
+    The first error cancels all; so does closing the generator.
 
     Args:
-        work: given an item, whom to tell, and what is set once nobody waits for it any more.
+        work: takes an item, a function that reports updates, and a cancel token.
         width: threads at most.
-        outer: of the work that this is a part of.
+        outer: the token of the work that this is a part of.
     """
     cancel, rest = CancelToken(outer), deque(enumerate(items))
     updates: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # a Future is the last of its item

@@ -1,9 +1,9 @@
 """Cross-attention → when each token was said.
 
-Owns the heads that follow the speech, and the way from their scores to times: softmax, normalisation, median
-filter, mean, dynamic time warping. Source: OpenAI's Whisper, ``timing.find_alignment``. Hugging Face crops
-the frames behind its softmax and normalises without the prompt's tokens; this file follows the original.
-Knows no text and no executor.
+Covers the heads that follow the speech, and the way from their scores to times: softmax, normalisation,
+median filter, mean, dynamic time warping. Source: OpenAI's Whisper, ``timing.find_alignment``. Hugging Face
+crops the frames behind its softmax and normalises without the prompt's tokens; this file follows the
+original.
 
     times = token_times(scores, num_prompt=3)       # seconds, where each token begins
 """

@@ -1,7 +1,7 @@
 """Text that nobody said, by its words' times and probabilities.
 
-Owns when a segment looks made up, and where a window is heard again for it. Source: OpenAI's Whisper,
-``transcribe`` with ``hallucination_silence_threshold``. Knows no model.
+Covers when a segment looks made up, and where its window is transcribed again. Source: OpenAI's Whisper,
+``transcribe`` with ``hallucination_silence_threshold``.
 
     kept, seek = without_hallucinations(segments, window, threshold=2.0, last_end=12.0, seek=42.0)
 """
@@ -52,7 +52,7 @@ def without_hallucinations(
     """Segments that stay, and where the next window begins, in seconds.
 
     Made-up segments go where they are surrounded by silence longer than the threshold, or by others of their
-    kind. Where silence before the first one is skipped, None stay: the window is heard again behind it.
+    kind. Where silence before the first one is skipped, None stay: the window is transcribed again behind it.
 
     Args:
         last_end: of the words before the window.

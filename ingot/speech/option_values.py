@@ -1,6 +1,6 @@
 """The options of a transcriber's calls by name.
 
-Owns their types for type checkers and editors; what they mean, ``TranscribeOptions`` and ``LLM`` say.
+Covers their types for type checkers and editors; what they mean, ``TranscribeOptions`` and ``LLM`` say.
 
     def batch(self, sources: Sequence[Source], **options: Unpack[TranscribeValues]) -> list[Transcript]: ...
 """

@@ -1,7 +1,7 @@
 """A recording from its first window to its last.
 
-Owns the order of windows, what each reads of those before, and silence that is skipped. Source: OpenAI's
-Whisper, ``transcribe``. Knows no executor: it asks for windows, as they do.
+Covers the order of windows, what each reads of those before, and silence that is skipped. Source: OpenAI's
+Whisper, ``transcribe``.
 
     asking = transcribe_recording(vocabulary, samples, mels=80, options=options)
 """
@@ -31,7 +31,7 @@ _CONFIDENT = 0.5  # above this temperature a text is nothing to go on from
 
 @dataclass
 class Transcript:
-    """What a recording says. ``duration`` is in seconds; models of English alone tell no ``language``."""
+    """What a recording says. ``duration`` is in seconds; English-only models give no ``language``."""
 
     segments: list[Segment] = field(default_factory=list)
     language: str | None = None
@@ -62,7 +62,7 @@ def transcribe_recording(
 
     Args:
         samples: float32 [N] at 16 kHz.
-        on_segment: told each segment as it is known.
+        on_segment: called with each segment as it is known.
         heads: whose attention places words, as (layer, head).
         device: that computes features; None: where the samples are.
     """
@@ -98,7 +98,7 @@ def first_window(
 
     Args:
         samples: float32 [N] at 16 kHz.
-        config: of a model that hears.
+        config: of a speech model.
         device: that computes features; None: where the samples are.
     """
     features = LongLogMel(samples, mel_bins(config), device or samples.device)
@@ -114,7 +114,7 @@ def window_frames(config: DecoderConfig) -> int:
 
 
 def mel_bins(config: DecoderConfig) -> int:
-    """Of the features that a model hears.
+    """Mel bins of a model's features.
 
     Raises:
         RequestError: it takes no speech.
@@ -197,7 +197,7 @@ def _behind_words(
     previous: _PreviousText,
     seek: float | None,
 ) -> tuple[list[Segment] | None, float | None]:
-    """Segments that stay (None: the window is heard again, as if it had not been), and where the next window
+    """Segments that stay (None: the window is transcribed again from elsewhere), and where the next window
     begins, in seconds (None: the segments say).
 
     Args:
@@ -223,7 +223,7 @@ def _last_end(segments: Sequence[Segment]) -> float | None:
 
 
 def _clip_frames(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
-    """First and last frames of what is heard."""
+    """First and last frames of what is transcribed."""
     if not options.clip_timestamps:
         return [(0, frames)]
     times = [min(round(seconds * RATE / HOP), frames) for seconds in options.clip_timestamps]

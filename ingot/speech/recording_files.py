@@ -1,9 +1,9 @@
 """Many recordings, one after another or several at once.
 
-Owns the order of work over files, so that what is wrong with one does not end the others, and the folders
-that recordings lie in. Knows no format of transcripts.
+Covers the order of work over files, so that what is wrong with one does not end the others, and the folders
+that recordings lie in.
 
-    for position, told in transcribe_each(transcriber, ["a.wav", "b.flac"], together=2): ...
+    for position, event in transcribe_each(transcriber, ["a.wav", "b.flac"], together=2): ...
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A window's tokens → segments with times, and where the next window begins.
 
-Owns what timestamps say. Source: OpenAI's Whisper, ``transcribe``.
+Covers what timestamps say. Source: OpenAI's Whisper, ``transcribe``.
 
     segments, seconds, closed = split_window(decoded, vocabulary, start=30.0, seconds=30.0)
 """
@@ -31,7 +31,7 @@ class Segment:
     """What was said from ``start`` to ``end`` (seconds).
 
     ``tokens`` hold the timestamps around it. Temperature, log-probability, ratio and probability of no
-    speech are of the window that it was heard in, which begins at ``seek`` frames of 10 ms.
+    speech are of the window that it is in, which begins at ``seek`` frames of 10 ms.
     """
 
     id: int
@@ -71,14 +71,14 @@ def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
 def end_at(segment: Segment, end: float) -> None:
     """No time of a segment or its words is behind ``end``, in seconds.
 
-    The original does without: a model that hears sound break off may name any time of its window.
+    The original does without: a model whose sound breaks off may name any time of its window.
     """
     for one in (segment, *(segment.words or ())):
         one.start, one.end = min(one.start, end), min(one.end, end)
 
 
 def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> WindowSegments:
-    """Segments of a window; one whose last segment has no end is heard again from there.
+    """Segments of a window; one whose last segment has no end is transcribed again from there.
 
     Those that say nothing are there too: their tokens count where words are placed.
 

@@ -1,6 +1,7 @@
 """How a recording is transcribed.
 
-Owns the options with their defaults and bounds. The defaults are those of ``transcribe`` in OpenAI's Whisper.
+Covers the options with their defaults and bounds. The defaults are those of ``transcribe`` in OpenAI's
+Whisper.
 
     TranscribeOptions(language="de", temperatures=(0.0,))
 """

@@ -1,6 +1,6 @@
 """Segments and words → subtitles, laid out as OpenAI's Whisper lays them out.
 
-Owns the options of the layout, and where lines and subtitles break. Independent of file formats.
+Covers the options of the layout, and where lines and subtitles break. Independent of file formats.
 
     for cue in cues(transcript, SubtitleLayout(max_line_width=42, max_line_count=2)): ...
 """

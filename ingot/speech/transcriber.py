@@ -1,6 +1,6 @@
 """Recordings to text with one engine.
 
-Owns the calls: files and samples in, transcripts out, many recordings sharing decode steps. Knows no window.
+Covers the calls: files and samples in, transcripts out, many recordings sharing decode steps.
 
     t = Transcriber("engine")
     print(t("talk.mp3").text)
@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 
 
 class Transcriber:
-    """An engine that hears.
+    """A speech model with its engine.
 
     Args:
         source: an engine, or a checkpoint of Whisper.
@@ -138,10 +138,10 @@ class Transcriber:
         allow_truncated: bool = False,
         **options: Unpack[TranscribeValues],
     ) -> Transcript:
-        """Transcribe one recording; ``on_segment`` is told each segment as it is known.
+        """Transcribe one recording; ``on_segment`` is called with each segment as it is known.
 
         Raises:
-            CancelledError: ``cancel`` was set; windows that wait are not begun.
+            CancelledError: ``cancel`` was set; waiting windows are not begun.
         """
         return self._transcribe(source, _Wanted.of(None, allow_truncated, options), on_segment, cancel)
 
@@ -246,7 +246,7 @@ class Transcriber:
         return alignment_heads(manifest.generation, manifest.model)
 
     def _answered(self, asking: Generator[Request, Any, Found], cancel: CancelToken | None = None) -> Found:
-        """What becomes of someone who asks, once all is answered; ``cancel``: he no longer waits."""
+        """The result of a generator of requests, once the model has answered them all."""
         try:
             asked = next(asking)
             while cancel is None or not cancel.is_set():

@@ -1,6 +1,6 @@
 """Transcripts as files: text, subtitles, tables, JSON.
 
-Owns the five formats. Independent of audio, and of where subtitles break (subtitles.py).
+Covers the five formats. Independent of audio, and of where subtitles break (subtitles.py).
 
     path.write_text(written(transcript, "srt", SubtitleLayout(max_line_width=42, max_line_count=2)))
 """

@@ -1,7 +1,7 @@
 """Where somebody speaks, and chunks of a recording that hold it.
 
-Owns WebRTC's voice-activity detector, what smooths its word, and the merging of stretches into chunks. Any
-callable can take the detector's place. Knows no model.
+Covers WebRTC's voice-activity detector, what smooths its word, and the merging of stretches into chunks. Any
+callable can take the detector's place.
 
     chunks = speech_chunks(samples, VoiceDetector())       # [(first sample, last), ...]
 """

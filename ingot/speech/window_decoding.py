@@ -1,7 +1,7 @@
 """One window of at most 30 seconds → its tokens.
 
-Owns the requests that a window makes: its prompt, the rules of its transcript, other temperatures where a
-text repeats itself or is unlikely. Knows no recording and no executor: a window asks, and is told what came.
+Covers the requests that a window makes: its prompt, the rules of its transcript, other temperatures where a
+text repeats itself or is unlikely.
 
     asking = decode_window(vocabulary, Input(features), options, "en", previous=[])
     request = next(asking)                      # then asking.send(output), until it returns a Decoded
@@ -169,7 +169,7 @@ def decode_window(
     for temperature in options.temperatures:
         output = yield DecodeRequest(prompt, _params(vocabulary, framed, options, temperature))
         silence = _silence(output)
-        if silence is None:  # the text has ended before its first token, which would have told
+        if silence is None:  # the text has ended before its first token, which would have shown it
             rules = vocabulary.rules(options, framed=framed, detect=[vocabulary.tokens.no_speech])
             one = SamplingParams(max_new_tokens=1, logprobs=0, transcript=rules)
             silence = _silence((yield DecodeRequest(prompt, one)))
@@ -266,7 +266,7 @@ def _params(
 
 
 def _silence(output: Output) -> float | None:
-    """The probability that nobody speaks, which answers with tokens tell at their first."""
+    """The probability that nobody speaks, from the first token's log-probabilities."""
     logprobs = next((answer.logprobs for answer in output.answers if answer.logprobs), None)
     return None if logprobs is None else math.exp(logprobs[0].top[0][1])
 

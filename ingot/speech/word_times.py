@@ -1,8 +1,7 @@
 """A window's segments → their words with times.
 
-Owns the cutting of tokens into words, punctuation that joins them, and the clean-up of words that are too
-long. Source: OpenAI's Whisper, ``tokenizer.split_to_word_tokens`` and ``timing.add_word_timestamps``. Knows
-no executor: it asks for scores.
+Covers the cutting of tokens into words, punctuation that joins them, and the clean-up of words that are too
+long. Source: OpenAI's Whisper, ``tokenizer.split_to_word_tokens`` and ``timing.add_word_timestamps``.
 
     asking = add_words(vocabulary, window, segments, heads, options, "en", last_end=12.3)
 """

@@ -1,6 +1,6 @@
 """The languages of Whisper's vocabularies, in the order of their tokens.
 
-Owns codes and names. Source: OpenAI's Whisper.
+Covers codes and names. Source: OpenAI's Whisper.
 
     language_code("Mandarin") == "zh"
 """

@@ -1,7 +1,6 @@
 """What a user may give as a prompt.
 
-Owns the parts of a prompt and their encoding to token ids. Knows no model: what becomes of an input's
-features is the model's business.
+Covers the parts of a prompt and their encoding to token ids.
 
     Prompt(["Describe:", [1, 2, 3]]).token_ids(tokenizer)
     Prompt(["What is ", Input(picture), "?"]).pieces(tokenizer)

@@ -1,7 +1,7 @@
 """Long prompts to token ids, in a process of their own.
 
-Owns what the process is asked and what it answers. Tokenizers and templates work for seconds on megabytes of
-text; a server must not wait for them, nor share an interpreter with them. Knows no server.
+Covers what the process is asked and what it answers. Tokenizers and templates work for seconds on megabytes
+of text; a server must not wait for them, nor share an interpreter with them.
 
     with LimitedProcess("ingot.text.prompt_worker", LIMITS) as process:
         process.ask({"text": {"folder": "engine/tokenizer", "generation": {}, "chat_template": None},

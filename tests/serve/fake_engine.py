@@ -27,8 +27,8 @@ from ingot.serve.engine_calls.process_protocol import (
 )
 
 BOOT = (
-    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
-    "from tests.serve.fake_engine import main; sys.exit(main(told['socket']))"
+    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
+    "from tests.serve.fake_engine import main; sys.exit(main(given['socket']))"
 )
 QUERIES = 10  # of the prefix cache, that each process counts with its first step
 

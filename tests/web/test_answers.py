@@ -222,7 +222,7 @@ async def test_recordings_become_transcripts_with_times(tmp_path: Path) -> None:
         assert b'filename="talk.wav"' in server.forms[0]
         assert (await heard(server, [str(recording)] * 2)).text.count("Again.") == 2
         server.said = {"text": "", "segments": []}
-        assert (await heard(server, [str(recording)])).text == "Nothing was heard."
+        assert (await heard(server, [str(recording)])).text == "No speech was found."
         server.said = []
         assert "no transcript" in (await heard(server, [str(recording)])).error
         server.status, server.said = 400, {"error": {"message": "this is no audio that can be read"}}

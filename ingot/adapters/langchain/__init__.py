@@ -1,7 +1,6 @@
 """LangChain's interfaces over an engine in this process.
 
-Owns the translation between LangChain's messages, values and results and those of ``LLM``. Knows no HTTP, and
-nothing that ``LLM`` does not show.
+Covers the translation between LangChain's messages, values and results and those of ``LLM``.
 
     chat = ChatIngot(model="engines/qwen", temperature=0.7, max_tokens=128)
     print(chat.invoke("Why is the sky blue?").text)

@@ -1,6 +1,6 @@
 """What LangChain calls a value, as sampling parameters.
 
-Owns the names that differ, and those that are refused. Knows no messages.
+Covers the names that differ, and those that are refused.
 
     sampling_values({"max_tokens": 64}, {"temperature": 0.5})
 """

@@ -1,6 +1,6 @@
 """An engine as LangChain's chat model.
 
-Owns ``ChatIngot``. Knows neither chat formats nor steps: conversations and parameters go to ``LLM``.
+Covers ``ChatIngot``.
 
     ChatIngot(model=LLM("engines/qwen"), temperature=0.7).invoke("Hello").text
 """

@@ -1,6 +1,6 @@
 """An engine as LangChain's embeddings.
 
-Owns ``IngotEmbeddings``. Knows not how hidden states are had.
+Covers ``IngotEmbeddings``.
 
     IngotEmbeddings("engines/qwen").embed_query("Why is the sky blue?")
 """

@@ -1,7 +1,7 @@
 """Pictures in LangChain's messages.
 
-Owns the content blocks that are pictures, and what they may be given as. Independent of engines: who reads a
-picture is an argument.
+Covers the content blocks that are pictures, and what they may be given as. Independent of engines: who reads
+a picture is an argument.
 
     as_input({"type": "image", "base64": "…", "mime_type": "image/png"}, 1, llm.read_image)
 """

@@ -1,6 +1,6 @@
 """LangChain's messages as a conversation, and answers as its messages.
 
-Owns which messages and content blocks an engine takes. Knows no engine.
+Covers which messages and content blocks an engine takes.
 
     as_conversation([HumanMessage("Hi")])       # [{"role": "user", "content": "Hi"}]
 """

@@ -1,7 +1,7 @@
 """Tools of a call, and the tool calls in its answer.
 
-Owns what LangChain's ``tools``, ``tool_choice`` and ``parallel_tool_calls`` mean to an engine, and the shape
-of tool calls in messages. Knows no engine.
+Covers what LangChain's ``tools``, ``tool_choice`` and ``parallel_tool_calls`` mean to an engine, and the
+shape of tool calls in messages.
 
     tools, rest = ToolUse.of(kwargs)
     message = tools.message(answer.text)

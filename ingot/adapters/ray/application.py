@@ -1,7 +1,7 @@
 """What ``serve run`` builds: a front and one deployment for each engine.
 
-Owns the deployments' defaults, which the YAML's ``deployments`` override by name. Reads INGOT_API_KEY, as the
-command line does.
+Covers the deployments' defaults, which the YAML's ``deployments`` override by name. Reads INGOT_API_KEY, as
+the command line does.
 
     import_path: ingot.adapters.ray.application:build
 """

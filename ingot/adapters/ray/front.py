@@ -1,6 +1,6 @@
 """The deployment that clients reach.
 
-Owns the key, the size of bodies, the model's name, and which replica is asked. Holds no engine and no
+Covers the key, the size of bodies, the model's name, and which replica is asked. Holds no engine and no
 tokenizer: it reads of a body what decides the replica, and passes the rest on. Any number of it may run.
 
     serve.deployment(serve.ingress()(Front)).bind(args, api_key, *engines)

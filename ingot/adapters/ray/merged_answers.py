@@ -1,7 +1,7 @@
 """One answer made of all replicas'.
 
-Owns which facts replicas tell, and how they are joined: models are listed once, metrics get the label
-``replica``, and all is well when each model has a replica that says so. Knows nothing of Ray.
+Covers which facts replicas tell, and how they are joined: models are listed once, metrics get the label
+``replica``, and all is well when each model has a replica that says so.
 
     merged("/metrics", {"pocket-chat": {"5jqjnhb0": whole}})
 """

@@ -1,7 +1,7 @@
 """What of a request decides the replica: the model, and how its prompt begins.
 
-Owns the key of a prompt: a hash of its beginning, equal for prompts that can share blocks of the KV cache.
-It is made of the JSON text, without a tokenizer. Knows no replica.
+Covers the key of a prompt: a hash of its beginning, equal for prompts that can share blocks of the KV cache.
+It is made of the JSON text, without a tokenizer.
 
     model, key = model_and_key(b'{"model": "m", "prompt": "Once upon"}', 1024)
 """

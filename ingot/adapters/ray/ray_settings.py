@@ -1,6 +1,6 @@
 """The arguments of the application in a YAML file of ``serve run``.
 
-Owns their names, defaults and checks. Imports no Ray, so that they are checked anywhere.
+Covers their names, defaults and checks. Imports no Ray, so that they are checked anywhere.
 
     RayArgs.from_json({"engines": [{"path": "engines/pocket-chat"}]})
 """
@@ -44,7 +44,7 @@ class EngineArgs(JsonConfig):
         return self.name or Path(self.path).resolve().name
 
     def load(self) -> LoadEngine:
-        """What the engine's process is told."""
+        """The settings for the engine's process."""
         sizes = self.max_batch_size, self.max_seq_len
         return LoadEngine(
             os.path.abspath(self.path), self.device, self.threads, *sizes, self.runtime.to_json()

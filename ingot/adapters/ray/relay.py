@@ -1,7 +1,7 @@
 """A request's way from the front to a replica and its answer's way back.
 
-Owns the call through Ray, what is tried again, and what a client is told when a replica dies or all are full.
-Knows no route.
+Covers the call through Ray, what is tried again, and the error that a client gets when a replica dies or all
+are full.
 
     return await relayed(handle, "pocket-chat", key, request, body)
 """

@@ -1,8 +1,8 @@
 """One replica: an engine's process and its application.
 
-Owns the way of a request through the application without a socket, and the replica's life: it ends with its
+Covers the way of a request through the application without a socket, and the replica's life: it ends with its
 engine, so that Ray puts another in its place. It tells the fronts its facts every second, because a question
-through Ray would wait behind the requests of a full replica. Knows no router.
+through Ray would wait behind the requests of a full replica.
 
     serve.deployment(EngineReplica).options(name="pocket-chat").bind("pocket-chat", args, config)
 """
@@ -40,7 +40,7 @@ class EngineReplica:
     """An engine behind its application."""
 
     async def __init__(self, name: str, args: EngineArgs, config: ServeConfig, front: str) -> None:  # type: ignore[misc]
-        """Load the engine. ``front``: the deployment that is told facts.
+        """Load the engine. ``front``: the deployment that receives the facts.
 
         Raises:
             EngineError, CheckpointError, OutOfMemoryError: it cannot be loaded, or is not to be served.
@@ -101,7 +101,7 @@ class EngineReplica:
             except (RayError, RayServeException, TimeoutError) as error:
                 _log.debug("no front listens: %s", error)  # it may not have started
             except Exception:  # untold facts make a replica look dead, so one failure is not the last word
-                _log.exception("the fronts cannot be told")
+                _log.exception("cannot send facts to the fronts")
             await asyncio.sleep(_TELL_SECONDS)
 
     async def _full_answer(self, path: str) -> ReplicaAnswer:

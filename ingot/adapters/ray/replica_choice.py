@@ -1,7 +1,7 @@
 """Which replica a prompt goes to.
 
-Owns the rule: rendezvous hashing with a bound on imbalance. It has no state, so every router chooses alike
-and a new one needs to learn nothing; when a replica goes, only its own prompts move. Knows nothing of Ray.
+Covers the rule: rendezvous hashing with a bound on imbalance. It has no state, so every router chooses alike
+and a new one needs to learn nothing; when a replica goes, only its own prompts move.
 
     ranked("9f86d081", {"a": 3, "b": 0}, most_ahead=8)      # ["a", "b"] or ["b", "a"]: always the same
 """

@@ -1,6 +1,6 @@
 """Ray Serve's router of requests to an engine's replicas.
 
-Owns the step from Ray's view of replicas to the rule in ``choice.py``. The key of a prompt comes as the
+Covers the step from Ray's view of replicas to the rule in ``choice.py``. The key of a prompt comes as the
 session id of the call. Runs in the process that calls the engine.
 
     RequestRouterConfig(request_router_class=PrefixRouter, request_router_kwargs={"most_ahead": 8})

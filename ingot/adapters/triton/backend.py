@@ -1,7 +1,6 @@
 """What a generated model.py gives its calls to.
 
-Owns the translation between Triton's objects and Ingot's; only the backend's own process can import it.
-Knows no engine.
+Covers the translation between Triton's objects and Ingot's; only the backend's own process can import it.
 
     backend = Backend(args)    # of ``initialize``
     backend.execute(requests)

@@ -1,6 +1,6 @@
 """The model repository that Triton Inference Server reads.
 
-Owns config.pbtxt, model.py and where the engine lies. Starts nothing.
+Covers config.pbtxt, model.py and where the engine lies. Starts nothing.
 
     write_model(Path("repository"), "pocket-chat", settings, gpu=None, copy=False)
 """

@@ -1,6 +1,6 @@
 """Pictures of a request to Triton.
 
-Owns where they stand in ``text_input``: at the marks of the original prompts. Without pictures a mark is
+Covers where they stand in ``text_input``: at the marks of the original prompts. Without pictures a mark is
 text.
 
     ids, starts = prompt_of(model, "###Human: <Img><ImageHere></Img> What is it?###Assistant: ", 1)

@@ -1,7 +1,7 @@
 """From an engine's pieces to Triton's responses.
 
-Owns the two threads that wait for Triton, so that nothing else does: one sends, one asks which requests were
-cancelled. What comes for a request while its last response is sent goes out as one. Knows no engine.
+Covers the two threads that wait for Triton, so that nothing else does: one sends, one asks which requests
+were cancelled. What comes for a request while its last response is sent goes out as one.
 
     reply = replies.open(channel)
     reply.add("Hello", 1)
@@ -61,7 +61,7 @@ class Reply:
         self._stepped = stepped
         self._on_cancel: Callable[[], object] | None = None
         self._lock = threading.Lock()  # of what waits to be sent
-        self._open = threading.Lock()  # held while Triton is asked or told, so that nothing follows the last
+        self._open = threading.Lock()  # held while calling Triton, so that nothing follows the last
         self._part = Part()
         self.num_input_tokens = 0
         self._error: ApiError | None = None

@@ -1,6 +1,6 @@
 """A request's tensors as what is asked of an engine.
 
-Owns their meaning, which is that of Triton's vLLM backend, and the defaults. Knows no Triton.
+Covers their meaning, which is that of Triton's vLLM backend, and the defaults.
 
     read({"text_input": "A fire", "stream": True}, '{"max_tokens": 8}')
 """

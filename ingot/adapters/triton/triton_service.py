@@ -1,7 +1,7 @@
 """An engine process and the requests that Triton gives it.
 
-Owns the event loop in which ``EngineClient`` lives, and the way of a request: a place in the queue, ids,
-pieces, the reply. Knows no Triton.
+Covers the event loop in which ``EngineClient`` lives, and the way of a request: a place in the queue, ids,
+pieces, the reply.
 
     service = Service.start("pocket-chat", settings, "cpu", folder)
     service.submit(read(tensors, "{}"), replies.open(channel))

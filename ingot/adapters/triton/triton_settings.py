@@ -1,6 +1,6 @@
 """The parameters of a model's config.pbtxt.
 
-Owns their names, how their text is read, and the order to an engine process that they become.
+Covers their names, how their text is read, and the order to an engine process that they become.
 
     Settings.read({"engine": "/engines/pocket-chat", "max_batch_size": "64"}).load("cpu", folder)
 """

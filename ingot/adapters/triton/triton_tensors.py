@@ -1,6 +1,6 @@
 """The tensors of a model in Triton Inference Server.
 
-Owns their names, types and shapes: those of Triton's vLLM backend, so that its clients work. Knows no values.
+Covers their names, types and shapes: those of Triton's vLLM backend, so that its clients work.
 
     [one.name for one in INPUTS if not one.optional]    # text_input
 """

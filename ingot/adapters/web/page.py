@@ -1,6 +1,6 @@
 """The page itself.
 
-Owns what is on it and which event does what. Chat, stop, retry, undo and clear are Gradio's own; what an
+Covers what is on it and which event does what. Chat, stop, retry, undo and clear are Gradio's own; what an
 answer is comes from ``answers.py``.
 
     make_page(api, inputs=frozenset()).launch()

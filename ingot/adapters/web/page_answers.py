@@ -1,7 +1,8 @@
 """An answer as the page shows it while it grows.
 
-Owns the order of things: which model is asked, how often the page is told, and that an error follows what
-came before it. Knows neither Gradio nor HTTP.
+Covers the order of things: which model is asked, how often the page is updated, and that an error follows
+    what
+came before it.
 
     async for shown in answers(api, None, "", [], "Hello", Values()): ...
 """

@@ -1,6 +1,6 @@
 """The server that the page asks.
 
-Owns the requests, the key, and what goes wrong in words for readers of the page. Knows no Gradio.
+Covers the requests, the key, and what goes wrong in words for readers of the page.
 
     async with Api("http://127.0.0.1:8000", key=None) as api:
         async for delta in api.answer({"model": "m", "messages": [...]}): ...

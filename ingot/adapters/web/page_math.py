@@ -1,6 +1,6 @@
 """Formulas in answers: which dollar signs begin and end one.
 
-Owns the brackets by which the page knows formulas, and takes them away again. Independent of Gradio.
+Covers the brackets by which the page knows formulas, and takes them away again. Independent of Gradio.
 
     unmarked(marked("$x^2$ costs $5")) == "$x^2$ costs $5"
 """

@@ -1,7 +1,6 @@
 """What the page shows, as a request.
 
-Owns the way from Gradio's history and the values of the page to the body of ``/v1/chat/completions``. Knows
-neither Gradio nor HTTP: history is plain data.
+Covers the way from Gradio's history and the values of the page to the body of ``/v1/chat/completions``.
 
     body("m", "Answer briefly.", history, "Hello", Values(own=True))
 """
@@ -100,12 +99,12 @@ def files(message: Any) -> list[Path]:
 
 
 def transcript(found: Mapping[str, Any]) -> str:
-    """What was heard, with its times, as the page shows it: of ``verbose_json``."""
+    """A transcript with its times as the page shows it, from ``verbose_json``."""
     lines = [
         f"**{_clock(one['start'])} – {_clock(one['end'])}** {one['text'].strip()}"
         for one in found.get("segments") or ()
     ]
-    return "\n\n".join(lines) or found["text"].strip() or "Nothing was heard."
+    return "\n\n".join(lines) or found["text"].strip() or "No speech was found."
 
 
 def _clock(seconds: float) -> str:

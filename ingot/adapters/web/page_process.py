@@ -1,7 +1,7 @@
 """The page as a running program.
 
-Owns what Gradio may not do (nothing leaves this machine but by ``share``), the launch, and the process of a
-page beside a server. Knows nothing of what is on the page.
+Covers what Gradio may not do (nothing leaves this machine but by ``share``), the launch, and the process of a
+page beside a server.
 
     with launched(WebConfig("http://127.0.0.1:8000"), key=None) as urls: ...
     with PageProcess(config, key): ...      # the same in a process of its own
@@ -157,7 +157,7 @@ class _Policy:
 class PageProcess:
     """The page in a process of its own, which ends with this one.
 
-    It is told everything through a pipe, the key too, so that no list of processes shows it.
+    It receives its settings and the key through a pipe, so that no list of processes shows the key.
     """
 
     def __init__(self, config: WebConfig, key: str | None) -> None:
@@ -194,7 +194,7 @@ class PageProcess:
 
 
 def main(read_line: Callable[[], str] = sys.stdin.readline) -> int:
-    """The page's process: told by its first line, ended by the end of the pipe."""
+    """The page's process: its first line of input is its settings; the end of input ends it."""
     facts = json.loads(read_line())
     try:
         with launched(WebConfig.from_json(facts["config"]), facts["key"]) as urls:
@@ -208,7 +208,7 @@ def main(read_line: Callable[[], str] = sys.stdin.readline) -> int:
 
 
 def started_text(urls: list[str]) -> str:
-    """What is told of a page that has started."""
+    """The message when a page has started."""
     local, *shared = urls
     text = f"the page is on {local.rstrip('/')}"
     return f"{text} and, for anybody who has the link, on {shared[0]}" if shared else text

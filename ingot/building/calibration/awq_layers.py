@@ -1,6 +1,6 @@
 """AWQ of one layer after another.
 
-Owns what AWQ gathers of a layer, which inputs it rescales and which rows it clips. Knows no walk and no file.
+Covers what AWQ gathers of a layer, which inputs it rescales and which rows it clips.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calibration's walk over a model, a layer at a time.
 
-Owns the passes of samples through the layers of a checkpoint (or of a model in memory), an encoder's first:
+Covers the passes of samples through the layers of a checkpoint (or of a model in memory), an encoder's first:
 what each linear layer multiplies, and what the layers after see. Holds one layer's weights on the device;
-hidden states are walk_halves.py's. Knows no way of quantizing.
+hidden states are walk_halves.py's.
 
     walk = Walk(dense_model(assembly), load, samples, device, statistic, propagate=True)
     for name in walk.layers:                                    # "layers.0", "layers.1", …
@@ -114,7 +114,7 @@ def dense_model(assembly: Assembly) -> Decoder:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Errors of one linear layer's values, told with its name."""
+    """Add the linear layer's name to errors about its values."""
     try:
         yield
     except BuildError as error:

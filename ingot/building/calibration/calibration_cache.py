@@ -1,7 +1,7 @@
 """Ranges of activations on disk, so that a second build of the same data need not calibrate again.
 
-Owns one safetensors file beside an engine and the key that says what it is of. Knows neither how ranges are
-gathered nor what they are for. Hessians are not kept: a 7B model's take 22 GB.
+Covers one safetensors file beside an engine and the key that says what it is of. Hessians are not kept: a 7B
+model's take 22 GB.
 
     key = calibration_key(checkpoint, data.sha256, data.samples, length=512)
     ranges = read_ranges(cache_path(engine), key)          # None: calibrate, then

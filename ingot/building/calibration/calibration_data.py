@@ -1,6 +1,6 @@
 """Samples to calibrate with, from a file of texts or conversations.
 
-Owns the shapes of records and their encoding to token ids. Knows no model.
+Covers the shapes of records and their encoding to token ids.
 
     data = read_calibration_data(Path("chats.jsonl"), tokenizer, chat, samples=128, length=512)
     data.samples                                     # token ids, at most 512 each

@@ -1,6 +1,6 @@
 """Embeddings to calibrate with: rows of floats that stand where a text's would, from ``.npy`` files.
 
-Owns what such files hold. Independent of models, apart from their hidden size.
+Covers what such files hold. Independent of models, apart from their hidden size.
 
     data = read_calibration_rows(Path("features.npy"), hidden_size=4096, samples=128, length=512)
     data.embeddings[0]                                     # float32 [tokens, hidden_size]

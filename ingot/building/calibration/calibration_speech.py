@@ -1,7 +1,6 @@
 """Windows of speech to calibrate with, from a manifest or a folder of recordings.
 
-Owns which recordings and which parts of them are taken, their features, and what a manifest says of them.
-Knows no model and makes no ids of words.
+Covers which recordings and which parts of them are taken, their features, and what a manifest says of them.
 
     found = read_windows(Path("talks.jsonl"), mels=80, frames=3000, count=128)
     found.windows[0].features, found.windows[0].text

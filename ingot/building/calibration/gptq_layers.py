@@ -1,7 +1,6 @@
 """GPTQ of one layer after another.
 
-Owns what GPTQ gathers of a layer; the settings that it runs with are each scheme's (``compensated``). Knows
-no walk and no file.
+Covers what GPTQ gathers of a layer; the settings that it runs with are each scheme's (``compensated``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What calibration saw of linear layers' inputs, layer by layer, in a walk over samples or in an earlier one.
 
-Owns the choice between the two, and the file of ranges beside an engine. Knows not what ranges are for.
+Covers the choice between the two, and the file of ranges beside an engine.
 
     seen = SeenInputs(assembly, load, data, source, method, cache_path(engine))
     layer = seen.observe("layers.0")
@@ -100,7 +100,7 @@ class SeenInputs:
         """Nothing: the layer was left when it was observed."""
 
     def keep(self) -> None:
-        """Write the ranges of a walk that is over; a folder that cannot be written is told of."""
+        """Write the ranges after the last layer; a folder that cannot be written is a warning."""
         if self._kept is not None:
             return
         try:

@@ -1,6 +1,6 @@
 """What the ways of calibrating share: which layers they choose for, and what they are asked.
 
-Owns the base of the methods, each of which is a file ``…_layers.py``. Knows no walk.
+Covers the base of the methods, each of which is a file ``…_layers.py``.
 
     layer = walk.observe(name)
     chosen = dict(method.choose(layer))

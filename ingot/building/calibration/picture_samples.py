@@ -1,6 +1,6 @@
 """Pictures and texts to calibrate with, as the model reads them: pixels, and ids with placeholders for them.
 
-Owns the records, the conversation that one becomes, and where a sample is cut. Knows no method.
+Covers the records, the conversation that one becomes, and where a sample is cut.
 
     data = read_pictures(Path("cc_sbu_align"), 128, 512, model.config, text)
     data.samples[0], data.features[0]

@@ -1,7 +1,7 @@
 """A model whose stored values are chosen by samples, written layer by layer.
 
-Owns the loop of calibration: observe a layer's inputs, choose what it stores (gptq_layers.py, awq_layers.py,
-rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
+Covers the loop of calibration: observe a layer's inputs, choose what it stores (gptq_layers.py,
+awq_layers.py, rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
 
     data = read_samples(calib, count, assembly, source, text, device)
     write_calibrated(assembly, source, data, device, writer.add, cache_path(engine))
@@ -135,14 +135,14 @@ def write_calibrated(
     device: torch.device,
     write: Write,
     cache: Path,
-    tell: Report = silent,
+    report: Report = silent,
 ) -> Outcome:
     """Every stored tensor of a model, in order; a machine gives the same for the same samples and threads.
 
     Args:
         write: takes a stored tensor and its name.
         cache: where ranges of inputs were kept, and may be.
-        tell: called with what is under way.
+        report: called with what is under way.
 
     Returns:
         What was seen; ``kept`` can be kept in ``cache`` once the engine is whole.
@@ -153,10 +153,10 @@ def write_calibrated(
         OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
     """
     load = partial(assembly.load, checkpoint=source, device=device)
-    method = _method(assembly, device, tell)
+    method = _method(assembly, device, report)
     inputs: Walk[Any] | SeenInputs
     if isinstance(method, SmoothLayers):
-        inputs = SeenInputs(assembly, load, data, source, method, cache, tell)
+        inputs = SeenInputs(assembly, load, data, source, method, cache, report)
     else:
         inputs = Walk(
             dense_model(assembly),
@@ -167,7 +167,7 @@ def write_calibrated(
             features=data.features,
             embeddings=rows_of(data, assembly),
             propagate=True,
-            progress=lambda what, done, total: tell(f"{what} {100 * done // total} %"),
+            progress=lambda what, done, total: report(f"{what} {100 * done // total} %"),
         )
     num_bytes = dense_bytes(assembly.model_config, method.dtype)
     for name, modules in groupby(storing_modules(assembly.model), key=lambda one: one.layer):
@@ -184,11 +184,11 @@ def write_calibrated(
     return Outcome(inputs if isinstance(inputs, SeenInputs) else None, kinds)
 
 
-def _method(assembly: Assembly, device: torch.device, tell: Report) -> LayerMethod:
+def _method(assembly: Assembly, device: torch.device, report: Report) -> LayerMethod:
     kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
     quant = assembly.quant
     kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
-    return kind(assembly, device, tell)
+    return kind(assembly, device, report)
 
 
 def _changed(assembly: Assembly, layer: CalibratedLayer[Any], name: str) -> torch.Tensor:
@@ -212,7 +212,7 @@ def _write(
 
 @contextmanager
 def _fitting(layer: str, device: torch.device) -> Iterator[None]:
-    """A GPU's lack of memory, told with the layer."""
+    """Add the layer's name to a GPU's out-of-memory error."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,7 +1,6 @@
 """Where the channels of a layer can be rescaled without a change of its outputs.
 
-Owns which norm or product makes the input of each linear layer, and the folding of factors into both. Knows
-neither how factors are chosen nor why.
+Covers which norm or product makes the input of each linear layer, and the folding of factors into both.
 
     for site in rescaling_sites(config, layer.name):      # "layers.0", "encoder.layers.0"
         fold(site, scales, layer)         # layer.weight(name), layer.replace(name, tensor)

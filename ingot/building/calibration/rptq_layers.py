@@ -1,7 +1,7 @@
 """RPTQ of one layer after another, with GPTQ for other layers beside it.
 
-Owns what is gathered of a layer, and where the order of its inputs is folded; values are chosen by the scheme
-(quant/schemes/int8_blocks.py). Knows no walk and no file.
+Covers what is gathered of a layer, and where the order of its inputs is folded; values are chosen by the
+scheme (quant/schemes/int8_blocks.py).
 
 What a norm gives is put in order where it is quantized: the layer that reads it keeps the order (R1 and R4 of
 the paper). Rows of values within their heads (R3), and those of gate and up (R5), take the order of the
@@ -38,8 +38,8 @@ class RptqLayers(GptqLayers):
     quantized, inputs included. With the method ``round`` their weights are rounded, and others left alone.
     """
 
-    def __init__(self, assembly: Assembly, device: torch.device, tell: Report = silent) -> None:
-        super().__init__(assembly, device, tell)
+    def __init__(self, assembly: Assembly, device: torch.device, report: Report = silent) -> None:
+        super().__init__(assembly, device, report)
         self._seen_kinds: dict[str, tuple[ChannelRange, ChannelRange]] = {}  # tokens, spliced positions
 
     @property

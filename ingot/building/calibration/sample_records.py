@@ -1,7 +1,7 @@
 """The records of a file of samples to calibrate with, whatever is made of them.
 
-Owns the reading of JSON lines and lists, the choice of some of them, and the one error that names all that
-are of no use. Knows no shape of a record.
+Covers the reading of JSON lines and lists, the choice of some of them, and the one error that names all that
+are of no use.
 
     records = read_records(path, raw_file(path))
     kept = made_of(path, evenly(records, 128), encode, SHAPES)

@@ -1,6 +1,6 @@
 """Activations of 8 bits, one layer after another: smoothed, and with their static scales.
 
-Owns which inputs are smoothed, and the scales that follow. Knows no walk and no file.
+Covers which inputs are smoothed, and the scales that follow.
 
 An input is smoothed where a site makes it (rescaling.py) and the layer that reads it rounds it to 8 bits. A
 norm's weight is stored in the engine's dtype: the columns behind it are multiplied by what it really was

@@ -1,7 +1,7 @@
 """Speech to calibrate with, as the model reads it: windows, and the ids that the decoder sees beside them.
 
-Owns the ids: a transcript's behind what frames it, else those that the checkpoint itself says, one likeliest
-token after another. Knows no method.
+Covers the ids: a transcript's behind what frames it, else those that the checkpoint itself says, one
+likeliest token after another.
 
     data = read_speech(Path("talks.jsonl"), 128, 448, assembly, source, text, device)
     data.samples[0], data.features[0]

@@ -1,10 +1,10 @@
 """The hidden states of all samples on their way through one half of a model, a layer at a time.
 
-Owns where they lie (on the device where they fit, else in host memory) and what a layer of either half makes
-of them: of an encoder's inputs, or of tokens that may read what such inputs became. Knows no statistic.
+Covers where they lie (on the device where they fit, else in host memory) and what a layer of either half
+makes of them: of an encoder's inputs, or of tokens that may read what such inputs became.
 
     encoder = EncoderHalf(run, features, device)
-    encoder.through("encoder.layers.0", told, keep=True)
+    encoder.run_layer("encoder.layers.0", progress, keep=True)
     encoder.finish()
     decoder = DecoderHalf(run, batches, device, encoder)
 """
@@ -36,7 +36,7 @@ class WalkProgress:
         self._done = 0
 
     def add(self, count: int) -> None:
-        """So many more went through a layer."""
+        """Advance by ``count`` tokens."""
         self._done += count
         if self._progress is not None:
             self._progress("calibration", self._done, self._total)
@@ -168,7 +168,7 @@ class DecoderHalf(Half):
 
 
 def num_tokens(batch: Sequence[SequenceSpan]) -> int:
-    """Of all of a batch's samples."""
+    """Tokens of all samples of a batch."""
     return sum(len(span.ids) for span in batch)
 
 

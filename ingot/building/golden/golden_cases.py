@@ -1,7 +1,7 @@
 """Golden cases of an engine that was just written.
 
-Owns the making of a proof: prompts through the reference (reference.py) in fp32, greedy continuations, and
-the noise floors. Knows no kernels and no runtime.
+Covers the making of a proof: prompts through the reference (reference.py) in fp32, greedy continuations, and
+the noise floors.
 
     proof = make_proof(folder, model, build, tokenizer, torch.device("cpu"))
 

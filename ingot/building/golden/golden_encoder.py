@@ -1,7 +1,6 @@
 """The encoder's part of a golden proof.
 
-Owns which inputs a model is proven with, checksums of what its encoder makes of them, and its noise floors.
-Knows no prompt.
+Covers which inputs a model is proven with, checksums of what its encoder makes of them, and its noise floors.
 
     inputs = golden_inputs(model.config)                 # empty: the model takes none
     claims = [claimed(run, number, one) for number, one in enumerate(inputs)]

@@ -1,7 +1,7 @@
 """The pictures of golden cases: values that are the same everywhere, and their pixels in fp64.
 
-Owns the values and a resize and normalization of its own, so that a proof does not repeat the mistakes of
-``ingot/image``. Knows no model.
+Covers the values and a resize and normalization of its own, so that a proof does not repeat the mistakes of
+``ingot/image``.
 
     values = golden_values("wide", (48, 64))                             # uint8 [48, 64, 3]
     pixels = exact_pixels(values, side=32)                               # float64 [3, 32, 32]

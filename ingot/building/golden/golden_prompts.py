@@ -1,7 +1,6 @@
 """The prompts of golden cases.
 
-Owns the texts, and their lengths in tokens: what a kernel, a cache block or a script could get wrong. Knows
-no model.
+Covers the texts, and their lengths in tokens: what a kernel, a cache block or a script could get wrong.
 
     prompts = golden_prompts(tokenizer, vocab_size=32000, longest=8176)
 """

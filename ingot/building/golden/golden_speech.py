@@ -1,8 +1,8 @@
 """The speech of golden cases: samples that are the same everywhere, and their log-mel features in fp64.
 
-Owns the samples and a log-mel of its own, by a plain Fourier sum, so that a proof does not repeat the
-mistakes of ``audio/log_mel.py``. Knows no model.
-Source: Slaney's Auditory Toolbox for the mel scale, OpenAI's Whisper for the rest.
+Covers the samples and a log-mel of its own, by a plain Fourier sum, so that a proof does not repeat the
+mistakes of ``audio/log_mel.py``. Source: Slaney's Auditory Toolbox for the mel scale, OpenAI's Whisper for
+the rest.
 
     features = exact_log_mel(golden_samples("whole", 480_000), mels=80)        # float64 [80, 3000]
 """

@@ -1,6 +1,6 @@
 """Weights whose channels AWQ or SmoothQuant rescaled.
 
-Owns the derivation of their factors from what is stored. Knows no limit, and not how they were chosen.
+Covers the derivation of their factors from what is stored.
 
 What makes a channel is divided by its factor, and what reads it multiplied. A norm's weight gives the factor
 to the precision of its dtype. Rows of a product give it by least squares, and so do the columns of the

@@ -1,8 +1,7 @@
 """What makes the input of each linear layer: the norm before it, or rows of another product.
 
-Owns this as the published models have it, a second time beside building/calibration/rescaling.py,
-by which methods change weights: where the two differ, a change of one side does not fit the other. Knows no
-method.
+Covers this as the published models have it, a second time beside building/calibration/rescaling.py, by which
+methods change weights: where the two differ, a change of one side does not fit the other.
 
     site = site_of(config, "layers.0.mlp.down_proj")
     site.maker, site.start                # "layers.0.mlp.gate_up_proj", intermediate_size

@@ -1,8 +1,8 @@
 """MiniGPT-4's official files, put together by published names: what an engine of pictures is compared with.
 
-Owns a second list of the names of EVA-ViT, Q-Former, ``ln_vision`` and projector, written from the published
-classes and not from the weight map of ``models/minigpt4.py``, by which builds read. The LLM's names are those
-of a LLaMA.
+Covers a second list of the names of EVA-ViT, Q-Former, ``ln_vision`` and projector, written from the
+published classes and not from the weight map of ``models/minigpt4.py``, by which builds read. The LLM's names
+are those of a LLaMA.
 
     with PictureSource.open(Path("minigpt4.yaml"), config, layers=None) as source:
         weight = source.read("encoder.qformer.layers.0.self_attn.qkv_proj", "weight")

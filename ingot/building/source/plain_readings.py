@@ -1,6 +1,6 @@
 """How the stored tensors of each scheme are read and judged, apart from the scheme's own code.
 
-Owns the table from a scheme's class to its ``PlainReading``. A proof compares stored tensors with the
+Covers the table from a scheme's class to its ``PlainReading``. A proof compares stored tensors with the
 checkpoint by these, so no scheme judges itself.
 
     reading = reading_of(linear.scheme)

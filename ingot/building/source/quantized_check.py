@@ -1,7 +1,7 @@
 """The stored tensors of a linear layer in fewer bits beside the weight that they stand for.
 
-Owns the way through a weight some rows at a time: unpacked (plain_readings.py), grouped, judged
-(rounding_limits.py). Knows no checkpoint.
+Covers the way through a weight some rows at a time: unpacked (plain_readings.py), grouped, judged
+(rounding_limits.py).
 
     off = judge_narrow(linear, "gptq", tensors, known, torch.float16, device)
     off.shares                    # {"value": 0.98, "scale": 0.4, "range": 0.9}

@@ -1,7 +1,7 @@
 """Weights whose channels RPTQ put in another order, where a product makes them and another reads them.
 
-Owns the derivation of these orders, which no engine stores: a stored channel is the checkpoint's whose rows
-and columns it is nearest to. Knows no limit, and not how an order was chosen.
+Covers the derivation of these orders, which no engine stores: a stored channel is the checkpoint's whose rows
+and columns it is nearest to.
 """
 
 from __future__ import annotations

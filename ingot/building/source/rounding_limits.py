@@ -1,8 +1,7 @@
 """Whether stored values, scales and zeros are those that a weight's rounding gives.
 
-Owns the limits, a share of which is what a proof keeps: 1 is the most that passes. It derives scales anew
-from the weight, and shares no code with what chose them. Knows no scheme (plain_readings.py has each one's
-rule), no model and no file.
+Covers the limits, a share of which is what a proof keeps: 1 is the most that passes. It derives scales anew
+from the weight, and shares no code with what chose them.
 
     rule = Rule(127, zeros=False, stored=torch.float32, nearest=True)
     shares = judged(grid, in_groups(weight, 128), rule)    # by measure, [N]: the worst of each row

@@ -1,7 +1,7 @@
 """An engine's stored tensors beside the checkpoint that it was built from.
 
-Owns the walk over the stored tensors: what each one is compared with, and by which limits. It reads what was
-written, by its own unpacking, and the checkpoint by published names (tensors.py, pictures.py). Holds one
+Covers the walk over the stored tensors: what each one is compared with, and by which limits. It reads what
+was written, by its own unpacking, and the checkpoint by published names (tensors.py, pictures.py). Holds one
 tensor of both, and widens some rows at a time.
 
     found = compare_with_source(engine, checkpoint, torch.device("cpu"))

@@ -1,6 +1,6 @@
 """What each tensor of a model is made of, by the names that checkpoints publish.
 
-Owns a second list of these names, written from the published classes and not from the weight maps of
+Covers a second list of these names, written from the published classes and not from the weight maps of
 ``models/``, by which builds read: a map that joins in a wrong order shows where the two differ.
 
     made_of("llama", "layers.3.mlp.gate_up_proj")

@@ -1,8 +1,7 @@
 """What the packed layers of a GPTQ, AWQ or compressed-tensors checkpoint mean, one value at a time by index.
 
-Owns a second reading of these layouts, which shares nothing with the first (checkpoint/packed_layouts.py), by
-which builds take values over. What config.json says of bits, groups and symmetry is packed_config.py's. Knows
-no engine.
+Covers a second reading of these layouts, which shares nothing with the first (checkpoint/packed_layouts.py),
+by which builds take values over. What config.json says of bits, groups and symmetry is packed_config.py's.
 
     form = Packing.of(folder, names)                        # None: no layer is packed
     wide = meant(form, {"qweight": …, "qzeros": …, "scales": …})          # [N, K] fp32

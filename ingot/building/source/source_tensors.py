@@ -1,8 +1,8 @@
 """The tensors of a checkpoint, put together by published names: what an engine is compared with.
 
-Owns the way from files to what a tensor of ours must hold. It takes neither the weight maps of ``models/``
-nor the packed layers of ``checkpoint/packed_tensors.py``, by which builds read;
-what it shares with them is the opening of files, tensor by name. Knows no engine's layout.
+Covers the way from files to what a tensor of ours must hold. It takes neither the weight maps of ``models/``
+nor the packed layers of ``checkpoint/packed_tensors.py``, by which builds read; what it shares with them is
+the opening of files, tensor by name.
 
     with SourceTensors.open(Path("checkpoint"), config, layers=None) as source:
         weight = source.read("layers.0.self_attn.qkv_proj", "weight")

@@ -1,8 +1,8 @@
 """What each tensor of an engine was rounded from: the checkpoint's, after what a method changes first.
 
-Owns these changes: a rotation, channels in another order, factors that moved from a product into what makes
+Covers these changes: a rotation, channels in another order, factors that moved from a product into what makes
 its input. A rotation is known; orders and factors are not stored, so they are derived from both sides of
-where they stand, which must agree. Knows no limit.
+where they stand, which must agree.
 
     origin = origin_of(manifest, read, stored, device)
     known = origin.weight("layers.0.mlp.down_proj")        # Known(tensor, rows, columns)

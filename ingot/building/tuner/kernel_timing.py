@@ -1,6 +1,6 @@
 """Microseconds of a call, measured in a CUDA graph.
 
-Owns capture, replay and the clock. Knows no op.
+Covers capture, replay and the clock.
 
     measure = GraphTimer().prepare([lambda: op(weight) for weight in weights])
     us = measure()

@@ -1,6 +1,6 @@
 """Which candidate wins: compiled ahead, right, and in a faster step.
 
-Owns the order of work and the decision. Knows no op.
+Covers the order of work and the decision.
 
     search = Search(Steps(model, limits, device), device, GraphTimer())
     search.prepare(measured_steps(limits), OPS)

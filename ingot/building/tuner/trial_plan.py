@@ -1,6 +1,6 @@
 """A kernel plan whose tiles can change between two runs of a model, and that notes what the model asks for.
 
-Owns the table lookups of a model on trial. Knows no kernel and no clock.
+Covers the table lookups of a model on trial.
 
     plan = TrialPlan()
     model = random_decoder(config, build, plan, device, dtype)

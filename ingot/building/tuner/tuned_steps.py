@@ -1,6 +1,6 @@
 """Steps of a few layers with random weights, run as the runtime runs them.
 
-Owns the model on trial, its caches, and what a step computes on its way. Knows no op and no clock.
+Covers the model on trial, its caches, and what a step computes on its way.
 
     steps = Steps(model, limits, device)
     with using(tiles):

@@ -1,6 +1,6 @@
 """``tune``: an engine's kernel plan, measured on this GPU.
 
-Owns the way from an engine folder to its plan.json. Knows no op and no clock.
+Covers the way from an engine folder to its plan.json.
 
     tuning = tune("engine")
 """

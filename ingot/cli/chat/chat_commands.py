@@ -1,6 +1,6 @@
 """What lines that begin with a slash do in a chat.
 
-Owns the commands, their help, and the sampling values that a user sets. Independent of who answers.
+Covers the commands, their help, and the sampling values that a user sets. Independent of who answers.
 
     commands = Commands(talk, sampling)
     commands.run("/set temperature 0.5")

@@ -1,7 +1,7 @@
 """What the user types, one message at a time.
 
-Owns the prompt of a terminal with its history and completion, and the reading of pipes. Independent of what a
-message means, except that a command begins with a slash.
+Covers the prompt of a terminal with its history and completion, and the reading of pipes. Independent of what
+a message means, except that a command begins with a slash.
 
     lines = TerminalLines({"/set": ["temperature"]})
     message = lines.message()

@@ -1,6 +1,6 @@
 """Words that a terminal's edge does not cut.
 
-Owns where a streamed text is broken into lines. Independent of where it goes.
+Covers where a streamed text is broken into lines. Independent of where it goes.
 
     out = WordWrap(write, width=lambda: 80)
     out.add("words as they "); out.add("come"); out.end()

@@ -1,6 +1,6 @@
 """``ingot bench``: how fast an engine is on this machine.
 
-Owns the verbs that measure a model, and where tables and JSON go. Knows no measurement.
+Covers the verbs that measure a model, and where tables and JSON go.
 
     ingot bench latency engines/pocket-chat --batch 1,8
 """

@@ -1,6 +1,6 @@
 """``ingot bench serving``: how fast a server answers under load.
 
-Owns its flags, and where tables, JSON and picture go. Knows no measurement.
+Covers its flags, and where tables, JSON and picture go.
 
     ingot bench serving --url http://127.0.0.1:8000 --rate 1,2,4,inf
 """

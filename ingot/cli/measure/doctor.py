@@ -1,6 +1,6 @@
 """``ingot doctor``: which layers need their bits, and a file of schemes that keeps a budget.
 
-Owns the verb's flags, where tables, JSON and the file go, and the exit code. Knows no measurement.
+Covers the verb's flags, where tables, JSON and the file go, and the exit code.
 
     ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant SCHEME --budget kl_mean=0.0005
 """

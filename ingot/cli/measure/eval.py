@@ -1,6 +1,6 @@
 """``ingot eval``: how good an engine's answers are, and whether they are still the reference's.
 
-Owns its six verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
+Covers its six verbs, where tables, JSON and rows go, and the exit code.
 
     ingot eval summarize engines/pocket-chat --data articles.jsonl --against hf:models/pocket-chat
 """

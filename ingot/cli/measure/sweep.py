@@ -1,7 +1,6 @@
 """``ingot sweep``: precision by batch in one table and one picture.
 
-Owns the verb's flags, what a quality is measured with, and which files stand in the folder at the end. Knows
-no measurement and no metric.
+Covers the verb's flags, what a quality is measured with, and which files stand in the folder at the end.
 
     ingot sweep models/pocket-chat --dtype fp32,bf16 --batch 1,2,4,8 --out sweeps/pocket
 """

@@ -1,6 +1,6 @@
 """What a sweep measures the quality of a precision with.
 
-Owns the way from a sweep to ``ingot eval``'s perplexity, and its WER for a speech model: a sweep knows no
+Covers the way from a sweep to ``ingot eval``'s perplexity, and its WER for a speech model: a sweep knows no
 metric, and an evaluation no sweep.
 
     quality = TextQuality("held_out.jsonl", limit=100)

@@ -1,6 +1,6 @@
 """``ingot transcribe --compare``: the same recordings by Hugging Face's class.
 
-Owns what is shown of both transcripts, and the record of ``--format json``. Knows no metric.
+Covers what is shown of both transcripts, and the record of ``--format json``.
 
     ingot transcribe engines/whisper talk.mp3 --compare hf:openai/whisper-small
 """

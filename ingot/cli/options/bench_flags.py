@@ -1,6 +1,6 @@
 """The flags that the verbs of ``ingot bench`` share.
 
-Owns their names, help and defaults. Knows no measurement.
+Covers their names, help and defaults.
 
     @field_flags("flags")
     def kernels(flags: ModelFlags) -> None: ...

@@ -1,6 +1,6 @@
 """The flags that the verbs of ``ingot eval`` share.
 
-Owns their names, help and defaults, and what they say of both sides. Knows no metric.
+Covers their names, help and defaults, and what they say of both sides.
 
     @field_flags("flags")
     def answers(flags: AskFlags) -> None: ...

@@ -1,6 +1,6 @@
 """The flags with which ``ingot build`` is given the files of a model that is published in parts.
 
-Owns their names, help and which go together. Opens no file.
+Covers their names, help and which go together. Opens no file.
 
     @field_flags("parts")
     def build(parts: PartFlags, ...) -> None: ...

@@ -1,6 +1,6 @@
 """Parameters that several verbs share.
 
-Owns their names and help, and how a dataclass becomes flags. Defaults are the library's: a flag that is not
+Covers their names and help, and how a dataclass becomes flags. Defaults are the library's: a flag that is not
 given is not passed on.
 
     def run(engine: EnginePath, device: Device = None) -> None: ...

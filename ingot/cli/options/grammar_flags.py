@@ -1,7 +1,6 @@
 """The flags that hold answers to a grammar.
 
-Owns ``--json-schema``, ``--regex`` and ``--choice``, of which a call takes one. Knows no tokenizer; what a
-grammar may be, the library says.
+Covers ``--json-schema``, ``--regex`` and ``--choice``, of which a call takes one.
 
     GrammarFlags(choice=["yes", "no"]).grammar()
 """

@@ -1,6 +1,6 @@
 """The flags for memory and limits that the verbs which run an engine share.
 
-Owns their names and help. Knows no defaults: a flag that is not given is not passed on.
+Covers their names and help.
 
     @field_flags("limits")
     def chat(engine: str, limits: Limits) -> None: ...

@@ -1,7 +1,6 @@
 """One prompt from the command line: text, token ids, or a conversation in a file.
 
-Owns ``--prompt``, ``--ids`` and ``--messages``, of which a verb takes one. Knows no tokenizer; what a message
-may be, the library says.
+Covers ``--prompt``, ``--ids`` and ``--messages``, of which a verb takes one.
 
     one_prompt(messages=None, prompt="Hello", ids=None)
 """

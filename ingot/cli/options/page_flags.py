@@ -1,6 +1,6 @@
 """The flags of the chat page, which ``serve --web`` and ``web`` share.
 
-Owns their names and help. Defaults are ``WebConfig``'s.
+Covers their names and help. Defaults are ``WebConfig``'s.
 
     @field_flags("page")
     def web(url: str, page: PageFlags) -> None: ...

@@ -1,6 +1,6 @@
 """Prompts from the command line, from files and from stdin.
 
-Owns the reading of prompts for ``ingot run``. Knows no tokenizer; what a prompt may be, the library says.
+Covers the reading of prompts for ``ingot run``.
 
     read_prompts(["Hello"], file=None)
 """

@@ -1,6 +1,6 @@
 """The flags with which ``ingot build`` measures what it built.
 
-Owns their names, help and which go together, and how the metrics are shown. Knows no metric.
+Covers their names, help and which go together, and how the metrics are shown.
 
     @field_flags("proving")
     def build(proving: ProveFlags, ...) -> None: ...

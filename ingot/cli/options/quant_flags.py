@@ -1,6 +1,6 @@
 """The flags with which ``ingot build`` quantizes.
 
-Owns their names and help, and the config that they make. Knows no scheme's arithmetic.
+Covers their names and help, and the config that they make.
 
     @field_flags("quantized")
     def build(quantized: QuantFlags, ...) -> None: ...

@@ -1,7 +1,6 @@
 """The sampling flags that several verbs share.
 
-Owns their names and help; which there are, and of what type, ``SamplingParams`` says. Knows no defaults: a
-flag that is not given is not passed on.
+Covers their names and help; which there are, and of what type, ``SamplingParams`` says.
 
     @sampling_flags("n")
     def chat(engine: str, sampling: dict[str, Any]) -> None: ...

@@ -1,7 +1,7 @@
 """``ingot serve --config FILE.yaml``: the flags of the verb, and engines with values of their own.
 
-Owns the file's keys and types, and where its values count: behind those of the command line. Which flags
-there are, their dataclasses say. Knows no server.
+Covers the file's keys and types, and where its values count: behind those of the command line. Which flags
+there are, their dataclasses say.
 
     file = read_serve_file(Path("serve.yaml"), flag_types(Address, Limits), each=flag_types(Limits))
     address = behind(address, file.values)

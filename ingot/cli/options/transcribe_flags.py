@@ -1,7 +1,7 @@
 """The flags that say which recordings are transcribed, and how.
 
-Owns their names; which options there are, of what type, and what they do, ``TranscribeOptions`` says. A flag
-that is not given is not passed on.
+Covers their names; which options there are, of what type, and what they do, ``TranscribeOptions`` says. A
+flag that is not given is not passed on.
 
     @transcribe_flags
     def transcribe(flags: TranscribeFlags, options: dict[str, Any]) -> None: ...

@@ -1,6 +1,6 @@
 """What the verbs write: data on stdout, everything else on stderr, colour only on terminals.
 
-Owns the two consoles, error messages and number formats. Knows no verb.
+Covers the two consoles, error messages and number formats.
 
     stderr().print("loading")
 """

@@ -1,6 +1,6 @@
 """A metric of a proof in words.
 
-Owns one line for each. Knows no verb.
+Covers one line for each.
 
     name, text = metric_line(metric)
 """

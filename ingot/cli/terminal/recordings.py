@@ -1,6 +1,6 @@
 """Recordings that a command line names.
 
-Owns stdin among them, what they are called, and what is told of one that cannot be used. Knows no verb.
+Covers stdin among them, their names, and the error for one that cannot be used.
 
     source_of("talk.mp3")
 """

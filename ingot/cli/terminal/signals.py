@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM.
 
-Owns what signals do while a verb works. Knows no verb.
+Covers what signals do while a verb works.
 
     with ends_once(): build(...)
     with StopOnInterrupt() as stop: ...; if stop.requested: break

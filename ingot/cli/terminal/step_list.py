@@ -1,6 +1,6 @@
 """A line, or a bar, of progress.
 
-Owns how they look. Knows no verb.
+Covers how they look.
 
     with steps_shown() as progress: tune(engine, progress=progress)
 """
@@ -47,7 +47,7 @@ def steps_shown() -> Iterator[Progress | None]:
 
 @contextmanager
 def status_shown(first: str) -> Iterator[Callable[[str], None] | None]:
-    """What is under way, on stderr: ``first``, and then what the function is told; None where that is no
+    """The current step on stderr: ``first``, then what the function is given; None where stderr is no
     terminal.
     """
     if not stderr().is_terminal:

@@ -1,6 +1,6 @@
 """JSON from files that others wrote.
 
-Owns what such a text may be: how long and how deep, valid Unicode. Knows nothing of what it means.
+Covers what such a text may be: how long and how deep, valid Unicode.
 
     data = load_json(folder / "config.json")       # JsonError is a ValueError
 """

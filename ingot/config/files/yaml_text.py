@@ -1,6 +1,6 @@
 """YAML from files that others wrote.
 
-Owns what such a text may be: how long and how deep, without aliases. Knows nothing of what it means.
+Covers what such a text may be: how long and how deep, without aliases.
 
     fields = load_yaml(Path("serve.yaml"))
 """

@@ -1,7 +1,6 @@
 """How weights are stored in fewer bits.
 
-Owns the choice of a scheme for every linear layer, and its checks. Knows nothing of how a scheme packs or
-computes.
+Covers the choice of a scheme for every linear layer, and its checks.
 
     quant = QuantConfig("w4a16", group=64, layers={"layers.0.*": "w8a16"})
     quant.at("layers.0.mlp.down_proj").scheme           # "w8a16"

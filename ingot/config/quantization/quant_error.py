@@ -1,6 +1,6 @@
 """What to change where a field of ``QuantConfig`` is wrong: a flag, or a key of a file.
 
-Owns the names that people know fields by. Knows no scheme.
+Covers the names that people know fields by.
 
     raise QuantFieldError("alpha", "invalid alpha", seen=0.7, advice="{method} smoothquant, which takes it")
 """

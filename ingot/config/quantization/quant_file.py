@@ -1,6 +1,6 @@
 """What ``--quant`` names: a scheme, or a YAML file with a scheme for every layer.
 
-Owns the reading and writing of that file. Knows no scheme.
+Covers the reading and writing of that file.
 
     quant = read_quant("mixed.yaml")
     Path("mixed.yaml").write_text(quant_text(quant, ["what it is for"]), encoding="utf-8")

@@ -1,7 +1,6 @@
 """The quantization schemes by name, and what each lets a config choose.
 
-Owns the names and one row of facts per scheme, from which checks, flags and texts are made. Knows nothing of
-how a scheme packs or computes (quant/schemes/scheme_registry.py, whose ``register_scheme`` adds a row).
+Covers the names and one row of facts per scheme, from which checks, flags and texts are made.
 
     SCHEMES["w4a16"].group                # (0, 32, 64, 128)
     choosing("rotation")                  # ("w4a8",)

@@ -1,7 +1,7 @@
 """What calibration remembers of the input of a linear layer.
 
-Owns statistics that grow batch by batch: ranges and magnitudes of channels, a sample of tokens, the sum of
-x·xᵀ (gptq.py). Knows no model: the walk over one is the engine's.
+Covers statistics that grow batch by batch: ranges and magnitudes of channels, a sample of tokens, the sum of
+x·xᵀ (gptq.py).
 
     seen = InputStatistics.of(in_features, device, hessian=True)
     seen.add(x)                                   # [T, K], as often as there are batches

@@ -1,7 +1,6 @@
-"""AWQ: the weights that loud channels read are scaled up before they are rounded.
+"""AWQ: the weights that read outlier channels are scaled up before they are rounded.
 
-Owns the search for the scales and for narrower ranges. Knows no layer, and takes the rounding as a function;
-folding.py puts the scales where they belong.
+Covers the search for the scales and for narrower ranges.
 
     found = search_scales([weight], x, lambda w: dequantize(quantize(w, 4, 128)))
     weight = fold_into_columns(weight, found.scales)
@@ -71,7 +70,7 @@ def search_scales(
         raise ConfigError("weights and activations have different widths", seen=widths, allowed=x.shape[1])
     x = x.float()
     wide = [weight.to(x) for weight in weights]
-    loud = x.abs().mean(0) if magnitude is None else magnitude.to(x)
+    magnitudes = x.abs().mean(0) if magnitude is None else magnitude.to(x)
 
     def error(scales: torch.Tensor) -> float:
         distances = [
@@ -79,11 +78,11 @@ def search_scales(
         ]
         return float(torch.stack(distances).sum()) / x.shape[0]
 
-    ones = torch.ones_like(loud)
+    ones = torch.ones_like(magnitudes)
     plain = error(ones)
     best = Scaling(ones, 0.0, plain, plain)
     for ratio, scales in _candidates(
-        class_mean(loud, classes), class_mean(_share(wide, group), classes), steps
+        class_mean(magnitudes, classes), class_mean(_share(wide, group), classes), steps
     ):
         found = error(scales)
         if found < best.error:
@@ -157,14 +156,16 @@ def _cut(weight: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     return torch.maximum(torch.minimum(weight, limit), -limit)
 
 
-def _candidates(loud: torch.Tensor, share: torch.Tensor, steps: int) -> Iterator[tuple[float, torch.Tensor]]:
+def _candidates(
+    magnitudes: torch.Tensor, share: torch.Tensor, steps: int
+) -> Iterator[tuple[float, torch.Tensor]]:
     """(exponent, scales [K]); none where all inputs or all weights are 0."""
-    loud, share = (part.clamp(min=float(part.max()) / _RANGE) for part in (loud, share))
-    if not (float(loud.max()) > 0 and float(share.max()) > 0):
+    magnitudes, share = (part.clamp(min=float(part.max()) / _RANGE) for part in (magnitudes, share))
+    if not (float(magnitudes.max()) > 0 and float(share.max()) > 0):
         return
     for step in range(1, steps + 1):
         ratio = step / steps
-        for scales in (loud.pow(ratio), loud.pow(ratio) / share.pow(1 - ratio)):
+        for scales in (magnitudes.pow(ratio), magnitudes.pow(ratio) / share.pow(1 - ratio)):
             yield ratio, _centred(scales)
 
 

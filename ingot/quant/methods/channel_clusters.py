@@ -1,6 +1,6 @@
 """RPTQ's orders: channels of like ranges beside each other, in clusters that fill whole blocks.
 
-Owns clusters and orders. Knows no scale, no layer and no storage.
+Covers clusters and orders.
 
     by_cluster, by_range = channel_orders(lowest, highest, block=128, clusters=32)
 

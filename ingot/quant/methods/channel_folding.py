@@ -1,7 +1,7 @@
 """Factors of channels, moved from a product's input into what makes that input.
 
-Owns the arithmetic of x·Wᵀ = (x / s)·(W · s)ᵀ: the right side's W · s, and the x / s that the norm or the
-product before gives instead. Knows no layer, and not how s is chosen.
+Covers the arithmetic of x·Wᵀ = (x / s)·(W · s)ᵀ: the right side's W · s, and the x / s that the norm or the
+product before gives instead.
 
     norm_weight, norm_bias = fold_into_norm(norm_weight, scales)
     weight = fold_into_columns(weight, scales)
@@ -9,8 +9,8 @@ product before gives instead. Knows no layer, and not how s is chosen.
 All results are fp32 (fp64 for fp64): what is quantized next is not rounded before, and what is stored in
 16 bits is cast, with its check for overflow, by whoever stores it.
 
-Channels that must share a factor are told by ``classes`` [K] int64: the channels of one class are made by the
-same row. ``value_rows`` gives those of attention with fewer heads of values than of queries.
+Channels that must share a factor are marked by ``classes`` [K] int64: the channels of one class are made by
+the same row. ``value_rows`` gives those of attention with fewer heads of values than of queries.
 """
 
 from __future__ import annotations

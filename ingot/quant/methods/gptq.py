@@ -1,7 +1,6 @@
 """GPTQ: values chosen column by column, each rounding error made good in the columns that follow.
 
-Owns the sum of input products (the Hessian of the output error) and the choice of values by it. Knows no
-layer and no storage layout.
+Covers the sum of input products (the Hessian of the output error) and the choice of values by it.
 
     seen = HessianSum(in_features)
     seen.add(x)                                            # [T, K], as often as there are batches

@@ -1,8 +1,7 @@
-"""An orthogonal rotation that spreads loud channels over all others.
+"""An orthogonal rotation that spreads channel outliers over all channels.
 
-Owns the rotation of a dimension by a matrix that is fixed by its size alone: signs, then a Hadamard
-transform of the largest power of two, then Hartley's transform of what is left. Knows no layer, and not why
-a rotation changes nothing (quant/methods/rotated_weights.py).
+Covers the rotation of a dimension by a matrix that is fixed by its size alone: signs, then a Hadamard
+transform of the largest power of two, then Hartley's transform of what is left.
 
     turned = rotate(weight)              # weight · R, any [..., K], on the weight's device
     turned = rotate(weight, dim=0)       # Rᵀ · weight
@@ -45,7 +44,7 @@ def rotate_back(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 def signs(size: int) -> torch.Tensor:
     """fp32 [size] of 1 and -1: the highest bit of a multiple of the channel's squared number.
 
-    Without them a row of equal values, which H has itself, would become one loud channel.
+    Without them a row of equal values, which H has itself, would become one outlier channel.
     """
     index = torch.arange(size, dtype=torch.int64)
     bits = (index * (index + 1) // 2 * 0x9E3779B1 >> 31) & 1  # 2^32 over the golden ratio

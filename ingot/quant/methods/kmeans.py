@@ -1,6 +1,6 @@
 """K-means of points in a plane, for many sets of points at once.
 
-Owns the draws of first centres and Lloyd's rounds. Knows not what points are.
+Covers the draws of first centres and Lloyd's rounds.
 
     labels = kmeans(x, y, clusters=8)              # x, y [sets, points] → int64 [sets, points]
 

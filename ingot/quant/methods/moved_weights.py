@@ -1,7 +1,6 @@
 """How far rounding may move the values of a weight, and which values moved farther.
 
-Owns the bounds of weights in fewer bits beside what they were made of. Knows no layout, no file and no way
-of choosing quantized values.
+Covers the bounds of weights in fewer bits beside what they were made of.
 
     moves = Moves(chosen=False, least=2**-11)
     limit = moves.limit(float(moves.by_row(expected, got).median()))

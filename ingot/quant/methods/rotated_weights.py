@@ -1,7 +1,6 @@
 """A decoder whose stream is turned by an orthogonal matrix, with the same outputs.
 
-Owns which tensors the rotation changes and how. The matrix is quant/methods/hadamard.py's. Knows no file and
-no number format.
+Covers which tensors the rotation changes and how. The matrix is quant/methods/hadamard.py's.
 
     check_rotation(model_config)
     tensor = rotated("layers.0.mlp.down_proj.weight", model_config, load, device)

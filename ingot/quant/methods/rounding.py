@@ -1,7 +1,6 @@
 """Weights rounded to 8 or 4 bits.
 
-Owns the choice of scales and zeros, and the values that follow from them. Knows no storage layout: values
-come one to a byte, and a packer takes them from there.
+Covers the choice of scales and zeros, and the values that follow from them.
 
     found = quantize(weight, bits=4, group=128)
     near = dequantize(found)                      # [N, K]

@@ -1,7 +1,7 @@
 """RPTQ's ranges: scales and zeros for blocks of reordered channels, and weights in 4 bits within 8.
 
-Owns ranges, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold; orders are clusters.py's.
-Knows no layer and no storage.
+Covers ranges, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold; orders are
+clusters.py's.
 
     order, _ = channel_orders(lowest, highest, 128)                     # [K]
     low, high = block_ranges(lowest[order], highest[order], block_lengths(K, 128))

@@ -1,7 +1,6 @@
-"""SmoothQuant: loud channels of activations made quieter, and the weights that read them louder.
+"""SmoothQuant: scale outlier channels of activations down, and the weights that read them up.
 
-Owns the smoothing scales, their search, and W8A8 arithmetic in floating point ("fake" quantization). Knows no
-layer; folding.py puts the scales where they belong.
+Covers the smoothing scales, their search, and W8A8 arithmetic in floating point ("fake" quantization).
 
     found = search_smoothing([weight], x)                 # x [T, K]
     norm_weight, _ = fold_into_norm(norm_weight, found.scales)
@@ -51,10 +50,11 @@ def smoothing_scales(
 
     Args:
         act_max: [K], largest magnitude of each channel in calibration.
-        alpha: 0 leaves the activations as they are, 1 makes all their channels equally loud.
+        alpha: 0 leaves the activations as they are, 1 makes all their channels equally large.
         classes: channels that share a scale (folding.py).
         keep_dead: a channel that calibration never saw above 1e-5 gets 1. The paper's code gives it 1e-5 or
-            so, which a norm's weight divided by it turns into a loud channel as soon as it is not quite 0.
+            so, which a norm's weight divided by it turns into an outlier channel as soon as it is not quite
+            0.
 
     Raises:
         ConfigError: alpha is outside 0 to 1, or shapes differ.
@@ -62,10 +62,10 @@ def smoothing_scales(
     if not 0 <= alpha <= 1:
         raise ConfigError("alpha is out of range", seen=alpha, allowed="0 to 1", flag="--alpha")
     columns = _columns(weights, act_max.shape[-1])
-    loud = class_max(act_max.float(), classes)
+    act_large = class_max(act_max.float(), classes)
     heavy = class_max(columns, classes).clamp(min=_FLOOR)
-    scales = (loud.pow(alpha) / heavy.pow(1 - alpha)).clamp(min=_FLOOR)
-    return torch.where(loud <= _FLOOR, torch.ones_like(scales), scales) if keep_dead else scales
+    scales = (act_large.pow(alpha) / heavy.pow(1 - alpha)).clamp(min=_FLOOR)
+    return torch.where(act_large <= _FLOOR, torch.ones_like(scales), scales) if keep_dead else scales
 
 
 def search_smoothing(

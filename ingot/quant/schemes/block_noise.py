@@ -1,6 +1,6 @@
 """How far rounding may move the outputs of a product by blocks, by the product's own numbers.
 
-Owns the bound. Shares nothing with the products that are held to it. Knows no layer and no limit.
+Covers the bound. Shares nothing with the products that are held to it.
 
     noise = block_noise(x, weight, steps, zeros, block)      # [T, N], what one unit is in other places
 

@@ -1,7 +1,7 @@
 """Weights in 4 bits inside values of 8, activations in 8 bits: w4a8.
 
-Owns what the scheme stores. The form is kernels/weight/int4_weight.py's, the choice of values two_level.py's,
-the product int8_products.py's. Knows no model.
+Covers what the scheme stores. The form is kernels/weight/int4_weight.py's, the choice of values
+two_level.py's, the product int8_products.py's.
 
     scheme = Int4InInt8(group=128)
     y = scheme.apply(x, scheme.pack(weight, bias))

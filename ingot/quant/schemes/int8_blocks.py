@@ -1,8 +1,8 @@
 """RPTQ's linear layers: weights in 8 or 4 bits, activations in 8 or 4 bits with a scale for each block.
 
-Owns what the schemes store, how they multiply, and the values of a layer whose order is known. The rule that
-rounds activations is kernels/rows/block_rows.py, the mathematics quant/methods/rptq.py; the engine chooses
-orders. Knows no model.
+Covers what the schemes store, how they multiply, and the values of a layer whose order is known. The rule
+that rounds activations is kernels/rows/block_rows.py, the mathematics quant/methods/rptq.py; the engine
+chooses orders.
 
     scheme = Int8Blocks(weight_bits=4, input_bits=8, block=128, ordered=True)
     y = scheme.apply(x, scheme.accept(scheme.chosen(weight, seen, order), bias))

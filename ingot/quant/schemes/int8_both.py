@@ -1,7 +1,6 @@
 """Weights and activations in 8 bits: w8a8.
 
-Owns what the scheme stores; how it multiplies is int8_products.py's. Knows no model, and not how a static
-scale is found.
+Covers what the scheme stores; how it multiplies is int8_products.py's.
 
     scheme = Int8Both()
     y = scheme.apply(x, scheme.pack(weight, bias))

@@ -1,8 +1,7 @@
 """Linear layers whose products are of 8 bits on both sides, however the weight is stored.
 
-Owns the product of rounded activations and an int8 weight. What is stored is a scheme's own: int8_both.py,
-int4_in_int8.py. The rule that rounds activations and the exact product are kernels/rows/int8_rows.py's. Knows
-no model.
+Covers the product of rounded activations and an int8 weight. What is stored is a scheme's own: int8_both.py,
+int4_in_int8.py. The rule that rounds activations and the exact product are kernels/rows/int8_rows.py's.
 
     y = scheme.apply(x, tensors)
 

@@ -1,7 +1,6 @@
 """The seam between a linear layer and its number format: all that anyone asks of a scheme.
 
-Owns the questions, the answers that most schemes share, and the order of stored tensors. Knows no scheme
-(scheme_registry.py makes them) and no model: a scheme sees one weight at a time.
+Covers the questions, the answers that most schemes share, and the order of stored tensors.
 
     tensors = scheme.pack(weight, bias)          # at build
     y = scheme.apply(x, tensors)                 # at run

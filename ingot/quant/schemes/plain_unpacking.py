@@ -1,8 +1,8 @@
 """What a stored weight of few bits means, read a second time from the description of its layout.
 
-Owns the way from a column to its word and bits, by index instead of by reshaping, for references that share
+Covers the way from a column to its word and bits, by index instead of by reshaping, for references that share
 nothing with what they judge. The layouts are described in kernels/weight/stored_weight.py and
-kernels/weight/int4_weight.py. Knows no layer.
+kernels/weight/int4_weight.py.
 
     wide = meaning(weight, torch.float32)                 # [N, K]
     grid = grid_of_words(weight)                          # the same with scales and ends, to judge by

@@ -1,6 +1,6 @@
 """The schemes: dense weights, and which class has which name.
 
-Owns ``make_scheme`` and ``register_scheme``. A scheme in fewer bits has a file of its own.
+Covers ``make_scheme`` and ``register_scheme``. A scheme in fewer bits has a file of its own.
 
     scheme = make_scheme(QuantConfig())
     register_scheme("mine", SchemeInfo(8, wider="w8a16"), lambda config, place: Mine())

@@ -1,7 +1,6 @@
 """Weights rounded to 4 bits inside values of 8: a scale per row, and a whole inner scale per group.
 
-Owns the choice of both levels. The values that follow from them are rounding.py's or GPTQ's. Knows no
-storage layout.
+Covers the choice of both levels. The values that follow from them are rounding.py's or GPTQ's.
 
     found = quantize_two_level(weight, group=128)
     levels = two_levels(weight, group=128)              # for GPTQ: gptq(…, grid=levels.grid())

@@ -1,7 +1,7 @@
 """Weights in 8 or 4 bits, activations in the engine's dtype: w8a16 and w4a16.
 
-Owns what these schemes store and how they multiply. The layout of the values is
-kernels/weight/stored_weight.py's. Knows no model.
+Covers what these schemes store and how they multiply. The layout of the values is
+kernels/weight/stored_weight.py's.
 
     scheme = WeightOnly(bits=4, group=128, symmetric=False)
     y = scheme.apply(x, scheme.pack(weight, bias))

@@ -1,6 +1,6 @@
 """An answer's parts as messages and deltas of ``/v1/chat/completions``.
 
-Owns their shape. Knows no engine.
+Covers their shape.
 
     delta(CallStart(0, "call_1", "add"))["tool_calls"][0]["function"]["name"] == "add"
 """

@@ -1,6 +1,6 @@
 """An answer's text taken apart while it comes: thoughts, content, calls of tools.
 
-Owns the order of the parsers. Knows no JSON and no HTTP.
+Covers the order of the parsers.
 
     parts = AnswerParts(thoughts="may", calls=True, most_calls=None)
     parts.feed("<think>Hm.</think>Yes", final=True)     # [ReasoningDelta("Hm."), ContentDelta("Yes")]
@@ -56,7 +56,7 @@ class AnswerParts:
 
     Args:
         thoughts: whether the answer may begin with thoughts, or continues those that the prompt opened.
-        calls: the model was told of tools.
+        calls: the request has tools.
         most_calls: calls beyond these are dropped.
 
     Attributes:

@@ -1,6 +1,6 @@
 """``/v1/chat/completions``.
 
-Owns the way from a conversation to jobs, and the shape of choices. Knows no HTTP.
+Covers the way from a conversation to jobs, and the shape of choices.
 
     await ChatCall(model, decode(ChatRequest, data)).answer()
 """

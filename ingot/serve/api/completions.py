@@ -1,6 +1,6 @@
 """``/v1/completions``.
 
-Owns prompts of every form, ``echo``, and the shape of choices. Knows no HTTP.
+Covers prompts of every form, ``echo``, and the shape of choices.
 
     await CompletionCall(model, decode(CompletionRequest, data)).answer()
 """

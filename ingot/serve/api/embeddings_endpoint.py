@@ -1,6 +1,6 @@
 """``/v1/embeddings``.
 
-Owns the bounds of a request, the order in which its inputs run, and the shape of vectors. Knows no HTTP.
+Covers the bounds of a request, the order in which its inputs run, and the shape of vectors.
 
     await EmbeddingCall(model, decode(EmbeddingRequest, data)).answer()
 """

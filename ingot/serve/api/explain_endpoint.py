@@ -1,7 +1,7 @@
 """``X-Ingot-Explain: 1``: an answer with what ``ingot explain`` says of its request.
 
-Owns where the explanation stands in answers and streams. It is made in the server's process, of the text side
-alone: no engine works for it. Knows no HTTP.
+Covers where the explanation stands in answers and streams. It is made in the server's process, of the text
+side alone: no engine works for it.
 
     call = ExplainedCall(ChatCall(model, body)) if wants_explanation(header) else ChatCall(model, body)
 """

@@ -1,6 +1,6 @@
 """Log-probabilities in the shape of ``/v1/completions``.
 
-Owns the four lists, and where each token begins in the text. Knows no engine.
+Covers the four lists, and where each token begins in the text.
 
     LogprobLists(tokenizer).of(tokens)
 """

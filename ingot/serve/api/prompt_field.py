@@ -1,6 +1,6 @@
 """Prompts of every form.
 
-Owns what ``prompt`` and ``input`` may be: a text, token ids, or a list of either. Knows no model.
+Covers what ``prompt`` and ``input`` may be: a text, token ids, or a list of either.
 
     prompts_of([[1, 2], [3]], "input") == [[1, 2], [3]]
 """

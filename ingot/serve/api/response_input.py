@@ -1,6 +1,6 @@
 """The input of ``/v1/responses`` as a chat.
 
-Owns the kinds of items and where each goes in a conversation. Knows no engine.
+Covers the kinds of items and where each goes in a conversation.
 
     as_chat(ResponsesRequest(model="m", input="Hi")).body.messages == [{"role": "user", "content": "Hi"}]
 """

@@ -1,6 +1,6 @@
 """The output of a response: its items, and the events by which they come.
 
-Owns the shape and the order of both. Knows no engine and no request.
+Covers the shape and the order of both.
 
     items = ResponseItems()
     events = [*items.add(ContentDelta("Hi")), *items.finish(complete=True)]

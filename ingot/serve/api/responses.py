@@ -1,6 +1,6 @@
 """``/v1/responses``, without storage.
 
-Owns the response object and the events around its items. The work is that of a chat. Knows no HTTP.
+Covers the response object and the events around its items. The work is that of a chat.
 
     await ResponseCall(model, decode(ResponsesRequest, data)).answer()
 """

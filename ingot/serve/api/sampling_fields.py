@@ -1,6 +1,6 @@
 """A request's values as sampling parameters.
 
-Owns the names of the API and its defaults where they differ from Ingot's. Knows no prompt.
+Covers the names of the API and its defaults where they differ from Ingot's.
 
     params = sampling_params(body, defaults, vocab_size, max_tokens=64, logprobs=None)
 """

@@ -1,7 +1,7 @@
 """``/chat/`` and ``/stream_chat/``, for clients of the demonstration servers of 2023.
 
-Owns their bodies: a question with a history of pairs, and the answer with the longer history. Everything else
-is ``ChatCall``'s. Knows no HTTP.
+Covers their bodies: a question with a history of pairs, and the answer with the longer history. Everything
+else is ``ChatCall``'s.
 
     await SimpleChat(model, decode(SimpleChatRequest, b'{"prompt": "Hi", "history": []}')).answer()
 """

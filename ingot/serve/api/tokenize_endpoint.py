@@ -1,6 +1,6 @@
 """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``.
 
-Owns their answers, in vLLM's shape. Knows no HTTP.
+Covers their answers, in vLLM's shape.
 
     tokenize(model, TokenizeRequest(prompt="Hello"))["count"]
 """

@@ -1,7 +1,7 @@
 """The tools of a request.
 
-Owns what ``tools``, ``tool_choice`` and ``parallel_tool_calls`` mean for the prompt, for the grammar and for
-the reading of the answer. Knows no engine.
+Covers what ``tools``, ``tool_choice`` and ``parallel_tool_calls`` mean for the prompt, for the grammar and
+for the reading of the answer.
 
     use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read_format(body))
 """

@@ -1,7 +1,6 @@
 """``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
 
-Owns what the fields of a request mean, the five formats of an answer, and the events of a stream. Knows no
-HTTP but the type of a body.
+Covers what the fields of a request mean, the five formats of an answer, and the events of a stream.
 
     await TranscriptionCall(ears, decode(AudioRequest, data), "transcribe", file).answer()
 """

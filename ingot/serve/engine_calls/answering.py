@@ -1,7 +1,7 @@
 """What one HTTP request asked of an engine, and what has come of it.
 
-Owns the text of its answers, stop strings, and the bounded buffer between an engine that never waits and a
-client that may read slowly. Lives in the event loop's thread. Knows no sockets and no JSON.
+Covers the text of its answers, stop strings, and the bounded buffer between an engine that never waits and a
+client that may read slowly. Lives in the event loop's thread.
 
     async with engine.answering([Job(ids, params)], by_piece=True) as found:
         async for choice, piece in found.pieces(): ...
@@ -112,7 +112,7 @@ class Answering:
         assembler = self._assemblers[position][news.index]
         if news.index == 0:  # the others may find what this one has just put there
             self.reused[position] = news.num_reused
-        if assembler.done:  # the engine hears of a stop string one step late
+        if assembler.done:  # the engine learns of a stop string one step late
             return False
         piece = assembler.add(_update(news))
         self.num_tokens += len(piece.token_ids)

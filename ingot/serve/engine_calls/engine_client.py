@@ -1,7 +1,7 @@
 """The server's side of an engine: its process, and whose news are whose.
 
-Owns the requests that the engine has, the bound on them, and its restarts. Never blocks: what comes is read
-at once, whatever clients do. Knows no HTTP and no text.
+Covers the requests that the engine has, the bound on them, and its restarts. Never blocks: what comes is read
+at once, whatever clients do.
 
     engine = await EngineClient.start("pocket-chat", Load(path), config, metrics)
     with engine.places(1): ...

@@ -1,8 +1,8 @@
 """The process of one engine: an executor and its loop.
 
-Owns the loop: messages in, a step, one frame of news out. Its thread alone touches the executor; others only
-compile grammars (``compiling.py``), and text never costs a step anything. Knows token ids; text, HTTP and
-clients are the server's.
+Covers the loop: messages in, a step, one frame of news out. Its thread alone touches the executor; others
+only compile grammars (``compiling.py``), and text never costs a step anything. Knows token ids; text, HTTP
+and clients are the server's.
 
     main(descriptor)      # of a connected socket whose other end says Load first
 """

@@ -1,6 +1,6 @@
 """One process of an engine, from its start to its end.
 
-Owns the process, its socket, and what its end means. Independent of requests and of HTTP.
+Covers the process, its socket, and what its end means. Independent of requests and of HTTP.
 
     run = await EngineRun.start("pocket-chat", load, receive=print, lost=print)
     run.send(Abort("7"))
@@ -37,8 +37,8 @@ from ingot.serve.engine_calls.process_protocol import (
 from ingot.serve.engine_calls.speech_windows import Windows
 
 _BOOT = (
-    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
-    "from ingot.serve.engine_calls.engine_process import main; sys.exit(main(told['socket']))"
+    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
+    "from ingot.serve.engine_calls.engine_process import main; sys.exit(main(given['socket']))"
 )
 _ROOT = str(Path(__file__).parents[3])
 _END_SECONDS = 5.0  # for a process to end by itself
@@ -84,10 +84,10 @@ class EngineRun(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         with theirs:
             path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
-            told = json.dumps({"socket": theirs.fileno(), "path": path})
+            settings = json.dumps({"socket": theirs.fileno(), "path": path})
             try:
                 run._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, told],
+                    [sys.executable, "-c", _BOOT, settings],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what libraries print is no data
                     pass_fds=[theirs.fileno(), *([windows.descriptor] if windows else [])],
@@ -158,12 +158,12 @@ class EngineRun(asyncio.Protocol):
 
     def _lose(self, why: str | None) -> None:
         """The engine can no longer be used; None: its socket was closed."""
-        told = why or "the engine's process has ended"
+        reason = why or "the engine's process has ended"
         if not self._loaded.done():
-            self._loaded.set_exception(EngineError(f"{self._name}: {told}", fix="see what it wrote above"))
+            self._loaded.set_exception(EngineError(f"{self._name}: {reason}", fix="see what it wrote above"))
         elif self._why is None:
             self._why = why
-            self._lost(told)
+            self._lost(reason)
 
     async def _exit_code(self) -> int:
         """Wait for the process, which is killed if it does not end."""

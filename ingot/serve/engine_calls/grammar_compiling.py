@@ -1,8 +1,8 @@
 """Grammars that an engine compiles while it decodes.
 
-Owns the threads that compile, and the requests that wait for them. llguidance lets go of Python's lock while
-it compiles, so steps keep their pace. Who is forgotten leaves the queue, so it holds no more than those
-whom the server lets in (``EngineClient.places``, 429 beyond). Knows no socket and no executor.
+Covers the threads that compile, and the requests that wait for them. llguidance lets go of Python's lock
+while it compiles, so steps keep their pace. Who is forgotten leaves the queue, so it holds no more than those
+whom the server lets in (``EngineClient.places``, 429 beyond).
 
     compiling = Compiling(executor.admission.grammars, stop_ids, wake=link.wake)
     compiling.start(add)

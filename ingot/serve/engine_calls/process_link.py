@@ -1,8 +1,7 @@
 """The engine process's end of the socket.
 
-Owns sending and receiving without a thread: between two steps what has come is read, and as much is written
-as the socket takes. A server that reads slowly holds nobody up until ``MOST_UNSENT`` bytes wait for it. Knows
-no message.
+Covers sending and receiving without a thread: between two steps what has come is read, and as much is written
+as the socket takes. A server that reads slowly holds nobody up until ``MOST_UNSENT`` bytes wait for it.
 
     link.send(Step([], [], gauges))
     for message in link.exchange(wait=True): ...

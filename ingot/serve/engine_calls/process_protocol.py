@@ -1,7 +1,7 @@
 """What the server's process and an engine's process say to each other.
 
-Owns the messages and their frames: four bytes of length, big-endian, and a msgpack array whose first element
-names the type. Decoding builds these types and nothing else. Knows no sockets.
+Covers the messages and their frames: four bytes of length, big-endian, and a msgpack array whose first
+element names the type. Decoding builds these types and nothing else.
 
     splitter = Splitter(ToEngine)
     splitter.feed(frame(Abort("7"))) == [Abort("7")]
@@ -120,7 +120,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
-        """What is to be told of an error."""
+        """The message for an error."""
         if not isinstance(error, IngotError):
             return cls(f"the engine failed: {type(error).__name__}: {error}")
         seen, allowed = (None if value is None else str(value) for value in (error.seen, error.allowed))

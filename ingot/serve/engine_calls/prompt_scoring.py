@@ -1,6 +1,6 @@
 """Log-probabilities of a prompt's own tokens.
 
-Owns what is kept of each chunk's logits, and its way to messages. Knows no request.
+Covers what is kept of each chunk's logits, and its way to messages.
 
     executor.add_logits("7", ids, keep_scores(ids, top=5))
     scores(ids, executor.take_logits("7"))

@@ -1,7 +1,7 @@
 """When an engine whose process died is started again.
 
-Owns the waits between attempts and their number, and how to see that an engine's folder is still the one that
-was served. Independent of processes.
+Covers the waits between attempts and their number, and how to see that an engine's folder is still the one
+that was served. Independent of processes.
 
     RestartPolicy().delay(failures=3)       # 4.0 seconds
 """

@@ -1,6 +1,6 @@
 """What Prometheus reads at ``/metrics``.
 
-Owns the names (vLLM's suffixes behind ``ingot_``), the buckets and the registry. Knows no HTTP.
+Covers the names (vLLM's suffixes behind ``ingot_``), the buckets and the registry.
 
     metrics = Metrics(); metrics.of("pocket-chat").tokens(answering, 0, news, now)
 """

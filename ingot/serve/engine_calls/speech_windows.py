@@ -1,8 +1,7 @@
 """Features on their way from the server to an engine.
 
-Owns memory that both processes see, and its slots: a window of speech, or a picture, is 1 MB, more than the
-socket between them takes while the engine makes a step. A slot's number goes over the socket. Knows no
-message.
+Covers memory that both processes see, and its slots: a window of speech, or a picture, is 1 MB, more than the
+socket between them takes while the engine makes a step. A slot's number goes over the socket.
 
     windows = Windows((80, 3000))
     with windows.slot() as slot:
@@ -25,8 +24,8 @@ _BYTES = 4  # of a float32
 
 
 class Windows:
-    """The server's side. A slot that is given back may be overwritten: the engine copies what it is told of,
-    and of two messages that name a slot the first is of a request that has left.
+    """The server's side. A slot that is given back may be overwritten: the engine copies each slot before it
+    reads on, and of two messages that name a slot the first is of a request that has left.
 
     Attributes:
         descriptor: of the memory: a file without a name, with as many slots as were ever taken at once.
@@ -41,7 +40,7 @@ class Windows:
 
     @property
     def handle(self) -> tuple[int, tuple[int, ...]]:
-        """What the engine's process needs to know, which inherits the descriptor."""
+        """Descriptor and shape for the engine's process, which inherits the descriptor."""
         return self.descriptor, self.shape
 
     @property
@@ -80,14 +79,14 @@ class WindowReader:
 
     @classmethod
     def of(cls, handle: tuple[int, tuple[int, ...]] | None) -> WindowReader | None:
-        """Of what ``Windows`` tells."""
+        """From the handle that ``Windows`` gives."""
         return None if handle is None else cls(*handle)
 
     def get(self, slot: int) -> torch.Tensor:
         """A copy of what is in a slot."""
         size = math.prod(self._shape) * _BYTES
         data = os.pread(self._descriptor, size, slot * size)
-        assert len(data) == size, "a slot is written before it is told of"
+        assert len(data) == size, "a slot is written before its message is sent"
         return torch.from_numpy(np.frombuffer(data, np.float32).reshape(self._shape).copy())
 
 

@@ -1,6 +1,6 @@
 """The files of tokenizer and chat template as they were when a server started.
 
-Owns copies of them, so that every process of the server reads the same ones however often it starts: the
+Covers copies of them, so that every process of the server reads the same ones however often it starts: the
 model's folder may change meanwhile. Independent of tokenizers.
 
     kept = TextFiles(folder, manifest, text.tokenizer.files)

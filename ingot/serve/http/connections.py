@@ -1,7 +1,7 @@
 """Connections of clients: accepted, bounded, and closed when they wait for nothing.
 
-Owns the accepting of connections, their number, and the time that a client has for its headers. uvicorn's own
-protocol reads and writes HTTP. Independent of routes and engines.
+Covers the accepting of connections, their number, and the time that a client has for its headers. uvicorn's
+own protocol reads and writes HTTP. Independent of routes and engines.
 
     accepting = Accepting(listener, make_protocol, Connections(most=1000))
     accepting.start()

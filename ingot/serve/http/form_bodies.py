@@ -1,7 +1,6 @@
 """Bodies with a file: ``multipart/form-data``.
 
-Owns their reading and bounds. A file is on disk while it is larger than a megabyte. Knows no field by name
-but ``file``.
+Covers their reading and bounds. A file is on disk while it is larger than a megabyte.
 
     async with read_form(request, most=25 << 20, lists={"include"}) as form:
         body = decode(AudioRequest, form.json, strict=False)

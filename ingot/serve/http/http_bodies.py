@@ -1,7 +1,6 @@
 """Between HTTP and the calls of the API.
 
-Owns the reading of bodies, answers as JSON and as events, the key, and what happens when a client leaves.
-Knows no route and no engine.
+Covers the reading of bodies, answers as JSON and as events, the key, and what happens when a client leaves.
 
     body = await read_body(request, most=8 << 20)
     return json_answer(await until_left(request, call.answer()))

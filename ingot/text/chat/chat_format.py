@@ -1,7 +1,7 @@
 """What every chat format offers.
 
-Owns the interface and the formats made of fixed frames: ChatML (Qwen v1) and Vicuna. Knows no files and no
-templates. The frame alone makes special tokens: what a user types stays text.
+Covers the interface and the formats made of fixed frames: ChatML (Qwen v1) and Vicuna. The frame alone makes
+special tokens: what a user types stays text.
 
     ChatML(max_window=6144).prompt_ids([{"role": "user", "content": "Hi"}], tokenizer)
 """

@@ -1,7 +1,6 @@
 """Chat templates of Hugging Face checkpoints.
 
-Owns rendering a Jinja template to token ids so that only the template makes special tokens. Knows no files
-but the template's name for messages to people.
+Covers rendering a Jinja template to token ids so that only the template makes special tokens.
 
     JinjaFormat("{{ messages[0].content }}", "chat_template.jinja", {}).prompt_ids(messages, tokenizer)
 """

@@ -1,6 +1,6 @@
 """A conversation as requests send it.
 
-Owns the checks on messages and the flattening of text parts. Knows no prompt format.
+Covers the checks on messages and the flattening of text parts.
 
     check_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])[0]["content"] == "Hi"
 """

@@ -1,7 +1,6 @@
 """The prompts of MiniGPT-4, in which pictures stand between texts.
 
-Owns both official frames, and the questions of the second stage of training. Knows no picture: an input
-stands for it.
+Covers both official frames, and the questions of the second stage of training.
 
     content = [{"type": "input", "input": picture}, {"type": "text", "text": "What is this?"}]
     pieces = picture_formats()["minigpt4"].prompt_pieces([{"role": "user", "content": content}], tokenizer)

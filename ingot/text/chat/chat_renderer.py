@@ -1,6 +1,6 @@
 """Which chat format a checkpoint speaks, and which tokens end its answers.
 
-Owns the choice among a chat template, ChatML, Vicuna and MiniGPT-4. Knows none of them.
+Covers the choice among a chat template, ChatML, Vicuna and MiniGPT-4.
 
     chat = load_chat_format(folder, generation_config)
     ids = chat.prompt_ids([{"role": "user", "content": "Hi"}], tokenizer)

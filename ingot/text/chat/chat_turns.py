@@ -1,6 +1,6 @@
 """What was said in a conversation.
 
-Owns the turns, the system message, and when a turn joins them. Knows not who answers.
+Covers the turns, the system message, and when a turn joins them.
 
     class Echo(Turns):
         def _begin(self, question): return self.turns, iter([Said(question)])

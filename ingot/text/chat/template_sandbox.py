@@ -1,7 +1,6 @@
 """Where chat templates run: in a process of their own (``LimitedProcess``).
 
-Owns the Jinja sandbox: what templates may call. Limits of time and memory are the process's. Knows no
-messages and no tokens.
+Covers the Jinja sandbox: what templates may call. Limits of time and memory are the process's.
 
     answer({"source": "{{ messages[0].content }}", "variables": {"messages": [{"content": "Hi"}]}})
 """

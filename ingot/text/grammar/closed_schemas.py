@@ -1,6 +1,6 @@
 """JSON schemas whose objects have the properties that they name, and no others.
 
-Owns which objects may be closed without making the schema impossible. Independent of grammars.
+Covers which objects may be closed without making the schema impossible. Independent of grammars.
 
     closed({"properties": {"a": {}}}) == {"properties": {"a": {}}, "additionalProperties": False}
 """

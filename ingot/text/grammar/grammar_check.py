@@ -1,7 +1,6 @@
 """What can be said of a request's grammar before an engine compiles it.
 
-Owns the trial of a grammar in a process with limits, which an endless one ends, and the words of a refusal.
-Knows no vocabulary: the trial's is the 256 bytes.
+Covers the trial of a grammar in a process with limits, which an endless one ends, and the words of a refusal.
 
     try_grammar(new_probe(), params.grammar)
 """

@@ -1,7 +1,7 @@
 """Grammars compiled for one engine's tokenizer, and what they allow after each token.
 
-Owns the mapping of ids to bytes that llguidance reads, the limits of compiling, and the state of a request's
-grammar. Knows no scheduler and no model.
+Covers the mapping of ids to bytes that llguidance reads, the limits of compiling, and the state of a
+request's grammar.
 
     grammars = Grammars(tokenizer, vocab_size=model.config.vocab_size)
     matcher = grammars.prepare(params, stop_ids)
@@ -224,7 +224,7 @@ def mask_words(vocab_size: int) -> int:
 def with_text_start(
     params: SamplingParams, tokenizer: Tokenizer | None, context: Sequence[int]
 ) -> SamplingParams:
-    """The values with the grammar told what comes before its text.
+    """The values, with the text before the grammar's own in the grammar.
 
     SentencePiece begins every text with a space that decoding drops. So does an answer's, unless it continues
     the text of ``context``.

@@ -1,6 +1,6 @@
 """What a grammar does to a process that compiles it: tried in one with limits (``LimitedProcess``).
 
-Owns the search for the part of a schema that is at fault. Knows no engine: its vocabulary is the 256 bytes.
+Covers the search for the part of a schema that is at fault.
 
     answer({"lark": lark_of(grammar), "schemas": grammar.schemas()})      # {"fault": None}
 """

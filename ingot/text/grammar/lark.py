@@ -1,6 +1,6 @@
 """Grammars in llguidance's dialect of Lark.
 
-Owns how each kind of ``Grammar`` is written there, and the wire format of tool calls. Knows no tokens.
+Covers how each kind of ``Grammar`` is written there, and the wire format of tool calls.
 
     lark_of(Grammar.choice(["yes", "no"]))
 

@@ -1,6 +1,6 @@
 """A vocabulary as llguidance sees it.
 
-Owns the way from tokens' bytes to its tokenizer and matchers, and the limits of both. Knows no ``Tokenizer``.
+Covers the way from tokens' bytes to its tokenizer and matchers, and the limits of both.
 
     matcher = new_matcher(vocabulary([bytes([i]) for i in range(256)]), lark_of(grammar))
 """

@@ -1,7 +1,7 @@
 """The JSON object of one tool call while it arrives.
 
-Owns the scan for ``name`` and ``arguments``. It follows strings and brackets and leaves the rest to whoever
-reads the arguments. Knows no content.
+Covers the scan for ``name`` and ``arguments``. It follows strings and brackets and leaves the rest to whoever
+reads the arguments.
 
     call = CallJson()
     call.feed('{"name": "add", "arguments": {"a"')     # call.name == "add"; call.take_arguments() == '{"a"'

@@ -1,6 +1,6 @@
 """Text that might be the start of a tag.
 
-Owns how much of a text must wait for more of it. Knows no tags.
+Covers how much of a text must wait for more of it.
 
     held("a <to", "<tool_call>") == 3
 """

@@ -1,6 +1,6 @@
 """An answer's thoughts apart from what it says.
 
-Owns the ``<think>`` tags of Qwen3 and DeepSeek-R1. Knows no tokens.
+Covers the ``<think>`` tags of Qwen3 and DeepSeek-R1.
 
     splitter = ThinkingSplitter(opened=opens_thinking(prompt_text))
     splitter.feed("<think>\\nHm.\\n</think>\\n\\nYes") == Split("Hm.", "Yes")

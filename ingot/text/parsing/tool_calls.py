@@ -1,6 +1,6 @@
 """Tool calls in an answer's text, as Hermes and Qwen write them.
 
-Owns the parser: text in, content and calls out, piece by piece. Knows no tools and no tokens.
+Covers the parser: text in, content and calls out, piece by piece.
 
     parser = ToolCallParser()
     parser.feed('<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>')

@@ -1,6 +1,6 @@
 """Text while tokens arrive.
 
-Owns the incremental detokenizer and the search for stop strings. Does not know where tokens come from.
+Covers the incremental detokenizer and the search for stop strings. Does not know where tokens come from.
 
     detokenizer = IncrementalDetokenizer(tokenizer); detokenizer.add([9707]) + detokenizer.flush() == "Hello"
 """

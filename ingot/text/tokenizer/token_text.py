@@ -1,7 +1,7 @@
 """Bytes of tokens become text.
 
-Owns the two ways in which vocabularies hide bytes in token names (GPT-2's alphabet, SentencePiece's pieces)
-and the stream that joins bytes to characters. Knows no tokenizer.
+Covers the two ways in which vocabularies hide bytes in token names (GPT-2's alphabet, SentencePiece's pieces)
+and the stream that joins bytes to characters.
 
     stream = Utf8Stream(); stream.feed(b"\\xe4\\xbd") + stream.feed(b"\\xa0") + stream.flush() == "你"
 """

@@ -1,7 +1,7 @@
 """Which tokenizer a folder holds.
 
-Owns the choice among tokenizer.json, SentencePiece, tiktoken (Qwen v1, Whisper) and GPT-2's vocab with
-merges. Knows none of these formats.
+Covers the choice among tokenizer.json, SentencePiece, tiktoken (Qwen v1, Whisper) and GPT-2's vocab with
+merges.
 
     tokenizer = load_tokenizer(Path("Qwen-7B-Chat"))
 """
@@ -38,8 +38,8 @@ QWEN2_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 def load_tokenizer(folder: Path, model: Mapping[str, Any] | None = None) -> Tokenizer | None:
     """The tokenizer of a checkpoint or engine folder; None when there are no tokenizer files at all.
 
-    tokenizer.json wins over the other formats, since it is what Hugging Face reads first. The others are told
-    apart by tokenizer_config.json's ``tokenizer_class`` and, without it, config.json's ``model_type``;
+    tokenizer.json wins over the other formats, since it is what Hugging Face reads first. The others differ
+    by tokenizer_config.json's ``tokenizer_class`` and, without it, config.json's ``model_type``;
     ``model`` stands for config.json where it is given.
 
     Raises:

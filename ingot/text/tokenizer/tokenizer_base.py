@@ -1,7 +1,6 @@
 """What every tokenizer offers.
 
-Owns the interface, the splitting of text at special tokens, and decoding. Knows no vocabulary format: a kind
-says how plain text becomes ids and which bytes an id stands for.
+Covers the interface, the splitting of text at special tokens, and decoding.
 
     tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
 """

@@ -1,6 +1,6 @@
 """Tokenizers that the ``tokenizers`` library runs.
 
-Owns tokenizer.json and the byte-level BPE of vocab.json with merges.txt (GPT-2, Qwen2), which is built in
+Covers tokenizer.json and the byte-level BPE of vocab.json with merges.txt (GPT-2, Qwen2), which is built in
 memory. Does not know which of them a folder should use.
 
     FastTokenizer.from_json(TokenizerFolder(folder), folder / "tokenizer.json")

@@ -1,7 +1,7 @@
 """What the JSON files beside a vocabulary say.
 
-Owns tokenizer_config.json, special_tokens_map.json, added_tokens.json and the two keys of config.json that
-name the tokenizer. Knows no vocabulary format.
+Covers tokenizer_config.json, special_tokens_map.json, added_tokens.json and the two keys of config.json that
+name the tokenizer.
 
     TokenizerFolder(Path("Qwen2-7B")).named_token("eos_token")  # "<|endoftext|>"
 """

@@ -1,7 +1,6 @@
 """What a tokenizer's files do to a process that loads them: tried in one with limits (``LimitedProcess``).
 
-Owns the texts to try. A library that runs out of memory ends its process without an exception. Knows no
-format.
+Covers the texts to try. A library that runs out of memory ends its process without an exception.
 
     answer({"folder": "checkpoint"})
 """
@@ -26,7 +25,7 @@ _MOST_TOLD = 64  # strings of the files themselves, each this long at most
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Load the tokenizer in ``folder``, encode texts and decode their ids.
 
-    Errors are not told: who asked meets the same ones, in words of their own, when it loads the tokenizer.
+    Errors are ignored: the caller gets the same ones when it loads the tokenizer.
     """
     with suppress(IngotError):
         tokenizer = load_tokenizer(Path(question["folder"]))

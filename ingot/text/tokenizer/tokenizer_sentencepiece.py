@@ -1,7 +1,7 @@
 """SentencePiece vocabularies (LLaMA, Vicuna).
 
-Owns tokenizer.model and the begin and end tokens that Hugging Face puts around its text. Does not know when a
-folder should use it.
+Covers tokenizer.model and the begin and end tokens that Hugging Face puts around its text. Does not know when
+a folder should use it.
 
     SentencePieceTokenizer.from_model(TokenizerFolder(folder), folder / "tokenizer.model")
 """

@@ -1,7 +1,7 @@
 """Vocabularies of tiktoken: those of Qwen v1 and of OpenAI's Whisper.
 
-Owns the .tiktoken file format, and each family's rules for cutting text and its special tokens. Does not know
-when a folder should use it.
+Covers the .tiktoken file format, and each family's rules for cutting text and its special tokens. Does not
+know when a folder should use it.
 
     TiktokenTokenizer.from_ranks(TokenizerFolder(folder), folder / "qwen.tiktoken", QWEN)
 """

@@ -1,6 +1,6 @@
 """The rules of Whisper's .tiktoken vocabularies.
 
-Owns the special tokens behind their last rank: languages, tasks, timestamps. Source: OpenAI's Whisper.
+Covers the special tokens behind their last rank: languages, tasks, timestamps. Source: OpenAI's Whisper.
 
     TiktokenTokenizer.from_ranks(folder, path, whisper_rules(51866))
 """

@@ -188,4 +188,4 @@ async def test_a_replica_goes_on_telling_when_an_answer_has_failed(
     found = replica(app, [])
     await found._broadcast_facts(SimpleNamespace(broadcast=broadcast))
     assert [(note, model, name) for note, model, name, _ in told] == [("note", "m", "r1")]
-    assert "the fronts cannot be told" in caplog.text
+    assert "cannot send facts to the fronts" in caplog.text
