@@ -1,7 +1,6 @@
 """What the machine can do: devices, dtypes and their names.
 
-Owns the translation between the words of a user (``auto``, ``cuda``, ``fp16``) and torch's objects. Knows no
-model.
+Translates between a user's words (``auto``, ``cuda``, ``fp16``) and torch's objects.
 
     device = resolve_device("auto")
 """

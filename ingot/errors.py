@@ -1,7 +1,7 @@
 """What a user can get wrong, and what the machine can refuse.
 
-Owns the exception types that reach users. Every one says what happened, what was seen, what is allowed, and
-what to change. Knows nothing of the code that raises them.
+The exception types that reach users. Every one says what happened, what was seen, what is allowed, and
+what to change.
 
     raise RequestError("temperature is out of range", seen=-1, fix="temperature")
 """

@@ -1,4 +1,4 @@
-"""Requests under way, each with what has come of it so far.
+"""Requests in flight, each with its results so far.
 
 Covers the meeting of the executor's updates with the calls that they belong to: many calls are open at once,
 and every step serves them all. All of it runs in one thread (``loop.py``).

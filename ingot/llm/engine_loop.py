@@ -1,7 +1,7 @@
 """The one thread that steps for every caller.
 
 Covers the way between callers and executor. What callers want goes in by one queue, which any thread may
-fill, also from a finalizer: orders, run between two steps. What comes of it goes out by a queue of each
+fill, also from a finalizer: orders, run between two steps. Results go out by a queue of each
 caller. Nothing else is shared, so there is no lock, and an interrupt of a caller's thread meets no step.
 
     loop.start(call)

@@ -44,7 +44,7 @@ _CROWD_TOKENS = 3
 
 @dataclass
 class StepCheck:
-    """What came of it.
+    """The result of a check.
 
     Attributes:
         failures: (place, message), in the order of execution.

@@ -150,7 +150,7 @@ def inputs_of(config: DecoderConfig, claims: Sequence[InputClaim]) -> list[Golde
 
 
 def claimed(run: ReferenceRun, number: int, given: GoldenInput) -> InputClaim:
-    """Encode an input in ``run``, which keeps it, and tell what came of it."""
+    """Encode an input in ``run``, which keeps it, and return what was computed."""
     modules: dict[str, Checksum] = {}
 
     def see(name: str, output: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What one HTTP request asked of an engine, and what has come of it.
+"""What one HTTP request asked of an engine, and its answers so far.
 
 Covers the text of its answers, stop strings, and the bounded buffer between an engine that never waits and a
 client that may read slowly. Lives in the event loop's thread.

@@ -24,8 +24,9 @@ _BYTES = 4  # of a float32
 
 
 class Windows:
-    """The server's side. A slot that is given back may be overwritten: the engine copies each slot before it
-    reads on, and of two messages that name a slot the first is of a request that has left.
+    """The server's side. A slot that is given back may be overwritten: the engine copies
+    a slot when a message names it, and of two messages that name a slot the first is of a request that has
+    left.
 
     Attributes:
         descriptor: of the memory: a file without a name, with as many slots as were ever taken at once.
