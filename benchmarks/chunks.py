@@ -29,7 +29,7 @@ from ingot import SamplingParams
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.kernels.cache.scales import NARROW_CACHES
+from ingot.kernels.cache.cache_scales import NARROW_CACHES
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.attention import Attention
 from ingot.layers.build_context import BuildContext

@@ -15,20 +15,25 @@ import torch.nn.functional as F
 from decode_candidates import Tiles
 
 from ingot.kernels.activation.gated_mlp import silu_mul
-from ingot.kernels.activation.operand import silu_mul_operand
+from ingot.kernels.activation.silu_mul_operand import silu_mul_operand
 from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
-from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_linear import small_linear, small_linear_parts
-from ingot.kernels.product.small_qkv import small_qkv
-from ingot.kernels.rows.endings import AS_THEY_ARE, OperandOrder
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.few_rows.small_qkv import small_qkv
+from ingot.kernels.product.packed.packed_matmul import (
+    FloatRows,
+    packed_matmul,
+    packed_matmul_parts,
+    takes_operand,
+)
 from ingot.kernels.rows.operand_rows import OperandRows
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, OperandOrder
 from ingot.kernels.tiles.packed_tiles import packed_splits
 from ingot.kernels.weight.stored_weight import AnyWeight, StoredWeight
 
@@ -63,7 +68,7 @@ SHAPES = LLAMA_7B.products()
 Plan = dict[str, Tiles | None]
 
 
-def apart(x: Rows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor:
+def apart(x: FloatRows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor:
     """A product with nothing folded into it, by ``packed_matmul`` and the tiles where bits are few."""
     if isinstance(weight, StoredWeight):
         return packed_matmul(x, weight, tiles=tiles)
@@ -178,7 +183,7 @@ class Stack:
         x, norm = self.x[:rows], (self.norm, EPS)
         x = x if "o" in small else x.clone()  # the library adds in place
         takes = {op: ordered(op, rows, self.weight(op, 0), plan, small) for op in SHAPES if op != "head"}
-        hidden: Rows
+        hidden: FloatRows
         ending = OperandOrder() if takes["qkv"] else AS_THEY_ARE
         hidden, _ = rms_norm(x, *norm, tiles=plan.get("rms"), ending=ending)
         for layer in range(self.layers):
@@ -190,7 +195,7 @@ class Stack:
                 qkv = self._sums(hidden, weights["qkv"], plan.get("qkv"))
                 q = rope_kv_write(qkv, place, tiles=plan.get("rope"))
             order = OperandOrder() if takes["o"] else None
-            attended: Rows = self.attend(q, layer, plan.get("attention"), order).flatten(1)
+            attended: FloatRows = self.attend(q, layer, plan.get("attention"), order).flatten(1)
             attended = OperandRows(attended) if takes["o"] else attended
             hidden, x = self._join(x, attended, weights["o"], "o", plan, small, takes["gate_up"])
             if "gate_up" in small:
@@ -207,7 +212,7 @@ class Stack:
             return small_linear(hidden, wide, tiles=plan.get("head"))
         return apart(hidden, wide, plan.get("head"))
 
-    def _sums(self, x: Rows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor | QkvParts:
+    def _sums(self, x: FloatRows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor | QkvParts:
         """The QKV product, in parts where its tiles split."""
         if isinstance(weight, StoredWeight):
             splits = packed_splits(self.batch, weight, self.norm.device, isinstance(x, OperandRows))
@@ -218,13 +223,13 @@ class Stack:
     def _join(
         self,
         x: torch.Tensor,
-        y: Rows,
+        y: FloatRows,
         weight: AnyWeight,
         op: str,
         plan: Plan,
         small: frozenset[str],
         ordered: bool,
-    ) -> tuple[Rows, torch.Tensor]:
+    ) -> tuple[FloatRows, torch.Tensor]:
         """The normalised stream and the stream after a product's result has joined it."""
         ending = OperandOrder() if ordered else AS_THEY_ARE
         if op in small:

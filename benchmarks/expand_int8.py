@@ -20,7 +20,7 @@ import torch
 import triton
 from int8_products import COPIES_BYTES, SHAPES, microseconds, numbers
 
-from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.weight.expand_int8 import TILES, expand_int8
 from ingot.kernels.weight.int4_weight import GROUPS, Int4Weight, num_groups

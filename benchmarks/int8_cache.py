@@ -27,7 +27,7 @@ from timing import READ_GB_S, compact, graph_us
 from ingot.kernels.attention.attention_arguments import Scoring, Sequences
 from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
-from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.forward_batch import LayerCache
 

@@ -30,9 +30,9 @@ import triton
 
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.rows.endings import InInt8
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.rows.row_endings import InInt8
 from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,
     busiest_bytes,

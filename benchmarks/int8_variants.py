@@ -1,11 +1,11 @@
 """Which tiles the products of a decode step should have, of 8 bits on both sides or of weights of 4 inside 8:
 timed inside the whole step, 16 layers of the 7B shape over a cache in fp16 in a CUDA graph, without a head,
-as layers/forward.py goes.
+as layers/decoder_forward.py goes.
 
 First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Those of
 4 bits, which have products up to 16 rows, load straight into registers; of 8 bits the parts of the products
 of many rows are among them from 17 rows on. A case's kernels are compiled by all cores before it is timed,
-and its figures written when it ends. A line a case says what to enter in ``kernels/tiles/tables.py``.
+and its figures written when it ends. A line a case says what to enter in ``kernels/tiles/tile_tables.py``.
 
     python benchmarks/int8_variants.py --json docs/results/int8_variants.json
     python benchmarks/int8_variants.py --cases 8x8,4x1 --limit-s 60  # bits x rows
@@ -39,11 +39,11 @@ from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
-from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton
-from ingot.kernels.product.small_qkv import small_int8_qkv_triton
-from ingot.kernels.rows.endings import InInt8
+from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
+from ingot.kernels.rows.row_endings import InInt8
 from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
 

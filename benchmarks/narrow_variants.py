@@ -4,7 +4,7 @@ the whole step, 16 layers of the 7B shape in a CUDA graph, without a head.
 First the ways: all products in the small kernels, each in ``packed_matmul``, and the best of those together.
 Then every op's tiles of both kinds in turn; what makes the step faster stays for the next op. A case's
 kernels are compiled by all cores before it is timed, and its figures written when it ends. A line a case says
-what to enter in ``layers/ways.py`` and ``kernels/tiles/tables.py``.
+what to enter in ``layers/product_choice.py`` and ``kernels/tiles/tile_tables.py``.
 
     python benchmarks/narrow_variants.py --json docs/results/narrow_variants.json
     python benchmarks/narrow_variants.py --cases 4x64,8x64 --limit-s 240    # bits x rows
@@ -33,11 +33,11 @@ from decode_candidates import Tiles
 from decode_stack import Plan, Shape, Stack, apart, ordered
 from tile_sweep import arguments, run_cases, runs
 
-from ingot.kernels.overlap import overlaps
-from ingot.kernels.product.packed_matmul import packed_matmul_parts
-from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_linear import small_linear_parts
-from ingot.kernels.product.small_qkv import small_qkv
+from ingot.kernels.launch_overlap import overlaps
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear_parts
+from ingot.kernels.product.few_rows.small_qkv import small_qkv
+from ingot.kernels.product.packed.packed_matmul import packed_matmul_parts
 from ingot.kernels.rows.operand_rows import operand_rows
 from ingot.kernels.tiles.packed_tiles import packed_candidates
 from ingot.kernels.tiles.product_tiles import MAX_ROWS

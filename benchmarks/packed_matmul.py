@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from narrow_variants import narrow_weight
 from timing import compact, graph_us
 
-from ingot.kernels.product.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
+from ingot.kernels.product.packed.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
 from ingot.kernels.rows.operand_rows import operand_rows
 from ingot.kernels.tiles.packed_tiles import packed_candidates
 from ingot.kernels.weight.dequantize import dequantize

@@ -16,10 +16,15 @@ import torch
 import torch.nn.functional as F
 
 from ingot.kernels.activation.gated_mlp import silu_mul
-from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.product.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
-from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
+from ingot.kernels.product.packed.packed_matmul import (
+    FloatRows,
+    packed_matmul,
+    packed_matmul_parts,
+    takes_operand,
+)
 from ingot.kernels.rows.int8_rows import Int8Sums, Int8Weight, int8_product, quantize_rows
 from ingot.kernels.rows.operand_rows import operand_rows
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
@@ -155,7 +160,7 @@ def _decode_kernel(
     if x.shape[0] > FRAGMENT_ROWS:
         split = shape in SPLIT
         ordered = takes_operand(x.shape[0], weight, x.device, split)
-        rows: Rows = operand_rows(x) if ordered else x
+        rows: FloatRows = operand_rows(x) if ordered else x
         if split or (shape == "qkv" and packed_splits(x.shape[0], weight, x.device, ordered) > 1):
             return "packed_matmul_parts", lambda w: packed_matmul_parts(rows, w), lambda parts: parts.sum(0)
         return "packed_matmul", lambda w: packed_matmul(rows, w), torch.Tensor.float

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 
-from ingot.kernels.sampling.draw import draw, greedy
+from ingot.kernels.sampling.token_draw import draw, greedy
 from ingot.runtime.sampling.sampler import (
     RowSampling,
     SamplerOutput,

@@ -49,7 +49,7 @@ class Checkpoint:
         config: config.json as it is.
         generation_config: generation_config.json as it is; {} where there is none.
         tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
-        packed: the layers that are stored in fewer bits (packed.py); None: all are whole.
+        packed: the layers that are stored in fewer bits (packed_tensors.py); None: all are whole.
     """
 
     def __init__(

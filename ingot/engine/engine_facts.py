@@ -32,7 +32,7 @@ from ingot.errors import EngineError
 from ingot.layers.chosen_kernels import PLAIN, told
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import LayerCache
-from ingot.layers.ways import Ways, fuses
+from ingot.layers.product_choice import Ways, fuses
 from ingot.memory.memory_sizes import cache_dtype, encoded_position_bytes, kv_bytes_per_token
 from ingot.models.model_registry import architecture_named
 

@@ -315,7 +315,7 @@ class ReferenceRun(Hooks):
             stored = scheme.stored(tensors, linear.in_features)
             pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
         by_blocks = self._witness is not None and scheme.form == "blocks"
-        y, noise = self._products(x, pieces, scheme.block_product(tensors).steps if by_blocks else None)
+        y, noise = self._products(x, pieces, scheme.block_tensors(tensors).steps if by_blocks else None)
         if linear.has_bias:
             bias = self.weights[f"{name}.bias"].to(self.weights.device, self.arithmetic.dtype)
             y += bias if scheme.form == "blocks" else self.arithmetic.round(bias)  # in the shift it is fp32

@@ -21,9 +21,9 @@ from ingot.kernels.attention.int8_heads import OutScales, scales_at
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
-from ingot.kernels.cache.placement import HeadNorms, Placement, QkvHeads
+from ingot.kernels.cache.qkv_placement import HeadNorms, Placement, QkvHeads
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
-from ingot.kernels.checks import merge_tiles
+from ingot.kernels.kernel_checks import merge_tiles
 from ingot.kernels.tiles.prefill_tiles import default_tiles
 from ingot.layers.build_context import BuildContext, empty_weight
 from ingot.layers.forward_batch import ForwardBatch, LayerCache

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ingot.layers.decoder import Decoder
-from ingot.layers.forward import Operations
-from ingot.layers.products import (
+from ingot.layers.decoder_forward import Operations
+from ingot.layers.layer_products import (
     AddedProduct,
     BlockProduct,
     Int8Product,
@@ -19,7 +19,7 @@ from ingot.layers.products import (
     Product,
     SmallProduct,
 )
-from ingot.layers.ways import Step, Ways
+from ingot.layers.product_choice import Step, Ways
 
 PLAIN = {"every step": "module by module"}  # where nothing is fused
 NAMES = ("qkv", "output", "up", "down")

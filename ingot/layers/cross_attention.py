@@ -17,7 +17,7 @@ from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring
 from ingot.kernels.attention.int8_heads import OutScales
 from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
-from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.build_context import BuildContext
 from ingot.layers.forward_batch import ForwardBatch, LayerCache

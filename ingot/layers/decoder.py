@@ -6,7 +6,7 @@ their weight maps. Submodules carry Hugging Face LLaMA's names (``layers.0.self_
 architecture.
 
     hidden = decoder.embed(batch.input_ids, batch.positions)
-    logits = Operations(decoder, ways, step).logits(hidden, batch, caches)     # forward.py
+    logits = Operations(decoder, ways, step).logits(hidden, batch, caches)     # decoder_forward.py
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ingot.layers.build_context import BuildContext
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.embedding import Embedding
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
-from ingot.layers.forms import RawForm, Rows
 from ingot.layers.forward_batch import ForwardBatch, LayerCache, Spliced
+from ingot.layers.layer_products import LayerProducts, Product, SkippingProduct
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import make_mlp
 from ingot.layers.norm import make_norm
-from ingot.layers.products import LayerProducts, Product, SkippingProduct
 from ingot.layers.rotary import RotaryTable
+from ingot.layers.row_forms import RawForm, Rows
 
 
 class DecoderLayer(nn.Module):
@@ -63,7 +63,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Rows, torch.Tensor]:
         """(normalised input, hidden states [T, hidden_size]) → the same of the next layer.
 
-        ``hidden`` may be written over; ``products`` are this layer's, for this kind of step (ways.py).
+        ``hidden`` may be overwritten; ``products`` are this layer's, as product_choice.py chose them.
         """
         attended = self._attended(x, batch, cache, rope, products)
         norm, post = self.post_attention_layernorm, self.self_attn_norm

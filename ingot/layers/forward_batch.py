@@ -18,9 +18,9 @@ import torch
 
 from ingot.device import expect_e4m3
 from ingot.kernels.attention.attention_arguments import Sequences, TileList
+from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, CacheScales
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.placement import TokenPlaces
-from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales
+from ingot.kernels.cache.qkv_placement import TokenPlaces
 from ingot.layers.observer import Observed, Observer
 from ingot.layers.step_layout import StepLayout
 

@@ -15,7 +15,7 @@ from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.build_context import BuildContext
 from ingot.layers.norm import RMSNorm
-from ingot.quant.schemes.linear_scheme import BlockProduct, LinearScheme
+from ingot.quant.schemes.linear_scheme import BlockTensors, LinearScheme
 from ingot.quant.schemes.scheme_registry import Dense
 
 
@@ -63,9 +63,9 @@ class Linear(nn.Module):
         """
         return self.scheme.int8_weight(self._parameters, self.in_features, rows)
 
-    def in_blocks(self) -> BlockProduct:
+    def in_blocks(self) -> BlockTensors:
         """What products by blocks read, of a scheme of form ``blocks``."""
-        return self.scheme.block_product(self._parameters)
+        return self.scheme.block_tensors(self._parameters)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""

@@ -16,7 +16,7 @@ from torch import nn
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import StackConfig
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul
-from ingot.kernels.activation.plain import Plain, plain_activation
+from ingot.kernels.activation.plain_activation import Plain, plain_activation
 from ingot.layers.build_context import BuildContext
 from ingot.layers.linear import Linear
 

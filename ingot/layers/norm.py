@@ -1,7 +1,8 @@
 """Normalisation with the residual add inside.
 
-Owns the two norm modules. Both take what the last branch added and the residual so far, and hand back the
-normalised sum and the sum; a form of rows (forms.py) has its ending and a product's parts. Knows no model.
+Owns the two norm modules. Both take what the last branch added and the residual so far, and return the
+normalised sum and the sum; a form of rows (row_forms.py) has its ending and a product's parts. Knows no
+model.
 
     hidden, residual = RMSNorm(4096, 1e-6, ctx)(delta, residual)
 """
@@ -16,11 +17,11 @@ from torch import nn
 
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import TileTable
-from ingot.kernels.norm.kernel import Parts
 from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.norm_kernel import Parts
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 from ingot.layers.build_context import BuildContext, empty_weight
 
 

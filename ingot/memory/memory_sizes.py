@@ -29,8 +29,8 @@ from ingot.config.step_sizes import (
 )
 from ingot.config.units import size_text
 from ingot.device import dtype_name
-from ingot.kernels.attention.scores import capped_rows
-from ingot.kernels.cache.scales import NARROW_CACHES, SCALE_BYTES
+from ingot.kernels.attention.score_exponents import capped_rows
+from ingot.kernels.cache.cache_scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.empty_model import empty_model, stored_tensors

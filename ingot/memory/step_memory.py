@@ -21,7 +21,7 @@ from ingot.config.step_sizes import (
     request_buckets,
     tile_list_length,
 )
-from ingot.kernels.sampling.penalties import count_dtype
+from ingot.kernels.sampling.token_penalties import count_dtype
 from ingot.kernels.tiles.prefill_tiles import TILES_HALF
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 

@@ -31,7 +31,7 @@ _AGAIN = "correct config.json, or download it again"
 
 
 class Model(Protocol):
-    """What sets models apart where they run; ``Decoder`` is one. Their layers run in layers/forward.py.
+    """What sets models apart where they run; ``Decoder`` is one. layers/decoder_forward.py runs their layers.
 
     What becomes of the encoded is ``DecoderConfig.wiring``.
     """

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ingot.engine.reference_run import KeysValues, SequenceSpan
-from ingot.kernels.cache.scales import E4M3, dequantize_heads
+from ingot.kernels.cache.cache_scales import E4M3, dequantize_heads
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import LayerCache

@@ -1,7 +1,7 @@
 """Activations as values of 8 or 4 bits hold them, in plain floating point.
 
-Covers the rules of kernels/rows/int8_rows.py, kernels/rows/block_rows.py and kernels/cache/scales.py a second
-time, for references that share nothing with what they judge: any dtype, no values but what they mean.
+Covers the rules of kernels/rows/int8_rows.py, kernels/rows/block_rows.py and kernels/cache/cache_scales.py a
+second time, for references that share nothing with what they judge: any dtype, no values but what they mean.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ingot.config.modality import TEXT
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
-from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
+from ingot.kernels.sampling.feed_tokens import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_error import capacity_of, first_sentence, out_of_memory, ran_out

@@ -19,8 +19,8 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import EngineError, RequestError
-from ingot.kernels.sampling.masks import mask_tokens
-from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
+from ingot.kernels.sampling.feed_tokens import NOT_A_NUMBER
+from ingot.kernels.sampling.masked_tokens import mask_tokens
 from ingot.runtime.sampling.grammar_masks import GrammarMasks
 from ingot.runtime.sampling.log_normaliser import log_normaliser
 from ingot.runtime.sampling.logits import apply_brought

@@ -26,7 +26,7 @@ from ingot.llm.outputs import Piece
 from ingot.llm.prompt_inputs import PromptLike
 from ingot.serve.api_errors import ApiError
 from ingot.serve.engine_calls.answering import Answering, Job
-from ingot.serve.json_parts import Rows, in_parts
+from ingot.serve.json_parts import LazyList, in_parts
 from ingot.serve.request_schemas import Sampling
 from ingot.serve.response_formats import AnswerFormat
 from ingot.serve.served_model import ServedModel
@@ -74,7 +74,7 @@ class ApiCall(ABC):
         self._no_usage = {"usage": None} if self._with_usage and self.names_no_usage else {}
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer; its lists may be ``Rows``.
+        """The whole answer; its lists may be ``LazyList``.
 
         Raises:
             ApiError: it cannot be served.
@@ -97,7 +97,7 @@ class ApiCall(ABC):
 
     def full_answer(self, found: Answering) -> dict[str, Any]:
         """The body of the whole answer."""
-        choices = Rows(lambda: self.choices(found), flat=False)
+        choices = LazyList(lambda: self.choices(found), flat=False)
         return self.head(self.kind) | {"choices": choices, "usage": usage(found)}
 
     async def chunks(self, found: Answering) -> AsyncGenerator[bytes, None]:
@@ -108,7 +108,7 @@ class ApiCall(ABC):
             if choice["logprobs"] is None:
                 yield event(head | {"choices": [choice]} | usage_field)
                 continue
-            one = Rows(partial(iter, (choice,)), flat=False)
+            one = LazyList(partial(iter, (choice,)), flat=False)
             async for data in in_parts(head | {"choices": one} | usage_field, b"data: ", b"\n\n"):
                 yield data
         if self._with_usage:

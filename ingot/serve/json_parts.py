@@ -3,7 +3,7 @@
 The event loop makes them, and every stream waits for it: a part takes a few milliseconds, and between two
 parts the loop goes on. Independent of what the values mean.
 
-    async for data in in_parts({"choices": Rows(lambda: map(entry, tokens))}): ...
+    async for data in in_parts({"choices": LazyList(lambda: map(entry, tokens))}): ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AT_ONCE = 16  # items of a list that are encoded together
 _encoder = msgspec.json.Encoder()
 
 
-class Rows:
+class LazyList:
     """A list whose items are made when it is read.
 
     Args:
@@ -43,8 +43,8 @@ class _Count:
 
 
 async def in_parts(value: Any, before: bytes = b"", after: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """A JSON value that may hold ``Rows``, as bytes between two others. Several at once share the time of a
-    part.
+    """A JSON value that may hold ``LazyList``, as bytes between two others. Several at once share the time of
+    a part.
     """
     _Count.now += 1
     try:
@@ -73,11 +73,11 @@ def _parts(value: Any, before: bytes, after: bytes) -> Iterator[bytes]:
 
 def _pieces(value: Any) -> Iterator[bytes]:
     """Bytes, little by little."""
-    if isinstance(value, Rows):
+    if isinstance(value, LazyList):
         yield b"["
         yield from _flat_items(value) if value.flat else _items(value)
         yield b"]"
-    elif isinstance(value, dict) and any(isinstance(one, (Rows, dict)) for one in value.values()):
+    elif isinstance(value, dict) and any(isinstance(one, (LazyList, dict)) for one in value.values()):
         comma = b"{"
         for key, one in value.items():
             yield comma + _encoder.encode(key) + b":"
@@ -88,7 +88,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield _encoder.encode(value)
 
 
-def _items(rows: Rows) -> Iterator[bytes]:
+def _items(rows: LazyList) -> Iterator[bytes]:
     comma = b""
     for item in rows:
         yield comma
@@ -96,7 +96,7 @@ def _items(rows: Rows) -> Iterator[bytes]:
         comma = b","
 
 
-def _flat_items(rows: Rows) -> Iterator[bytes]:
+def _flat_items(rows: LazyList) -> Iterator[bytes]:
     comma, held = b"", []
     for item in rows:
         held.append(item)

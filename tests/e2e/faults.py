@@ -20,8 +20,10 @@ from ingot import LLM, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import Engine
-from ingot.kernels.cache.placement import Placement
-from ingot.layers import attention, forms, mlp, products
+from ingot.kernels.cache.qkv_placement import Placement
+from ingot.layers import attention, mlp
+from ingot.layers import layer_products as products
+from ingot.layers import row_forms as forms
 from ingot.layers.decoder import Decoder
 from ingot.layers.rotary import RotaryTable
 from tests.e2e.folders import ROOT

@@ -25,7 +25,7 @@ from ingot.config.step_sizes import (
     tile_list_length,
 )
 from ingot.errors import RequestError
-from ingot.kernels.sampling.token_feed import take_tokens
+from ingot.kernels.sampling.feed_tokens import take_tokens
 from ingot.layers.step_layout import StepLayout
 from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduling.request import Request

@@ -13,7 +13,7 @@ from ingot import LLM, SamplingParams
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import LAYERED_TOKENS
 from ingot.engine.engine_loader import setting_of
-from ingot.layers.forward import Between
+from ingot.layers.decoder_forward import Between
 from ingot.memory.ledger import ledger
 from ingot.memory.step_memory import layered_bytes, step_buffer_bytes
 from tests.e2e.same_tokens import ALONE, Asked, Rows, alone, run

@@ -16,8 +16,8 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
-from ingot.kernels.cache import scales as cache_scales
-from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales
+from ingot.kernels.cache import cache_scales
+from ingot.kernels.cache.cache_scales import NARROW_CACHES, CacheScales
 from ingot.layers.forward_batch import LayerCache
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec

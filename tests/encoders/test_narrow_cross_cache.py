@@ -14,7 +14,7 @@ from ingot import LLM, SamplingParams, build
 from ingot.building.ledger_source import read_setting
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.manifest import Manifest
-from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales, dequantize_heads
+from ingot.kernels.cache.cache_scales import NARROW_CACHES, CacheScales, dequantize_heads
 from ingot.layers.forward_batch import LayerCache
 from ingot.memory.ledger import ledger
 from ingot.proof.verify_engine import verify

@@ -13,7 +13,7 @@ import torch
 from ingot.kernels.activation.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
-from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.rows.block_rows import BlockSteps
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.compile_int8_cases import weight_in_8

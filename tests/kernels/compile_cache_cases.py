@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.cache.scales import E4M3, CacheScales
+from ingot.kernels.cache.cache_scales import E4M3, CacheScales
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, LONG, empty
 from tests.kernels.flat_calls import (

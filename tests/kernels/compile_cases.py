@@ -14,15 +14,15 @@ from ingot.kernels.activation.gated_mlp import silu_mul_triton
 from ingot.kernels.norm.layer_norm import layer_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up_triton
+from ingot.kernels.product.few_rows.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
-from ingot.kernels.product.small_gate_up import small_gate_up_triton
-from ingot.kernels.product.small_linear import small_linear_parts_triton, small_linear_triton
-from ingot.kernels.sampling.draw import draw_triton, greedy_triton
-from ingot.kernels.sampling.logprobs import logprobs_triton
-from ingot.kernels.sampling.masks import mask_tokens_triton
-from ingot.kernels.sampling.penalties import BiasTable, penalize_triton
-from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
-from ingot.kernels.sampling.transcript import TranscriptRows, TranscriptTables, hold_transcripts_triton
+from ingot.kernels.sampling.feed_tokens import keep_tokens_triton, take_tokens_triton
+from ingot.kernels.sampling.masked_tokens import mask_tokens_triton
+from ingot.kernels.sampling.row_logprobs import logprobs_triton
+from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTables, hold_transcripts_triton
+from ingot.kernels.sampling.token_draw import draw_triton, greedy_triton
+from ingot.kernels.sampling.token_penalties import BiasTable, penalize_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 from tests.kernels.flat_calls import (

@@ -12,7 +12,7 @@ from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8_triton
 from ingot.kernels.activation.softcap import softcap_triton
 from ingot.kernels.norm.post_norm import post_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
-from ingot.kernels.rows.endings import AS_THEY_ARE, InInt8, OperandOrder
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, InInt8, OperandOrder
 from tests.kernels.compile_block_cases import block_steps
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.flat_calls import (

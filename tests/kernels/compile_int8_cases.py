@@ -14,12 +14,12 @@ from ingot.kernels.activation.silu_mul_int8 import quantized_triton, silu_mul_in
 from ingot.kernels.norm.layer_norm import layer_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
-from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
-from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
-from ingot.kernels.rows.endings import InInt8
+from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
+from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.rows.row_endings import InInt8
 from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, MOST_GROUP_RESULTS
-from ingot.kernels.tiles.tables import listed
+from ingot.kernels.tiles.tile_tables import listed
 from ingot.kernels.weight.int4_weight import Int4Weight
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.flat_calls import small_int8_qkv_triton, small_qkv_triton

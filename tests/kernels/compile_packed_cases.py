@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.product.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
+from ingot.kernels.product.packed.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
 from ingot.kernels.rows.operand_rows import OperandRows
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
 

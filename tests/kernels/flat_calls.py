@@ -18,10 +18,10 @@ from ingot.kernels.attention import paged_stream as stream
 from ingot.kernels.attention import prefill_attention as prefill
 from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences, TileList
 from ingot.kernels.cache import rope_kv_write as rope
+from ingot.kernels.cache.cache_scales import CacheScales
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.placement import HeadNorms, Placement, QkvHeads, TokenPlaces
-from ingot.kernels.cache.scales import CacheScales
-from ingot.kernels.product import small_qkv as product
+from ingot.kernels.cache.qkv_placement import HeadNorms, Placement, QkvHeads, TokenPlaces
+from ingot.kernels.product.few_rows import small_qkv as product
 
 Op = Callable[..., torch.Tensor]
 Tensor = torch.Tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.kernels.cache.scales import CacheScales, dequantize_heads, quantize_heads
+from ingot.kernels.cache.cache_scales import CacheScales, dequantize_heads, quantize_heads
 from tests.kernels.paged_case import PagedCase
 
 

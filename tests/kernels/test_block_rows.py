@@ -13,7 +13,7 @@ from ingot.kernels.activation.silu_mul_blocks import (
     silu_mul_in_blocks,
     silu_mul_in_blocks_triton,
 )
-from ingot.kernels.product.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_triton
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.tiles.int8_tiles import small_int8_tiles

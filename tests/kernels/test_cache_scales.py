@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from ingot.errors import DeviceError
-from ingot.kernels.cache.narrow import cache_scale_of, cache_values_of
-from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
+from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
+from ingot.kernels.cache.int8_cache_values import cache_scale_of, cache_values_of
 from ingot.layers.forward_batch import LayerCache
 from ingot.quant.plain_rows import rounded_heads
 from tests.kernels.numerics import normal

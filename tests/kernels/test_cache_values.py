@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache import narrow
-from ingot.kernels.cache.narrow import query_words, widened, word_products, word_values
+from ingot.kernels.cache import int8_cache_values as narrow
+from ingot.kernels.cache.int8_cache_values import query_words, widened, word_products, word_values
 from tests.kernels.carried_out import carried_out
 from tests.kernels.numerics import normal
 

@@ -10,7 +10,7 @@ import torch
 from ingot.config.kernel_plan import OPS
 from ingot.kernels.activation import gated_mlp
 from ingot.kernels.cache import rope_kv_write
-from ingot.kernels.checks import merge_tiles
+from ingot.kernels.kernel_checks import merge_tiles
 from ingot.kernels.norm import layer_norm, rms_norm
 from ingot.kernels.tiles import prefill_tiles
 

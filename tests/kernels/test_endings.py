@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.norm.kernel import Parts
 from ingot.kernels.norm.layer_norm import layer_norm, layer_norm_triton
+from ingot.kernels.norm.norm_kernel import Parts
 from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from ingot.kernels.rows.block_rows import quantize_in_blocks
-from ingot.kernels.rows.endings import Ending, InInt8, OperandOrder, Rows
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, quantize_rows
 from ingot.kernels.rows.operand_rows import OperandRows, operand_rows
+from ingot.kernels.rows.row_endings import Ending, InInt8, OperandOrder, Rows
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_block_rows import assert_rows, block_steps
 

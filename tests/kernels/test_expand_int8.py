@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.product import small_int8
-from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.product.few_rows import small_int8
+from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.rows.int8_rows import quantize_rows
 from ingot.kernels.weight.expand_int8 import expand_int8, expand_int8_triton
 from ingot.kernels.weight.int4_weight import GROUPS, expanded, fits_int8, numbers_of, rows_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.product.fragment_values import centre, excess, lift
-from ingot.kernels.product.small_linear import small_linear_parts, small_linear_parts_triton
+from ingot.kernels.product.few_rows.fragment_values import centre, excess, lift
+from ingot.kernels.product.few_rows.small_linear import small_linear_parts, small_linear_parts_triton
 from ingot.kernels.tiles.product_tiles import settled, small_tiles, split_tiles
 from ingot.kernels.weight.stored_weight import dequantized
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal

@@ -7,7 +7,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
-from ingot.kernels.activation.plain import plain_activation
+from ingot.kernels.activation.plain_activation import plain_activation
 from ingot.kernels.activation.silu_mul_int8 import (
     Plain,
     quantized,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.product.int8_linear import int8_linear_parts_triton
-from ingot.kernels.product.plans import PARTS, int8_plan
-from ingot.kernels.product.small_int8 import small_int8_linear_triton
+from ingot.kernels.product.few_rows.resolved_launch import PARTS, int8_launch
+from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
@@ -50,7 +50,7 @@ def test_sums_are_exact(
     """Of pairs that become numbers in registers."""
     x, weight = int8_rows(rows, width, impl.device), four_bits(outputs, width, group, impl.device)
     tiles = TILES | {"SPLITS": splits} | changes
-    assert int8_plan(PARTS, x, weight, tiles).loop.KIND == "int8_fragments"
+    assert int8_launch(PARTS, x, weight, tiles).loop.KIND == "int8_fragments"
     sums = int8_linear_parts_triton(x, weight, tiles)
     assert isinstance(sums, Int8Sums)
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
@@ -136,6 +136,6 @@ def test_where_they_do_not_fit(case: str) -> None:
         values = torch.zeros(rows, width + 16, dtype=torch.int8)[:, 1 : width + 1]
         x = Int8Rows(values, x.scales)
     changes = {"shares": {"PROGRAMS": 2}, "narrow chunks": {"BLOCK_K": 64}}.get(case, {})
-    assert int8_plan(PARTS, x, weight, TILES | changes).loop.KIND == "matrix"
-    fits = int8_plan(PARTS, int8_rows(4, 256, "cpu"), four_bits(32, 256, 64, "cpu"), TILES)
+    assert int8_launch(PARTS, x, weight, TILES | changes).loop.KIND == "matrix"
+    fits = int8_launch(PARTS, int8_rows(4, 256, "cpu"), four_bits(32, 256, 64, "cpu"), TILES)
     assert (fits.loop.KIND, fits.loop.FRAGMENTS) == ("int8_fragments", 2)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.product.int8_linear import int8_linear, int8_linear_triton
-from ingot.kernels.product.int8_matmul import int8_matmul_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.product.int8.int8_matmul import int8_matmul_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, int8_sums
 from ingot.kernels.tiles.int8_tiles import (
     Machine,

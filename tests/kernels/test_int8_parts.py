@@ -8,8 +8,12 @@ import torch
 from ingot.errors import IngotError
 from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
-from ingot.kernels.product.int8_linear import int8_linear_parts, int8_linear_parts_triton, int8_linear_triton
-from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton
+from ingot.kernels.product.int8.int8_linear import (
+    int8_linear_parts,
+    int8_linear_parts_triton,
+    int8_linear_triton,
+)
+from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
 from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,

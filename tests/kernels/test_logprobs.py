@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ingot.errors import DeviceError
-from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.logprobs import logprobs, logprobs_triton
+from ingot.kernels.kernel_checks import KernelArgumentError
+from ingot.kernels.sampling.row_logprobs import logprobs, logprobs_triton
 from ingot.runtime.sampling.token_logprobs import leave_logprobs_reference
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.masks import mask_tokens, mask_tokens_reference, mask_tokens_triton
+from ingot.kernels.kernel_checks import KernelArgumentError
+from ingot.kernels.sampling.masked_tokens import mask_tokens, mask_tokens_reference, mask_tokens_triton
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
 
 INF, NAN = float("inf"), float("nan")

@@ -10,7 +10,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.attention.paged_attention import candidate_tiles
-from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales, quantize_heads
+from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, CacheScales, quantize_heads
 from tests.kernels import test_invariant_attention as invariant
 from tests.kernels import test_paged_attention as decode
 from tests.kernels import test_paged_stream as stream

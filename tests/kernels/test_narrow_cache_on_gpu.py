@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.kernels.attention.paged_attention import candidate_tiles
-from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales, quantize_heads
+from ingot.kernels.cache.cache_scales import NARROW_CACHES, CacheScales, quantize_heads
 from tests.kernels.flat_calls import paged_attention, prefill_attention, rope_kv_write
 from tests.kernels.narrow_cache_case import NarrowCase, narrow_case
 from tests.kernels.numerics import assert_near, normal

@@ -13,8 +13,8 @@ from ingot.kernels.attention.paged_attention import default_tiles
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from tests.kernels.flat_calls import (
     paged_attention,
     prefill_attention,

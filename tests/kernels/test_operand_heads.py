@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.rows.endings import OperandOrder
 from ingot.kernels.rows.operand_rows import OperandRows
+from ingot.kernels.rows.row_endings import OperandOrder
 from tests.kernels.flat_calls import (
     paged_attention,
     paged_attention_triton,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.operand import silu_mul_operand, silu_mul_operand_triton
-from ingot.kernels.product.packed_matmul import (
+from ingot.kernels.activation.silu_mul_operand import silu_mul_operand, silu_mul_operand_triton
+from ingot.kernels.product.packed.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
     packed_matmul_parts_triton,

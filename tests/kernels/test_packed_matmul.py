@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.product.packed_matmul import (
+from ingot.kernels.product.packed.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
     packed_matmul_parts_triton,

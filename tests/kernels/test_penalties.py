@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.penalties import (
+from ingot.kernels.kernel_checks import KernelArgumentError
+from ingot.kernels.sampling.token_penalties import (
     ENDS,
     GENERATED,
     IN_PROMPT,

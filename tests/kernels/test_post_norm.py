@@ -11,9 +11,9 @@ from ingot.kernels.norm.post_norm import post_norm, post_norm_triton
 from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
-from ingot.kernels.rows.endings import InInt8, OperandOrder
 from ingot.kernels.rows.int8_rows import quantize_rows
 from ingot.kernels.rows.operand_rows import operand_rows
+from ingot.kernels.rows.row_endings import InInt8, OperandOrder
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_int8_ends import assert_rows
 

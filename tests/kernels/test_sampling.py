@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from ingot.errors import DeviceError
-from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.draw import draw, draw_triton, greedy, greedy_triton
-from ingot.kernels.sampling.rows import uniform_of, weights_of
+from ingot.kernels.kernel_checks import KernelArgumentError
+from ingot.kernels.sampling.score_rows import uniform_of, weights_of
+from ingot.kernels.sampling.token_draw import draw, draw_triton, greedy, greedy_triton
 from ingot.runtime.sampling.sampler import (
     RowSampling,
     SamplingTensors,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.product.int8_linear import int8_linear_parts, int8_linear_parts_triton
-from ingot.kernels.product.small_int8 import small_int8_linear_triton
+from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear_parts, int8_linear_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal

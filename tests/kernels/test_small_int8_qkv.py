@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels.cache.cache_scales import CacheScales
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
-from ingot.kernels.cache.scales import CacheScales
-from ingot.kernels.product import small_qkv as module
+from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.product.few_rows import small_qkv as module
 from ingot.kernels.rows.int8_rows import Int8Rows, int8_product
 from tests.kernels.flat_calls import rope_kv_write, small_int8_qkv, small_int8_qkv_triton
 from tests.kernels.int8_case import int8_rows, int8_weight

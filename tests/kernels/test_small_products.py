@@ -11,9 +11,9 @@ import torch
 from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.norm.rms_norm import rms_norm
-from ingot.kernels.product.plans import even_share
-from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.product.small_linear import (
+from ingot.kernels.product.few_rows.resolved_launch import even_share
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up, small_gate_up_triton
+from ingot.kernels.product.few_rows.small_linear import (
     small_linear,
     small_linear_parts,
     small_linear_parts_triton,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.plain import Plain, plain_activation
-from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.product.small_linear import (
+from ingot.kernels.activation.plain_activation import Plain, plain_activation
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up, small_gate_up_triton
+from ingot.kernels.product.few_rows.small_linear import (
     small_linear,
     small_linear_parts,
     small_linear_parts_triton,

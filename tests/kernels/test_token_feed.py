@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.sampling.penalties import GENERATED
-from ingot.kernels.sampling.token_feed import keep_tokens, keep_tokens_triton, take_tokens, take_tokens_triton
+from ingot.kernels.sampling.feed_tokens import (
+    keep_tokens,
+    keep_tokens_triton,
+    take_tokens,
+    take_tokens_triton,
+)
+from ingot.kernels.sampling.token_penalties import GENERATED
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation
 
 

@@ -11,8 +11,8 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.transcript_rules import TranscriptRules
-from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.transcript import (
+from ingot.kernels.kernel_checks import KernelArgumentError
+from ingot.kernels.sampling.timestamp_rules import (
     TranscriptRows,
     TranscriptTables,
     hold_transcripts,

@@ -46,7 +46,7 @@ def interpreted(wanted: Callable[[], bool]) -> Iterator[None]:
         (module, module.runs_on_gpu)
         for name, module in list(sys.modules.items())
         if name.startswith("ingot.kernels.")
-        and name != "ingot.kernels.checks"
+        and name != "ingot.kernels.kernel_checks"
         and hasattr(module, "runs_on_gpu")
     ]
     for module, original in changed:

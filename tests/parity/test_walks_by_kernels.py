@@ -21,10 +21,12 @@ from ingot.device import DTYPES
 from ingot.kernels.attention import prefill_reference
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import rms_norm
-from ingot.kernels.product import int8_linear
+from ingot.kernels.product.int8 import int8_linear
 from ingot.kernels.rows.int8_rows import Int8Rows
-from ingot.layers import attention, forms, norm, products
-from ingot.layers.forward import Operations
+from ingot.layers import attention, norm
+from ingot.layers import layer_products as products
+from ingot.layers import row_forms as forms
+from ingot.layers.decoder_forward import Operations
 from ingot.quant.schemes import int4_in_int8
 from tests.kernels.interpreter import fill_bfloat16_gaps
 from tests.parity.kernel_witness import Witness, interpreted

@@ -12,10 +12,10 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.chosen_kernels import told
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.forms import BlockForm, DenseForm, Int8Form, RawForm
 from ingot.layers.forward_batch import LayerCache
-from ingot.layers.products import BlockProduct, LayerProducts, Product, SmallProduct
-from ingot.layers.ways import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, Ways, fuses, small_products
+from ingot.layers.layer_products import BlockProduct, LayerProducts, Product, SmallProduct
+from ingot.layers.product_choice import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, Ways, fuses, small_products
+from ingot.layers.row_forms import BlockForm, DenseForm, Int8Form, RawForm
 from tests.parity.test_fused_steps import packed_takes_fp32
 from tests.parity.test_rounded_steps import engine
 from tests.tiny_models import save_model, tiny_config

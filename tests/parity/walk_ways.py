@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.layers.forward import Operations
+from ingot.layers.decoder_forward import Operations
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.llm.outputs import Output
 from ingot.runtime.step.chosen_products import Forward
@@ -56,7 +56,9 @@ def early_starts(wanted: bool) -> Iterator[None]:
     asking = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("ingot.") and name != "ingot.kernels.overlap" and hasattr(module, "overlaps")
+        if name.startswith("ingot.")
+        and name != "ingot.kernels.launch_overlap"
+        and hasattr(module, "overlaps")
     ]
     assert asking
     with pytest.MonkeyPatch.context() as patch:

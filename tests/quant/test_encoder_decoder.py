@@ -19,7 +19,9 @@ from ingot.engine.engine_facts import describe
 from ingot.engine.engine_loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
-from ingot.layers import attention, cross_attention, forms, norm, products
+from ingot.layers import attention, cross_attention, norm
+from ingot.layers import layer_products as products
+from ingot.layers import row_forms as forms
 from ingot.layers.linear import linears
 from ingot.memory.ledger import ledger
 from ingot.proof.verify_engine import verify

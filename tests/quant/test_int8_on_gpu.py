@@ -10,7 +10,7 @@ import torch
 from ingot import LLM, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.norm.rms_norm import rms_norm
-from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
 from ingot.layers.linear import linears

@@ -22,7 +22,7 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
 from ingot.proof.step_check import check_steps
-from ingot.quant.methods.activation_statistics import InputStatistics, Rows
+from ingot.quant.methods.activation_statistics import InputStatistics, RecordRows
 from ingot.quant.methods.channel_clusters import channel_orders, orders_by_heads
 from ingot.quant.schemes.int8_blocks import Int8Blocks
 from tests.quant.conftest import Made
@@ -199,7 +199,7 @@ def test_spliced_positions_are_apart() -> None:
     seen = InputStatistics.of(3, records=True)
     x = torch.tensor([[1.0, 2, 3], [90, 0, -90], [-1, 5, 0], [4, 4, 4]])
     seen.add(x)
-    seen.add_rows(x, Rows((3, 1), torch.tensor([False, True, False, False])))
+    seen.add_rows(x, RecordRows((3, 1), torch.tensor([False, True, False, False])))
     seen.add_rows(x[:1], None)
     assert seen.records is not None
     assert seen.records.lowest.tolist() == [[-1, 0, -90], [4, 4, 4], [1, 2, 3]]

@@ -26,7 +26,7 @@ from ingot.serve.engine_calls.process_link import Link
 from ingot.serve.engine_calls.process_protocol import Abort, Logprob, News, ScorePrompt, frame
 from ingot.serve.engine_calls.prompt_scoring import scores
 from ingot.serve.http.http_bodies import InParts, full_answer
-from ingot.serve.json_parts import Rows, in_parts
+from ingot.serve.json_parts import LazyList, in_parts
 from tests.serve.client import Server
 from tests.serve.conftest import chat, completion
 from tests.unit.fake_executor import check_empty, fake_executor
@@ -58,7 +58,7 @@ class TestInParts:
                 "end": {"z": True},
             }
 
-        value = nested(lambda make, flat: Rows(make, flat=flat))
+        value = nested(lambda make, flat: LazyList(make, flat=flat))
         expected = nested(lambda make, flat: list(make()))
         found = asyncio.run(parts_of(value, b"data: ", b"\n\n"))
         text = b"".join(found)
@@ -79,7 +79,7 @@ class TestInParts:
                 await asyncio.sleep(0)
 
         async def answer(name: int) -> None:
-            async for _ in in_parts({"rows": Rows(lambda: range(1000))}):
+            async for _ in in_parts({"rows": LazyList(lambda: range(1000))}):
                 seen.append((name, turns[0]))
 
         async def main() -> None:
@@ -104,21 +104,21 @@ class TestInParts:
                 yield number
 
         async def main() -> int:
-            first = in_parts({"rows": Rows(lambda: range(10**6))})
+            first = in_parts({"rows": LazyList(lambda: range(10**6))})
             await anext(first)
-            count = len(await parts_of({"rows": Rows(rows)}))
+            count = len(await parts_of({"rows": LazyList(rows)}))
             await first.aclose()
             return count
 
         together = asyncio.run(main())
-        assert together > len(asyncio.run(parts_of({"rows": Rows(rows)}))) >= 2
+        assert together > len(asyncio.run(parts_of({"rows": LazyList(rows)}))) >= 2
         assert json_parts._Count.now == 0
 
 
 class TestWholeAnswers:
     def test_small_ones_have_a_length_and_large_ones_come_in_parts(self) -> None:
         async def work(count: int) -> dict[str, Any]:
-            return {"rows": Rows(lambda: range(count))}
+            return {"rows": LazyList(lambda: range(count))}
 
         async def receive() -> Any:
             await asyncio.Event().wait()

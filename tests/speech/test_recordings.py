@@ -23,8 +23,8 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
-from ingot.kernels.cache.scales import NARROW_CACHES
-from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
+from ingot.kernels.cache.cache_scales import NARROW_CACHES
+from ingot.kernels.sampling.timestamp_rules import TranscriptRows, hold_transcripts
 from ingot.llm.outputs import Answer, TokenLogprobs
 from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.runtime.sampling.transcript_masks import Transcripts

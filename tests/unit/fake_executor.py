@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT
+from ingot.kernels.sampling.token_penalties import ENDS, GENERATED, IN_PROMPT
 from ingot.runtime.executor import Executor
 from ingot.runtime.sampling.pending_tokens import TokenFeed, TokensInFlight
 from ingot.runtime.sampling.sampler import RowSampling, SamplingTensors

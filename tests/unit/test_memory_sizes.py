@@ -14,7 +14,7 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.step_sizes import most_tokens
-from ingot.kernels.cache.scales import CacheScales
+from ingot.kernels.cache.cache_scales import CacheScales
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.memory import memory_sizes

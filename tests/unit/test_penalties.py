@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.kernels.sampling.penalties import GENERATED, count_dtype
+from ingot.kernels.sampling.token_penalties import GENERATED, count_dtype
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.encoding.recording import Recorder
 from ingot.runtime.sampling.pending_tokens import TokenFeed

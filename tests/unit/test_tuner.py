@@ -24,9 +24,9 @@ from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention, prefill_attention
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import layer_norm, rms_norm
-from ingot.kernels.product import small_gate_up, small_linear, small_qkv
+from ingot.kernels.product.few_rows import small_gate_up, small_linear, small_qkv
 from ingot.kernels.weight.stored_weight import StoredWeight
-from ingot.layers import products
+from ingot.layers import layer_products as products
 from ingot.layers.decoder import Decoder
 from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import architecture_named
@@ -207,7 +207,8 @@ def test_a_wrong_op_shows_in_what_a_step_computes(
     monkeypatch: pytest.MonkeyPatch, kind: StepKind, name: str
 ) -> None:
     """One channel of one op's result is wrong, or not written at all."""
-    from ingot.layers import attention, forms, mlp, norm
+    from ingot.layers import attention, mlp, norm
+    from ingot.layers import row_forms as forms
 
     home = next(module for module in (attention, mlp, norm, forms) if hasattr(module, name))
     steps = Steps(empty(LLAMA, SMALL), SMALL, CPU)

@@ -19,7 +19,7 @@ import torch
 from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.engine.reference_run import ReferenceRun, SequenceSpan
 from ingot.errors import BuildError
-from ingot.quant.methods.activation_statistics import Rows
+from ingot.quant.methods.activation_statistics import RecordRows
 from ingot.reference.plain_stage import Passage
 
 Progress = Callable[[str, int, int], None]
@@ -48,7 +48,7 @@ class Half(ABC):
     ``rows``: whose rows a product's input has while a layer runs; None: they are one record of tokens.
     """
 
-    rows: Rows | None = None
+    rows: RecordRows | None = None
 
     def __init__(
         self, run: ReferenceRun, parts: Iterable[Passage], num_values: int, device: torch.device
@@ -146,7 +146,7 @@ class DecoderHalf(Half):
         for span in batch:
             if self._encoder is not None and self.run.config.crosses and span.input is not None:
                 self._encoder.keep_for(index, span.input)
-        self.rows = Rows(tuple(len(span.ids) for span in batch), self._spliced(batch))
+        self.rows = RecordRows(tuple(len(span.ids) for span in batch), self._spliced(batch))
         hidden = self.run.layer(index, before.hidden, batch, unseen)
         self.rows = None
         self.run.encoded.clear()

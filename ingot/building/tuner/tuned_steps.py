@@ -24,13 +24,13 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
 from ingot.engine.assembly import logical_shapes, packed_tensors
 from ingot.layers.decoder import Decoder
+from ingot.layers.decoder_forward import Operations
 from ingot.layers.encoder_blocks.encoder import Encoder
 from ingot.layers.encoder_pass import EncoderPass
-from ingot.layers.forward import Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.product_choice import Step, Ways, fuses
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
-from ingot.layers.ways import Step, Ways, fuses
 from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import architecture_named
 

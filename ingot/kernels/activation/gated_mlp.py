@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
-from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.launch_overlap import launch_options, other_overlap, start_next, wait_for_previous
 from ingot.kernels.rows.operand_rows import operand_place
 
 Gate = Literal["silu", "gelu_tanh"]
@@ -75,7 +75,7 @@ def silu_mul_triton(
     activation: Gate = "silu",
     ordered: bool = False,
 ) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`silu_mul`, unchecked; or ``ordered`` (operand.py)."""
+    """Launch the kernel; arguments as in ``silu_mul``, unchecked; or ``ordered`` (silu_mul_operand.py)."""
     choice = merge_tiles(default_tiles(), tiles)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
@@ -110,7 +110,7 @@ def silu_mul(
 
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
-        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
         activation: of the gate; ``gelu_tanh`` is GELU's approximation by tanh.
 
     Returns:

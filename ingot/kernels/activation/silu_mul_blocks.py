@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
-from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.launch_overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
 from ingot.kernels.rows.int8_round import block_numbers, steps_at
 from ingot.kernels.rows.int8_rows import Int8Rows
@@ -130,7 +130,7 @@ def silu_mul_in_blocks(
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
         steps: of rows [I].
-        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
         activation: as of :func:`silu_mul`.
 
     Returns:

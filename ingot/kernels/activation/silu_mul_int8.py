@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
-from ingot.kernels.activation.plain import Plain, bent, plain_activation
-from ingot.kernels.checks import (
+from ingot.kernels.activation.plain_activation import Plain, bent, plain_activation
+from ingot.kernels.kernel_checks import (
     KernelArgumentError,
     expect,
     expect_float,
@@ -29,7 +29,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.launch_overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rows.int8_round import numbers_of, row_inverse, row_scales, scale_of, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
@@ -192,7 +192,7 @@ def silu_mul_int8(
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection; I up to 65536.
         static: fp32 [1], one scale for all rows; None: a scale a row.
-        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
         activation: as of :func:`silu_mul`.
 
     Returns:

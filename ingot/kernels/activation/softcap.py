@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
-from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 
 
 @triton.jit

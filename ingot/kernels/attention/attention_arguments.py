@@ -15,7 +15,7 @@ import torch
 
 from ingot.kernels.attention.int8_heads import OutScales
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.checks import (
+from ingot.kernels.kernel_checks import (
     KernelArgumentError,
     expect,
     expect_float,

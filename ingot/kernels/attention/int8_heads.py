@@ -17,12 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import KernelArgumentError, expect, expect_result, expect_static
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_result, expect_static
 from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
-from ingot.kernels.rows.endings import OperandOrder
 from ingot.kernels.rows.int8_round import numbers_of, scale_of, zeroed_numbers
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, operand_place, operand_rows
+from ingot.kernels.rows.row_endings import OperandOrder
 
 # [T, num_heads], written to; [1] or steps, read; or the order of a wide output's columns.
 OutScales = torch.Tensor | BlockSteps | OperandOrder

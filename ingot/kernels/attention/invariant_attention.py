@@ -23,16 +23,16 @@ from ingot.kernels.attention.attention_arguments import (
     expect_queries,
 )
 from ingot.kernels.attention.invariant_spans import finish, invariant_meet_kernel, meet, sum_rows
-from ingot.kernels.attention.scores import (
+from ingot.kernels.attention.score_exponents import (
     LEAST_SCORE,
     plain_attention,
     score_factors,
     softcapped,
 )
-from ingot.kernels.cache.narrow import knows_asm, widened
+from ingot.kernels.cache.cache_tile import tile_rows
+from ingot.kernels.cache.int8_cache_values import knows_asm, widened
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.tile import tile_rows
-from ingot.kernels.checks import next_power_of_two, runs_on_gpu
+from ingot.kernels.kernel_checks import next_power_of_two, runs_on_gpu
 
 SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.attention.scores import LEAST_SCORE
+from ingot.kernels.attention.score_exponents import LEAST_SCORE
 
 _ONE_BITS = tl.constexpr(0x3F800000)
 _UNIT = tl.constexpr(2.0**-23)

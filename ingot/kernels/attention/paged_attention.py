@@ -27,11 +27,11 @@ from ingot.kernels.attention.attention_arguments import (
 from ingot.kernels.attention.int8_heads import end_constants, end_pointers, expect_out, put_heads
 from ingot.kernels.attention.paged_single import paged_attention_single_kernel
 from ingot.kernels.attention.paged_stream import paged_stream_triton
-from ingot.kernels.attention.scores import plain_attention, score_factors
-from ingot.kernels.cache.narrow import knows_asm
+from ingot.kernels.attention.score_exponents import plain_attention, score_factors
+from ingot.kernels.cache.int8_cache_values import knows_asm
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.checks import merge_tiles, next_power_of_two, runs_on_gpu
-from ingot.kernels.overlap import launch_options, overlaps
+from ingot.kernels.kernel_checks import merge_tiles, next_power_of_two, runs_on_gpu
+from ingot.kernels.launch_overlap import launch_options, overlaps
 from ingot.kernels.tiles.single_tiles import single_changes, single_tiles
 from ingot.kernels.tiles.stream_tiles import stream_tiles
 
@@ -187,11 +187,11 @@ def paged_attention(
         sequences: with one query a request.
         scoring: scale, window and softcap of the layer.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
-            overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and, without
-            groups, all keys but each request's newest before the wait, allowed if no kernel has written them
-            since the last launch without overlap), ``num_warps``, ``num_stages``; without groups ``PREFETCH``
-            (1: a tile is asked for before the one before it is computed), with groups ``AXIS`` and ``MERGE``
-            (as in paged_stream.py).
+            launch_overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and,
+            without groups, all keys but each request's newest before the wait, allowed if no kernel has
+            written them since the last launch without overlap), ``num_warps``, ``num_stages``; without groups
+            ``PREFETCH`` (1: a tile is asked for before the one before it is computed), with groups ``AXIS``
+            and ``MERGE`` (as in paged_stream.py).
         output: where it goes, and in which form.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch.

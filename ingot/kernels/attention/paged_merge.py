@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.attention.int8_heads import store_heads
-from ingot.kernels.attention.scores import LEAST_SCORE
-from ingot.kernels.cache.tile import split_bounds
-from ingot.kernels.overlap import start_next, wait_for_previous
+from ingot.kernels.attention.score_exponents import LEAST_SCORE
+from ingot.kernels.cache.cache_tile import split_bounds
+from ingot.kernels.launch_overlap import start_next, wait_for_previous
 
 
 @triton.jit

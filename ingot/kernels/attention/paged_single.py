@@ -13,10 +13,10 @@ import triton.language as tl
 
 from ingot.kernels.attention.int8_heads import store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, merged_splits
-from ingot.kernels.attention.scores import LEAST_SCORE, softcapped
-from ingot.kernels.cache.narrow import query_words, widened, word_products, word_values
-from ingot.kernels.cache.tile import held_rows, split_bounds
-from ingot.kernels.overlap import start_next, wait_for_previous
+from ingot.kernels.attention.score_exponents import LEAST_SCORE, softcapped
+from ingot.kernels.cache.cache_tile import held_rows, split_bounds
+from ingot.kernels.cache.int8_cache_values import query_words, widened, word_products, word_values
+from ingot.kernels.launch_overlap import start_next, wait_for_previous
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _attend(
     ASM: tl.constexpr,
 ) -> tl.tensor:
     """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits; with
-    ``low`` it and the queries are words of four numbers (narrow.py).
+    ``low`` it and the queries are words of four numbers (int8_cache_values.py).
     """
     chains: tl.constexpr = q.shape[0]
     width: tl.constexpr = q.shape[1]

@@ -19,12 +19,12 @@ import triton.language as tl
 from ingot.kernels.attention.attention_arguments import PLAIN_OUTPUT, AttentionOutput, Scoring, Sequences
 from ingot.kernels.attention.int8_heads import end_constants, end_pointers, store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel
-from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
-from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.attention.score_exponents import LEAST_SCORE, score_factors, softcapped
+from ingot.kernels.cache.cache_tile import split_bounds, tile_rows
+from ingot.kernels.cache.int8_cache_values import LEAST_SCALE, knows_asm, tile_scales, widened
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.tile import split_bounds, tile_rows
-from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
-from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, next_power_of_two
+from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
 
 MOST_RUN = tl.constexpr(8)  # spans: a long request in a large batch is not left to one program

@@ -28,11 +28,11 @@ from ingot.kernels.attention.attention_arguments import (
 from ingot.kernels.attention.int8_heads import end_constants, end_pointers, expect_out, store_heads
 from ingot.kernels.attention.prefill_parts import meet_parts, part_bounds
 from ingot.kernels.attention.prefill_reference import prefill_attention_reference
-from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
-from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.attention.score_exponents import LEAST_SCORE, score_factors, softcapped
+from ingot.kernels.cache.cache_tile import tile_place
+from ingot.kernels.cache.int8_cache_values import LEAST_SCALE, knows_asm, tile_scales, widened
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.tile import tile_place
-from ingot.kernels.checks import (
+from ingot.kernels.kernel_checks import (
     KernelArgumentError,
     expect,
     expect_range,
@@ -40,7 +40,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.tiles.prefill_tiles import default_tiles
 
 
@@ -324,7 +324,7 @@ def prefill_attention(
             they are.
         scoring: scale (positive), window and softcap of the layer.
         tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (most a thread takes; 256: no limit), ``OVERLAP``
-            (as in overlap.py), ``num_warps``, ``num_stages``.
+            (as in launch_overlap.py), ``num_warps``, ``num_stages``.
         output: where it goes, and in which form.
         listed: what the programs compute; None: all requests.
         arrivals: at least parts * num_heads int32 zeros, as of :func:`paged_attention`.

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.attention.paged_merge import arrive_last
-from ingot.kernels.attention.scores import LEAST_SCORE
+from ingot.kernels.attention.score_exponents import LEAST_SCORE
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from ingot.kernels.attention.attention_arguments import (
     TileList,
 )
 from ingot.kernels.attention.int8_heads import put_heads, scales_at
-from ingot.kernels.attention.scores import plain_attention
+from ingot.kernels.attention.score_exponents import plain_attention
 from ingot.kernels.cache.paged_cache import PagedCache
 
 NO_TILE = 2**20  # in a list of tiles: beyond every request

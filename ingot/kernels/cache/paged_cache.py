@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales, dequantize_heads
-from ingot.kernels.checks import KernelArgumentError, expect
+from ingot.kernels.cache.cache_scales import NARROW_CACHES, CacheScales, dequantize_heads
+from ingot.kernels.kernel_checks import KernelArgumentError, expect
 
 
 @dataclass

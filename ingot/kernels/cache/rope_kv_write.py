@@ -9,7 +9,7 @@ Owns the formulas below and the cache's slot arithmetic. Knows no model and no b
 
     q = rope_kv_write(qkv, Placement(table, TokenPlaces(rows, positions, slots), cache, QkvHeads(32, 8, 128)))
 
-A product whose sums are in parts is added up here (heads.py: ``QkvParts``).
+A product whose sums are in parts is added up here (cached_heads.py: ``QkvParts``).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache.heads import QkvParts, Roles, head_columns, largest, normed, store_heads
-from ingot.kernels.cache.narrow import cache_scale_of
-from ingot.kernels.cache.placement import HeadNorms, Placement
-from ingot.kernels.cache.scales import write_tokens
-from ingot.kernels.checks import (
+from ingot.kernels.cache.cache_scales import write_tokens
+from ingot.kernels.cache.cached_heads import QkvParts, Roles, head_columns, largest, normed, store_heads
+from ingot.kernels.cache.int8_cache_values import cache_scale_of
+from ingot.kernels.cache.qkv_placement import HeadNorms, Placement
+from ingot.kernels.kernel_checks import (
     expect,
     expect_float,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
+from ingot.kernels.launch_overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 
 @triton.jit
@@ -257,9 +257,9 @@ def rope_kv_write(
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,
             values; or the parts of such a product.
         place: the table, the tokens, the cache and the heads. For a cache in 8 bits keys and values are
-            rounded to the dtype of qkv, then quantized (scales.py).
+            rounded to the dtype of qkv, then quantized (cache_scales.py).
         norms: of query and key heads.
-        tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
 
     Returns:
         [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.checks import merge_tiles, next_power_of_two, runs_on_gpu
-from ingot.kernels.norm.kernel import expect_ending, expect_norm, launch_norm
-from ingot.kernels.overlap import other_overlap
-from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
+from ingot.kernels.kernel_checks import merge_tiles, next_power_of_two, runs_on_gpu
+from ingot.kernels.launch_overlap import other_overlap
+from ingot.kernels.norm.norm_kernel import expect_ending, expect_norm, launch_norm
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 
 
 def default_tiles(hidden: int) -> dict[str, int]:
@@ -77,7 +77,7 @@ def layer_norm(
         bias: [H], dtype of x.
         eps: added to the variance.
         residual: [T, H] or None; added to x first, the sum rounded to the dtype.
-        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
         ending: what becomes of y: the same numbers as ``ending.of(y)``.
 
     Returns:

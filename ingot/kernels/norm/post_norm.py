@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.checks import merge_tiles, runs_on_gpu
-from ingot.kernels.norm.kernel import expect_ending, expect_norm, expect_norm_weight, launch_norm
+from ingot.kernels.kernel_checks import merge_tiles, runs_on_gpu
+from ingot.kernels.norm.norm_kernel import expect_ending, expect_norm, expect_norm_weight, launch_norm
 from ingot.kernels.norm.rms_norm import default_tiles, rms_norm_reference
-from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 
 
 def post_norm_triton(

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.checks import merge_tiles, next_power_of_two, runs_on_gpu
-from ingot.kernels.norm.kernel import expect_ending, expect_norm, launch_norm
-from ingot.kernels.overlap import overlaps
-from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
+from ingot.kernels.kernel_checks import merge_tiles, next_power_of_two, runs_on_gpu
+from ingot.kernels.launch_overlap import overlaps
+from ingot.kernels.norm.norm_kernel import expect_ending, expect_norm, launch_norm
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 
 
 def default_tiles(hidden: int, device: torch.device | None = None) -> dict[str, int]:
@@ -80,7 +80,7 @@ def rms_norm(
         weight: [H], dtype of x or fp32.
         eps: added to the mean square.
         residual: [T, H] or None; added to x first.
-        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
         ending: what becomes of y: the same numbers as ``ending.of(y)``.
 
     Returns:

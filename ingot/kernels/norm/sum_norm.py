@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.checks import (
+from ingot.kernels.kernel_checks import (
     expect,
     expect_float,
     expect_range,
@@ -23,12 +23,12 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.norm.kernel import MAX_HIDDEN, Parts, expect_ending, expect_norm_weight, launch_norm
+from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.norm.layer_norm import layer_norm_reference
+from ingot.kernels.norm.norm_kernel import MAX_HIDDEN, Parts, expect_ending, expect_norm_weight, launch_norm
 from ingot.kernels.norm.rms_norm import rms_norm_reference
-from ingot.kernels.overlap import overlaps
-from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 from ingot.kernels.rows.int8_rows import Int8Sums
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 
 
 def default_tiles(hidden: int, device: torch.device) -> dict[str, int]:
@@ -91,7 +91,7 @@ def sum_norm(
         weight: [H], dtype of residual or fp32.
         eps: added to the mean square.
         bias: [H] or None, dtype of residual or fp32.
-        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        tiles: ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
         ending: what becomes of y: the same numbers as ``ending.of(y)``.
         shift: [H], dtype of residual: the bias of a LayerNorm; None: the norm is an RMSNorm.
 

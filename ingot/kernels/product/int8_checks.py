@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.kernels.checks import FLOAT_DTYPES, KernelArgumentError, expect, expect_range
+from ingot.kernels.kernel_checks import FLOAT_DTYPES, KernelArgumentError, expect, expect_range
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expect_int4
 

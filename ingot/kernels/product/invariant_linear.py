@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from ingot.kernels.checks import expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import expect, expect_float, merge_tiles, runs_on_gpu
 
 NAMES = ("BLOCK_N", "BLOCK_T", "BLOCK_K", "num_warps", "num_stages")
 

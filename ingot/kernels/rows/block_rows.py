@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ingot.kernels.checks import KernelArgumentError, expect, expect_range
-from ingot.kernels.rows.endings import WHOLE_ROWS
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_range
 from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.row_endings import WHOLE_ROWS
 
 BLOCKS = (16, 256)  # columns, the least and the most
 
@@ -62,7 +62,7 @@ class BlockSteps:
         return Int8Rows(values, self.steps.expand(values.shape[0], -1), self.block)
 
     def expect(self, width: int, like: torch.Tensor) -> None:
-        """Raise unless these are steps of rows [width], as an ending of a kernel (endings.py)."""
+        """Raise unless these are steps of rows [width], as an ending of a kernel (row_endings.py)."""
         expect_steps(self, width, like)
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Int8Rows, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Tiles of products of values of 8 bits, by rows and shape, and what benchmarks try.
 
-Owns the rules beside tables.py. Knows no kernel.
+Owns the rules beside tile_tables.py. Knows no kernel.
 
     tiles = small_int8_tiles(num_tokens, outputs, width, device)
 """
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from ingot.kernels.checks import multiprocessors, next_power_of_two
-from ingot.kernels.overlap import overlaps
+from ingot.kernels.kernel_checks import multiprocessors, next_power_of_two
+from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors, shared_bytes
-from ingot.kernels.tiles.tables import Tiles, chosen, each_once, listed
+from ingot.kernels.tiles.tile_tables import Tiles, chosen, each_once, listed
 
 INT8_FRAGMENT_ROWS = 16  # up to so many, a weight of 4 bits inside 8 goes straight into registers
 # Decode steps of up to so many rows split the sums of products of few outputs. An estimate: at 256 rows the
@@ -132,8 +132,8 @@ def large_int8_tiles(
     ``PROGRAMS`` a multiprocessor walk the tiles (0: one program a tile), ``TOGETHER`` tiles of rows share a
     tile of the weight, a tile has ``BLOCK_N`` and ``MORE_N`` outputs and is stored in ``PIECES`` (1 or 2);
     ``TMA``: 1 pointers, 2 descriptors, 4 descriptors where they can be; ``SPLITS``: parts of the sums, 1
-    without ``split``; ``OVERLAP`` (as in overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes of a
-    result or of a part's sum. Rows that are not ``aligned`` are read byte by byte, in small tiles.
+    without ``split``; ``OVERLAP`` (as in launch_overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes
+    of a result or of a part's sum. Rows that are not ``aligned`` are read byte by byte, in small tiles.
     """
     return dict(_large(num_tokens, outputs, width, itemsize, machine, group, aligned, split))
 

@@ -1,6 +1,6 @@
 """Tiles of the product of many rows with a weight of 8 or 4 bits, and how many rows are worth it.
 
-Owns the rules beside tables.py, and the limit. Knows no kernel.
+Owns the rules beside tile_tables.py, and the limit. Knows no kernel.
 
     if rows <= PACKED_ROWS: tiles = packed_tiles(rows, weight, device)
 """
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.kernels.checks import multiprocessors, next_power_of_two
-from ingot.kernels.overlap import overlaps
+from ingot.kernels.kernel_checks import multiprocessors, next_power_of_two
+from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.tiles.product_tiles import Shaped, WeightShape, shared_bytes
-from ingot.kernels.tiles.tables import Tiles, chosen, each_once, listed
+from ingot.kernels.tiles.tile_tables import Tiles, chosen, each_once, listed
 from ingot.kernels.weight.stored_weight import StoredWeight
 
 # More rows are the matrix library's, with the widened weight: every 256 rows unpack it again here. The limit

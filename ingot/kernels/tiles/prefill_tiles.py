@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import other_overlap
+from ingot.kernels.kernel_checks import next_power_of_two
+from ingot.kernels.launch_overlap import other_overlap
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 
 # H200, head_dim 128, fp16: 64 queries keep the accumulator of one warp group in registers. Several programs

@@ -1,6 +1,6 @@
 """Tiles of products of few rows, by rows, shape and bits of the weight, and what tuning tries.
 
-Owns the rules beside tables.py, and what a GPU has for them. Knows no kernel.
+Owns the rules beside tile_tables.py, and what a GPU has for them. Knows no kernel.
 
     tiles = small_tiles(num_tokens, weight, x.element_size(), x.device)
 """
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import overlaps
-from ingot.kernels.tiles.tables import Tiles, chosen, each_once, listed
+from ingot.kernels.kernel_checks import next_power_of_two
+from ingot.kernels.launch_overlap import overlaps
+from ingot.kernels.tiles.tile_tables import Tiles, chosen, each_once, listed
 from ingot.kernels.weight.stored_weight import BLOCK_ROWS, StoredWeight, chunk_columns
 
 MAX_ROWS = 64  # of the kernels of few rows

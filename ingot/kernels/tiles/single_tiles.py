@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import overlaps
+from ingot.kernels.kernel_checks import next_power_of_two
+from ingot.kernels.launch_overlap import overlaps
 
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import overlaps
+from ingot.kernels.kernel_checks import next_power_of_two
+from ingot.kernels.launch_overlap import overlaps
 
 FEW_PAIRS = 32  # requests times key-value heads: a multiprocessor has at most one program, latency counts
 MANY_PAIRS = 256  # with more there are several programs a multiprocessor without a split

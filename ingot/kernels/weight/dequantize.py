@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from ingot.kernels.checks import KernelArgumentError, expect_float, runs_on_gpu
+from ingot.kernels.kernel_checks import KernelArgumentError, expect_float, runs_on_gpu
 from ingot.kernels.weight.stored_weight import (
     StoredWeight,
     chunk_columns,

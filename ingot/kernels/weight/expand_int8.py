@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from ingot.kernels.checks import merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import merge_tiles, runs_on_gpu
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded, expect_int4, num_groups
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from ingot.kernels.checks import (
+from ingot.kernels.kernel_checks import (
     KernelArgumentError,
     expect,
     expect_range,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.kernels.checks import KernelArgumentError, expect
+from ingot.kernels.kernel_checks import KernelArgumentError, expect
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.stored_weight import PIECE
 

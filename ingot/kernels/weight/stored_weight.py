@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.kernels.checks import KernelArgumentError, expect
+from ingot.kernels.kernel_checks import KernelArgumentError, expect
 
 GROUPS = (32, 64, 128, 256, 512, 1024)
 WORD_BITS = 16

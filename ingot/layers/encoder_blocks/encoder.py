@@ -17,11 +17,11 @@ from torch import nn
 from ingot.config.encoder_config import StackConfig
 from ingot.layers.build_context import BuildContext
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
+from ingot.layers.layer_products import Product
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.layers.norm import LayerNorm
-from ingot.layers.products import Product
-from ingot.layers.ways import by_scheme
+from ingot.layers.product_choice import by_scheme
 
 
 class Encoder(Protocol):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ingot.device import dtype_name, on_device
-from ingot.kernels.product.small_linear import small_linear
+from ingot.kernels.product.few_rows.small_linear import small_linear
 
 _GPU_READ_BYTES, _CPU_READ_BYTES = 4 << 30, 256 << 20  # far beyond the caches
 _GPU_SIZE, _CPU_SIZE = 8192, 1024

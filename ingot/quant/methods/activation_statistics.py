@@ -111,7 +111,7 @@ class TokenSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordRows:
     """Whose the rows of an input [T, K] are.
 
     Attributes:
@@ -132,7 +132,7 @@ class RecordRanges:
         self._highest: list[torch.Tensor] = []
         self.tokens, self.spliced = ChannelRange(in_features, device), ChannelRange(in_features, device)
 
-    def add(self, x: torch.Tensor, rows: Rows | None) -> None:
+    def add(self, x: torch.Tensor, rows: RecordRows | None) -> None:
         """Tokens [T, K] of whole records; without ``rows`` they are one record of tokens."""
         lengths = (x.shape[0],) if rows is None else rows.lengths
         for record in x.float().split(lengths):
@@ -191,7 +191,7 @@ class InputStatistics:
             if one is not None:
                 one.add(x)
 
-    def add_rows(self, x: torch.Tensor, rows: Rows | None) -> None:
+    def add_rows(self, x: torch.Tensor, rows: RecordRows | None) -> None:
         """Tokens [T, K] of whole records, which ``add`` gets, too."""
         if self.records is not None:
             self.records.add(x, rows)

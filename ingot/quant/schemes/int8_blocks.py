@@ -34,7 +34,7 @@ from ingot.quant.methods.rptq import averaged_ranges, narrowed, scales_of, two_l
 from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.quantized_values import InBlocks, Values
 from ingot.quant.schemes.int8_products import Int8Products
-from ingot.quant.schemes.linear_scheme import BlockProduct, InputForm, Tensors
+from ingot.quant.schemes.linear_scheme import BlockTensors, InputForm, Tensors
 
 _INPUT_PEAK = 4.0  # of inputs that random scales are for
 _VALUES_STD = 73.6  # of whole numbers from -127 to 127, each as likely
@@ -214,9 +214,9 @@ class Int8Blocks(Int8Products):
         order = _of(tensors, "order") if self.ordered else None
         return BlockSteps(_of(tensors, "steps"), _of(tensors, "zeros"), self.block, self.input_bits, order)
 
-    def block_product(self, tensors: Tensors) -> BlockProduct:
+    def block_tensors(self, tensors: Tensors) -> BlockTensors:
         """Views of the tensors."""
-        return BlockProduct(self.steps(tensors), self.int8_weight(tensors, 0), _of(tensors, "shift"))
+        return BlockTensors(self.steps(tensors), self.int8_weight(tensors, 0), _of(tensors, "shift"))
 
     def _added(self, tensors: Tensors) -> torch.Tensor:
         return _of(tensors, "shift")

@@ -16,8 +16,8 @@ from typing import ClassVar, Self
 import torch
 
 from ingot.kernels.activation.silu_mul_int8 import quantized
-from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.kernel_checks import runs_on_gpu
+from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, dequantize_rows, int8_product
 from ingot.kernels.weight.int4_weight import AnyInt8, as_int8
 from ingot.kernels.weight.stored_weight import PIECE

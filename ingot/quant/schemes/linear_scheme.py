@@ -36,7 +36,7 @@ class WeightGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockProduct:
+class BlockTensors:
     """A layer as products by blocks read it: the input's scales, the weight [N, whole blocks], shift [N]."""
 
     steps: BlockSteps
@@ -204,7 +204,7 @@ class LinearScheme(ABC):
         """x [T, K] with its channels in the order of ``plain_weight``."""
         return x
 
-    def block_product(self, tensors: Tensors) -> BlockProduct:
+    def block_tensors(self, tensors: Tensors) -> BlockTensors:
         """Of form ``blocks``: views of the tensors."""
         self._lacks("product by blocks")
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.kernel_checks import runs_on_gpu
+from ingot.kernels.product.few_rows.small_linear import small_linear
 from ingot.kernels.product.invariant_linear import invariant_linear
-from ingot.kernels.product.packed_matmul import packed_matmul, takes_packed
-from ingot.kernels.product.small_linear import small_linear
+from ingot.kernels.product.packed.packed_matmul import packed_matmul, takes_packed
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import (

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 
 from ingot.config.step_sizes import LOGITS_AT_ONCE
-from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
-from ingot.kernels.sampling.penalties import penalize
-from ingot.kernels.sampling.transcript import TranscriptRows, hold_transcripts
+from ingot.kernels.kernel_checks import runs_on_gpu
+from ingot.kernels.sampling.timestamp_rules import TranscriptRows, hold_transcripts
+from ingot.kernels.sampling.token_draw import draw, greedy, greedy_reference
+from ingot.kernels.sampling.token_penalties import penalize
 from ingot.runtime.sampling.log_normaliser import WEIGHT_ONE
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.sampling.transcript_masks import Transcripts

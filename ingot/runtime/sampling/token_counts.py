@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ingot.config.sampling_params import MAX_BIASES
-from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT, BiasTable, count_dtype
+from ingot.kernels.sampling.token_penalties import ENDS, GENERATED, IN_PROMPT, BiasTable, count_dtype
 from ingot.runtime.scheduling.request import Request
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.config.sampling_params import MAX_LOGPROBS
-from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.sampling.logprobs import logprobs
+from ingot.kernels.kernel_checks import runs_on_gpu
+from ingot.kernels.sampling.row_logprobs import logprobs
 from ingot.runtime.sampling.log_normaliser import log_normaliser
 from ingot.runtime.scheduling.request import Request
 

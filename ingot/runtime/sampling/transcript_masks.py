@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ingot.config.transcript_rules import TranscriptRules
-from ingot.kernels.sampling.transcript import TranscriptTables
+from ingot.kernels.sampling.timestamp_rules import TranscriptTables
 from ingot.runtime.scheduling.request import Request
 from ingot.text.grammar.grammar_compiler import mask_words
 

@@ -16,11 +16,11 @@ from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.chosen_kernels import PLAIN, told
 from ingot.layers.decoder import Decoder
-from ingot.layers.forward import Between, Operations
+from ingot.layers.decoder_forward import Between, Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.observer import Observed, both
+from ingot.layers.product_choice import BY_MODULE, Step, Ways
 from ingot.layers.step_record import StepRecord
-from ingot.layers.ways import BY_MODULE, Step, Ways
 
 MOST_ROWS = max(PACKED_ROWS, DECODE_ROWS)  # of decode steps whose number of rows matters to a choice
 

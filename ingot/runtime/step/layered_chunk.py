@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.layers.forward import Between
+from ingot.layers.decoder_forward import Between
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.encoding.moment import Moment
 from ingot.runtime.scheduling.pace import Pace

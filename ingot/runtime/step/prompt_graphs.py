@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.config.step_sizes import TOKEN_BUCKETS, request_buckets
-from ingot.kernels.sampling.token_feed import take_tokens
+from ingot.kernels.sampling.feed_tokens import take_tokens
 from ingot.kernels.tiles.prefill_tiles import most_parts
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_layout import StepLayout

@@ -19,8 +19,8 @@ import torch
 from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.product_choice import fuses
 from ingot.layers.step_layout import StepLayout
-from ingot.layers.ways import fuses
 from ingot.runtime.encoding.encoder_line import EncoderLine
 from ingot.runtime.encoding.input_encoding import Encoding
 from ingot.runtime.encoding.prompt_rows import rows_of

@@ -12,8 +12,8 @@ import dataclasses
 
 import torch
 
-from ingot.kernels.sampling.masks import mask_tokens
-from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
+from ingot.kernels.sampling.feed_tokens import keep_tokens, take_tokens
+from ingot.kernels.sampling.masked_tokens import mask_tokens
 from ingot.layers.forward_batch import ForwardBatch
 from ingot.runtime.sampling.pending_tokens import TokenFeed
 from ingot.runtime.sampling.sampler import Newest, SamplingTensors, sample

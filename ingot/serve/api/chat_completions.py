@@ -22,7 +22,7 @@ from ingot.serve.api.tool_fields import read_tools
 from ingot.serve.api_call import ApiCall
 from ingot.serve.api_errors import bad_request
 from ingot.serve.engine_calls.answering import Answering, Job
-from ingot.serve.json_parts import Rows
+from ingot.serve.json_parts import LazyList
 from ingot.serve.media_parts import picture_places
 from ingot.serve.request_schemas import ChatRequest
 from ingot.serve.response_formats import read_format
@@ -117,7 +117,7 @@ class ChatCall(ApiCall):
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self.params.logprobs is None:
             return None
-        return {"content": Rows(lambda: map(self._entry, tokens)), "refusal": None}
+        return {"content": LazyList(lambda: map(self._entry, tokens)), "refusal": None}
 
     def _entry(self, one: TokenLogprobs) -> dict[str, Any]:
         top = [self._token(token, logprob) for token, logprob in one.top]

@@ -19,7 +19,7 @@ from ingot.serve.api.sampling_fields import sampling_params
 from ingot.serve.api_call import ApiCall, shown
 from ingot.serve.api_errors import bad_request, unsupported
 from ingot.serve.engine_calls.answering import MOST_LOGPROBS, Answering, Job, too_large
-from ingot.serve.json_parts import Rows
+from ingot.serve.json_parts import LazyList
 from ingot.serve.request_schemas import CompletionRequest
 from ingot.serve.response_formats import read_format
 from ingot.serve.served_model import ServedModel
@@ -123,6 +123,6 @@ class CompletionCall(ApiCall):
 
 
 def _choice(
-    index: int, text: str, logprobs: dict[str, Rows] | None, finish_reason: str | None
+    index: int, text: str, logprobs: dict[str, LazyList] | None, finish_reason: str | None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

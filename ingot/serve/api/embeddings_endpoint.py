@@ -16,7 +16,7 @@ import numpy as np
 from ingot.serve.api.prompt_field import prompts_of
 from ingot.serve.api_errors import bad_request
 from ingot.serve.engine_calls.answering import Job
-from ingot.serve.json_parts import Rows
+from ingot.serve.json_parts import LazyList
 from ingot.serve.request_schemas import EmbeddingRequest
 from ingot.serve.served_model import ServedModel
 
@@ -66,7 +66,7 @@ class EmbeddingCall:
             data = await self._model.in_thread(self._data, vectors)
         tokens = sum(len(job.ids) for job in jobs)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        rows = Rows(lambda: data)
+        rows = LazyList(lambda: data)
         return {"object": "list", "data": rows, "model": self._model.name, "usage": usage}
 
     def _jobs(self) -> list[Job]:

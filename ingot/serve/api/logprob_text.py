@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from ingot.llm.outputs import TokenLogprobs
-from ingot.serve.json_parts import Rows
+from ingot.serve.json_parts import LazyList
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 _LEAST = -9999.0  # JSON has no infinity
@@ -39,7 +39,7 @@ class LogprobLists:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def of(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Rows]:
+    def of(self, tokens: Sequence[TokenLogprobs]) -> dict[str, LazyList]:
         """Of the next tokens, the first time behind those of the prompt. The offsets must be read before
         those of the part behind them.
         """
@@ -53,12 +53,12 @@ class LogprobLists:
             return chain(begin, (one.token_id for one in chain(scores, tokens)))
 
         return {
-            "tokens": Rows(lambda: map(text, ids())),
-            "token_logprobs": Rows(
+            "tokens": LazyList(lambda: map(text, ids())),
+            "token_logprobs": LazyList(
                 lambda: chain(unknown, (finite(o.logprob) for o in chain(scores, tokens)))
             ),
-            "top_logprobs": Rows(lambda: chain(unknown, map(self._top, chain(scores, tokens)))),
-            "text_offset": Rows(lambda: map(self._advance, ids())),
+            "top_logprobs": LazyList(lambda: chain(unknown, map(self._top, chain(scores, tokens)))),
+            "text_offset": LazyList(lambda: map(self._advance, ids())),
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from ingot import LLM
 from ingot.layers.attention import Attention
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.forms import Rows
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
+from ingot.layers.layer_products import LayerProducts
 from ingot.layers.mlp import GatedMLP
-from ingot.layers.products import LayerProducts
 from ingot.layers.rotary import RotaryTable
+from ingot.layers.row_forms import Rows
 from ingot.measure.align.stages.isolated_module import attention_of, mlp_of
 from tests.measure.align.plain_attention import Plant, attending
 

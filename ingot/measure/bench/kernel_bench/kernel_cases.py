@@ -21,15 +21,15 @@ from ingot.kernels.attention.attention_arguments import Scoring, Sequences
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
 from ingot.kernels.cache.paged_cache import PagedCache
-from ingot.kernels.cache.placement import Placement, QkvHeads, TokenPlaces
+from ingot.kernels.cache.qkv_placement import Placement, QkvHeads, TokenPlaces
 from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_linear import small_linear, small_linear_parts
-from ingot.kernels.product.small_qkv import small_qkv
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.few_rows.small_qkv import small_qkv
+from ingot.layers.product_choice import small_products
 from ingot.layers.rotary import RotaryTable
-from ingot.layers.ways import small_products
 from ingot.measure.bench.kernel_bench import torch_layer
 from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, KernelCase, calls_for
 from ingot.measure.side.step_work import causal_pairs

@@ -26,7 +26,7 @@ from ingot.engine.engine_loader import lowered
 from ingot.engine.manifest import is_engine
 from ingot.engine.plan_file import usable_plan
 from ingot.errors import ConfigError, DeviceError
-from ingot.layers.ways import folds
+from ingot.layers.product_choice import folds
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, KernelCase, beyond_l2, graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import KernelSetting, all_cases

@@ -1,0 +1,125 @@
+"""Heads of one token on their way from the QKV product to attention: normalised, measured, stored by role.
+
+Owns four steps of rope_kv_write.py's kernel, each for a piece of some heads' channels, and the form of a QKV
+product whose sums are not added up. Knows no rotation.
+
+    store_heads(x, cols, inside, places, stored, inverse, NARROW)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.cache.int8_cache_values import cache_values_of
+from ingot.kernels.rows.int8_round import as_wide
+
+
+@dataclass(frozen=True, slots=True)
+class QkvParts:
+    """A QKV product [T, width] whose sums over the columns are in S parts.
+
+    Attributes:
+        parts: fp32 [S, T, width], contiguous.
+        bias: [width], or None.
+        dtype: fp16, bf16 or fp32: what the sum with the bias is rounded to.
+    """
+
+    parts: torch.Tensor
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+
+    def product(self) -> torch.Tensor:
+        """The product, by plain PyTorch."""
+        whole = self.parts.sum(dim=0)
+        return (whole if self.bias is None else whole + self.bias.float()).to(self.dtype)
+
+
+class Roles(NamedTuple):
+    """Pointers [H, 1] to where each head would be stored as what it may be; or masks [H, 1] of what it is."""
+
+    q: tl.tensor
+    k: tl.tensor
+    v: tl.tensor
+
+
+@triton.jit
+def head_columns(
+    base: tl.tensor,
+    bias: tl.tensor,
+    part_stride: tl.tensor,
+    cols: tl.tensor,
+    mask: tl.tensor,
+    DTYPE: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Channels ``cols`` of the heads at ``base`` [H, 1] in fp32: as they are, or of PARTS the sum with the
+    bias, rounded to DTYPE.
+    """
+    if PARTS == 0:
+        x = tl.load(base + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    else:
+        x = tl.zeros(mask.shape, dtype=tl.float32)
+        for part in tl.static_range(PARTS):
+            x += tl.load(base + part * part_stride + cols[None, :], mask=mask, other=0.0)
+        if bias is not None:
+            x += tl.load(bias + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = x.to(DTYPE).to(tl.float32)
+    return x
+
+
+@triton.jit
+def normed(
+    x: tl.tensor,
+    rstd: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    is_q: tl.tensor,
+    is_v: tl.tensor,
+) -> tl.tensor:
+    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
+    dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
+    q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
+    y = ((x * rstd[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return tl.where(is_v[:, None], x, y)
+
+
+@triton.jit
+def largest(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """The largest magnitude of each head's channels [H, C] as they are stored in 16 bits; fp32."""
+    return tl.max(tl.abs(x.to(DTYPE).to(tl.float32)), axis=1)
+
+
+@triton.jit
+def store_heads(
+    x: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    places: Roles,
+    stored: Roles,
+    inverse: tl.tensor,
+    NARROW: tl.constexpr,
+) -> None:
+    """Store channels ``cols`` of each head by its role: query output, key cache or value cache.
+
+    NARROW: keys and values in 8 bits, multiplied by their heads' ``inverse`` first.
+    """
+    dtype: tl.constexpr = places.q.dtype.element_ty
+    x = x.to(dtype)
+    keys, values = places.k + cols[None, :], places.v + cols[None, :]
+    kept = x
+    if NARROW:
+        kept = cache_values_of(x.to(tl.float32), inverse[:, None], places.k.dtype.element_ty)
+        keys, values = as_wide(keys, dtype), as_wide(values, dtype)
+    tl.store(keys, kept, mask=stored.k & inside[None, :])
+    tl.store(values, kept, mask=stored.v & inside[None, :])
+    # Queries last: after them the compiler cannot lay out values of a partly turned fp32 head (3.6, 3.7).
+    tl.store(places.q + cols[None, :], x, mask=stored.q & inside[None, :])

@@ -1,0 +1,206 @@
+"""Values of a KV cache in 8 bits inside kernels: rounded by the rule of cache_scales.py, widened, multiplied.
+
+Owns the instructions, and where a tile's scales lie. Knows no attention.
+
+    scale, inverse = cache_scale_of(most, tl.float8e4nv)
+    tl.store(key_ptr + places, cache_values_of(wide, inverse[:, None], tl.float8e4nv), mask=inside)
+
+    k = widened(k, tl.float16, ASM)
+
+    high, low, scale = query_words(q)                # four int8 keys to a word of 32 bits: once
+    scores = tl.sum(word_products(high, low, words, ASM), axis=2) * scale
+    wide = word_values(words, ASM)
+
+A signed byte with its top bit turned is the byte plus 128; below the point of a power of two it is that
+power plus as much, exactly, and one difference leaves the byte. The compiler's own way takes an instruction a
+value on a unit that has a quarter of the others' lanes. Two values of e4m3 become two of fp16 in one
+instruction there. A query of 15 bits, as two bytes a value, is multiplied by four keys in one instruction,
+with an exact sum; it is rounded to 1/16256 of the head's largest, which fp16 does to that largest itself.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.cache.cache_scales import E4M3_MOST
+from ingot.kernels.cache.cache_tile import tile_rows
+from ingot.kernels.rows.int8_round import nearest, numbers_of, scale_of
+from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE
+
+LEAST_SCALE = tl.constexpr(1e-30)  # below any scale
+_MOST = tl.constexpr(E4M3_MOST)
+_LEAST = tl.constexpr(LEAST_MAGNITUDE)
+_EXPONENT = tl.constexpr(0x7F800000)
+_LEAST_POWER = tl.constexpr((127 - 6) << 23)  # 2^-6: below it e4m3 has steps of one size
+# 1.5 · 2^20 times the power of two of a value: added, it leaves three bits below the value's point.
+_UP = tl.constexpr(20 << 23)
+_HALF = tl.constexpr(1 << 22)
+_QUERY_MOST = tl.constexpr(127 * 128.0)  # the high byte is 127 at most
+
+
+@triton.jit
+def cache_scale_of(most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """The scale for a head's largest magnitude in a cache of DTYPE (int8, fp8e4nv), and what its values are
+    multiplied by.
+    """
+    if tl.float8e4nv == DTYPE:
+        most = tl.maximum(most, _LEAST)
+        scale, inverse = tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
+    else:
+        scale, inverse = scale_of(most)
+    return scale, inverse
+
+
+@triton.jit
+def cache_values_of(wide: tl.tensor, inverse: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """fp32 as values of DTYPE (int8, fp8e4nv): nearest, ties to even, none beyond the largest."""
+    if tl.float8e4nv == DTYPE:
+        cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
+        power = tl.maximum(cut.to(tl.int32, bitcast=True) & _EXPONENT, _LEAST_POWER)
+        shift = ((power + _UP) | _HALF).to(tl.float32, bitcast=True)
+        # Rounded here, the cast is exact: the interpreter's own rounding is another.
+        values = ((cut + shift) - shift).to(tl.float8e4nv)
+    else:
+        values = numbers_of(wide, inverse)
+    return values
+
+
+def _turned(source: str) -> str:
+    return f".reg .b32 t; xor.b32 t, {source}, 0x80808080;"
+
+
+def _in_float32(source: str) -> str:
+    """Four bytes as fp32 in e, f, g, h: 2^23 + 128 + byte, less 2^23 + 128."""
+    parts = [
+        f" prmt.b32 {raw}, t, 0x4B000000, 0x744{place}; mov.b32 {wide}, {raw};"
+        f" sub.f32 {wide}, {wide}, 0f4B000080;"
+        for place, (raw, wide) in enumerate(zip("abcd", "efgh", strict=True))
+    ]
+    return _turned(source) + " .reg .b32 a, b, c, d; .reg .f32 e, f, g, h;" + "".join(parts)
+
+
+_HALVES = tl.constexpr(  # four bytes of one register as fp16, two a register: 1024 + 128 + byte, less 1152
+    "{ " + _turned("$2") + " .reg .b32 a, b, z; mov.b32 z, 0x64806480;"
+    " prmt.b32 a, t, 0x64646464, 0x4140; prmt.b32 b, t, 0x64646464, 0x4342;"
+    " sub.f16x2 $0, a, z; sub.f16x2 $1, b, z; }"
+)
+_BRAINS = tl.constexpr(  # as bf16, by way of fp32: below a bf16 number's point lie seven bits
+    "{ " + _in_float32("$2") + " cvt.rn.bf16x2.f32 $0, f, e; cvt.rn.bf16x2.f32 $1, h, g; }"
+)
+_FLOATS = tl.constexpr(
+    "{ " + _in_float32("$4") + " mov.b32 $0, e; mov.b32 $1, f; mov.b32 $2, g; mov.b32 $3, h; }"
+)
+_E4M3 = tl.constexpr(  # four bytes as fp16
+    "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
+)
+_PRODUCTS = tl.constexpr(  # key words times both bytes of a query
+    "{ .reg .s32 t; dp4a.s32.s32 t, $1, $3, 0; shl.b32 t, t, 7; dp4a.s32.s32 $0, $2, $3, t; }"
+)
+
+
+@triton.jit
+def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr = False) -> tl.tensor:
+    """Values (int8, fp8e4nv) of any shape in DTYPE (fp16, bf16, fp32), exactly. ASM: without it in the
+    compiler's own way, as e4m3 is but for ORDER.
+
+    A compiler that sees that a product's operand was of 8 bits gives some tensor-core instructions columns in
+    another order, to save shuffles; ORDER hides it, so that sums are those of an operand that was wide.
+    """
+    if x.dtype == tl.float8e4nv:
+        if ASM and ORDER:
+            x = tl.inline_asm_elementwise(_E4M3, "=r,=r,r", [x], tl.float16, is_pure=False, pack=4)
+        wide = x.to(DTYPE)
+    elif not ASM:
+        wide = x.to(tl.float32).to(DTYPE)
+    elif tl.float16 == DTYPE:
+        wide = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], tl.float16, is_pure=not ORDER, pack=4)
+    elif tl.bfloat16 == DTYPE:
+        wide = tl.inline_asm_elementwise(_BRAINS, "=r,=r,r", [x], tl.bfloat16, is_pure=not ORDER, pack=4)
+    else:
+        wide = tl.inline_asm_elementwise(_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=not ORDER, pack=4)
+    return wide
+
+
+@triton.jit
+def tile_scales(
+    scale_ptr: tl.tensor,
+    place: tl.tensor,
+    table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """Scales [BLOCK_N] of tokens start, start + 1, ...; 0 from ``end`` on.
+
+    ``place`` is the tile's element offset in the cache, where it lies inside one block; strides are the
+    cache's, which has HEAD_DIM elements for each scale.
+    """
+    order = tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        places = place // HEAD_DIM + order
+    else:
+        rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+        places = rows // HEAD_DIM
+    return tl.load(scale_ptr + places, mask=start + order < end, other=0.0)
+
+
+@triton.jit
+def query_words(q: tl.tensor) -> tl.tensor:
+    """Rows q [C, D] of fp32, D a multiple of 4, as high and low bytes: int32 [C, D / 4] each, and [C] the
+    scale: a value is (128 high + low) scale.
+    """
+    most = tl.maximum(tl.max(tl.abs(q), axis=1), LEAST_SCALE)
+    whole = nearest(q * _QUERY_MOST / most[:, None])
+    high = (whole + 64) >> 7
+    return _packed(high), _packed(whole - (high << 7)), most / _QUERY_MOST
+
+
+@triton.jit
+def _packed(values: tl.tensor) -> tl.tensor:
+    """Bytes [C, D] in int32 → words [C, D / 4]."""
+    fours = tl.reshape(values & 255, (values.shape[0], values.shape[1] // 4, 4))
+    return tl.sum(fours << (tl.arange(0, 4) * 8)[None, None, :], axis=2)
+
+
+@triton.jit
+def _byte(words: tl.tensor, PLACE: tl.constexpr) -> tl.tensor:
+    """One of the four signed bytes, as int32."""
+    return (words << (24 - 8 * PLACE)) >> 24
+
+
+@triton.jit
+def word_products(high: tl.tensor, low: tl.tensor, words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """Sums over the four values of words [..., W] times a query's, int32; ``high`` and ``low`` broadcast."""
+    if ASM:
+        total = tl.inline_asm_elementwise(
+            _PRODUCTS, "=r,r,r,r", [high, low, words], tl.int32, is_pure=True, pack=1
+        )
+    else:
+        total = words * 0
+        for place in tl.static_range(4):
+            total += _byte(words, place) * (_byte(high, place) * 128 + _byte(low, place))
+    return total
+
+
+@triton.jit
+def word_values(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """Words [A, B, W] as fp32 values [A, B, 4 W]."""
+    if ASM:
+        kinds: tl.constexpr = (tl.float32, tl.float32, tl.float32, tl.float32)
+        a, b, c, d = tl.inline_asm_elementwise(_FLOATS, "=r,=r,=r,=r,r", [words], kinds, is_pure=True, pack=1)
+    else:
+        a, b = _byte(words, 0).to(tl.float32), _byte(words, 1).to(tl.float32)
+        c, d = _byte(words, 2).to(tl.float32), _byte(words, 3).to(tl.float32)
+    fours = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(fours, (words.shape[0], words.shape[1], words.shape[2] * 4))
+
+
+def knows_asm(cache: torch.Tensor) -> bool:
+    """Whether kernels over a cache may use inline assembly: the interpreter, on CPU tensors, knows none."""
+    return cache.device.type != "cpu"

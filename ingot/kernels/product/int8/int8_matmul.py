@@ -1,0 +1,302 @@
+"""The product of many rows and a weight, both of 8 bits: exact sums, scaled once, with bias and residual sum.
+
+Owns a persistent kernel whose programs walk the tiles of the result, or of parts of its sums, in an order
+that keeps both operands in L2, and its launch. Operands come through tensor descriptors (TMA) where they are
+aligned and the GPU has them, else through pointers. Where rows have groups with scales of their own, a step
+is a group, and its sums join the result in fp32. Knows no fewer rows than a tile is worth (int8_linear.py
+chooses).
+
+    y = int8_matmul_triton(x8, weight, torch.float16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, multiprocessors
+from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.product.int8_checks import scale_stride
+from ingot.kernels.product.product_arguments import Sums, sums_argument
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.tiles.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
+from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
+
+
+class LargeLoop(NamedTuple):
+    """The kernel's constants: outputs, columns, the group of the rows, whether programs walk the tiles and
+    descriptors read both operands; the others are tiles, see ``large_int8_tiles``.
+    """
+
+    N: int
+    K: int
+    GROUP: int
+    WALK: bool
+    TMA: bool
+    BLOCK_M: int
+    BLOCK_N: int
+    MORE_N: int
+    BLOCK_K: int
+    TOGETHER: int
+    PIECES: int
+    SPLITS: int
+    OVERLAP: int
+
+
+class Large(NamedTuple):
+    """An operand as pointers read it: the distance between two rows, the scales of rows and theirs."""
+
+    stride: Any
+    scales: Any
+    scale_stride: Any = None
+
+
+@triton.jit
+def _operand(
+    source: tensor,
+    stride: tensor,
+    first: tensor,
+    end: tensor,
+    column: tensor,
+    BLOCK: constexpr,
+    LOOP: constexpr,
+) -> tensor:
+    """Rows from ``first`` on, a step's columns from ``column`` on: [BLOCK, BLOCK_K], zeros beyond."""
+    if LOOP.TMA:
+        tile = source.load([first, column])
+    else:
+        SPAN: constexpr = LOOP.GROUP if LOOP.GROUP > 0 else LOOP.BLOCK_K
+        rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, LOOP.BLOCK_K)
+        inside = (rows < end)[:, None] & ((column + cols < LOOP.K) & (cols < SPAN))[None, :]
+        places = source + (rows.to(tl.int64) * stride)[:, None] + (column + cols)[None, :]
+        tile = tl.load(places, mask=inside, other=0)
+    return tile
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int8_matmul_kernel(
+    x_source: tensor,
+    weight_source: tensor,
+    more_source: tensor,
+    x: tensor,
+    weight: tensor,
+    out: tensor,
+    num_rows: tensor,
+    LOOP: constexpr,
+) -> None:
+    """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart; with SPLITS parts of their
+    sums, each of as many steps, the last ones past the end.
+
+    MORE_N: so many outputs more a tile, in sums of their own, which makes widths that are no powers of two;
+    ``more_source`` is the weight for them. TOGETHER tiles of rows are done for one tile of outputs before the
+    next. A tile is stored in PIECES, which take so much less shared memory.
+    """
+    x, weight, out = Large(*x), Large(*weight), Sums(*out)
+    N: constexpr = LOOP.N
+    GROUP: constexpr = LOOP.GROUP
+    BLOCK_M: constexpr = LOOP.BLOCK_M
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    MORE_N: constexpr = LOOP.MORE_N
+    TOGETHER: constexpr = LOOP.TOGETHER
+    start_next(LOOP.OVERLAP)
+    SPAN: constexpr = GROUP if GROUP > 0 else LOOP.BLOCK_K
+    ALL_STEPS: constexpr = (LOOP.K + SPAN - 1) // SPAN
+    STEPS: constexpr = (ALL_STEPS + LOOP.SPLITS - 1) // LOOP.SPLITS
+    TILE_N: constexpr = BLOCK_N + MORE_N
+    TILES_N: constexpr = (N + TILE_N - 1) // TILE_N
+    WIDTH: constexpr = BLOCK_N // LOOP.PIECES
+    tiles_m = tl.cdiv(num_rows, BLOCK_M)
+    first_step = 0
+    y_ptr = out.y
+    if LOOP.SPLITS > 1:
+        first_step = tl.program_id(1) * STEPS
+        y_ptr += tl.program_id(1).to(tl.int64) * num_rows * N
+    wait_for_previous(LOOP.OVERLAP)  # before the weight, too: it may be a temporary
+    for tile in tl.range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0), flatten=LOOP.WALK):
+        band = tile // (TOGETHER * TILES_N)
+        height = tl.minimum(tiles_m - band * TOGETHER, TOGETHER)
+        place = tile - band * TOGETHER * TILES_N
+        first_row = (band * TOGETHER + place % height) * BLOCK_M
+        first_output = place // height * TILE_N
+        rows = first_row + tl.arange(0, BLOCK_M)
+        real = rows < num_rows
+        x_scale_places = x.scales + rows.to(tl.int64) * x.scale_stride
+        if GROUP > 0:
+            acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            group = tl.minimum(first_step, ALL_STEPS - 1)
+            x_scales = tl.load(x_scale_places + group, mask=real, other=0.0)
+        else:
+            acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
+            if MORE_N > 0:
+                more = tl.zeros([BLOCK_M, MORE_N], dtype=tl.int32)
+        for step in tl.range(0, STEPS):
+            column = (first_step + step) * SPAN
+            a = _operand(x_source, x.stride, first_row, num_rows, column, BLOCK_M, LOOP)
+            w = _operand(weight_source, weight.stride, first_output, N, column, BLOCK_N, LOOP)
+            if GROUP > 0:
+                group = tl.minimum(first_step + step + 1, ALL_STEPS - 1)
+                ahead = tl.load(x_scale_places + group, mask=real, other=0.0)
+                acc += tl.dot(a, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
+                x_scales = ahead
+            else:
+                if MORE_N > 0:
+                    more_w = _operand(
+                        more_source, weight.stride, first_output + BLOCK_N, N, column, MORE_N, LOOP
+                    )
+                acc = tl.dot(a, tl.trans(w), acc, out_dtype=tl.int32)
+                if MORE_N > 0:
+                    more = tl.dot(a, tl.trans(more_w), more, out_dtype=tl.int32)
+        if GROUP == 0:
+            x_scales = tl.load(x_scale_places, mask=real, other=0.0)
+        if LOOP.PIECES == 2:
+            low, high = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, WIDTH]), [0, 2, 1]))
+            _store(low, x_scales, first_output, rows, real, weight, out, y_ptr, WIDTH, LOOP)
+            _store(high, x_scales, first_output + WIDTH, rows, real, weight, out, y_ptr, WIDTH, LOOP)
+        else:
+            _store(acc, x_scales, first_output, rows, real, weight, out, y_ptr, WIDTH, LOOP)
+        if MORE_N > 0:
+            _store(more, x_scales, first_output + BLOCK_N, rows, real, weight, out, y_ptr, MORE_N, LOOP)
+
+
+@triton.jit
+def _store(
+    acc: tensor,
+    x_scales: tensor,
+    first_output: tensor,
+    rows: tensor,
+    real: tensor,
+    weight: Large,
+    out: Sums,
+    y_ptr: tensor,
+    WIDTH: constexpr,
+    LOOP: constexpr,
+) -> None:
+    """Scale sums, add bias and residual, round once; into int32 the sums as they are."""
+    outputs = first_output + tl.arange(0, WIDTH)
+    wanted = outputs < LOOP.N
+    inside = real[:, None] & wanted[None, :]
+    if y_ptr.dtype.element_ty == tl.int32:
+        y = acc
+    else:
+        y = acc.to(tl.float32)
+        if LOOP.GROUP == 0:
+            y *= x_scales[:, None]
+        y *= tl.load(weight.scales + outputs, mask=wanted, other=0.0)[None, :]
+        if out.bias is not None:
+            y += tl.load(out.bias + outputs, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        if out.residual is not None:
+            places = (rows.to(tl.int64) * out.residual_stride)[:, None] + outputs[None, :]
+            y += tl.load(out.residual + places, mask=inside, other=0.0).to(tl.float32)
+        y = y.to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + (rows.to(tl.int64) * LOOP.N)[:, None] + outputs[None, :], y, mask=inside)
+
+
+def aligned(x: Int8Rows, weight: Int8Weight) -> bool:
+    """Whether all rows start at multiples of 16 bytes."""
+    sides = (x.values, weight.values)
+    return all(
+        t.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and t.stride(0) % DESCRIPTOR_ALIGNMENT == 0 for t in sides
+    )
+
+
+def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bool:
+    """Whether descriptors read both: rows that are aligned, whole steps of groups.
+
+    Raises:
+        KernelArgumentError: the tile ``TMA`` is 2 and they cannot.
+    """
+    fits = aligned(x, weight) and x.group in (0, choice["BLOCK_K"])
+    if choice["TMA"] == 2 and not fits:
+        strides = x.values.stride(0), weight.values.stride(0)
+        raise KernelArgumentError(
+            "these operands cannot be read through tensor descriptors",
+            seen=f"strides {strides}, groups of {x.group}",
+            allowed=f"rows that start at multiples of {DESCRIPTOR_ALIGNMENT} bytes",
+            fix='tiles {"TMA": 1}',
+        )
+    return choice["TMA"] != 1 and fits
+
+
+def _source(tensor: torch.Tensor, rows: int, choice: Mapping[str, int], tma: bool) -> Any:
+    if not tma:
+        return tensor
+    block = [rows, choice["BLOCK_K"]]
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def _choice(
+    x: Int8Rows, weight: Int8Weight, itemsize: int, split: bool, tiles: Mapping[str, int] | None
+) -> dict[str, int]:
+    (rows, width), outputs = x.values.shape, weight.values.shape[0]
+    machine = machine_of(x.values.device)
+    defaults = large_int8_tiles(rows, outputs, width, itemsize, machine, x.group, aligned(x, weight), split)
+    return whole_steps(merge_tiles(defaults, tiles), x.group)
+
+
+def _launch(
+    x: Int8Rows,
+    weight: Int8Weight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    choice: Mapping[str, int],
+) -> None:
+    """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
+    (rows, width), outputs = x.values.shape, weight.values.shape[0]
+    tma = _described(x, weight, choice)
+    count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, tile_outputs(choice))
+    at_once = choice["PROGRAMS"] * multiprocessors(y.device) // choice["SPLITS"]
+    walk = choice["PROGRAMS"] > 0
+    loop = LargeLoop(outputs, width, x.group, walk, tma, **{n: choice[n] for n in LargeLoop._fields[5:]})
+    int8_matmul_kernel[(min(count, max(at_once, 1)) if walk else count, choice["SPLITS"])](
+        _source(x.values, choice["BLOCK_M"], choice, tma),
+        _source(weight.values, choice["BLOCK_N"], choice, tma),
+        _source(weight.values, choice["MORE_N"], choice, tma) if choice["MORE_N"] else None,
+        (x.values.stride(0), x.scales, scale_stride(x)),
+        (weight.values.stride(0), weight.scales),
+        sums_argument(y, bias, residual),
+        rows,
+        LOOP=loop,
+        num_stages=choice["num_stages"],
+        **launch_options(choice, y.device),
+    )
+
+
+def int8_matmul_triton(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in ``int8_linear``, unchecked.
+
+    ``dtype`` int32 gives the exact sums; rows with groups have none.
+    """
+    shape = (x.values.shape[0], weight.values.shape[0])
+    y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
+    if y.numel():
+        choice = _choice(x, weight, dtype.itemsize, False, tiles)
+        _launch(x, weight, bias, residual, y, choice | {"SPLITS": 1})
+    return y
+
+
+def int8_matmul_parts_triton(
+    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+) -> Int8Sums | torch.Tensor:
+    """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
+    dtype = torch.float32 if x.group else torch.int32
+    choice = _choice(x, weight, dtype.itemsize, True, tiles)
+    shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
+    y = torch.empty(shape, dtype=dtype, device=x.values.device)
+    if y.numel():
+        _launch(x, weight, None, None, y, choice)
+    return y if x.group else Int8Sums(y, x.scales, weight.scales)

@@ -1,0 +1,170 @@
+"""What kernels of products take: pointers, strides and sizes in groups, and the constants of a loop.
+
+Owns the groups. A launcher gives a plain tuple, which Triton binds fastest, and may leave out the last
+fields; a kernel names them, ``x = InputRows(*x)``. (No field is called ``values``, which Triton's own tuples
+have.) Constants are one argument, made once. Knows no kernel.
+
+    few_linear_kernel[grid]((x, x.stride(0), len(x)), stored_argument(weight), (y,), N, share, 1, loop)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ingot.kernels.weight.stored_weight import StoredWeight
+
+
+class InputRows(NamedTuple):
+    """Few rows of x.
+
+    Attributes:
+        ptr, stride, tokens: [tokens, K], and the distance between two rows.
+        scales, scale_stride: of int8 rows (int8_rows.py); without a stride all rows share those of groups.
+        norm, eps: the weight of an RMSNorm that the product applies, and what is added to its mean square.
+    """
+
+    ptr: Any
+    stride: Any
+    tokens: Any
+    scales: Any = None
+    scale_stride: Any = None
+    norm: Any = None
+    eps: Any = None
+
+
+class Weight(NamedTuple):
+    """A weight as stored_weight.py or int4_weight.py store it.
+
+    Attributes:
+        ptr, stride: values, words or pairs.
+        scales, zeros: those of a ``StoredWeight``; ``scale_stride`` lies between groups, of both.
+        steps: those of an ``Int4Weight``; ``scale_stride`` is theirs.
+    """
+
+    ptr: Any
+    stride: Any
+    scales: Any = None
+    scale_stride: Any = None
+    zeros: Any = None
+    steps: Any = None
+
+
+class Sums(NamedTuple):
+    """Where whole sums go, or parts of them; what is added."""
+
+    y: Any
+    bias: Any = None
+    residual: Any = None
+    residual_stride: Any = None
+
+
+class Heads(NamedTuple):
+    """Where queries, keys and values go, and how they turn: see ``small_qkv``."""
+
+    bias: Any
+    table: Any
+    table_rows: Any
+    positions: Any
+    slots: Any
+    keys: Any
+    value_cache: Any
+    q: Any
+    table_stride: Any
+    block_stride: Any
+    head_stride: Any
+    token_stride: Any
+    inverse_log: Any = None
+
+
+class HeadShape(NamedTuple):
+    """Constants of ``Heads``; HALF: pairs that turn."""
+
+    HEADS: int
+    KV_HEADS: int
+    HEAD_DIM: int
+    HALF: int
+    BLOCK_SIZE: int
+    LOGN: bool
+
+
+class ProductLoop(NamedTuple):
+    """The constants of a product's inner loop.
+
+    Attributes:
+        KIND: ``vectors`` of one row, ``matrix``, ``packed``, or straight into registers ``fragments`` and
+            ``int8_fragments``.
+        K: columns.
+        STEPS: of all columns.
+        BITS, GROUP: of the weight; of int8 rows GROUP is theirs.
+        WEIGHT_GROUP: of an ``Int4Weight``.
+        ASM: the interpreter knows no inline assembly.
+        BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, FRAGMENTS, OVERLAP, WARPS: tiles, see ``small_linear``.
+        BLOCK_X: columns whose squares are summed at once, of a row that does not fit BLOCK_K.
+    """
+
+    KIND: str
+    K: int
+    STEPS: int
+    BITS: int
+    GROUP: int
+    WEIGHT_GROUP: int
+    ASM: bool
+    BLOCK_T: int
+    BLOCK_N: int
+    BLOCK_K: int
+    PREFETCH: int
+    FRAGMENTS: int
+    OVERLAP: int
+    WARPS: int
+    BLOCK_X: int = 0
+
+
+class PackedLoop(NamedTuple):
+    """The constants of a product of many rows with packed weights.
+
+    Attributes:
+        N, K: outputs and columns.
+        BITS, GROUP, PART: of the weight; PART: words of a row in a chunk.
+        DTYPE: of the rows, Triton's.
+        ASM: the interpreter knows no inline assembly.
+        TMA: whether a descriptor reads the rows.
+        BLOCK_T, BLOCK_N, BLOCK_K, WIDE, PREFETCH, AHEAD, DIRECT, OVERLAP: tiles, see ``packed_matmul``.
+    """
+
+    N: int
+    K: int
+    BITS: int
+    GROUP: int
+    PART: int
+    DTYPE: Any
+    ASM: bool
+    TMA: bool
+    BLOCK_T: int
+    BLOCK_N: int
+    BLOCK_K: int
+    WIDE: int
+    PREFETCH: int
+    AHEAD: int
+    DIRECT: int
+    OVERLAP: int
+
+
+def stored_argument(weight: StoredWeight) -> tuple[Any, ...]:
+    """The fields of ``Weight`` of a stored weight."""
+    if weight.scales is None:
+        return weight.values, weight.values.stride(0)
+    stride = weight.scales.stride(0) if weight.group else None
+    if weight.zeros is None:
+        return weight.values, weight.values.stride(0), weight.scales, stride
+    return weight.values, weight.values.stride(0), weight.scales, stride, weight.zeros
+
+
+def sums_argument(
+    y: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> tuple[Any, ...]:
+    """The fields of ``Sums``."""
+    if residual is None:
+        return (y,) if bias is None else (y, bias)
+    return y, bias, residual, residual.stride(0)

@@ -1,0 +1,144 @@
+"""How a kernel's rows end: as they are, in the operand's order, or in 8 bits.
+
+Owns what a launcher asks of an ending: the result's memory, the kernel's arguments and the PyTorch twin.
+``BlockSteps`` (block_rows.py) is an ending too. Knows no op.
+
+    rows, arguments = ending.launched(num_rows, width, like=x)
+    kernel[grid](..., **arguments)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.kernel_checks import KernelArgumentError, expect_static
+from ingot.kernels.rows.int8_round import as_wide, block_numbers, row_scales, store_int8_row
+from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
+from ingot.kernels.rows.operand_rows import OPERAND_SPAN, OperandRows, operand_place, operand_rows
+
+Rows = torch.Tensor | OperandRows | Int8Rows
+WHOLE_ROWS: dict[str, Any] = {
+    "scale_ptr": None, "order_ptr": None, "step_ptr": None, "zero_ptr": None,
+    "STATIC": False, "ORDERED": False, "GROUP": 0, "BITS": 0,
+}  # fmt: skip
+
+
+class Ending(Protocol):
+    """What a kernel's result becomes in the same kernel."""
+
+    def expect(self, width: int, like: torch.Tensor) -> None:
+        """Raise ``KernelArgumentError`` unless rows [width] on the device of ``like`` can end so."""
+        ...
+
+    def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
+        """(what the kernel writes, its arguments) for rows in the dtype of ``like``: those of
+        ``WHOLE_ROWS``, ``y_ptr`` and ``WIDTH``, the columns that are written.
+        """
+        ...
+
+    def of(self, y: torch.Tensor) -> Rows:
+        """The PyTorch twin: finished rows y [M, width] → the same rows, ended so."""
+        ...
+
+
+class AsTheyAre:
+    """Rows in their dtype."""
+
+    def expect(self, width: int, like: torch.Tensor) -> None:
+        """Any width."""
+
+    def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
+        """As of ``Ending``."""
+        y = torch.empty((num_rows, width), dtype=like.dtype, device=like.device)
+        return y, WHOLE_ROWS | {"y_ptr": y, "WIDTH": width}
+
+    def of(self, y: torch.Tensor) -> Rows:
+        """As of ``Ending``."""
+        return y
+
+
+AS_THEY_ARE = AsTheyAre()
+
+
+@dataclass(frozen=True, slots=True)
+class OperandOrder:
+    """Rows whose columns stand in the operand's order (operand_rows.py); attention's output ends so, too."""
+
+    def expect(self, width: int, like: torch.Tensor) -> None:
+        """Raise unless columns come in whole spans."""
+        if width % OPERAND_SPAN:
+            raise KernelArgumentError(
+                "the operand's order needs whole spans of columns",
+                seen=f"{width} columns",
+                allowed=f"a multiple of {OPERAND_SPAN}",
+            )
+
+    def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
+        """As of ``Ending``."""
+        y = torch.empty((num_rows, width), dtype=like.dtype, device=like.device)
+        return OperandRows(y), WHOLE_ROWS | {"y_ptr": y, "ORDERED": True, "WIDTH": width}
+
+    def of(self, y: torch.Tensor) -> Rows:
+        """As of ``Ending``."""
+        return operand_rows(y)
+
+
+@dataclass(frozen=True, slots=True)
+class InInt8:
+    """Rows of 8 bits: a scale a row, or one ``static`` scale, fp32 [1], for all (int8_rows.py)."""
+
+    static: torch.Tensor | None = None
+
+    def expect(self, width: int, like: torch.Tensor) -> None:
+        """Raise unless a static scale is one number."""
+        expect_static(self.static, like)
+
+    def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
+        """As of ``Ending``."""
+        values = torch.empty((num_rows, width), dtype=torch.int8, device=like.device)
+        scales = row_scales(num_rows, self.static, like.device)
+        own = {"y_ptr": values, "scale_ptr": scales, "STATIC": self.static is not None, "WIDTH": width}
+        return Int8Rows(values, scales), WHOLE_ROWS | own
+
+    def of(self, y: torch.Tensor) -> Rows:
+        """As of ``Ending``."""
+        return quantize_rows(y, static=self.static)
+
+
+@triton.jit
+def store_row(
+    y: tl.tensor,
+    y_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    order: tl.tensor,
+    step: tl.tensor,
+    zero: tl.tensor,
+    row: tl.tensor,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BITS: tl.constexpr,
+    STATIC: tl.constexpr,
+    ORDERED: tl.constexpr,
+) -> None:
+    """Store a row [BLOCK] of COUNT values, rounded to their dtype already, at ``y_ptr + row * WIDTH``.
+
+    BITS: in numbers by blocks, with ``step`` and ``zero`` of each column, after ``order`` if there is one;
+    ``scale_ptr``: in 8 bits; ORDERED: in the operand's order.
+    """
+    cols = tl.arange(0, y.shape[0])
+    if BITS > 0:
+        wide = y.to(tl.float32)
+        if order is not None:
+            wide = tl.gather(wide, order, axis=0)
+        values = block_numbers(wide, cols, step, zero, COUNT, BITS)
+        tl.store(as_wide(y_ptr + row * WIDTH + cols, y.dtype), values, mask=cols < WIDTH)
+    elif scale_ptr is not None:
+        inside = cols < COUNT
+        store_int8_row(y.to(tl.float32), y_ptr + row * WIDTH, scale_ptr, row, inside, STATIC, y.dtype)
+    else:
+        tl.store(y_ptr + row * WIDTH + operand_place(cols, ORDERED), y, mask=cols < COUNT)

@@ -1,0 +1,172 @@
+"""Which product each linear layer of a step takes: by its scheme, the step's rows, and the model's shape.
+
+Owns the table of rows, and the rules. Knows no arithmetic.
+
+    product = Ways(decoder, caches).product("o", layer.self_attn.o_proj, Step(decodes=True, rows=8))
+
+Each layer is asked by itself, so that schemes may be mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.config.decoder_config import DecoderConfig
+from ingot.kernels.product.packed.packed_matmul import DTYPES as PACKED_DTYPES
+from ingot.kernels.product.packed.packed_matmul import takes_operand
+from ingot.kernels.rows.operand_rows import OPERAND_SPAN
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
+from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS, MAX_ROWS
+from ingot.layers.decoder import Decoder
+from ingot.layers.forward_batch import LayerCache
+from ingot.layers.layer_products import (
+    AddedProduct,
+    BlockProduct,
+    Int8Product,
+    PackedProduct,
+    Product,
+    SmallProduct,
+)
+from ingot.layers.linear import Linear, all_dense
+from ingot.layers.norm import Norm
+
+ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
+NONE = frozenset[str]()
+# Up to how many rows which products of a decode step are the small kernels'; other dense ones are the matrix
+# library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
+Table = Sequence[tuple[int, frozenset[str]]]
+DENSE_ROWS: Table = ((32, ALL), (MAX_ROWS, ALL - {"qkv"}))
+# The same where a weight has fewer bits; others up to PACKED_ROWS are packed_matmul's, and more multiply as
+# modules, with widened weights. Measured so, too: benchmarks/narrow_variants.py.
+NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
+# Plain MLPs (GPT-2): above, the matrix library's products were as fast on an H200, but for the head: where
+# rows of logits are an odd number of values, the library took 154 µs for 25 µs of Whisper's weight.
+PLAIN_ROWS: Table = ((8, ALL), (MAX_ROWS, frozenset({"head"})))
+# In fp32 on a GPU: tensor cores multiply none of it, so that only the sums of one row on vectors are fast.
+FULL_ROWS: Table = ((1, ALL),)
+
+
+def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
+    """Which products of a decode step of ``rows`` tokens the small kernels compute."""
+    return next((small for most, small in table if rows <= most), NONE)
+
+
+def fuses(model: Decoder) -> bool:
+    """Whether a GPU's steps may take kernels that do more than a module: in 16 bits, and of dense weights."""
+    return model.dtype.itemsize == 2 or all_dense(model)
+
+
+def folds(config: DecoderConfig) -> bool:
+    """Whether norms, rotary, cache write and SiLU all fold into the products of few rows."""
+    return _folds_norms(config) and config.gated and not (config.qk_norm or config.mlp_bias)
+
+
+def _folds_norms(config: DecoderConfig) -> bool:
+    """Whether a product of one row can apply the norm before it, and add to the hidden states."""
+    skips = config.crosses  # then the next norm adds some requests' rows alone (SkippingProduct)
+    return config.norm == "rms_norm" and not (config.wide_norms or config.post_norms or skips)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a choice depends on.
+
+    Attributes:
+        decodes: whether every request has one token.
+        rows: tokens of a step that decodes; None: any number.
+        fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
+    """
+
+    decodes: bool
+    rows: int | None = None
+    fused: bool = True
+
+
+BY_MODULE = Step(decodes=False, fused=False)
+
+
+def by_scheme(
+    linear: Linear, dtype: torch.dtype, *, overlap: bool = False, splits: bool = False, places: bool = False
+) -> Product:
+    """The product of any number of rows of ``dtype``; arguments are as of ``Int8Product``."""
+    if linear.scheme.form == "int8":
+        return Int8Product(linear, dtype, overlap=overlap, splits=splits, places=places)
+    if linear.scheme.form == "blocks":
+        return BlockProduct(linear, dtype, overlap=overlap, splits=splits)
+    return Product(linear, overlap=overlap)
+
+
+class Ways:
+    """Chooses products for a decoder over its caches.
+
+    Attributes:
+        dense, narrow: tables of rows.
+    """
+
+    def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
+        self.config = decoder.config
+        self.dtype = decoder.dtype
+        self.cache = caches[0]
+        self.dense: Table = DENSE_ROWS if self.config.gated else PLAIN_ROWS
+        if self.dtype.itemsize == 4 and self.cache.keys.device.type != "cpu":
+            self.dense = FULL_ROWS
+        self.narrow: Table = NARROW_ROWS
+        # Then the hidden states of one token need no norm of their own: each product applies it.
+        self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
+
+    def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
+        """The product of a layer.
+
+        Args:
+            name: one of ``ALL``.
+            norm: what is applied to its input; a product may do so itself.
+        """
+        if not step.fused:
+            return Product(linear, fused=False)
+        overlap = step.decodes
+        if linear.scheme.rounds or not linear.scheme.small_products:
+            few = step.rows is not None and step.rows <= DECODE_ROWS
+            return by_scheme(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
+        if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
+            return found
+        if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:
+            return AddedProduct(linear, overlap=overlap)
+        return Product(linear, overlap=overlap)
+
+    def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:
+        """The product of few rows that all decode, of a weight that the small kernels read; None: none of
+        ours.
+        """
+        dense = linear.stored().bits == 16
+        if name in small_products(rows, self.dense if dense else self.narrow) or (
+            not dense and rows <= MAX_ROWS and not self._unpacks(linear)
+        ):
+            return SmallProduct(
+                linear,
+                overlap=True,
+                norm=norm if rows == 1 and self.all_small else None,
+                places=self.cache.scales is None and not self.config.qk_norm,
+                gates=self.config.mlp == "silu_gated" and not self.config.mlp_bias,
+                sums=not (dense and rows == 1),  # vectors alone read a whole row at the speed of memory
+            )
+        if dense or rows > PACKED_ROWS or name == "head" or not self._unpacks(linear):
+            return None
+        whole = self.config.head_dim % OPERAND_SPAN == 0  # heads are whole spans of columns
+        spans = {"o": whole, "down": self.config.gated}.get(name, True)
+        device = self.cache.keys.device
+        ordered = spans and takes_operand(rows, linear.stored(), device, name in ("o", "down"))
+        return PackedProduct(linear, overlap=True, ordered=ordered)
+
+    def _unpacks(self, linear: Linear) -> bool:
+        """Whether packed_matmul takes the weight's dtype."""
+        scales = linear.stored().scales
+        return scales is not None and scales.dtype in PACKED_DTYPES
+
+    def _places(self, step: Step) -> bool:
+        """Whether a QKV product of 8 bits writes the cache itself."""
+        few = step.rows is not None and step.rows <= MAX_ROWS
+        return few and not self.config.qk_norm and self.cache.keys.dtype == self.dtype
