@@ -95,7 +95,7 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
     with ends_once():
         from ingot.building import builder
 
-        plan_of_metrics = proving.plan(str(checkpoint), flags.revision, flags.chat_template)
+        metrics_to_prove = proving.metrics(str(checkpoint), flags.revision, flags.chat_template)
         with ExitStack() as shown:
             part = shown.enter_context(parts_shown())
             steps = part(lambda done, total: f"{done}/{total}")
@@ -106,7 +106,7 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
                 progress=part(lambda done, total: f"{size_text(done)} of {size_text(total)}"),
                 tune_progress=steps,
                 proof_progress=steps,
-                finish=_measuring(plan_of_metrics, flags.device, shown),
+                finish=_measuring(metrics_to_prove, flags.device, shown),
                 **given_of(flags, "output", "checkpoint"),
                 **given(
                     calib=quantized.calib,

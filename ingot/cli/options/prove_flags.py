@@ -76,7 +76,7 @@ class ProveFlags:
                 flag = f"--{field.name.replace('_', '-')}"
                 raise typer.BadParameter("it needs --prove, the data to measure on", param_hint=flag)
 
-    def plan(self, checkpoint: str, revision: str | None, chat_template: str | None) -> Proving | None:
+    def metrics(self, checkpoint: str, revision: str | None, chat_template: str | None) -> Proving | None:
         """What is to be measured, checked before anything is built; None without ``--prove``.
 
         Raises:
