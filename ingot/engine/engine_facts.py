@@ -29,7 +29,7 @@ from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.proof_file import Metric, ProofOrigin, read_note, read_proof, read_when, standing, this_host
 from ingot.errors import EngineError
-from ingot.layers.chosen_kernels import PLAIN, told
+from ingot.layers.chosen_kernels import PLAIN, describe_kernels
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import LayerCache
 from ingot.layers.product_choice import Ways, fuses
@@ -219,7 +219,7 @@ def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str
     config = manifest.model
     shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
     kept = cache_dtype(dtype, manifest.build.kv_dtype)
-    return told(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("meta"))]))
+    return describe_kernels(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("meta"))]))
 
 
 def _input_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:

@@ -1,6 +1,6 @@
 """What every kernel launcher checks before it touches memory.
 
-Owns the error for arguments that a kernel cannot take, the choice between a kernel and its twin, and the
+Owns the error for arguments that a kernel cannot take, the choice between a kernel and its reference, and the
 merging of tile choices. Knows no op.
 
     expect("weight", weight, (hidden,), like=x)
@@ -120,7 +120,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def runs_on_gpu(x: torch.Tensor) -> bool:
-    """True when the op launches its Triton kernel, False when it runs its twin.
+    """True when the op launches its Triton kernel, False when it runs its reference.
 
     Raises:
         DeviceError: the tensor is on a GPU that is not the current one, or on neither a GPU nor the CPU.

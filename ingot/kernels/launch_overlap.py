@@ -26,7 +26,7 @@ LINE_BYTES = tl.constexpr(128)
 
 @triton.jit
 def prefetch_lines(places: tl.tensor, wanted: tl.tensor) -> None:
-    """Ask for the wanted ones of the cache lines at these pointers to come into L2; nobody waits for them."""
+    """Prefetch the wanted cache lines at these pointers into L2; nothing waits for them."""
     asm: tl.constexpr = (
         "{ .reg .pred %p; setp.ne.s32 %p, $2, 0; @%p prefetch.global.L2 [$1]; mov.b32 $0, 0; }"
     )

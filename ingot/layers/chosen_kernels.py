@@ -2,7 +2,7 @@
 
 Owns the words for products, and the ranges of rows that share them. Chooses nothing.
 
-    told(decoder, Ways(decoder, caches))     # {"decode, 1 to 8 requests": "small kernels", …}
+    describe_kernels(decoder, Ways(decoder, caches))     # {"decode, 1 to 8 requests": "small kernels", …}
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORDS = {
 }
 
 
-def told(decoder: Decoder, ways: Ways) -> dict[str, str]:
+def describe_kernels(decoder: Decoder, ways: Ways) -> dict[str, str]:
     """What computes the products of fused steps: by numbers of requests that all decode, and of prompts."""
     found: dict[str, str] = {}
     first, before = 1, ""

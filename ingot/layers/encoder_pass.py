@@ -1,6 +1,6 @@
 """How an encoder goes through its layers: by kernels or module by module, and who looks on.
 
-Owns what its call is told besides features. Knows no layer.
+Owns the arguments of its call besides features. Knows no layer.
 
     encoder(features, EncoderPass(fused=True))
 """
@@ -19,7 +19,7 @@ class EncoderPass:
 
     Attributes:
         fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
-        observer: is told what layers have on their way, under the names of step_record.py.
+        observer: receives what layers have on their way, under the names of step_record.py.
         between: called behind every layer.
     """
 

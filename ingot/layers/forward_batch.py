@@ -1,4 +1,4 @@
-"""The one thing every layer is told about a step.
+"""What every layer knows about a step.
 
 Owns the layout of a step's tensors: which token belongs to which request, where its keys and values go, and
 what it may attend to. Knows no model and no request.
@@ -76,7 +76,7 @@ class Spliced:
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows of a captured step attend as decodes and which as chunks, told on the device: a graph's
+    """Which rows of a captured step attend as decodes and which as chunks, marked on the device: a graph's
     launches stay as they are while the numbers of both change.
 
     Attributes:
@@ -123,7 +123,7 @@ class ForwardBatch:
         split: what says so instead in a captured step that may have both; None in any other.
         arrivals: [at least B * num_kv_heads, and tile_parts * num_heads] int32 zeros for attention, which
             leaves them at zero; None: each call makes its own.
-        observer: is told what the step computes on its way, under the names of step_record.py.
+        observer: receives what the step computes on its way, under the names of step_record.py.
         encoded: what cross-attention reads; None: no request of the step has an input.
         spliced: embeddings that take the place of placeholders'; None: there are none.
     """

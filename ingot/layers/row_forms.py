@@ -118,7 +118,7 @@ class DenseForm:
 
 @dataclass(frozen=True)
 class RawForm(DenseForm):
-    """Hidden states that nobody has normalised: the product that takes them does."""
+    """Hidden states before their norm, which the product applies."""
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None

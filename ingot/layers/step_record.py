@@ -40,13 +40,13 @@ class StepRecord:
         values: by name, in the order of the layers; numbers of 8 bits stay ``Int8Rows``.
         cached: of each layer the tensors that its cache now holds for the step's tokens: keys and values
             [T, num_kv_heads, head_dim], and with numbers of 8 bits scales [T, num_kv_heads] of both.
-        told: the step's own tensors by their names in ``ForwardBatch``.
+        inputs: the step's own tensors by their names in ``ForwardBatch``.
         logits: [L, vocab_size].
     """
 
     values: dict[str, list[Recorded]] = field(default_factory=lambda: defaultdict(list))
     cached: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
-    told: dict[str, torch.Tensor] = field(default_factory=dict)
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     logits: torch.Tensor | None = None
 
     def see(self, name: str, value: Observed) -> None:
@@ -55,16 +55,16 @@ class StepRecord:
 
     def close(
         self,
-        told: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         caches: Sequence[tuple[torch.Tensor, ...]],
         logits: torch.Tensor,
     ) -> None:
-        """Keep what the step was told, what it wrote to the caches, and its logits.
+        """Keep the step's inputs, what it wrote to the caches, and its logits.
 
         ``caches`` are the tensors of every ``LayerCache``.
         """
-        self.told = {name: tensor.clone() for name, tensor in told.items()}
-        slots = self.told["slot_mapping"].clamp(min=0)
+        self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        slots = self.inputs["slot_mapping"].clamp(min=0)
         for tensors in caches:
             size = tensors[0].shape[2]  # tokens of a block
             self.cached.append(tuple(tensor[slots // size, :, slots % size] for tensor in tensors))
@@ -77,7 +77,7 @@ class StepRecord:
         return StepRecord(
             {name: [copied(value, host) for value in values] for name, values in self.values.items()},
             [tuple(tensor.to(host, copy=True) for tensor in tensors) for tensors in self.cached],
-            {name: tensor.to(host, copy=True) for name, tensor in self.told.items()},
+            {name: tensor.to(host, copy=True) for name, tensor in self.inputs.items()},
             self.logits.to(host, copy=True),
         )
 

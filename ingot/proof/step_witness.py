@@ -71,7 +71,7 @@ class TokenRows:
         self.records = records
         self._prompts = [list(prompt) for prompt in prompts]
         self.dtype = dtype
-        self.valid = [record.told["slot_mapping"] >= 0 for record in records]
+        self.valid = [record.inputs["slot_mapping"] >= 0 for record in records]
         self.wanted = [_wanted(record, mask) for record, mask in zip(records, self.valid, strict=True)]
         self.num_tokens = sum(int(mask.sum()) for mask in self.valid)
         self.spans: list[list[SequenceSpan]] = []
@@ -107,7 +107,7 @@ class TokenRows:
         id_of: dict[int, int] = {}  # cache slot → the newest token in it
         first = 0
         for record, mask, wanted in zip(self.records, self.valid, self.wanted, strict=True):
-            tensors = {name: tensor.tolist() for name, tensor in record.told.items()}
+            tensors = {name: tensor.tolist() for name, tensor in record.inputs.items()}
             row_of |= {slot: first + i for i, slot in enumerate(tensors["slot_mapping"]) if slot >= 0}
             id_of |= dict(zip(tensors["slot_mapping"], tensors["input_ids"], strict=True))
             self.spans.append([])
@@ -183,7 +183,7 @@ class StepWitness:
         labels = torch.tensor(decodes).long().repeat_interleave(torch.tensor(counts))
         self._labels = labels.to(self._device)
         slots = [
-            record.told.get("spliced_slots", -torch.ones_like(mask.long()))
+            record.inputs.get("spliced_slots", -torch.ones_like(mask.long()))
             for record, mask in zip(self._records, self._valid, strict=True)
         ]
         self._spliced = self._joined(slots) >= 0
@@ -310,7 +310,7 @@ def _wanted(record: StepRecord, valid: torch.Tensor) -> list[tuple[int, int]]:
     """(row of logits, token) of tokens that are no padding; a graph's padding names tokens a second time."""
     assert record.logits is not None
     rows: dict[int, int] = {}
-    for row, token in enumerate(record.told["logits_indices"].tolist()[: len(record.logits)]):
+    for row, token in enumerate(record.inputs["logits_indices"].tolist()[: len(record.logits)]):
         if bool(valid[token]):
             rows.setdefault(token, row)
     return [(row, token) for token, row in rows.items()]

@@ -38,7 +38,7 @@ class Implementation:
 
 
 IMPLEMENTATIONS = [
-    pytest.param(Implementation("cpu"), id="twin"),
+    pytest.param(Implementation("cpu"), id="reference"),
     pytest.param(
         Implementation("cpu", interpreted=True),
         id="interpreted",

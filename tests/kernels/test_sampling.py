@@ -27,7 +27,7 @@ from ingot.runtime.sampling.sampler import (
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 
 INF, NAN = float("inf"), float("nan")
-KERNELS = [pytest.param(*p.values, id=p.id, marks=p.marks) for p in IMPLEMENTATIONS if p.id != "twin"]
+KERNELS = [pytest.param(*p.values, id=p.id, marks=p.marks) for p in IMPLEMENTATIONS if p.id != "reference"]
 # Few bins, so that a bin holds many scores; lists that hold none of them, some, all.
 SMALL: list[dict[str, int]] = [
     {"TILE": 32, "BINS": 4, "LIST": 2, "PROGRAMS": 2},

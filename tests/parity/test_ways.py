@@ -10,7 +10,7 @@ import torch
 from ingot import LLM
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.kernels.rows.int8_rows import Int8Rows
-from ingot.layers.chosen_kernels import told
+from ingot.layers.chosen_kernels import describe_kernels
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forward_batch import LayerCache
 from ingot.layers.layer_products import BlockProduct, LayerProducts, Product, SmallProduct
@@ -140,7 +140,7 @@ def test_in_fp32_a_gpu_takes_small_products_of_one_row_alone(kind: str, tmp_path
     assert isinstance(one, SmallProduct)
     assert not one.sums
     assert not isinstance(two, SmallProduct)
-    found = told(decoder, ways)
+    found = describe_kernels(decoder, ways)
     assert found["decode, 1 request"] == "small kernels"
     assert "small" not in found["decode, 2 requests and more"]
 

@@ -96,7 +96,7 @@ def silu_mul_triton(
 
 
 def silu_mul_reference(gate_up: torch.Tensor, activation: Gate = "silu") -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`silu_mul`."""
+    """The PyTorch reference; arguments as in :func:`silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "gelu_tanh":
         return torch.nn.functional.gelu(gate, approximate="tanh") * up

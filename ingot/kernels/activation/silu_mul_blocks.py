@@ -115,7 +115,7 @@ def in_blocks_triton(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int
 def silu_mul_in_blocks_reference(
     gate_up: torch.Tensor, steps: BlockSteps, activation: Gate = "silu"
 ) -> Int8Rows:
-    """The PyTorch twin; arguments as in :func:`silu_mul_in_blocks`."""
+    """The PyTorch reference; arguments as in :func:`silu_mul_in_blocks`."""
     return quantize_in_blocks(silu_mul_reference(gate_up, activation), steps)
 
 

@@ -177,7 +177,7 @@ def quantized_triton(
 def silu_mul_int8_reference(
     gate_up: torch.Tensor, static: torch.Tensor | None = None, activation: Gate = "silu"
 ) -> Int8Rows:
-    """The PyTorch twin; arguments as in :func:`silu_mul_int8`."""
+    """The PyTorch reference; arguments as in :func:`silu_mul_int8`."""
     return quantize_rows(silu_mul_reference(gate_up, activation), static=static)
 
 

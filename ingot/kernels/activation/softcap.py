@@ -52,7 +52,7 @@ def softcap_triton(x: torch.Tensor, cap: float, tiles: Mapping[str, int] | None 
 
 
 def softcap_reference(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`softcap`."""
+    """The PyTorch reference; arguments as in :func:`softcap`."""
     wide = x.float()  # x itself in fp32
     wide.div_(cap).tanh_().mul_(cap)
     return x if wide is x else x.copy_(wide)

@@ -1,7 +1,7 @@
 """How attention's output ends: in whole numbers, with a scale for each head of each token, a static one for
 all, or static steps and zeros by blocks of columns; or wide, with its columns in the operand's order.
 
-Owns the end of every attention kernel that may write so, its twin, and the check of what receives it. An
+Owns the end of every attention kernel that may write so, its reference, and the check of what receives it. An
 output in numbers is rounded to the dtype of the queries first, as without numbers, which are then those of
 ``quantize_rows`` by heads, or of ``quantize_in_blocks``. Blocks may be parts of heads, hold several, or lie
 across their borders; they fill the row. Knows no attention.
@@ -102,7 +102,7 @@ def scales_at(scales: OutScales, tokens: slice) -> OutScales:
 
 
 def put_heads(attended: torch.Tensor, out: torch.Tensor, scales: OutScales) -> None:
-    """The PyTorch twin: attended [T, num_heads, head_dim] into ``out``, and scales unless they are static."""
+    """The PyTorch reference: attended [T, num_heads, head_dim] into ``out``, and scales if dynamic."""
     if isinstance(scales, OperandOrder):
         out.copy_(operand_rows(attended.flatten(1)).values.view_as(out))
         return

@@ -313,7 +313,7 @@ def invariant_attention_triton(
 def invariant_attention_reference(
     q: torch.Tensor, cache: PagedCache, sequences: Sequences, scoring: Scoring
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`invariant_attention`. Every token is computed by itself."""
+    """The PyTorch reference; arguments as in :func:`invariant_attention`. Computes each token by itself."""
     assert sequences.query_start is not None
     scale, window, softcap = scoring
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)

@@ -130,7 +130,7 @@ def paged_attention_reference(
     scoring: Scoring,
     output: AttentionOutput = PLAIN_OUTPUT,
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
+    """The PyTorch reference; arguments as in :func:`paged_attention`. Each request sees its own keys."""
     out, out_scales, steady = output
     if out_scales is not None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out

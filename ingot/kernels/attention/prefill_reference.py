@@ -1,4 +1,4 @@
-"""Prefill attention in PyTorch: the kernel's twin, request by request.
+"""Prefill attention in PyTorch: the reference of the kernel, request by request.
 
 out = prefill_attention_reference(q, cache, sequences, Scoring(128**-0.5))
 """

@@ -1,7 +1,7 @@
 """What every attention kernel takes a score to be: an exponent of 2, finite even where it is masked.
 
 Owns that unit, the softcap of scores (Gemma-2: cap · tanh(score / cap), before the mask) and the attention of
-the PyTorch twins.
+the PyTorch references.
 
     weight = tl.exp2(score * LOG2_E - top)    # top starts at LEAST_SCORE
 """
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = math.log2(math.e)
-_SCORES = 1 << 22  # that a twin with a softcap holds at once
+_SCORES = 1 << 22  # that the reference with a softcap holds at once
 LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
 
 
@@ -45,7 +45,7 @@ def plain_attention(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    """The twins' attention of [..., G, n, D] over [..., G or 1, S, D]; ``mask`` [n, S] bool is what is seen,
+    """Reference attention of [..., G, n, D] over [..., G or 1, S, D]; ``mask`` [n, S] bool is what is seen,
     and ``causal`` the mask of n = S.
     """
     if softcap:
@@ -89,5 +89,5 @@ def _capped(
 
 
 def capped_rows(heads: int, tokens: int) -> int:
-    """How many queries with a softcap a twin takes at once, each of so many heads over so many tokens."""
+    """How many queries of ``heads`` over ``tokens`` the reference with a softcap takes at once."""
     return max(_SCORES // (heads * tokens), 1)

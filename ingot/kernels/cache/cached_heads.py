@@ -121,5 +121,5 @@ def store_heads(
         keys, values = as_wide(keys, dtype), as_wide(values, dtype)
     tl.store(keys, kept, mask=stored.k & inside[None, :])
     tl.store(values, kept, mask=stored.v & inside[None, :])
-    # Queries last: after them the compiler cannot lay out values of a partly turned fp32 head (3.6, 3.7).
+    # Queries last: after them the compiler cannot lay out values of a partly rotated fp32 head (3.6, 3.7).
     tl.store(places.q + cols[None, :], x, mask=stored.q & inside[None, :])

@@ -11,7 +11,7 @@ Owns the instructions, and where a tile's scales lie. Knows no attention.
     scores = tl.sum(word_products(high, low, words, ASM), axis=2) * scale
     wide = word_values(words, ASM)
 
-A signed byte with its top bit turned is the byte plus 128; below the point of a power of two it is that
+A signed byte with its top bit flipped is the byte plus 128; below the point of a power of two it is that
 power plus as much, exactly, and one difference leaves the byte. The compiler's own way takes an instruction a
 value on a unit that has a quarter of the others' lanes. Two values of e4m3 become two of fp16 in one
 instruction there. A query of 15 bits, as two bytes a value, is multiplied by four keys in one instruction,

@@ -197,12 +197,12 @@ def rope_kv_write_triton(
     return q
 
 
-def _twin_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _reference_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def _twin_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _reference_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     first, second, tail = x.float().split([half, half, x.shape[-1] - 2 * half], dim=-1)
     cos, sin = cos[:, None], sin[:, None]  # [T, 1, rotary_dim / 2]
@@ -212,17 +212,17 @@ def _twin_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def rope_kv_write_reference(
     qkv: torch.Tensor | QkvParts, place: Placement, norms: HeadNorms | None = None
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
+    """The PyTorch reference; arguments as in :func:`rope_kv_write`."""
     cos_sin, (rope_rows, positions, slot_mapping), cache, (num_heads, num_kv_heads, head_dim, logn) = place
     qkv = qkv.product() if isinstance(qkv, QkvParts) else qkv
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     last = num_heads + num_kv_heads
     q, k, v = heads[:, :num_heads], heads[:, num_heads:last], heads[:, last:]  # each [T, heads, D]
     if norms is not None:
-        q, k = _twin_norm(q, norms.q, norms.eps), _twin_norm(k, norms.k, norms.eps)
+        q, k = _reference_norm(q, norms.q, norms.eps), _reference_norm(k, norms.k, norms.eps)
     if cos_sin is not None:
         cos, sin = cos_sin[rope_rows].chunk(2, dim=-1)
-        q, k = _twin_rotary(q, cos, sin), _twin_rotary(k, cos, sin)
+        q, k = _reference_rotary(q, cos, sin), _reference_rotary(k, cos, sin)
     if logn:
         factor = torch.log(positions.float() + 1.0) * (1.0 / math.log(logn))
         q = q.float() * factor.clamp(min=1.0)[:, None, None]

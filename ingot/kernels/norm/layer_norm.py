@@ -55,7 +55,7 @@ def layer_norm_reference(
     residual: torch.Tensor | None = None,
     ending: Ending = AS_THEY_ARE,
 ) -> tuple[Any, torch.Tensor]:
-    """The PyTorch twin; arguments as in :func:`layer_norm`."""
+    """The PyTorch reference; arguments as in :func:`layer_norm`."""
     s = x if residual is None else x + residual
     return ending.of(torch.layer_norm(s, (s.shape[-1],), weight, bias, eps)), s
 

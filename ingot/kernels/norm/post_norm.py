@@ -41,7 +41,7 @@ def post_norm_reference(
     eps: float,
     ending: Ending = AS_THEY_ARE,
 ) -> tuple[Any, torch.Tensor]:
-    """The PyTorch twin; arguments as in :func:`post_norm`."""
+    """The PyTorch reference; arguments as in :func:`post_norm`."""
     return rms_norm_reference(rms_norm_reference(x, post, eps)[0], weight, eps, residual, ending)
 
 

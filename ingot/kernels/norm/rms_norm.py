@@ -58,7 +58,7 @@ def rms_norm_reference(
     residual: torch.Tensor | None = None,
     ending: Ending = AS_THEY_ARE,
 ) -> tuple[Any, torch.Tensor]:
-    """The PyTorch twin; arguments as in :func:`rms_norm`."""
+    """The PyTorch reference; arguments as in :func:`rms_norm`."""
     s = x if residual is None else x + residual
     wide = s.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)

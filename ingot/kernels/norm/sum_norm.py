@@ -61,7 +61,7 @@ def sum_norm_reference(
     ending: Ending = AS_THEY_ARE,
     shift: torch.Tensor | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """The PyTorch twin; arguments as in :func:`sum_norm`."""
+    """The PyTorch reference; arguments as in :func:`sum_norm`."""
     products = parts.product() if isinstance(parts, Int8Sums) else parts.sum(dim=0)
     total = products + residual.float()
     if bias is not None:

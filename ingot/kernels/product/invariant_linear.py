@@ -175,7 +175,7 @@ def invariant_linear_triton(
 def invariant_linear_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`invariant_linear`.
+    """The PyTorch reference; arguments as in :func:`invariant_linear`.
 
     A matrix library on a CPU chooses its sums by the number of rows too, so every row, copied to an address
     of its own, is one matrix-vector product.
@@ -196,7 +196,7 @@ def invariant_linear(
     """y = x W^T + b; a row of y is a function of its row of x alone, to the bit, for any number of rows.
 
     Shown on an H200 for fp16 and bf16 with every tile choice of ``TILE_LIST``: both kinds of its tensor
-    cores' instructions give the same bits. True of the twin.
+    cores' instructions give the same bits. True of the reference.
 
     Args:
         x: [M, K] fp16, bf16 or fp32, any M.

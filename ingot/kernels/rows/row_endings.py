@@ -1,6 +1,6 @@
 """How a kernel's rows end: as they are, in the operand's order, or in 8 bits.
 
-Owns what a launcher asks of an ending: the result's memory, the kernel's arguments and the PyTorch twin.
+Owns what a launcher asks of an ending: the result's memory, the kernel's arguments and the PyTorch reference.
 ``BlockSteps`` (block_rows.py) is an ending too. Knows no op.
 
     rows, arguments = ending.launched(num_rows, width, like=x)
@@ -42,7 +42,7 @@ class Ending(Protocol):
         ...
 
     def of(self, y: torch.Tensor) -> Rows:
-        """The PyTorch twin: finished rows y [M, width] → the same rows, ended so."""
+        """The PyTorch reference: finished rows y [M, width] → the same rows, ended so."""
         ...
 
 

@@ -91,7 +91,7 @@ def keep_tokens_triton(
 def take_tokens_reference(
     input_ids: torch.Tensor, feed_rows: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`take_tokens`."""
+    """The PyTorch reference; arguments as in :func:`take_tokens`."""
     fed = table[feed_rows.clamp_min(0)].clamp_min(0)
     return torch.where(feed_rows >= 0, fed, input_ids)
 
@@ -103,7 +103,7 @@ def keep_tokens_reference(
     counts: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
 ) -> None:
-    """The PyTorch twin; arguments as in :func:`keep_tokens`."""
+    """The PyTorch reference; arguments as in :func:`keep_tokens`."""
     table[: token_ids.shape[0]] = torch.where(values.isnan(), NOT_A_NUMBER, token_ids)
     if counts is not None and slots is not None:
         counts[slots[slots >= 0], token_ids[slots >= 0]] += GENERATED

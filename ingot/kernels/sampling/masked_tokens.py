@@ -59,7 +59,7 @@ def mask_tokens_triton(
 
 
 def mask_tokens_reference(rows: torch.Tensor, masks: torch.Tensor, places: torch.Tensor) -> None:
-    """The PyTorch twin; arguments as in :func:`mask_tokens`."""
+    """The PyTorch reference; arguments as in :func:`mask_tokens`."""
     shifts = torch.arange(32, dtype=torch.int32, device=rows.device)
     for row, place in enumerate(places.tolist()):
         if place >= 0:

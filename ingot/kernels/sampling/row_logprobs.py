@@ -2,7 +2,7 @@
 
 Owns the three launches: every tile's likeliest tokens; the sum of the row's weights, integers as in the
 runtime's ``log_normaliser``; the merge. Their number and shape depend on the batch and the vocabulary alone,
-so a CUDA graph can hold them. The twin is the runtime's; knows no request.
+so a CUDA graph can hold them. The reference is the runtime's. Independent of requests.
 
     logprobs(logits, token_ids, out)
 """
@@ -150,7 +150,7 @@ def logprobs(
     """Leave log-probabilities of B rows in ``out[:B]``: of the chosen token, then the K largest of the row,
     largest first and the lowest id first among equals, then the ids of these.
 
-    A row's results are bitwise the same in any batch. The twin is the runtime's ``leave_logprobs_reference``.
+    A row's results are bitwise the same in any batch. The reference is ``leave_logprobs_reference``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32 on a GPU, V up to 2**22 - 1; rows may lie apart.
@@ -173,7 +173,7 @@ def logprobs(
         raise KernelArgumentError("out has the wrong width", seen=out.shape[1], allowed="1 + 2 K, K >= 1")
     if not runs_on_gpu(logits):
         raise DeviceError(
-            "this kernel runs on a GPU only; elsewhere the runtime's twin does",
+            "this kernel runs on a GPU only; elsewhere the runtime's reference does",
             seen=logits.device,
             allowed="cuda",
         )

@@ -67,7 +67,7 @@ def top_of(high: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def weights_of(scores: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """floor(2**40 exp((score - top) / temperature)), int64: the twin's operations in the twin's order."""
+    """floor(2**40 exp((score - top) / temperature)), int64: the reference's operations in its order."""
     return (tl.exp((scores.to(tl.float64) - top) / temperature) * WEIGHT_ONE).to(tl.int64)
 
 

@@ -2,8 +2,8 @@
 
 Owns the tables' layout and the rules: tokens that a transcript never has, or not at its first place;
 timestamps that come in pairs and never fall; and that a timestamp comes where all of them together are
-likelier than any other token. What came before the newest token is the host's to tell; the newest itself is
-read where the step reads it, so that nobody waits for it. The launch depends on the batch and the vocabulary
+likelier than any other token. The host knows what came before the newest token; the newest itself is
+read where the step reads it, so that nothing waits for it. The launch depends on the batch and the vocabulary
 alone, so a CUDA graph can hold it. Knows no request and no draw.
 
     rows = hold_transcripts(logits, tables, TranscriptRows(sets, last_times, paired, ids, places))
@@ -168,7 +168,7 @@ def hold_transcripts_reference(
     tables: TranscriptTables,
     stand: TranscriptRows,
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`hold_transcripts`."""
+    """The PyTorch reference; arguments as in :func:`hold_transcripts`."""
     out = logits.to(torch.float32, copy=True)
     newest = stand.ids[stand.places]
     for i, place in enumerate(stand.sets.tolist()):

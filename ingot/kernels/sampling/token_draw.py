@@ -2,13 +2,13 @@
 
 Owns the launches: how many there are and of which shape depends on the batch, the vocabulary and the variant
 alone, never on a value, so that one CUDA graph serves every mix of parameters. Variants: ``greedy`` (two
-launches), ``draw`` without a selection (three), ``draw`` with one (six). What is drawn, and the twin that
-draws the same on a CPU, is the runtime's sampler; knows no request.
+launches), ``draw`` without a selection (three), ``draw`` with one (six). The runtime's sampler
+defines what is drawn, and has the reference for a CPU. Independent of requests.
 
     token_ids, values = greedy(logits)
     token_ids, values = draw(logits, temperature, top_k, top_p, min_p, seed, step, select=True)
 
-A draw equals the twin's bit for bit where both take the same float64 ``exp``: the formula, its order and
+A draw equals the reference's bit for bit where both take the same float64 ``exp``: the formula, its order and
 every sum of integers are the same, so equal ``exp`` gives equal weights, equal cuts and an equal token.
 """
 
@@ -174,7 +174,7 @@ def greedy(logits: torch.Tensor, tiles: Mapping[str, int] | None = None) -> tupl
 
 
 def greedy_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The PyTorch twin; arguments as in :func:`greedy`."""
+    """The PyTorch reference; arguments as in :func:`greedy`."""
     token_ids = torch.argmax(logits.float(), dim=-1)
     return token_ids, logits.gather(1, token_ids[:, None]).squeeze(1).float()
 
@@ -192,7 +192,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each row: the best where the temperature is 0, else drawn from what the filters leave.
 
-    A row's result is bitwise the same in any batch. The twin is the runtime's ``sample_reference``.
+    A row's result is bitwise the same in any batch. The reference is the runtime's ``sample_reference``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32 on a GPU; any B, V up to 2**22 - 1; rows may lie apart.

@@ -171,7 +171,7 @@ def penalize_triton(
             biased, bias_ids, bias_values, out, logits.stride(0),
             VOCAB=vocab, TILES=count, BIASES=1 if bias_ids is None else bias_ids.shape[1],
             TILE=choice["TILE"], num_warps=choice["num_warps"],
-            enable_fp_fusion=False,  # the twin rounds the product of frequency and count
+            enable_fp_fusion=False,  # the reference rounds the product of frequency and count
         )  # fmt: skip
     return out
 
@@ -188,7 +188,7 @@ def penalize_reference(
     bias: BiasTable | None = None,
     biased: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`penalize`. It touches only the tokens that a row's table
+    """The PyTorch reference; arguments as in :func:`penalize`. It touches only the tokens that a row's table
     names.
     """
     out = logits.to(torch.float32, copy=True)

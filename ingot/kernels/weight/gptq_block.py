@@ -137,7 +137,7 @@ def gptq_block_reference(
     high: int,
     numbers: torch.Tensor,
 ) -> torch.Tensor:
-    """The twin: a column after another."""
+    """The reference: one column after another."""
     weight = weight.clone()
     errors, passed_on = torch.empty_like(weight), torch.empty_like(weight)
     for place, group in enumerate(groups.tolist()):
@@ -163,7 +163,7 @@ def gptq_block(
     high: int,
     numbers: torch.Tensor,
 ) -> torch.Tensor:
-    """Choose the numbers of a block of columns; kernel and twin agree to the bit.
+    """Choose the numbers of a block of columns; kernel and reference agree to the bit.
 
     Args:
         weight: fp32 [columns, N], corrected for all columns before the block; it stays as it is.

@@ -1,7 +1,7 @@
 """Convolutions over frames as matrix products.
 
 Owns the way from frames to the rows of a product. Knows no model. cuDNN would round fp32 to TF32 unless it is
-told not to for the whole process, and turns channels and frames around on its way.
+disabled for the whole process, and turns channels and frames around on its way.
 
     conv = FrameConvolution(80, 384, stride=1, dtype=torch.float16)
     hidden = conv(features)              # [N, 80, frames] → [N, 384, frames]

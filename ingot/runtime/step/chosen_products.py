@@ -14,7 +14,7 @@ import torch
 
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
-from ingot.layers.chosen_kernels import PLAIN, told
+from ingot.layers.chosen_kernels import PLAIN, describe_kernels
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Between, Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
@@ -56,12 +56,12 @@ class Forward:
             return self._logits(batch)
         record = StepRecord()
         logits = self._logits(replace(batch, observer=both(batch.observer, record.see)))
-        told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+        inputs = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
         if batch.encoded is not None:
-            told |= {"encoded_tables": batch.encoded.block_tables, "encoded_lens": batch.encoded.lens}
+            inputs |= {"encoded_tables": batch.encoded.block_tables, "encoded_lens": batch.encoded.lens}
         if batch.spliced is not None:
-            told["spliced_slots"] = batch.spliced.slots
-        record.close(told, [cache.tensors for cache in self.caches], logits)
+            inputs["spliced_slots"] = batch.spliced.slots
+        record.close(inputs, [cache.tensors for cache in self.caches], logits)
         self.record = record
         return logits
 
@@ -92,7 +92,7 @@ class Forward:
 
     def kernels(self) -> dict[str, str]:
         """What computes the products, by kind of step."""
-        return told(self.model, self.ways) if self.fused else PLAIN
+        return describe_kernels(self.model, self.ways) if self.fused else PLAIN
 
     def observed(self, record: StepRecord | None) -> None:
         """A step has run, and this is its record."""

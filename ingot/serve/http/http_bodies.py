@@ -90,7 +90,7 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
 
 
 async def full_answer(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
-    """A JSON answer whose lists may be ``Rows``; a large one is made and sent in parts.
+    """A JSON answer whose lists may be ``LazyList``; a large one is made and sent in parts.
 
     Raises:
         ApiError, ClientLeftError: from ``work``, or the client has left.

@@ -124,7 +124,7 @@ def store_heads(
     PAIRS: constexpr,
     BLOCK_T: constexpr,
 ) -> None:
-    """The channels of pairs [PAIRS] below ``end`` of one head, turned, to q or into the cache."""
+    """The channels of pairs [PAIRS] below ``end`` of one head, rotated, to q or into the cache."""
     dtype: constexpr = out.q.dtype.element_ty
     a, b = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     token = tl.arange(0, BLOCK_T)
@@ -132,9 +132,9 @@ def store_heads(
     first, second = channels(pair, SHAPE)
     if head < SHAPE.HEADS + SHAPE.KV_HEADS:
         cos, sin, factor = turns(pair * 0 + head, pair, token, tokens, out, SHAPE)
-        turned = (a * cos - b * sin) * factor
+        rotated = (a * cos - b * sin) * factor
         b = (b * cos + a * sin) * factor
-        a = turned
+        a = rotated
     a, b = a.to(dtype), b.to(dtype)
     inside = (pair < end)[:, None] & real[None, :]
     if head < SHAPE.HEADS:

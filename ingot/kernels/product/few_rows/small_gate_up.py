@@ -49,7 +49,7 @@ def small_gate_up_triton(
 def small_gate_up_reference(
     x: torch.Tensor, weight: AnyWeight, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`small_gate_up`."""
+    """The PyTorch reference; arguments as in :func:`small_gate_up`."""
     return silu_mul_reference(small_linear_reference(x, weight, norm_weight=norm_weight, norm_eps=norm_eps))
 
 

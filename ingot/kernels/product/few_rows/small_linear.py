@@ -100,7 +100,7 @@ def small_linear_reference(
     norm_eps: float = 0.0,
     activation: Plain | None = None,
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`small_linear`."""
+    """The PyTorch reference; arguments as in :func:`small_linear`."""
     if norm_weight is not None:
         x, _ = rms_norm_reference(x, norm_weight, norm_eps)
     wide = dequantized(stored(weight), torch.float32)
@@ -168,7 +168,7 @@ def small_linear(
 
 
 def small_linear_parts_reference(x: torch.Tensor, weight: AnyWeight, splits: int = 1) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`small_linear_parts`, the whole sum as the only part."""
+    """The PyTorch reference; arguments as in :func:`small_linear_parts`, the whole sum as the only part."""
     return torch.nn.functional.linear(x.float(), dequantized(stored(weight), torch.float32))[None]
 
 

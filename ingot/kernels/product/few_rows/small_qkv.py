@@ -92,7 +92,7 @@ def small_qkv_reference(
     norm_eps: float,
     place: Placement,
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`small_qkv`."""
+    """The PyTorch reference; arguments as in :func:`small_qkv`."""
     qkv = small_linear_reference(x, weight, bias, None, norm_weight, norm_eps)
     return rope_kv_write_reference(qkv, place)
 
@@ -170,7 +170,7 @@ def small_int8_qkv_triton(
 def small_int8_qkv_reference(
     x: Int8Rows, weight: AnyInt8, bias: torch.Tensor | None, place: Placement
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`small_int8_qkv`."""
+    """The PyTorch reference; arguments as in :func:`small_int8_qkv`."""
     qkv = int8_product(x, as_int8(weight), place.cache.keys.dtype, bias)
     return rope_kv_write_reference(qkv, place)
 

@@ -250,9 +250,9 @@ def vector_heads(x: InputRows, weight: Weight, out: Heads, SHAPE: constexpr, LOO
         acc, w = _product(w, row, rstd, x, weight, rows, next_rows, has_next, LOOP)
         a, b = split_pairs((acc + bias).to(out.q.dtype.element_ty).to(tl.float32), PAIRS, 1)
         is_v = (heads >= SHAPE.HEADS + SHAPE.KV_HEADS)[:, None]
-        turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
+        rotated = tl.where(is_v, a, (a * cos - b * sin) * factor)
         b = tl.where(is_v, b, (b * cos + a * sin) * factor)
         first_channel = tl.where(pair < HALF, pair, pair + HALF)
         second_channel = tl.where(pair < HALF, pair + HALF, pair + IN_HEAD)
-        _store_by_role(turned, heads, first_channel, inside, token, cache_rows, slot >= 0, out, SHAPE)
+        _store_by_role(rotated, heads, first_channel, inside, token, cache_rows, slot >= 0, out, SHAPE)
         _store_by_role(b, heads, second_channel, inside, token, cache_rows, slot >= 0, out, SHAPE)

@@ -47,7 +47,7 @@ def int8_linear_reference(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`int8_linear`."""
+    """The PyTorch reference; arguments as in :func:`int8_linear`."""
     y = int8_product(x, as_int8(weight), torch.float32, bias)
     y = (y if residual is None else y + residual).to(dtype)
     return y if out is None else out.copy_(y)
@@ -115,7 +115,7 @@ def _parts_of_many(x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None
 
 
 def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
+    """The PyTorch reference; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
     weight = as_int8(weight)
     if x.group:
         return int8_product(x, weight, torch.float32)[None]

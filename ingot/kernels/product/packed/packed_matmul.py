@@ -313,13 +313,13 @@ def _parts(x: FloatRows, weight: StoredWeight, launch: PackedLaunch) -> torch.Te
 def packed_matmul_reference(
     x: FloatRows, weight: StoredWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`packed_matmul`."""
+    """The PyTorch reference; arguments as in :func:`packed_matmul`."""
     y = packed_matmul_parts_reference(x, weight)[0]
     return (y if bias is None else y + bias.float()).to(_values(x).dtype)
 
 
 def packed_matmul_parts_reference(x: FloatRows, weight: StoredWeight) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`packed_matmul_parts`, the whole sum as the only part."""
+    """The PyTorch reference; arguments as in :func:`packed_matmul_parts`, the whole sum as the only part."""
     x = x.natural() if isinstance(x, OperandRows) else x
     wide = dequantized(weight, x.dtype if weight.group else torch.float32).float()
     return torch.nn.functional.linear(x.float(), wide)[None]
