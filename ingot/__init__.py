@@ -4,7 +4,7 @@ from ingot import LLM, SamplingParams, build
 build("checkpoint", "engine", dtype="fp16")
 print(LLM("engine").generate("Hello", SamplingParams(max_new_tokens=16))[0].text)
 
-What needs PyTorch is imported when it is first used, so that ``ingot --help`` does not wait for it.
+What needs PyTorch is imported when it is first used, so that the terminal's help does not wait for it.
 """
 
 import importlib

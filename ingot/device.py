@@ -39,16 +39,18 @@ def resolve_device(name: str | torch.device) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
-        raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", flag="--device")
+        raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", field="device")
     if not torch.cuda.is_available():
-        raise DeviceError("PyTorch finds no usable CUDA device", seen=name, flag="--device cpu")
+        raise DeviceError(
+            "PyTorch finds no usable CUDA device", seen=name, field="device", fix="`device=cpu`"
+        )
     number = int(index or 0)
     if number >= torch.cuda.device_count():
         raise DeviceError(
             "no such GPU",
             seen=name,
             allowed=f"cuda:0 to cuda:{torch.cuda.device_count() - 1}",
-            flag="--device",
+            field="device",
         )
     return torch.device("cuda", number)
 
@@ -67,7 +69,8 @@ def expect_e4m3(device: torch.device) -> None:
             "this GPU does not support an fp8 KV cache",
             seen="compute capability {}.{}".format(*found),
             allowed="{}.{} or later".format(*_E4M3_SINCE),
-            flag="--kv-dtype int8 (kv_dtype=)",
+            field="kv_dtype",
+            fix="`kv_dtype=int8`",
         )
 
 
@@ -186,7 +189,10 @@ def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     dtype = DTYPES.get(_LONG_NAMES.get(name, name))
     if dtype is None:
         raise ConfigError(
-            "unknown dtype", seen=name, allowed="auto, fp16, bf16, fp32", flag="--dtype (dtype=)"
+            "unknown dtype",
+            seen=name,
+            allowed="auto, fp16, bf16, fp32",
+            field="dtype",
         )
     return dtype
 

@@ -1,9 +1,10 @@
 """What a user can get wrong, and what the machine can refuse.
 
 The exception types that reach users. Every one says what happened, what was seen, what is allowed, and
-what to change.
+what to change. A value to change is named by its parameter or field, in texts within backticks
+(`max_seq_len`, `dtype=bf16`); the terminal prints flags there.
 
-    raise RequestError("temperature is out of range", seen=-1, fix="temperature")
+    raise RequestError("temperature is out of range", seen=-1, field="temperature")
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class IngotError(Exception):
         what: what happened, one sentence without a full stop.
         seen: the value that was found, if there is one.
         allowed: the values that would have been accepted.
-        fix: the field or action that changes it.
-        flag: in place of ``fix``: the flag or sampling value to change. It says that the call is at fault and
-            not the work, so the terminal exits with 2, whatever the words.
+        fix: the action that changes it; by default the fields.
+        field: the parameter or field at fault, or several. It says that the call is at fault and not the
+            work, so the terminal exits with 2, whatever the words.
     """
 
     def __init__(
@@ -36,14 +37,19 @@ class IngotError(Exception):
         seen: object = None,
         allowed: object = None,
         fix: str | None = None,
-        flag: str | None = None,
+        field: str | tuple[str, ...] | None = None,
     ) -> None:
         self.what = what
         self.seen = seen
         self.allowed = allowed
-        self.fix = fix if flag is None else flag
-        self.flag = flag
+        self.fields = (field,) if isinstance(field, str) else tuple(field or ())
+        self.fix = ", ".join(self.fields) or None if fix is None else fix
         super().__init__(str(self))
+
+    @property
+    def field(self) -> str | None:
+        """The parameter or field at fault; None where there is none, or more than one."""
+        return self.fields[0] if len(self.fields) == 1 else None
 
     def __str__(self) -> str:
         parts = [shown(self.what)]
@@ -56,7 +62,7 @@ class IngotError(Exception):
         return "; ".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix), {"flag": self.flag}
+        return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix), {"fields": self.fields}
 
 
 def printable(text: str) -> str:

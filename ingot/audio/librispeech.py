@@ -28,7 +28,7 @@ def transcripts(folder: Path) -> list[Path]:
             "the folder has no transcripts",
             seen=folder,
             allowed=f"LibriSpeech's layout: {TRANSCRIPTS} beside its .flac files; or a manifest in .jsonl",
-            flag="--data",
+            field="data",
         )
     return found
 

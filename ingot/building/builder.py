@@ -272,16 +272,18 @@ def _calibration(
             "this method needs calibration data",
             seen=quant.needs_samples,
             allowed=allowed[modality],
-            flag="--calib FILE",
+            field="calib",
+            fix="`calib=FILE`",
         )
     if not quant.calibrated and (calib, samples, prompt_seed) != (None, None, None):
-        named = {"": calib, "-samples": samples, "-prompt-seed": prompt_seed}
-        given = next(f"--calib{end} {value}" for end, value in named.items() if value is not None)
+        named = {"calib": calib, "calib_samples": samples, "calib_prompt_seed": prompt_seed}
+        name, value = next((name, value) for name, value in named.items() if value is not None)
         raise ConfigError(
             "this build uses no calibration data",
-            seen=given,
-            flag="--quant with --method gptq, awq or smoothquant, or with --activations static; "
-            "or leave out --calib",
+            seen=f"{name}={value}",
+            field="quant",
+            fix="`quant` with `method` gptq, awq or smoothquant, or with `activations=static`; "
+            f"or leave out `{name}`",
         )
     if calib is None:
         return None
@@ -302,7 +304,7 @@ def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch
         encoded = 0 if config.encoder is None else len(data.features) * config.encoder.max_positions
         rows = max(data.num_tokens, encoded)
         size = max(size, layer + 2 * rows * config.hidden_size * torch.float32.itemsize)
-    fix = "free some of it" if data is None else "fewer --calib-samples"
+    fix = "free some of it" if data is None else "fewer `calib_samples`"
     expect_room("the build does not fit this machine's memory", size, fix)
 
 
@@ -325,7 +327,7 @@ def _compared(
             "a stored tensor is not what the checkpoint holds, so the build was discarded",
             seen=first.text + (f"; and {more} more" if more else ""),
             allowed="what rounding explains: at most 1 times a limit",
-            fix="--device cpu or another --quant; and report it, for a packer or a weight map is wrong",
+            fix="`device=cpu` or another `quant`; and report it, for a packer or a weight map is wrong",
         )
     return found.figures
 

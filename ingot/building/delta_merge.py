@@ -115,4 +115,6 @@ def _check_apart(target: Path, places: list[Path]) -> None:
     """A folder that is read is never replaced."""
     for role, place in zip(("BASE", "DELTA"), places, strict=True):
         if place.resolve().is_relative_to(target.resolve()):
-            raise BuildError(f"the target is {role} or holds it", seen=target, flag="-o ANOTHER")
+            raise BuildError(
+                f"the target is {role} or holds it", seen=target, field="output", fix="`output=ANOTHER`"
+            )

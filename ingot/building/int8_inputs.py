@@ -108,7 +108,8 @@ def _modules_of(one: Int8Input, modules: dict[str, nn.Module]) -> list[nn.Module
             raise CheckpointError(
                 "the original has no such linear layer, so its input cannot be rounded",
                 seen=f"{original}: {names}",
-                flag="--original ingot",
+                field="original",
+                fix="`original=ingot`",
             )
         found.append(modules[names[0]])
     return found

@@ -203,7 +203,7 @@ def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
     """The LLM's tensors under their own names, those of the other files behind the names of their parts."""
     llm = open_checkpoint(files.llm)
     if llm.packed is not None:
-        seen, fix = files.llm, "the LLM in 16 bits; --quant quantizes it"
+        seen, fix = files.llm, "the LLM in 16 bits; `quant` quantizes it"
         raise CheckpointError("MiniGPT-4's LLM is quantized already", seen=seen, fix=fix)
     tensors, inner, names = dict(llm.tensors), {}, {}
     for part, (file, key) in files.parts.items():

@@ -257,7 +257,7 @@ def _explain(repo: str, revision: str | None, error: Exception) -> CheckpointErr
         fix = "correct the id, give a local path, or log in with `hf auth login` if it is private"
         return CheckpointError("no such model on the hub", seen=repo, fix=fix)
     if isinstance(error, RevisionNotFoundError):
-        return CheckpointError(f"{repo} has no such revision", seen=revision, flag="--revision")
+        return CheckpointError(f"{repo} has no such revision", seen=revision, field="revision")
     return CheckpointError(
         f"cannot download {_at(repo, revision)}, and there is no such local folder",
         seen=detail,

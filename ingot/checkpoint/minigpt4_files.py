@@ -121,7 +121,7 @@ def config_of(
     if llm.get("model_type") != "llama":
         seen = llm.get("model_type")
         raise CheckpointError(
-            "MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=seen, fix="--llm, or llm of the YAML file"
+            "MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=seen, fix="`llm`, or llm of the YAML file"
         )
     _check_version(stored)
     patch = stored_shape(stored, "vit.patch_embed.proj.weight", 4)

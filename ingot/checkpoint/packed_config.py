@@ -24,7 +24,7 @@ from ingot.errors import CheckpointError
 # AutoGPTQ's and AutoAWQ's, which say the same beside config.json, or instead of it.
 PACKED_CONFIGS = ("quantize_config.json", "quant_config.json")
 PACKED_KEYS = ("quantization_config", "compression_config")
-FROM_ORIGINAL = f"build from the original checkpoint with --quant {listed(weight_only_schemes(), 'or')}"
+FROM_ORIGINAL = f"build from the original checkpoint with `quant={listed(weight_only_schemes(), 'or')}`"
 _AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point"})
 # Columns in the order of their groups: by a map of every column, or by none that is stored.
 _ORDERS = {

@@ -74,7 +74,7 @@ def check_packed_keys(kind: str, found: Json, where: str) -> None:
         raise CheckpointError(
             f"{where} ({kind}) has settings unknown to Ingot that may change what the stored weights mean",
             seen=", ".join(f"{key}={_short(value)}" for key, value in sorted(odd.items())),
-            fix="use a checkpoint without them, or build from the original one with --quant; if the "
+            fix="use a checkpoint without them, or build from the original one with `quant`; if the "
             "quantizer's authors say that one changes nothing that the model computes, remove it",
         )
 

@@ -106,7 +106,7 @@ def _check_kind(role: str, one: Checkpoint) -> None:
             f"{role} is quantized",
             seen=one.folder if one.packed is not None else odd,
             allowed="weights in fp16, bf16 or fp32",
-            fix="give the original weights; `ingot build --quant` quantizes the merged ones",
+            fix="give the original weights; `ingot build` with `quant` quantizes the merged ones",
         )
 
 

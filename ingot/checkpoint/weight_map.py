@@ -87,7 +87,8 @@ class WeightMap:
                 "no such range of layers",
                 seen=f"{start}:{end}",
                 allowed=f"0 <= START < END <= {self.num_layers}",
-                flag="--layers START:END",
+                field="layers",
+                fix="`layers=START:END`",
             )
 
     @property

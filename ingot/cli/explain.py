@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.cli.inspect import local_folder
 from ingot.cli.options.flags import AsJson, EnginePath
 from ingot.cli.options.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
-from ingot.cli.options.sampling_flags import flag_name, sampling_flags, with_given
+from ingot.cli.options.sampling_flags import sampling_flags
 from ingot.cli.terminal.console import aligned, print_json, stdout, write
+from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.modality import expect_text
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def explain(
 
     manifest, text = read_text_side(local_folder(engine))
     expect_text(manifest.model.modality, "`ingot explain`")
-    with_given(default_params(manifest.generation), sampling)  # a value out of range names its flag
+    default_params(manifest.generation).replace(**sampling)  # refuses what is out of range
     found = explain_request(manifest, text, request, sampling)
     if as_json:
         print_json(found.to_json())
@@ -58,7 +59,7 @@ def _show(found: Explanation) -> None:
     head = f"{found.num_prompt_tokens} of {found.max_seq_len} tokens, room for {found.room} new ones{limit}"
     _part(head, aligned([_token_row(i, t) for i, t in enumerate(found.tokens)], right=(0, 1)))
     _part("ends at", list(aligned([_stop_row(s) for s in found.stops])) or ["only the limit"])
-    rows = [(flag_name(v.name), _shown(v.value), v.origin, v.note or "") for v in found.sampling]
+    rows = [(flag_of(v.name), _shown(v.value), v.origin, v.note or "") for v in found.sampling]
     _part("values", aligned(rows))
     steps = [*found.processors, found.choice]
     _part("for each token", [f"{i}. {step}" for i, step in enumerate(steps, start=1)])

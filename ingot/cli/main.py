@@ -135,7 +135,7 @@ def _exit_code(error: IngotError, verb: str | None) -> int:
     "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds", ``plan`` for "does not fit".
     """
     judges = verb in ("diff", "align", "eval", "doctor", "plan")
-    misused = judges or isinstance(error, NoSuchPathError) or error.flag is not None
+    misused = judges or isinstance(error, NoSuchPathError) or bool(error.fields)
     return _MISUSED if misused else _FAILED
 
 

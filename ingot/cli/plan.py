@@ -11,6 +11,7 @@ import typer
 from ingot.cli.options.flags import RARELY, AsJson, Revision, field_flags, given_of, option
 from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.cli.terminal.console import aligned, print_json, size_text, stdout
+from ingot.cli.terminal.fix_flags import flags_text
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.quantization.scheme_table import narrow_schemes
 from ingot.config.units import gib_text, parse_size
@@ -119,16 +120,16 @@ def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
         try:
             device = resolve_device(gpu)
         except DeviceError as error:
-            raise DeviceError(error.what, seen=gpu, flag="--gpu 24GiB, auto or cpu") from None
+            raise DeviceError(error.what, seen=gpu, field="gpu", fix="`gpu=24GiB`, auto or cpu") from None
         if device.type == "cpu":
             return ("cuda", None) if gpu == "auto" else ("cpu", capacity_of(device))
         return "cuda", capacity_of(device)
-    return "cuda", Capacity(f"--gpu {gpu}", parse_size(gpu, "--gpu"))
+    return "cuda", Capacity(f"--gpu {gpu}", parse_size(gpu, "gpu"))
 
 
 def _json(answer: _Answer) -> dict[str, Any]:
     return answer.bill.to_json() | {
-        "fixes": [fix.to_json() for fix in answer.options],
+        "fixes": [{"flags": flags_text(fix.changes)} | fix.to_json() for fix in answer.options],
         "host": answer.host.to_json(),
         "cards": [row.to_json() for row in answer.cards],
     }
@@ -152,7 +153,7 @@ def _show(answer: _Answer) -> None:
     if answer.options:
         typer.echo("\nto make it fit, cheapest first:")
         rows = [
-            (f.flags, f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
+            (flags_text(f.changes), f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
             for f in answer.options
         ]
         _table(rows)

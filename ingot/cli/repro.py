@@ -83,7 +83,7 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
     name = Path(flags.engine).resolve().name
     target = flags.out or Path(f"{name}-layer{flags.layer}.safetensors")
     if target.exists():
-        raise ConfigError("the file exists", seen=target, flag="--out, with another name")
+        raise ConfigError("the file exists", seen=target, field="out", fix="--out, with another name")
     bundle = _capture(flags.engine, name, flags.layer, flags, limits)
     from ingot.proof.repro_bundle import write_bundle
 
@@ -134,7 +134,7 @@ def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
     if flags.image is not None:
         return _shown(flags)
     if flags.audio is not None and not Path(flags.audio).is_file():
-        raise NoSuchPathError("no such file", seen=flags.audio, flag="--audio")
+        raise NoSuchPathError("no such file", seen=flags.audio, field="audio")
     if flags.audio is None:
         if flags.language is not None:
             raise typer.BadParameter("it is of --audio", param_hint="--language")
@@ -150,7 +150,7 @@ def _shown(flags: ReproFlags) -> Messages:
     if flags.prompt is None or (flags.messages, flags.ids, flags.audio) != (None, None, None):
         raise typer.BadParameter("--image goes with --prompt", param_hint="--image")
     if not Path(flags.image).is_file():
-        raise NoSuchPathError("no such file", seen=flags.image, flag="--image")
+        raise NoSuchPathError("no such file", seen=flags.image, field="image")
     parts = [{"type": "image", "image": flags.image}, {"type": "text", "text": flags.prompt}]
     return [{"role": "user", "content": parts}]
 

@@ -13,7 +13,7 @@ from ingot.cli.options.flags import AsJson, Device, EnginePath, Threads, field_f
 from ingot.cli.options.grammar_flags import GrammarFlags
 from ingot.cli.options.limit_flags import Limits
 from ingot.cli.options.prompt_sources import ManyIds, PromptFile, PromptGiven, read_prompts
-from ingot.cli.options.sampling_flags import flag_name, sampling_flags, with_given
+from ingot.cli.options.sampling_flags import sampling_flags
 from ingot.cli.terminal.console import print_json, speed_text, stderr, write
 from ingot.config.sampling_params import SamplingParams
 
@@ -62,7 +62,7 @@ def run(
     grammar = structure.grammar()
     start = time.perf_counter()
     llm = open_llm(engine, flags.device, flags.threads, limits, verb="`ingot run`")
-    params = with_given(llm.default_params, sampling).replace(grammar=grammar)
+    params = llm.default_params.replace(**sampling).replace(grammar=grammar)
     if flags.image and (flags.raw or llm.chat_format is None or not llm.chat_format.takes_inputs):
         what = "--raw sends no pictures" if flags.raw else "this engine takes no pictures"
         raise typer.BadParameter(what, param_hint="--image")
@@ -159,7 +159,7 @@ def _note_cut(totals: list[int], limit: int) -> None:
     """
     if totals:
         which = "the answer was" if len(totals) == 1 else f"{len(totals)} answers were"
-        flag = "the engine's --max-seq-len" if min(totals) >= limit else flag_name("max_new_tokens")
+        flag = "the engine's --max-seq-len" if min(totals) >= limit else "--max-new-tokens"
         stderr().print(f"({which} cut off; {flag} sets the limit)", style="dim")
 
 

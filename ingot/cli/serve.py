@@ -205,7 +205,9 @@ def _models(
     """The engines of the command line or, without any, of the file."""
     found = [(path, {}) for path in engines] if engines else file.engines
     if not found:
-        raise RequestError("no engine is named", flag="ENGINE, or engines: in --config FILE.yaml")
+        raise RequestError(
+            "no engine is named", field="engine", fix="ENGINE, or engines: in --config FILE.yaml"
+        )
     names = _one_each(serving.name, file.values.get("name"), [own.get("name") for _, own in found], "name")
     devices = _one_each(
         serving.device, file.values.get("device"), [own.get("device") for _, own in found], "device"
@@ -228,7 +230,7 @@ def _one_each(
     for listed in (given_values, of_file):
         if listed and len(listed) != len(own) and not (flag == "device" and len(listed) == 1):
             what = f"one {flag} for each engine"
-            raise RequestError(what, seen=len(listed), allowed=len(own), flag=f"--{flag}")
+            raise RequestError(what, seen=len(listed), allowed=len(own), field=flag)
         every.append([*listed] * (len(own) // len(listed)) if listed else [None] * len(own))
     return [first or mine or last for first, mine, last in zip(every[0], own, every[1], strict=True)]
 
@@ -248,7 +250,7 @@ def _text_sides(models: list[ServedEngine]) -> list[TextSide]:
         for one, path in zip(models, paths, strict=True)
     ]
     if len(set(names)) != len(names):
-        raise RequestError("two engines have the same name", seen=names, flag="--name")
+        raise RequestError("two engines have the same name", seen=names, field="name")
     return [TextSide.read(one, path) for one, path in zip(names, paths, strict=True)]
 
 

@@ -18,7 +18,7 @@ import typer
 
 from ingot.cli.options.flags import field_flags, given, set_threads
 from ingot.cli.options.limit_flags import Limits
-from ingot.cli.options.transcribe_flags import TranscribeFlags, layout_of, options_as_flags, transcribe_flags
+from ingot.cli.options.transcribe_flags import TranscribeFlags, layout_of, transcribe_flags
 from ingot.cli.terminal.console import stderr, stdout, write
 from ingot.cli.terminal.recordings import STDIN, source_name, source_of, tell_failure, tell_left_out
 from ingot.cli.terminal.step_list import Progress, parts_shown
@@ -66,8 +66,7 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
     arguments = given(device=flags.device, quant=flags.quant) | limits.arguments()
     transcriber = Transcriber(flags.engine, **arguments)
     work = _Work(names, flags.format, layout, written)
-    with options_as_flags():
-        work.run(transcriber, options | {"allow_truncated": flags.allow_truncated}, batched=flags.batch)
+    work.run(transcriber, options | {"allow_truncated": flags.allow_truncated}, batched=flags.batch)
     if work.failed and len(names) > 1:
         stderr().print(f"{work.failed} of {len(names)} recordings failed")
     if work.failed or skipped:
@@ -89,7 +88,7 @@ def _paths(names: Sequence[str], folder: Path, format: str) -> list[Path]:
     twice = sorted({str(path) for path in paths if paths.count(path) > 1})
     if twice:
         raise RequestError(
-            "several recordings would become one file", seen=twice, flag="--output, one by one"
+            "several recordings would become one file", seen=twice, field="output", fix="--output, one by one"
         )
     folder.mkdir(parents=True, exist_ok=True)
     return paths

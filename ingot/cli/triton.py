@@ -70,5 +70,5 @@ def _gpu(device: str) -> int | None:
     if device == "cpu":
         return None
     if kind != "cuda" or (index and not index.isdigit()):
-        raise DeviceError("unknown device", seen=device, allowed="auto, cpu, cuda, cuda:N", flag="--device")
+        raise DeviceError("unknown device", seen=device, allowed="auto, cpu, cuda, cuda:N", field="device")
     return int(index or 0)

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from ingot.errors import ConfigError
 
-FLAG = "--allowed-host"
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 
@@ -63,12 +62,12 @@ class HostRule:
         """
         name = None if host is None else name_of(host)
         if host is not None and not self._takes(name):
-            return f"this server does not answer to the name {host!r:.100}; {FLAG} allows a name"
+            return f"this server does not answer to the name {host!r:.100}; `allowed_host` allows a name"
         if origin is None:
             return None
         page = _page_of(origin)
         if page is None or (page != name and page not in self.names):
-            return f"requests from the pages of {origin!r:.100} are refused; {FLAG} allows a name"
+            return f"requests from the pages of {origin!r:.100} are refused; `allowed_host` allows a name"
         return None
 
     def _takes(self, name: str | None) -> bool:
@@ -89,7 +88,7 @@ def name_of(host: str) -> str | None:
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of ``--allowed-host``.
+    """The names of ``allowed_host``.
 
     Raises:
         ConfigError: one is not a host's name: it has a scheme, a port or a path.
@@ -97,7 +96,9 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not (_NAME.fullmatch(name.lower()) or _is_address(name)):
             allowed = "a name or an address, such as chat.example.com"
-            raise ConfigError("not the name of a host", seen=f"{name!r:.100}", allowed=allowed, flag=FLAG)
+            raise ConfigError(
+                "not the name of a host", seen=f"{name!r:.100}", allowed=allowed, field="allowed_host"
+            )
     return tuple(names)
 
 

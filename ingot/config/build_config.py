@@ -37,18 +37,18 @@ class BuildConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         if self.dtype not in ("fp16", "bf16", "fp32"):
-            raise ConfigError("unknown dtype", seen=self.dtype, allowed="fp16, bf16, fp32", flag="--dtype")
+            raise ConfigError("unknown dtype", seen=self.dtype, allowed="fp16, bf16, fp32", field="dtype")
         if self.kv_dtype not in BUILT_KV_DTYPES:
             raise ConfigError(
-                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(BUILT_KV_DTYPES), flag="--kv-dtype"
+                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(BUILT_KV_DTYPES), field="kv_dtype"
             )
-        for name, flag in (("max_batch_size", "--max-batch-size"), ("max_seq_len", "--max-seq-len")):
+        for name in ("max_batch_size", "max_seq_len"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an integer >= 1", seen=value, flag=flag)
+                raise ConfigError(f"{name} must be an integer >= 1", seen=value, field=name)
         if self.layers is not None and (len(self.layers) != 2 or not 0 <= self.layers[0] < self.layers[1]):
             raise ConfigError(
-                "layers must be START:END", seen=self.layers, allowed="0 <= START < END", flag="--layers"
+                "layers must be START:END", seen=self.layers, allowed="0 <= START < END", field="layers"
             )
 
 
@@ -62,5 +62,5 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
         return None
     start, colon, end = text.partition(":")
     if not colon or not start.isdigit() or not end.isdigit():
-        raise ConfigError("layers must be START:END", seen=text, allowed="for example 0:1", flag="--layers")
+        raise ConfigError("layers must be START:END", seen=text, allowed="for example 0:1", field="layers")
     return int(start), int(end)

@@ -105,7 +105,7 @@ class Grammar(JsonConfig):
         """
         schemas = tool_schemas(tools)
         if name is not None and name not in schemas:
-            raise RequestError("tool_choice names no tool", seen=name, allowed=list(schemas), flag="tools")
+            raise RequestError("tool_choice names no tool", seen=name, allowed=list(schemas), field="tools")
         chosen = schemas if name is None else {name: schemas[name]}
         value: dict[str, Any] = {"tools": chosen, "parallel": parallel}
         return cls("tool_calls", _json(value if otherwise is None else value | {"otherwise": otherwise}))
@@ -149,7 +149,7 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         RequestError: it is no list of such tools, or a name is not allowed or twice there.
     """
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence) or not tools:
-        raise RequestError("tools must be a non-empty list of objects", seen=repr(tools)[:80], flag="tools")
+        raise RequestError("tools must be a non-empty list of objects", seen=repr(tools)[:80], field="tools")
     schemas: dict[Any, Any] = {}
     for place, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -159,12 +159,12 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
             form = '{"type": "function", "function": {"name": …, "parameters": …}}'
             seen = repr(tool)[:80]
-            raise RequestError(f"tools[{place}] is not a function", seen=seen, allowed=form, flag="tools")
+            raise RequestError(f"tools[{place}] is not a function", seen=seen, allowed=form, field="tools")
         name = function.get("name")
         if not isinstance(name, str):
-            raise RequestError(f"tools[{place}] has no name", seen=repr(name)[:80], flag="tools")
+            raise RequestError(f"tools[{place}] has no name", seen=repr(name)[:80], field="tools")
         if name in schemas:
-            raise RequestError("two tools have one name", seen=name, flag="tools")
+            raise RequestError("two tools have one name", seen=name, field="tools")
         parameters = function.get("parameters")
         schemas[name] = {"type": "object"} if parameters is None else parameters
     _check_tools(schemas)
@@ -173,14 +173,14 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _check_tools(schemas: Mapping[Any, Any]) -> None:
     if len(schemas) > MAX_TOOLS:
-        raise RequestError("too many tools", seen=len(schemas), allowed=f"<= {MAX_TOOLS}", flag="tools")
+        raise RequestError("too many tools", seen=len(schemas), allowed=f"<= {MAX_TOOLS}", field="tools")
     for name, schema in schemas.items():
         if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
             allowed = "1 to 64 letters, digits, _, - and ."
-            raise RequestError("a tool's name is not allowed", seen=name, allowed=allowed, flag="tools")
+            raise RequestError("a tool's name is not allowed", seen=name, allowed=allowed, field="tools")
         if not isinstance(schema, Mapping):
             seen = type(schema).__name__
-            raise RequestError(f"the parameters of {name} must be a JSON schema", seen=seen, flag="tools")
+            raise RequestError(f"the parameters of {name} must be a JSON schema", seen=seen, field="tools")
 
 
 def _json(value: Any) -> str:
@@ -192,4 +192,4 @@ def _json(value: Any) -> str:
 
 
 def _refused(what: str, seen: object, allowed: object = None) -> RequestError:
-    return RequestError(what, seen=seen, allowed=allowed, flag="grammar")
+    return RequestError(what, seen=seen, allowed=allowed, field="grammar")

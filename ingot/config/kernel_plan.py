@@ -102,7 +102,7 @@ class MeasuredTimes(JsonConfig):
         for name in ("default_us", "best_us"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} is not a time", seen=value, allowed="microseconds", flag="--plan")
+                raise ConfigError(f"{name} is not a time", seen=value, allowed="microseconds", field="plan")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ class KernelPlan(JsonConfig):
                 _check_sizes(op, key, sizes)
         if self.tiles and self._machine() is None:
             fields = ["gpu", "capability", "value_bytes", "torch", "triton"]
-            raise ConfigError("the plan must say where it was measured", flag=f"--plan, fields {fields}")
+            raise ConfigError(
+                "the plan must say where it was measured", field="plan", fix=f"`plan`, fields {fields}"
+            )
 
     @property
     def num_choices(self) -> int:
@@ -190,12 +192,12 @@ def _series(version: str) -> str:
 def _check_keys(section: Mapping[str, Mapping[str, object]]) -> None:
     unknown = sorted(set(section) - set(OPS))
     if unknown:
-        raise ConfigError("the plan names unknown kernels", seen=unknown, allowed=list(OPS), flag="--plan")
+        raise ConfigError("the plan names unknown kernels", seen=unknown, allowed=list(OPS), field="plan")
     for op, entries in section.items():
         odd = [key for key in entries if not _is_key(op, key)]
         if odd:
             form = "_".join(f"{dim}<number>" for dim in OPS[op].dims)
-            raise ConfigError(f"{op} has no such keys", seen=odd, allowed=form, flag="--plan")
+            raise ConfigError(f"{op} has no such keys", seen=odd, allowed=form, field="plan")
 
 
 def _is_key(op: str, key: str) -> bool:
@@ -210,11 +212,11 @@ def _check_sizes(op: str, key: str, sizes: Mapping[str, object]) -> None:
     names = OPS[op].tiles
     odd = sorted(set(sizes) - set(names))
     if odd:
-        raise ConfigError(f"{op} has no such tiles", seen=odd, allowed=list(names), flag="--plan")
+        raise ConfigError(f"{op} has no such tiles", seen=odd, allowed=list(names), field="plan")
     bad = {name: size for name, size in sizes.items() if not _is_size(name, size)}
     if bad:
         raise ConfigError(
-            f"tile sizes of {op}, {key} are out of range", seen=bad, allowed="powers of two", flag="--plan"
+            f"tile sizes of {op}, {key} are out of range", seen=bad, allowed="powers of two", field="plan"
         )
 
 

@@ -13,7 +13,7 @@ from ingot.errors import ConfigError
 
 TRANSCRIBE = "`ingot transcribe ENGINE FILE` makes text of speech"
 BENCH_TRANSCRIBE = "`ingot bench transcribe ENGINE` measures a speech engine"
-EVAL_WER = "`ingot eval wer ENGINE --data MANIFEST` evaluates a speech engine"
+EVAL_WER = "`ingot eval wer ENGINE` with `data=MANIFEST` evaluates a speech engine"
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ def expect_text(modality: Modality, what: str, instead: str = TRANSCRIBE) -> Non
         ConfigError: the model's answers follow from other inputs alone.
     """
     if not modality.takes_text:
-        raise ConfigError(f"{what} needs a model of text", seen=modality.model, flag=instead)
+        raise ConfigError(f"{what} needs a model of text", seen=modality.model, field="engine", fix=instead)

@@ -29,7 +29,7 @@ class WebConfig(JsonConfig):
         inbrowser: open the page in this machine's browser.
 
     Raises:
-        ConfigError: a value is out of range; it names the flag.
+        ConfigError: a value is out of range; it names the field.
     """
 
     url: str
@@ -46,7 +46,7 @@ class WebConfig(JsonConfig):
                 "the page's port is out of range",
                 seen=self.web_port,
                 allowed=f"1 to {_MOST_PORT}",
-                flag="--web-port",
+                field="web_port",
             )
         try:
             parts = urlsplit(self.url)
@@ -55,7 +55,7 @@ class WebConfig(JsonConfig):
             valid = False
         if not valid:
             raise ConfigError(
-                "the URL of a server is needed", seen=self.url, allowed="http://127.0.0.1:8000", flag="--url"
+                "the URL of a server is needed", seen=self.url, allowed="http://127.0.0.1:8000", field="url"
             )
 
     @property

@@ -81,15 +81,15 @@ class RuntimeConfig(JsonConfig):
         if self.token_budget < 1:
             raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
         if self.prompt_chunk is not None and self.prompt_chunk < 1:
-            raise ConfigError("prompt_chunk must be >= 1", seen=self.prompt_chunk, flag="--prompt-chunk")
+            raise ConfigError("prompt_chunk must be >= 1", seen=self.prompt_chunk, field="prompt_chunk")
         if self.long_prompt < 0:
             raise ConfigError("long_prompt must not be negative", seen=self.long_prompt)
         if self.prompt_share is not None:
             if not 0.0 < self.prompt_share <= 1.0:
                 what = "prompt_share is out of range"
-                raise ConfigError(what, seen=self.prompt_share, allowed="(0, 1]", flag="--prompt-share")
+                raise ConfigError(what, seen=self.prompt_share, allowed="(0, 1]", field="prompt_share")
             if self.prompt_chunk is None:
-                raise ConfigError("prompt_share needs prompt_chunk", flag="--prompt-chunk")
+                raise ConfigError("prompt_share needs prompt_chunk", field="prompt_chunk")
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
         if self.encoder_budget < 1:
@@ -98,7 +98,7 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("encoder_positions must be >= 1", seen=self.encoder_positions)
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError(
-                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), flag="--kv-dtype"
+                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), field="kv_dtype"
             )
 
     def of_engine(self, kv_dtype: Literal["model", "int8", "fp8"]) -> Self:

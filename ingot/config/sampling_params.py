@@ -81,7 +81,7 @@ class SamplingParams(JsonConfig):
     def __post_init__(self, max_tokens: int | None) -> None:
         if max_tokens is not None:
             if self.max_new_tokens not in (max_tokens, type(self).max_new_tokens):
-                raise RequestError(_BOTH, seen=(max_tokens, self.max_new_tokens), flag="max_new_tokens")
+                raise RequestError(_BOTH, seen=(max_tokens, self.max_new_tokens), field="max_new_tokens")
             object.__setattr__(self, "max_new_tokens", max_tokens)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
@@ -94,7 +94,7 @@ class SamplingParams(JsonConfig):
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             form = "Grammar.json_schema(…), .json_object(), .regex(…), .choice(…) or .tool_calls(…)"
             raise RequestError(
-                "grammar must be a Grammar", seen=repr(self.grammar)[:80], allowed=form, flag="grammar"
+                "grammar must be a Grammar", seen=repr(self.grammar)[:80], allowed=form, field="grammar"
             )
         self._check_processors()
 
@@ -127,7 +127,7 @@ class SamplingParams(JsonConfig):
                 "min_new_tokens exceeds max_new_tokens",
                 seen=self.min_new_tokens,
                 allowed=f"<= {self.max_new_tokens}",
-                flag="min_new_tokens",
+                field="min_new_tokens",
             )
 
     def _check_numbers(self) -> None:
@@ -144,7 +144,7 @@ class SamplingParams(JsonConfig):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise RequestError(
-                    f"{name} must be a boolean", seen=value, allowed="true or false", flag=name
+                    f"{name} must be a boolean", seen=value, allowed="true or false", field=name
                 )
 
     def _check_stops(self) -> None:
@@ -153,15 +153,15 @@ class SamplingParams(JsonConfig):
         for name in ("stop", "stop_token_ids"):
             value = () if getattr(self, name) is None else getattr(self, name)
             if not isinstance(value, (list, tuple)):
-                raise RequestError(f"{name} must be a list", seen=value, flag=name)
+                raise RequestError(f"{name} must be a list", seen=value, field=name)
             object.__setattr__(self, name, tuple(value))
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError("a stop string must be non-empty text", seen=text, flag="stop")
+                raise RequestError("a stop string must be non-empty text", seen=text, field="stop")
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise RequestError(
-                    "a stop token id must be an integer >= 0", seen=token, flag="stop_token_ids"
+                    "a stop token id must be an integer >= 0", seen=token, field="stop_token_ids"
                 )
 
     def _check_beams(self) -> None:
@@ -172,10 +172,10 @@ class SamplingParams(JsonConfig):
                 "beam search does not sample",
                 seen=self.temperature,
                 allowed="temperature=0",
-                flag="temperature",
+                field="temperature",
             )
         if self.n > self.num_beams:
-            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", flag="n")
+            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", field="n")
 
     def _check_processors(self) -> None:
         given = self.logits_processors
@@ -183,7 +183,7 @@ class SamplingParams(JsonConfig):
             raise RequestError(
                 "logits_processors must be a list of functions (ids, logits) -> logits",
                 seen=repr(given)[:80],
-                flag="logits_processors",
+                field="logits_processors",
             )
         object.__setattr__(self, "logits_processors", tuple(given))
 
@@ -194,7 +194,7 @@ class SamplingParams(JsonConfig):
         allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
         ok = isinstance(value, Integral) and not isinstance(value, bool)
         if not ok or value < low or (high is not None and value > high):
-            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, flag=name)
+            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, field=name)
         object.__setattr__(self, name, int(value))
 
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -202,7 +202,7 @@ class SamplingParams(JsonConfig):
         allowed = f"a number in {'(' if open_low else '['}{low}, {high}]"
         ok = isinstance(value, Real) and not isinstance(value, bool)
         if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
-            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, flag=name)
+            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, field=name)
         object.__setattr__(self, name, float(value))
 
 
@@ -232,7 +232,7 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
             fix = f"did you mean {near[0]}?" if near else None
             raise RequestError("unknown sampling parameter", seen=name, allowed=known, fix=fix)
     if len(found) < len(values):
-        raise RequestError(_BOTH, seen=list(values), flag="max_new_tokens")
+        raise RequestError(_BOTH, seen=list(values), field="max_new_tokens")
     return found
 
 
@@ -267,7 +267,7 @@ def _checked_bias(given: object) -> dict[int, float]:
 
 
 def _bias_error(what: str, seen: object, allowed: str) -> RequestError:
-    return RequestError(what, seen=seen, allowed=allowed, flag="logit_bias")
+    return RequestError(what, seen=seen, allowed=allowed, field="logit_bias")
 
 
 def _shown(value: object) -> object:

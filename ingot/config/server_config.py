@@ -41,7 +41,7 @@ class ServeConfig(JsonConfig):
         drain_seconds: how long answers under way may go on after SIGTERM.
 
     Raises:
-        ConfigError: a value is out of range; it names the flag.
+        ConfigError: a value is out of range; it names the field.
     """
 
     host: str = "127.0.0.1"
@@ -60,11 +60,10 @@ class ServeConfig(JsonConfig):
         object.__setattr__(self, "allowed_host", check_names(self.allowed_host))
         if not 0 <= self.port <= _MOST_PORT:
             raise ConfigError(
-                "port is out of range", seen=self.port, allowed=f"0 to {_MOST_PORT}", flag="--port"
+                "port is out of range", seen=self.port, allowed=f"0 to {_MOST_PORT}", field="port"
             )
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
-                flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(
-                    f"{name} is too small", seen=getattr(self, name), allowed=f">= {least}", flag=flag
+                    f"{name} is too small", seen=getattr(self, name), allowed=f">= {least}", field=name
                 )

@@ -49,11 +49,13 @@ class TranscriptRules(JsonConfig):
     def __post_init__(self) -> None:
         ids = (self.end, self.no_speech, self.first_timestamp, *self.suppressed, *self.begin_suppressed)
         if any(i < 0 for i in (*ids, *self.detect)):
-            raise RequestError("ids of a transcript's rules must not be negative", flag="transcript")
+            raise RequestError("ids of a transcript's rules must not be negative", field="transcript")
         if self.framed < 0:
-            raise RequestError("a transcript's frame cannot be negative", seen=self.framed, flag="transcript")
+            raise RequestError(
+                "a transcript's frame cannot be negative", seen=self.framed, field="transcript"
+            )
         if not 0 < self.patience < math.inf:
-            raise RequestError("patience must be positive", seen=self.patience, flag="patience")
+            raise RequestError("patience must be positive", seen=self.patience, field="patience")
 
     @property
     def largest(self) -> int:

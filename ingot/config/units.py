@@ -2,7 +2,7 @@
 
 Covers the translations. GB are powers of 1000, GiB of 1024, in every text of Ingot.
 
-    parse_size("24GiB")     # 25769803776
+    parse_size("24GiB", "gpu")     # 25769803776
     size_text(13_500_000)   # 13.5 MB
 """
 
@@ -26,16 +26,16 @@ _UNITS = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)b?", re.IGNORECASE)
 
 
-def parse_size(text: str, flag: str) -> int:
+def parse_size(text: str, field: str) -> int:
     """Bytes of ``24GiB``, ``24GB`` or ``24564 MiB``; GiB are powers of 1024, GB of 1000.
 
     Raises:
-        ConfigError: the text is no size above zero; ``flag`` is named as what to change.
+        ConfigError: the text is no size above zero; ``field`` is named as what to change.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if size <= 0:
-        raise ConfigError("not a size", seen=text, allowed="a number with its unit: 24GiB, 80GB", flag=flag)
+        raise ConfigError("not a size", seen=text, allowed="a number with its unit: 24GiB, 80GB", field=field)
     return size
 
 

@@ -65,7 +65,8 @@ def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
         f"the checkpoint is already quantized ({SOURCES[found.source]})",
         seen=given.summary,
         allowed=found.summary,
-        flag=f"leave out --quant, or {FROM_ORIGINAL}",
+        field="quant",
+        fix=f"leave out `quant`, or {FROM_ORIGINAL}",
     )
 
 
@@ -147,6 +148,6 @@ class StoredWeights:
             raise BuildError(
                 f"the scales of {name} do not fit {dtype_name(self._dtype)}",
                 seen=dtype_name(scales.dtype),
-                fix=f"--dtype {dtype_name(scales.dtype)}, or auto",
+                fix=f"`dtype={dtype_name(scales.dtype)}`, or auto",
             )
         return cast

@@ -171,7 +171,8 @@ def check_samples(config: DecoderConfig, quant: QuantConfig) -> None:
             "calibration reads text or speech, and this model's encoder takes neither",
             seen=quant.needs_samples,
             allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
-            flag="--quant, without --method, --activations and --calib",
+            field="quant",
+            fix="`quant`, without `method`, `activations` and `calib`",
         )
 
 
@@ -187,7 +188,7 @@ def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Te
         raise BuildError(
             "weights do not fit fp16",
             seen=f"{name}: largest {tensor.abs().max():.4g}",
-            fix="--dtype bf16 (or compute_dtype)",
+            fix="`dtype=bf16`",
         )
     return cast
 
@@ -291,7 +292,8 @@ def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
             "max_seq_len exceeds the model's context length",
             seen=build.max_seq_len,
             allowed=f"<= {config.max_positions}",
-            flag=f"--max-seq-len {config.max_positions} or less: the model's context length is that of "
+            field="max_seq_len",
+            fix=f"`max_seq_len={config.max_positions}` or less: the model's context length is that of "
             "config.json (max_position_embeddings; of YaRN, original_max_position_embeddings times factor)",
         )
 
@@ -307,7 +309,7 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             "the model has fewer layers",
             seen=f"{start}:{end}",
             allowed=f"0:{config.num_layers}",
-            flag="--layers",
+            field="layers",
         )
     return config.cut(start, end)
 

@@ -102,7 +102,8 @@ def lowered(
                 f"the engine was built for a smaller {name}",
                 seen=value,
                 allowed=f"<= {most}",
-                flag=f"--{name.replace('_', '-')}, or rebuild with a larger limit",
+                field=name,
+                fix=f"`{name}`, or rebuild with a larger limit",
             )
     return manifest.replace(build=build)
 

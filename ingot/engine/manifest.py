@@ -81,7 +81,7 @@ class Manifest(JsonConfig):
     """Everything about an engine but its bytes.
 
     Attributes:
-        model: the decoder as built (fewer layers than the checkpoint's after ``--layers``).
+        model: the decoder as built (fewer layers than the checkpoint's after ``layers``).
         tensors: by module name, in file order.
         files: sha256 of every file under ``tokenizer/``.
         generation: the checkpoint's generation_config.json.

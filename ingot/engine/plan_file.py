@@ -47,7 +47,7 @@ def read_plan(path: Path) -> KernelPlan:
         return KernelPlan.from_json(data)
     except _UNREADABLE as error:
         seen = f"{path}: {_reason(error)}"
-        raise ConfigError("the kernel plan cannot be read", seen=seen, flag="--plan") from None
+        raise ConfigError("the kernel plan cannot be read", seen=seen, field="plan") from None
 
 
 def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPlan:
@@ -125,7 +125,7 @@ def expect_writable(path: Path) -> None:
         BuildError: the folder is not there or may not be written.
     """
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise BuildError("the kernel plan cannot be written", seen=path, fix="--output, a file in a folder")
+        raise BuildError("the kernel plan cannot be written", seen=path, fix="`output`, a file in a folder")
 
 
 def write_plan(path: Path, plan: KernelPlan) -> None:
@@ -138,7 +138,7 @@ def write_plan(path: Path, plan: KernelPlan) -> None:
         with atomic_file(path) as part:
             part.write_text(plan_text(plan), encoding="utf-8")
     except OSError as error:
-        raise BuildError("the kernel plan cannot be written", seen=error, fix="--output") from None
+        raise BuildError("the kernel plan cannot be written", seen=error, fix="`output`") from None
 
 
 def machine_of(device: torch.device, dtype: torch.dtype) -> PlanMachine:

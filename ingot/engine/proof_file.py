@@ -157,7 +157,7 @@ class Claims(JsonConfig):
     Attributes:
         manifest_sha256: of the engine's manifest.json.
         floors: by dtype of arithmetic; the engine's own and fp32.
-        metrics: what ``--prove`` measured.
+        metrics: what a build with ``prove`` measured.
         inputs: what the cases of a model with an encoder go with.
         source: how far the stored tensors are from the checkpoint's; None: of an older Ingot.
     """

@@ -152,13 +152,14 @@ def _check_target(target: Path, force: bool, kind: FolderKind) -> None:
         raise BuildError(
             f"the target exists and is not {kind.one}",
             seen=target,
-            fix="choose another folder; --force does not replace it",
+            fix="choose another folder; `force=True` does not replace it",
         )
     if not force:
         raise BuildError(
             f"the {kind.name} exists",
             seen=target,
-            flag="--force (force=True) replaces it, or choose another folder",
+            field="force",
+            fix="`force=True` replaces it, or choose another folder",
         )
 
 

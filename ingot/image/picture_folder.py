@@ -20,11 +20,11 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _LAYOUTS = f"pictures ({', '.join(SUFFIXES)}), or {CAPTIONS} beside image/ as in cc_sbu_align"
 
 
-def picture_files(folder: Path, flag: str = "--data") -> list[Path]:
+def picture_files(folder: Path, field: str = "data") -> list[Path]:
     """What decides the records: the file of captions, or the pictures at any depth, sorted.
 
     Args:
-        flag: what named the folder, for errors.
+        field: what named the folder, for errors.
 
     Raises:
         ConfigError: there is neither.
@@ -33,17 +33,17 @@ def picture_files(folder: Path, flag: str = "--data") -> list[Path]:
         return [folder / CAPTIONS]
     found = sorted(one for one in folder.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
     if not found:
-        raise ConfigError("the folder has no pictures", seen=folder, allowed=_LAYOUTS, flag=flag)
+        raise ConfigError("the folder has no pictures", seen=folder, allowed=_LAYOUTS, field=field)
     return found
 
 
-def picture_records(folder: Path, flag: str = "--data") -> Iterator[tuple[int, dict[str, Any]]]:
+def picture_records(folder: Path, field: str = "data") -> Iterator[tuple[int, dict[str, Any]]]:
     """A record for each picture, numbered from 1; files are named from the folder on.
 
     Raises:
         ConfigError: as ``picture_files``, or the file of captions is of another shape.
     """
-    files = picture_files(folder, flag)
+    files = picture_files(folder, field)
     if files[0].name != CAPTIONS:
         names = (str(file.relative_to(folder)) for file in files)
         yield from enumerate(({"id": name, "image": name} for name in names), start=1)
@@ -56,7 +56,7 @@ def picture_records(folder: Path, flag: str = "--data") -> Iterator[tuple[int, d
             f"{CAPTIONS} holds no captions",
             seen=f"{files[0]}: {error!r}"[:200],
             allowed='{"annotations": [{"image_id": "…", "caption": "…"}, …]}',
-            flag=flag,
+            field=field,
         ) from None
     for number, (name, caption) in enumerate(pairs, start=1):
         yield number, {"id": name, "image": _of_id(folder, name), "text": caption}

@@ -182,7 +182,7 @@ def _named(which: str) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(
-            which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=error.flag
+            which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, field=error.fields
         ) from None
 
 

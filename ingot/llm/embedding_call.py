@@ -53,7 +53,7 @@ def keeping(pooling: str) -> Keep:
         RequestError: unknown pooling.
     """
     if pooling not in _KEPT:
-        raise RequestError("unknown pooling", seen=pooling, allowed=", ".join(_KEPT), flag="pooling")
+        raise RequestError("unknown pooling", seen=pooling, allowed=", ".join(_KEPT), field="pooling")
     return _KEPT[pooling]
 
 

@@ -89,7 +89,9 @@ class Pictures:
         try:
             return self.read(self._source(part, part["type"]))
         except RequestError as error:
-            found = RequestError(f"{where}: {error.what}", seen=error.seen, allowed=error.allowed, flag=where)
+            found = RequestError(
+                f"{where}: {error.what}", seen=error.seen, allowed=error.allowed, field=where
+            )
             found.fix = error.fix or where
             raise found from None
 

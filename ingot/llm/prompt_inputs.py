@@ -48,7 +48,7 @@ class Chat:
         taken = sorted({"messages", "tools", "add_generation_prompt"} & set(self.template_kwargs))
         if taken:
             what = "template_kwargs may not set what the request has a place for"
-            raise RequestError(what, seen=taken, flag="template_kwargs")
+            raise RequestError(what, seen=taken, field="template_kwargs")
 
     @classmethod
     def of(cls, prompt: Chat | Messages) -> Chat:
@@ -152,12 +152,12 @@ def chat_pieces(
     if text.tokenizer is None:
         raise RequestError(
             "the engine has no tokenizer, so it cannot chat",
-            allowed='prompts of token ids: `ingot run ENGINE --ids "1 2 3"`',
+            allowed='prompts of token ids: `ids="1 2 3"` of `ingot run`',
             fix="add the tokenizer's files to the checkpoint and build it again",
         )
     if text.chat is None:
         raise RequestError(
-            "the engine has no chat template", fix="build with --chat-template chatml, vicuna or a file"
+            "the engine has no chat template", fix="build with `chat_template=chatml`, vicuna or a file"
         )
     given = chat.messages if pictures is None else pictures.in_messages(chat.messages)
     return text.chat.prompt_pieces(given, text.tokenizer, variables=chat.variables)

@@ -44,7 +44,7 @@ def left_cut(
     whole = read_prompt(llm, prompt)
     if max_new_tokens >= most:
         what = "the answer leaves no room for a prompt"
-        raise RequestError(what, seen=f"{max_new_tokens} of {most} tokens", flag="max_new_tokens, or most")
+        raise RequestError(what, seen=f"{max_new_tokens} of {most} tokens", field=("max_new_tokens", "most"))
     pieces: list[Piece] = whole.pieces(llm.tokenizer)
     placeholders = llm.engine.manifest.model.placeholders
     sizes = [placeholders if isinstance(one, Input) else len(_values(one)) for one in pieces]

@@ -103,6 +103,6 @@ def params_for(
         )
     if tokenizer is None and any(v.stop for v in params):
         raise RequestError(
-            "the engine has no tokenizer to find stop strings with", seen="stop", flag="stop_token_ids"
+            "the engine has no tokenizer to find stop strings with", seen="stop", field="stop_token_ids"
         )
     return list(params)

@@ -16,7 +16,7 @@ import torch
 from ingot.config.units import size_text
 from ingot.device import host_memory
 from ingot.errors import OutOfMemoryError
-from ingot.memory.fix_text import told_fixes
+from ingot.memory.fix_text import fixes_in_python
 from ingot.memory.ledger import CONTEXT_BYTES, Capacity, MemorySetting, ledger
 from ingot.memory.memory_fixes import Goal, eased, fixes
 from ingot.memory.memory_sizes import CPU_PROCESS_BYTES
@@ -59,7 +59,7 @@ def out_of_memory(
         what,
         seen=seen,
         allowed=allowed,
-        fix=told_fixes(data["fixes"]),
+        fix=fixes_in_python(data["fixes"]),
         ledger=data,
         lines=tuple(found.lines()),
     )

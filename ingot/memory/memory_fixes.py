@@ -2,7 +2,7 @@
 
 Covers the search for the values that fit. Every value is tried in the ledger before it is offered.
 
-    for fix in fixes(found, goal="fits"): print(fix.flags, fix.cost, fix.needed)
+    for fix in fixes(found, goal="fits"): print(fix.changes, fix.cost, fix.needed)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ingot.models.model_registry import can_calibrate
 from ingot.quant.methods.rotated_weights import can_rotate
 
 Goal = Literal["fits", "loads"]
+Changes = dict[str, int | float | str]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
 COSTS: tuple[Cost, ...] = ("headroom", "limits", "speed", "quality", "hardware")
 MOST_FRACTION = 0.95
@@ -45,12 +46,13 @@ class Fix(JsonConfig):
     """A change after which it fits.
 
     Attributes:
-        flags: of ``ingot plan`` and of the verbs that run an engine; ``--dtype`` and ``--quant`` of a build.
+        changes: field → value: limits of an engine, fields of ``RuntimeConfig``, or of a build ``dtype`` and
+            ``quant``; or ``gpu``, the size of another card.
         where: what takes the change in Python.
         needed, usable: bytes, then.
     """
 
-    flags: str
+    changes: Changes
     where: str
     cost: Cost
     note: str
@@ -75,7 +77,7 @@ class CardRow(JsonConfig):
 class _Way:
     """One knob: how a setting looks at a value of it, and the values from the dearest to the cheapest."""
 
-    flag: str
+    field: str
     cost: Cost
     note: str
     change: Callable[[MemorySetting, int], MemorySetting]
@@ -105,13 +107,13 @@ def eased(found: Ledger) -> list[Fix]:
         return []
     search, runtime = _Search(found.capacity, "loads"), found.setting.runtime
     fraction, budget = round(runtime.memory_fraction - 0.1, 2), max(runtime.token_budget // 2, 1)
-    tries = []
+    tries: list[tuple[Changes, str]] = []
     if found.setting.device == "cuda" and fraction > 0:
-        tries.append((f"--memory-fraction {fraction:g}", {"memory_fraction": fraction}, "a smaller cache"))
+        tries.append(({"memory_fraction": fraction}, "a smaller cache"))
     if budget < runtime.token_budget:
-        tries.append((f"--token-budget {budget}", {"token_budget": budget}, _CHUNKS))
-    changed = [(f, found.setting.replace(runtime=runtime.replace(**v)), note) for f, v, note in tries]
-    return [search.fix(s, flags, "speed", note) for flags, s, note in changed if search.bill(s).loads]
+        tries.append(({"token_budget": budget}, _CHUNKS))
+    changed = [(c, found.setting.replace(runtime=runtime.replace(**c)), note) for c, note in tries]
+    return [search.fix(s, changes, "speed", note) for changes, s, note in changed if search.bill(s).loads]
 
 
 def fits_by_card(setting: MemorySetting) -> Iterator[CardRow]:
@@ -163,7 +165,7 @@ class _Search:
             )
             if steps:
                 value = steps * way.step
-                yield self.fix(way.change(setting, value), f"{way.flag} {value}", way.cost, way.note)
+                yield self.fix(way.change(setting, value), {way.field: value}, way.cost, way.note)
         yield from self._raised_cache(setting)
 
     def formats(self, setting: MemorySetting) -> Iterator[Fix]:
@@ -175,10 +177,10 @@ class _Search:
         if setting.runtime.kv_dtype not in NARROW_KV_DTYPES:
             narrow = setting.replace(runtime=setting.runtime.replace(kv_dtype="int8"))
             if _reached(self.bill(narrow), self.goal):
-                yield self.fix(narrow, "--kv-dtype int8", "quality", _KV_QUALITY)
+                yield self.fix(narrow, {"kv_dtype": "int8"}, "quality", _KV_QUALITY)
         for form in _smaller_formats(setting):
             if _reached(self.bill(form), self.goal):
-                yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
+                yield self.fix(form, _format_changes(setting, form), "quality", _QUALITY)
                 return
 
     def combined(self, setting: MemorySetting) -> Iterator[Fix]:
@@ -187,8 +189,8 @@ class _Search:
         """
         whole = _with_most_memory(setting)
         for fix in self.singles(whole) if whole is not None else ():
-            flags = f"--memory-fraction {MOST_FRACTION:g} {fix.flags}"
-            yield fix.replace(flags=flags, where=where_of(flags))
+            changes: Changes = {"memory_fraction": MOST_FRACTION, **fix.changes}
+            yield fix.replace(changes=changes, where=where_of(changes))
         for form in _smaller_formats(setting):
             found = [_joined(setting, form, fix) for fix in self.singles(form)]
             if found:
@@ -198,10 +200,11 @@ class _Search:
             length = self.largest(lambda n, s=form: _one_short(s, n), 1, setting.max_seq_len)  # type: ignore[misc]
             if length:
                 one = _one_short(form, length)
-                flags = f"--max-batch-size 1 --max-seq-len {length} --token-budget {_LEAST_TOKEN_BUDGET}"
+                changes = {"max_batch_size": 1, "max_seq_len": length}
+                changes["token_budget"] = _LEAST_TOKEN_BUDGET
                 if one.runtime.cache_tokens is not None:
-                    flags += f" --cache-tokens {one.runtime.cache_tokens}"
-                fix = self.fix(one, flags, "speed", "all of these together")
+                    changes["cache_tokens"] = one.runtime.cache_tokens
+                fix = self.fix(one, changes, "speed", "all of these together")
                 yield fix if form is setting else _joined(setting, form, fix)
                 return
 
@@ -214,7 +217,7 @@ class _Search:
             search = _Search(Capacity(name, total), self.goal)
             if total > self.capacity.total and _reached(search.bill(setting), self.goal):
                 note = f"a card sold as {name}, with these settings"
-                yield search.fix(setting, f"--gpu {gib_text(total)}", "hardware", note)
+                yield search.fix(setting, {"gpu": gib_text(total)}, "hardware", note)
                 return
 
     def _more_memory(self, setting: MemorySetting) -> Iterator[Fix]:
@@ -226,7 +229,7 @@ class _Search:
             ledger(setting, replace(self.capacity, total=total)), self.goal
         ):
             note = f"at least {size_text(total - self.capacity.others)} of available memory"
-            yield Fix("", where_of(""), "hardware", note, needed, needed, setting)
+            yield Fix({}, where_of({}), "hardware", note, needed, needed, setting)
 
     def _raised_fraction(self, setting: MemorySetting) -> Iterator[Fix]:
         """The smallest ``memory_fraction`` above the setting's that is enough."""
@@ -235,7 +238,7 @@ class _Search:
             changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
             if _reached(self.bill(changed), self.goal):
                 note = "leaves less for other processes"
-                yield self.fix(changed, f"--memory-fraction {value / 100:g}", "headroom", note)
+                yield self.fix(changed, {"memory_fraction": value / 100}, "headroom", note)
                 return
 
     def _raised_cache(self, setting: MemorySetting) -> Iterator[Fix]:
@@ -246,14 +249,14 @@ class _Search:
         changed = setting.replace(runtime=setting.runtime.replace(cache_tokens=tokens))
         if _reached(self.bill(changed), self.goal):
             yield self.fix(
-                changed, f"--cache-tokens {tokens}", "headroom", "room for one request of the full length"
+                changed, {"cache_tokens": tokens}, "headroom", "room for one request of the full length"
             )
 
-    def fix(self, changed: MemorySetting, flags: str, cost: Cost, note: str) -> Fix:
+    def fix(self, changed: MemorySetting, changes: Changes, cost: Cost, note: str) -> Fix:
         """A change with what it needs and what there is then."""
         bill = self.bill(changed)
         needed = bill.needed if self.goal == "fits" else bill.fixed + _one_request(changed)
-        return Fix(flags, where_of(flags), cost, note, needed, bill.usable or 0, changed)
+        return Fix(changes, where_of(changes), cost, note, needed, bill.usable or 0, changed)
 
 
 _CHUNKS = "prompts are computed in smaller chunks"
@@ -282,23 +285,23 @@ def _ways(setting: MemorySetting) -> Iterator[_Way]:
     runtime = setting.runtime
     if runtime.cache_tokens is None:
         yield _Way(
-            "--max-batch-size", "limits", "fewer requests per step",
+            "max_batch_size", "limits", "fewer requests per step",
             lambda s, n: s.replace(max_batch_size=n), 1, setting.max_batch_size - 1,
         )  # fmt: skip
     block = min(runtime.block_size, max(setting.max_seq_len - 1, 1))
     yield _Way(
-        "--max-seq-len", "limits", "shorter requests",
+        "max_seq_len", "limits", "shorter requests",
         lambda s, n: s.replace(max_seq_len=n), block, setting.max_seq_len - 1, block,
     )  # fmt: skip
     most = (runtime.cache_tokens or setting.wanted_blocks * runtime.block_size) - 1
     yield _Way(
-        "--cache-tokens", "speed",
+        "cache_tokens", "speed",
         "when it is full, requests wait or are recomputed",
         lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n)),
         setting.blocks_per_request * runtime.block_size, most, runtime.block_size,
     )  # fmt: skip
     yield _Way(
-        "--token-budget", "speed", _CHUNKS,
+        "token_budget", "speed", _CHUNKS,
         lambda s, n: s.replace(runtime=s.runtime.replace(token_budget=n)),
         _LEAST_TOKEN_BUDGET, runtime.token_budget - 1, _LEAST_TOKEN_BUDGET,
     )  # fmt: skip
@@ -341,11 +344,10 @@ def _smaller_formats(setting: MemorySetting) -> Iterable[MemorySetting]:
 
 def _joined(setting: MemorySetting, form: MemorySetting, fix: Fix) -> Fix:
     """The fix of another number format, as one of the setting's own."""
-    flags = f"{_format_flags(setting, form)} {fix.flags}"
-    return fix.replace(flags=flags, where=where_of(flags), cost="quality")
+    changes = _format_changes(setting, form) | fix.changes
+    return fix.replace(changes=changes, where=where_of(changes), cost="quality")
 
 
-def _format_flags(setting: MemorySetting, form: MemorySetting) -> str:
-    dtype = f"--dtype {form.dtype}" if form.dtype != setting.dtype else ""
-    quant = f"--quant {form.quant.scheme}" if form.quant != setting.quant else ""
-    return f"{dtype} {quant}".strip()
+def _format_changes(setting: MemorySetting, form: MemorySetting) -> Changes:
+    dtype: Changes = {"dtype": form.dtype} if form.dtype != setting.dtype else {}
+    return dtype | ({"quant": form.quant.scheme} if form.quant != setting.quant else {})

@@ -60,10 +60,10 @@ class SpeechTokens:
             other = "or a multilingual model, such as small in place of small.en"
             if task != "transcribe":
                 what = "this model knows English alone and does not translate"
-                raise RequestError(what, seen=task, allowed=f"transcribe, {other}", flag="task")
+                raise RequestError(what, seen=task, allowed=f"transcribe, {other}", field="task")
             if language not in (None, "en"):
                 what = "this model knows English alone"
-                raise RequestError(what, seen=language, allowed=f"en, {other}", flag="language")
+                raise RequestError(what, seen=language, allowed=f"en, {other}", field="language")
             ids = [self.start]
         else:
             ids = [self.start, self.language(language or "en"), getattr(self, task)]
@@ -78,7 +78,7 @@ class SpeechTokens:
         if code not in self.languages:
             allowed = ", ".join(self.languages)
             raise RequestError(
-                "the model does not know this language", seen=code, allowed=allowed, flag="language"
+                "the model does not know this language", seen=code, allowed=allowed, field="language"
             )
         return self.languages[code]
 

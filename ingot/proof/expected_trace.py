@@ -34,23 +34,22 @@ def expected_output(path: Path, name: str, counts: Sequence[int], tokens: Sequen
         CheckpointError: it is no safetensors file, lacks the layer or a token, or is of other tokens.
     """
     if not path.exists():
-        raise NoSuchPathError("no such trace", seen=path, flag="--expected")
+        raise NoSuchPathError("no such trace", seen=path, field="expected")
     total = sum(counts)
     try:
         with safe_open(path, framework="pt") as file:
             _check_tokens(file, tokens[:total])
             found = [_rows(file.get_tensor(key)) for key in _keys(file, name)]
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            "the trace cannot be read", seen=f"{path}: {error}", flag="--expected"
-        ) from None
+        raise CheckpointError("the trace cannot be read", seen=f"{path}: {error}", field="expected") from None
     rows = torch.cat(found) if found else torch.empty(0, 0)
     if rows.dim() != 2 or rows.shape[0] < total:
         raise CheckpointError(
             f"the trace does not contain {name} for all tokens",
             seen=f"{path}: {len(rows)} tokens",
             allowed=f"{total} tokens, under keys like 0/model.{name}",
-            flag="--expected with another trace, or a smaller --step",
+            field="expected",
+            fix="`expected` with another trace, or a smaller `step`",
         )
     return rows[:total]
 
@@ -76,7 +75,8 @@ def _check_tokens(file: Any, tokens: Sequence[int]) -> None:
         raise CheckpointError(
             "the trace is for different tokens",
             seen=f"token {place} is {ran[place]}, the engine's is {tokens[place]}",
-            flag="--ids with the trace's tokens",
+            field="ids",
+            fix="`ids` with the trace's tokens",
         )
 
 

@@ -281,7 +281,7 @@ def _deviations(llm: LLM, case: GoldenCase, prompt: Prompt) -> Iterator[tuple[st
 
 def _in_floors(error: float, floor: float) -> str:
     if floor >= OVERFLOW:
-        return "overflows in this dtype, as it did when built; build it with --dtype bf16"
+        return "overflows in this dtype, as it did when built; build it in bf16"
     if not error < OVERFLOW:
         return "is not finite"
     return f"is off by {error:.3g}, {error / floor:.3g} noise floors"

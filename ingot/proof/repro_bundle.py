@@ -54,7 +54,7 @@ PRIVATE_PICTURE = (
 DECODER, ENCODER = "decoder", "encoder"
 _KEY = "ingot_repro"
 _WEIGHTS = "weights."
-_ANOTHER = "--run with a file that `ingot repro` wrote"
+_ANOTHER = "`run` with a file that `ingot repro` wrote"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
         BuildError: the place cannot be written, or holds a file that is no bundle.
     """
     if path.exists() and not is_bundle(path):
-        raise BuildError("the file exists and is not a bundle", seen=path, fix="--out with another file")
+        raise BuildError("the file exists and is not a bundle", seen=path, fix="`out` with another file")
     inputs = bundle.inputs
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in bundle.weights.items()}
     tensors |= {"input.hidden": inputs.hidden, "input.positions": inputs.positions}
@@ -190,7 +190,7 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
         with atomic_file(path) as part:
             save_file({k: t.contiguous() for k, t in tensors.items()}, part, {"format": "pt", _KEY: facts})
     except (OSError, SafetensorError) as error:
-        raise BuildError("the bundle cannot be written", seen=error, fix="--out") from None
+        raise BuildError("the bundle cannot be written", seen=error, fix="`out`") from None
     return path.stat().st_size
 
 
@@ -211,13 +211,15 @@ def read_bundle(path: Path) -> Bundle:
         EngineError: it is no bundle, damaged, or of another version.
     """
     if not path.exists():
-        raise NoSuchPathError("no such file", seen=path, flag="--run")
+        raise NoSuchPathError("no such file", seen=path, field="run")
     try:
         with safe_open(path, framework="pt") as file:
             facts = _facts(path, (file.metadata() or {}).get(_KEY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise EngineError("the bundle cannot be read", seen=f"{path}: {error}", flag=_ANOTHER) from None
+        raise EngineError(
+            "the bundle cannot be read", seen=f"{path}: {error}", field="run", fix=_ANOTHER
+        ) from None
     try:
         return _bundle(facts, tensors)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -226,7 +228,7 @@ def read_bundle(path: Path) -> Bundle:
 
 def _facts(path: Path, text: str | None) -> BundleFacts:
     if text is None:
-        raise EngineError("the file is not a bundle", seen=path, flag=_ANOTHER)
+        raise EngineError("the file is not a bundle", seen=path, field="run", fix=_ANOTHER)
     try:
         data = parse_json(text)
         version = data["version"]
@@ -238,12 +240,15 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
         "the bundle has a different format version",
         seen=version,
         allowed=BUNDLE_VERSION,
-        flag="--run with the version of Ingot that wrote it",
+        field="run",
+        fix="`run` with the version of Ingot that wrote it",
     )
 
 
 def _damaged(path: Path, error: Exception) -> EngineError:
-    return EngineError("the bundle is damaged", seen=f"{path}: {error}", flag="--run with an intact file")
+    return EngineError(
+        "the bundle is damaged", seen=f"{path}: {error}", field="run", fix="`run` with an intact file"
+    )
 
 
 def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:

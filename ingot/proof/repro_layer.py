@@ -99,12 +99,12 @@ def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> Any
             ctx = BuildContext(facts.quant, plan, dtype).at(facts.name)
             layer = _empty(facts, ctx)
     except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise EngineError("the bundle's model has no such layer", seen=error, flag="--run") from error
+        raise EngineError("the bundle's model has no such layer", seen=error, field="run") from error
     wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
     odd = sorted({name for name, _ in wanted.items() ^ found.items()})
     if odd:
-        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], flag="--run")
+        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], field="run")
     for name, tensor in bundle.weights.items():
         path, _, leaf = name.rpartition(".")
         own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
@@ -126,13 +126,11 @@ def rotary_table(bundle: Bundle, device: torch.device) -> torch.Tensor | None:
         return None
     size = RotaryTable.table_bytes(facts.model.rope, facts.build.max_seq_len)
     if size > _MOST_TABLE:
-        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), flag="--run")
+        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), field="run")
     table = RotaryTable(facts.model.rope, facts.build.max_seq_len).table
     rows = bundle.inputs.rope_rows
     if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
-        raise EngineError(
-            "the bundle's rotary rows are outside the table", seen=int(rows.max()), flag="--run"
-        )
+        raise EngineError("the bundle's rotary rows are outside the table", seen=int(rows.max()), field="run")
     return table.to(device)
 
 

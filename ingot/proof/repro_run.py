@@ -145,10 +145,14 @@ def _check_inputs(llm: LLM, prompt: Prompt, half: str) -> None:
     """
     found = [part for part in prompt.parts if isinstance(part, Input)]
     if not llm.engine.manifest.model.modality.takes_text and not found:
-        raise RequestError("this engine is of speech, and the prompt has no recording", flag="--audio FILE")
+        raise RequestError(
+            "this engine is of speech, and the prompt has no recording", field="audio", fix="`audio=FILE`"
+        )
     if half != DECODER and len(found) != 1:
         what = "a layer of an encoder is extracted with one picture in the prompt"
-        raise RequestError(what, seen=len(found), allowed=1, flag="--image FILE, or --messages with one")
+        raise RequestError(
+            what, seen=len(found), allowed=1, field="image", fix="`image=FILE`, or `messages` with one"
+        )
 
 
 def _of_decoder(
@@ -227,7 +231,7 @@ def replay(bundle: Bundle, device: torch.device) -> LayerReplay:
     except torch.OutOfMemoryError as error:
         seen = str(error).split(". ")[0]
         raise OutOfMemoryError(
-            "the layer does not fit on the device", seen=seen, fix="--device cpu"
+            "the layer does not fit on the device", seen=seen, fix="`device=cpu`"
         ) from None
     apart = row_errors(output, bundle.expected)
     worst = int(apart.argmax())
@@ -284,10 +288,10 @@ def _check(llm: LLM, ids: list[int], half: str, layer: int, step: int) -> None:
     counts = Counter(name.rpartition(".layers.")[0] for name in stage_names(model) if ".layers." in name)
     if half != DECODER and not counts:
         what = "this engine has no encoder whose layers can be extracted"
-        raise RequestError(what, seen=model.modality.model, flag="--layer N, of the decoder")
+        raise RequestError(what, seen=model.modality.model, field="layer", fix="`layer=N`, of the decoder")
     if half != DECODER and half not in counts:
         named = [f"{stack}.N" for stack in counts]
-        raise RequestError("no such part of the encoder", seen=half, allowed=named, flag="--layer")
+        raise RequestError("no such part of the encoder", seen=half, allowed=named, field="layer")
     last = (model.num_layers if half == DECODER else counts[half]) - 1
     if not 0 <= layer <= last:
         named_so = "" if half == DECODER else f"{half}."
@@ -295,14 +299,14 @@ def _check(llm: LLM, ids: list[int], half: str, layer: int, step: int) -> None:
             "no such layer",
             seen=f"{named_so}{layer}",
             allowed=f"{named_so}0 to {named_so}{last}",
-            flag="--layer",
+            field="layer",
         )
     if half != DECODER and step:
-        raise RequestError("a layer of an encoder runs once", seen=step, flag="leave out --step")
+        raise RequestError("a layer of an encoder runs once", seen=step, field="step", fix="leave out `step`")
     room = llm.executor.max_seq_len - len(ids) - 1
     if step < 0 or (room >= 0 and step > room):
         raise RequestError(
-            "no such step", seen=step, allowed=f"0 to {room}, by the engine's maximum length", flag="--step"
+            "no such step", seen=step, allowed=f"0 to {room}, by the engine's maximum length", field="step"
         )
     if llm.executor.has_work:
         raise RequestError(

@@ -213,7 +213,7 @@ def _proven_cache(runtime: RuntimeConfig, manifest: Manifest) -> RuntimeConfig:
             "the engine's golden cases use another KV cache dtype",
             seen=f"kv_dtype {runtime.kv_dtype}",
             allowed=f"auto, {own}",
-            fix="leave out kv_dtype, or build with --kv-dtype",
+            fix="leave out kv_dtype, or build with `kv_dtype`",
         )
     return runtime.of_engine(own)
 

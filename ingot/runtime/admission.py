@@ -131,7 +131,7 @@ class Admission:
                 "the prompt is too long",
                 seen=f"{len(ids)} tokens",
                 allowed=f"<= {self.max_seq_len - room} tokens",
-                fix="shorten the prompt, or raise --max-seq-len, up to the engine's own limit",
+                fix="shorten the prompt, or raise `max_seq_len`, up to the engine's own limit",
             )
         return ids
 
@@ -153,7 +153,7 @@ class Admission:
                 "logit_bias has token ids outside the vocabulary",
                 seen=bad[:5],
                 allowed=f"0 to {self.vocab_size - 1}",
-                flag="logit_bias",
+                field="logit_bias",
             )
 
     def _is_id(self, token: object) -> bool:
@@ -167,13 +167,13 @@ class Admission:
         width = params.num_beams
         if width > 1 and params.logprobs:
             what = "beam search tells the log-probabilities of its own tokens alone"
-            raise RequestError(what, seen=params.logprobs, allowed="0", flag="logprobs")
+            raise RequestError(what, seen=params.logprobs, allowed="0", field="logprobs")
         if width > self.max_batch_size:
             raise RequestError(
                 "more beams than the engine's batch size",
                 seen=width,
                 allowed=f"<= {self.max_batch_size}",
-                flag="num_beams",
+                field="num_beams",
             )
         new = self.max_seq_len if params.max_new_tokens is None else params.max_new_tokens
         worst = 2 * width * self.blocks.blocks_for(min(length + new, self.max_seq_len))

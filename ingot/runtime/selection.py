@@ -194,7 +194,7 @@ def not_a_number(request: Request) -> EngineError:
     return EngineError(
         "the model's logits are not numbers (NaN)",
         seen=f"NaN after {request.num_known} tokens",
-        fix="build with --dtype bf16 or fp32 if fp16 overflows; otherwise the weights are broken",
+        fix="build with `dtype=bf16` or fp32 if fp16 overflows; otherwise the weights are broken",
     )
 
 

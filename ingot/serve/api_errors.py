@@ -17,6 +17,7 @@ from ingot.errors import IngotError
 RETRY_SECONDS = 1
 _FIELD = re.compile(r"[a-z_]+(\[\d+\])?(\.[a-z_]+(\[\d+\])?)*")
 _CLIENT_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_PARAMS = _CLIENT_NAMES | {"engine": "model", "ids": "prompt"}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -82,11 +83,11 @@ def stopping() -> ApiError:
 
 def refused(error: IngotError) -> ApiError:
     """What Ingot's own checks say of a request, with the field by its name in the API."""
-    field = next((one for one in (error.flag, error.fix) if one is not None and _FIELD.fullmatch(one)), None)
+    field = next((one for one in (error.field, error.fix) if one is not None and _FIELD.fullmatch(one)), None)
     message = str(error)
     for ours, theirs in _CLIENT_NAMES.items():
         message = message.replace(ours, theirs)
-    return bad_request(message, _CLIENT_NAMES.get(field or "", field))
+    return bad_request(message, _PARAMS.get(field or "", field))
 
 
 def invalid_body(error: Exception) -> ApiError:

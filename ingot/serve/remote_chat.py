@@ -24,7 +24,7 @@ _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 600.0  # between two parts of an answer
 _MOST_BYTES = 16 << 20  # of one line, and of an answer that is no stream
 _API_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-_FIXES = {401: "--api-key", 403: "--api-key", 404: "--url, or --model", 429: "try again later"}
+_FIXES = {401: "`api_key`", 403: "`api_key`", 404: "`url`, or `model`", 429: "try again later"}
 
 
 class RemotePiece(NamedTuple):
@@ -52,7 +52,7 @@ class RemoteServer:
         except ValueError:
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not self._host or parts.query or parts.fragment:
-            raise RequestError("no address of a server", seen=url, allowed="http://HOST:PORT", flag="--url")
+            raise RequestError("no address of a server", seen=url, allowed="http://HOST:PORT", field="url")
         self.url = url
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._path = parts.path.rstrip("/") or "/v1"
@@ -72,7 +72,7 @@ class RemoteServer:
             return {str(one["id"]): one.get("input_modalities") for one in listed}
         except (ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException, OSError):
             what = "the server does not list its models"
-            raise RequestError(what, seen=self.url, flag="--url, or name one: --model") from None
+            raise RequestError(what, seen=self.url, field="url", fix="`url`, or name one: `model`") from None
         finally:
             connection.close()
 
@@ -124,7 +124,7 @@ class RemoteServer:
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             seen = f"{self.url}: {getattr(error, 'strerror', None) or error}"
-            fix = "--url; `ingot serve ENGINE` starts a server"
+            fix = "`url`; `ingot serve ENGINE` starts a server"
             raise IngotError("no server answers at this address", seen=seen, fix=fix) from None
         connection.close()
         raise _refusal(response.status, answer)

@@ -122,7 +122,7 @@ def listening(config: ServeConfig) -> Iterator[socket.socket]:
         found.bind(address)
     except OSError as error:
         seen = f"{config.host}:{config.port}: {error.strerror or error}"
-        raise ConfigError("cannot listen on this address", seen=seen, flag="--host, --port") from None
+        raise ConfigError("cannot listen on this address", seen=seen, field=("host", "port")) from None
     with found:
         yield found
 

@@ -121,7 +121,9 @@ def mel_bins(config: DecoderConfig) -> int:
     """
     if config.modality is not SPEECH or config.encoder is None:
         seen = f"{config.architecture} ({config.modality.model})"
-        raise RequestError("this engine does not take speech", seen=seen, flag="an engine of Whisper")
+        raise RequestError(
+            "this engine does not take speech", seen=seen, field="engine", fix="an engine of Whisper"
+        )
     return config.encoder.features[0]
 
 

@@ -51,7 +51,7 @@ def transcribe_each(
         try:
             return transcriber.follow(source, report, cancel, allow_truncated=allow_truncated, **options)
         except IngotError as error:
-            if error.flag is not None:  # of the options, and so of every recording
+            if error.fields:  # of the options, and so of every recording
                 raise
             return error
 
@@ -75,7 +75,7 @@ def recordings(names: Sequence[str]) -> tuple[list[str], list[str]]:
         inside = [path for path in files if path.suffix.lower() in SUFFIXES]
         if not inside:
             allowed = ", ".join(SUFFIXES)
-            raise RequestError("the folder has no recordings", seen=name, allowed=allowed, flag="FILE")
+            raise RequestError("the folder has no recordings", seen=name, allowed=allowed, field="files")
         found += map(str, inside)
         known = (*SUFFIXES, *(f".{format}" for format in WRITERS))
         skipped += [str(p) for p in files if p.suffix.lower() not in known and not p.name.startswith(".")]

@@ -96,7 +96,7 @@ class TranscribeOptions(JsonConfig):
     def __post_init__(self) -> None:
         self._normalize()
         if self.task not in ("transcribe", "translate"):
-            raise RequestError("unknown task", seen=self.task, allowed="transcribe, translate", flag="task")
+            raise RequestError("unknown task", seen=self.task, allowed="transcribe, translate", field="task")
         self._check_types()
         if not self.temperatures or any(not 0 <= t <= 2 for t in self.temperatures):
             raise _out_of_range("temperatures", self.temperatures, "0 to 2")
@@ -106,7 +106,7 @@ class TranscribeOptions(JsonConfig):
             allowed = "seconds that never fall: start,end,start,end,…"
             raise _out_of_range("clip_timestamps", self.clip_timestamps, allowed)
         if self.suppress is not None and any(one < -1 for one in self.suppress):
-            raise RequestError("unknown tokens", seen=self.suppress, allowed="ids, or -1", flag="suppress")
+            raise RequestError("unknown tokens", seen=self.suppress, allowed="ids, or -1", field="suppress")
         self._check_numbers()
         self._check_combinations()
 
@@ -135,7 +135,7 @@ class TranscribeOptions(JsonConfig):
                 f"{name} is of the wrong type",
                 seen=repr(getattr(self, name))[:60],
                 allowed=allowed,
-                flag=name,
+                field=name,
             )
 
     def _check_numbers(self) -> None:
@@ -147,12 +147,12 @@ class TranscribeOptions(JsonConfig):
                 raise _out_of_range(name, count, f"1 to {_MOST_SEQUENCES}, or None")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise RequestError(
-                "max_new_tokens must be positive", seen=self.max_new_tokens, flag="max_new_tokens"
+                "max_new_tokens must be positive", seen=self.max_new_tokens, field="max_new_tokens"
             )
         for name in ("patience", "compression_ratio", "hallucination_silence_threshold"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise RequestError(f"{name} must be positive", seen=value, flag=name)
+                raise RequestError(f"{name} must be positive", seen=value, field=name)
         if self.length_penalty is not None and not -10 <= self.length_penalty <= 10:
             raise _out_of_range("length_penalty", self.length_penalty, "-10 to 10, or None")
         if self.max_initial_timestamp is not None and not 0 <= self.max_initial_timestamp < math.inf:
@@ -162,18 +162,18 @@ class TranscribeOptions(JsonConfig):
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise RequestError(
                 "made-up text is found by its words' times", allowed="with word_timestamps=True",
-                flag="hallucination_silence_threshold",
+                field="hallucination_silence_threshold",
             )  # fmt: skip
         if self.patience not in (None, 1.0) and self.beam_size in (None, 1):
             raise RequestError(
                 "patience is of a beam search",
                 seen=f"patience {self.patience:g}, beam_size {self.beam_size}",
-                allowed="with a beam_size of 2 or more", flag="patience",
+                allowed="with a beam_size of 2 or more", field="patience",
             )  # fmt: skip
 
 
 def _out_of_range(name: str, seen: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is out of range", seen=seen, allowed=allowed, flag=name)
+    return RequestError(f"{name} is out of range", seen=seen, allowed=allowed, field=name)
 
 
 def _never_fall(times: tuple[float, ...]) -> bool:

@@ -40,7 +40,7 @@ class SubtitleLayout:
         for name in ("max_line_width", "max_line_count", "max_words_per_line"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise RequestError(f"{name} must be positive", seen=value, allowed="1 or more", flag=name)
+                raise RequestError(f"{name} must be positive", seen=value, allowed="1 or more", field=name)
 
 
 class Cue(NamedTuple):

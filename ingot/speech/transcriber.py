@@ -202,7 +202,7 @@ class Transcriber:
         beams = wanted.options.beam_size or 1
         if beams > self._width:
             allowed = f"at most {self._width}, the engine's max_batch_size"
-            raise RequestError("too many beams", seen=beams, allowed=allowed, flag="beam_size")
+            raise RequestError("too many beams", seen=beams, allowed=allowed, field="beam_size")
         samples, cancel = _samples(source, wanted.allow_truncated), cancel or CancelToken()
         if wanted.options.chunked:
             return self._in_chunks(samples, wanted, on_segment, cancel)
@@ -273,11 +273,11 @@ class _Wanted:
     def of(cls, vad: Detector | None, allow_truncated: bool, options: Mapping[str, Any]) -> _Wanted:
         wanted = TranscribeOptions(**options)
         if vad is not None and not callable(vad):
-            raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, flag="vad")
+            raise RequestError("vad must be a function", seen=repr(vad)[:80], allowed=_VAD, field="vad")
         if vad is not None and (not wanted.chunked or wanted.clip_timestamps):
             seen = f"chunked={wanted.chunked}, clip_timestamps={wanted.clip_timestamps}"
             allowed = "chunked=True, without clip_timestamps"
-            raise RequestError("nobody asks the voice detector", seen=seen, allowed=allowed, flag="vad")
+            raise RequestError("nobody asks the voice detector", seen=seen, allowed=allowed, field="vad")
         return cls(wanted, vad, allow_truncated)
 
     def detector(self, seconds: float) -> Detector:

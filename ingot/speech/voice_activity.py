@@ -46,10 +46,10 @@ class VoiceDetector:
 
     def __post_init__(self) -> None:
         if self.mode not in range(4):
-            raise RequestError("mode is out of range", seen=self.mode, allowed="0 to 3", flag="mode")
+            raise RequestError("mode is out of range", seen=self.mode, allowed="0 to 3", field="mode")
         for name in ("min_speech", "min_silence", "pad"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise RequestError(f"{name} must be seconds", seen=getattr(self, name), flag=name)
+                raise RequestError(f"{name} must be seconds", seen=getattr(self, name), field=name)
 
     def __call__(self, samples: torch.Tensor) -> list[tuple[float, float]]:
         """Stretches of speech, in order."""

@@ -243,7 +243,7 @@ def _prefix(vocabulary: Vocabulary, options: TranscribeOptions) -> list[int]:
     longest = half - _LONGEST_FRAME
     if len(ids) > longest:
         raise RequestError(
-            "prefix is too long", seen=f"{len(ids)} tokens", allowed=f"at most {longest}", flag="prefix"
+            "prefix is too long", seen=f"{len(ids)} tokens", allowed=f"at most {longest}", field="prefix"
         )
     return ids
 

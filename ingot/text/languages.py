@@ -56,5 +56,5 @@ def language_code(name: str) -> str:
     code = wanted if wanted in NAMES else _BY_NAME.get(wanted)
     if code is None:
         allowed = "a code or an English name of Whisper's, such as de or german"
-        raise RequestError("unknown language", seen=name, allowed=allowed, flag="language")
+        raise RequestError("unknown language", seen=name, allowed=allowed, field="language")
     return code

@@ -109,7 +109,8 @@ class Prompt:
                     "the engine has no tokenizer",
                     seen="a text prompt",
                     allowed="token ids",
-                    flag='--ids "1 2 3", or a list of ids in Python',
+                    field="ids",
+                    fix='`ids="1 2 3"`, or a list of ids in Python',
                 )
             else:
                 pieces.append(tokenizer.encode(part, add_special_tokens=index == 0))

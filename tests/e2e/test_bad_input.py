@@ -263,7 +263,7 @@ class TestSetup:
             RuntimeConfig(**{name: value})
 
     def test_a_cache_smaller_than_one_request(self, checkpoint: Path) -> None:
-        with pytest.raises(OutOfMemoryError, match=r"at least 128.*cache_tokens=128.*--max-seq-len 64"):
+        with pytest.raises(OutOfMemoryError, match=r"at least 128.*cache_tokens=128.*max_seq_len=64"):
             LLM(checkpoint, "cpu", runtime=RuntimeConfig(cache_tokens=64))
 
     def test_taps_that_match_nothing(self, llm: LLM) -> None:

@@ -104,7 +104,7 @@ class TestWhatIsBuilt:
 
     @pytest.mark.parametrize("layers", ["0:3", "2:3", (0, 9)])
     def test_layers_that_are_not_there(self, checkpoint: Path, tmp_path: Path, layers: Any) -> None:
-        with pytest.raises(ConfigError, match=r"0:2.*--layers"):
+        with pytest.raises(ConfigError, match=r"0:2.*layers"):
             build(checkpoint, tmp_path / "engine", layers=layers, device="cpu")
 
     @pytest.mark.parametrize("layers", ["1:1", "x", "1", (1, 0), (0,)])
@@ -116,7 +116,7 @@ class TestWhatIsBuilt:
         llm = LLM(build(checkpoint, tmp_path / "e", max_seq_len=24, max_batch_size=2, device="cpu"), "cpu")
         output = llm.generate(IDS, PARAMS)[0]
         assert (len(output.token_ids), output.finish_reason) == (4, "length")
-        with pytest.raises(RequestError, match=r"24 tokens.*<= 23.*--max-seq-len"):
+        with pytest.raises(RequestError, match=r"24 tokens.*<= 23.*max_seq_len"):
             llm.generate(random_ids(24), PARAMS)
         assert llm.logits(random_ids(24)).shape[0] == 24
         prompts = [random_ids(n) for n in (3, 4, 5)]
@@ -125,8 +125,7 @@ class TestWhatIsBuilt:
 
     @pytest.mark.parametrize("values", [{"max_seq_len": 0}, {"max_batch_size": 0}, {"dtype": "int3"}])
     def test_values_out_of_range(self, checkpoint: Path, tmp_path: Path, values: dict[str, Any]) -> None:
-        flag = "--" + next(iter(values)).replace("_", "-")
-        with pytest.raises(ConfigError, match=flag):
+        with pytest.raises(ConfigError, match=f"to fix: {next(iter(values))}$"):
             build(checkpoint, tmp_path / "engine", device="cpu", **values)
         assert list(tmp_path.iterdir()) == []
 
@@ -157,7 +156,7 @@ class TestWhatIsBuilt:
         state = {name: tensor.to(source) for name, tensor in model.state_dict().items()}
         state["model.layers.1.mlp.down_proj.weight"][3, 4] = 1e5
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(BuildError, match=r"layers\.1\.mlp\.down_proj\.weight: largest .*--dtype bf16"):
+        with pytest.raises(BuildError, match=r"layers\.1\.mlp\.down_proj\.weight: largest .*dtype=bf16"):
             build(folder, tmp_path / "engine", dtype="fp16", device="cpu")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint"]
         build(folder, tmp_path / "engine", dtype="bf16", device="cpu")
@@ -177,7 +176,7 @@ class TestWhatIsBuilt:
         output = llm.generate(IDS, PARAMS)[0]
         assert (output.text, len(output.token_ids)) == (None, 12)
         for call in (llm.generate, llm.logits, llm.stream):
-            with pytest.raises(RequestError, match=r"no tokenizer.*token ids; to fix: --ids"):
+            with pytest.raises(RequestError, match=r"no tokenizer.*token ids; to fix: `ids="):
                 call("Hello")
         with pytest.raises(RequestError, match="no tokenizer"):
             llm.chat([{"role": "user", "content": "Hello"}])

@@ -53,7 +53,7 @@ class TestWholeOrNot:
 
     def test_an_engine_is_replaced_only_with_force(self, checkpoint: Path, engine: Path) -> None:
         before = contents(engine)
-        with pytest.raises(BuildError, match=r"exists.*--force"):
+        with pytest.raises(BuildError, match=r"exists.*force"):
             build(checkpoint, engine, dtype="bf16", device="cpu")
         assert contents(engine) == before
         build(checkpoint, engine, dtype="bf16", device="cpu", force=True)

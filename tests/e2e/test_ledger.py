@@ -21,6 +21,7 @@ from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.step.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import save_model, tiny_config
 
 KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen")
@@ -153,7 +154,7 @@ class TestRunningOut:
         if kind == "engine":
             path = build(path, tmp_path / "engine", device="cpu", proof=False)
         monkeypatch.setattr(place, self.fail)
-        with pytest.raises(OutOfMemoryError, match=told) as error:
+        with raises_shown(OutOfMemoryError, told) as error:
             (LLM.from_config if kind == "config" else LLM)(path, "cpu")
         self.check(error.value)
 

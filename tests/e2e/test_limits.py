@@ -19,6 +19,7 @@ from ingot.proof.verify_engine import verify
 from tests.e2e.folders import contents
 from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import write_tiny
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 GREEDY = SamplingParams(max_new_tokens=6, ignore_eos=True)
@@ -50,7 +51,7 @@ class TestLowered:
         assert len(llm.engine.model.rotary.table) == 70
         found = ledger(setting_of(llm.engine.manifest, llm.engine.dtype, llm.engine.device))
         assert found.blocks == llm.executor.blocks.num_blocks == 3 * 2
-        with pytest.raises(RequestError, match=r"<= 69 tokens.*--max-seq-len"):
+        with pytest.raises(RequestError, match=r"<= 69 tokens.*max_seq_len"):
             llm.generate(random_ids(70))
         assert contents(engines["llama"]) == before
         assert verify(engines["llama"], "cpu", note=False).verdict == "proven"
@@ -89,7 +90,7 @@ class TestLowered:
         ids=str,
     )
     def test_what_was_not_built(self, engines: dict[str, Path], values: dict[str, Any], told: str) -> None:
-        with pytest.raises(ConfigError, match=told):
+        with raises_shown(ConfigError, told):
             LLM(engines["llama"], "cpu", **values)
 
     def test_one_token_alone(self, engines: dict[str, Path]) -> None:

@@ -265,24 +265,24 @@ class TestGpu:
         total = card_lacking(bill(engine, runtime), short=8 << 20)
         self.pretend(monkeypatch, total)
         fixes, text = self.fixes(engine, runtime)
-        names = {fix.flags.split()[0] for fix in fixes}
-        assert {"--memory-fraction", "--max-seq-len"} <= names, text
-        assert all(fix.flags in text for fix in fixes[:3]), ([fix.flags for fix in fixes], text)
+        names = {next(iter(fix.changes)) for fix in fixes}
+        assert {"memory_fraction", "max_seq_len"} <= names, text
+        assert all(fix.where in text for fix in fixes[:3]), ([fix.where for fix in fixes], text)
         for fix in fixes:
             if fix.cost != "hardware":
                 self.pretend(monkeypatch, total)
                 before = torch.cuda.memory_allocated()
-                assert self.answer(engine, fix, ids, params) == expected, fix.flags
+                assert self.answer(engine, fix, ids, params) == expected, fix.changes
                 gc.collect()
                 torch.cuda.empty_cache()
                 left = torch.cuda.memory_allocated() - before
-                assert left <= WORKSPACE_BYTES, f"{fix.flags}: {left} bytes stay"
+                assert left <= WORKSPACE_BYTES, f"{fix.changes}: {left} bytes stay"
 
     def test_a_tiny_share(self, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         total = torch.cuda.mem_get_info()[1]
         self.pretend(monkeypatch, total)
         fixes, _ = self.fixes(engine, RuntimeConfig(memory_fraction=max(GIB / total, 0.005)))
-        assert fixes[0].flags.startswith("--memory-fraction")
+        assert next(iter(fixes[0].changes)) == "memory_fraction"
         assert LLM(engine, "cuda", **arguments(fixes[0])).generate([1, 2, 3])
 
     @staticmethod
@@ -292,7 +292,7 @@ class TestGpu:
             return list(LLM(engine, "cuda", **arguments(fix)).generate(ids, params)[0].token_ids)
         except OutOfMemoryError as error:
             there = f"{torch.cuda.memory_allocated()} allocated, {torch.cuda.mem_get_info()} free and in all"
-            pytest.fail(f"{fix.flags} ({fix.needed} of {fix.usable} bytes) does not load: {error}; {there}")
+            pytest.fail(f"{fix.changes} ({fix.needed} of {fix.usable} bytes) does not load: {error}; {there}")
 
     @staticmethod
     def pretend(monkeypatch: pytest.MonkeyPatch, total: int) -> None:

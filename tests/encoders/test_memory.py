@@ -23,6 +23,7 @@ from ingot.runtime.step.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot
 from tests.encoders.conftest import Side
 from tests.encoders.pictures import PICTURES
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import tiny_config
 
 
@@ -92,7 +93,7 @@ def test_a_config_says_what_does_not_fit(speech: Side, pictures: Side) -> None:
         "shape of an input": lambda: EncoderConfig(8, 4, (), 8, "speech"),
     }
     for message, make in odd.items():
-        with pytest.raises(ConfigError, match=message):
+        with raises_shown(ConfigError, message):
             make()
 
 

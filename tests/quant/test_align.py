@@ -17,6 +17,7 @@ from ingot.measure.align.align_report import facts
 from ingot.measure.align.align_session import align
 from ingot.measure.align.trace import run_steps, trace
 from tests.quant.conftest import Made
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import make_model, random_ids, tiny_config
 
 AWQ = QuantConfig("w4a16", 64, symmetric=True, method="awq", layers={"*.qkv_proj": "none"})
@@ -112,13 +113,13 @@ def test_a_trace_has_another_stream(made: Made, tmp_path: Path) -> None:
         run_steps(model, random_ids(6), 1)
     turned, plain = (made("llama", QuantConfig("w4a8", 64, rotation=on), str(on)) for on in (True, False))
     told = r"a trace holds the original's hidden states.*--reference CHECKPOINT"
-    with pytest.raises(CheckpointError, match=told):
+    with raises_shown(CheckpointError, told):
         align(turned, place, device="cpu")
     assert "differences are expected" in str(align(plain, place, device="cpu").quant)
 
 
 def test_a_class_without_the_product_is_refused() -> None:
     one = Int8Input("layers.0.mlp.down_proj", ("model.layers.0.mlp.down_proj",), 0, None)
-    with pytest.raises(CheckpointError, match=r"no such linear layer.*down_proj.*--original ingot"):  # noqa: SIM117
+    with pytest.raises(CheckpointError, match=r"no such linear layer.*down_proj.*original=ingot"):  # noqa: SIM117
         with rounding(torch.nn.Linear(2, 2), [one]):
             pass

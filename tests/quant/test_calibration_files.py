@@ -127,7 +127,7 @@ def test_bad_files_are_refused(tmp_path: Path, text: TextParts) -> None:
     with pytest.raises(ConfigError, match="needs a tokenizer"):
         read_calibration_data(tmp_path / "e.txt", None, None)
     (tmp_path / "f.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
-    with pytest.raises(ConfigError, match=r"f\.safetensors is not a text file.*\.jsonl.*--calib"):
+    with pytest.raises(ConfigError, match=r"f\.safetensors is not a text file.*\.jsonl.*calib"):
         read_calibration_data(tmp_path / "f.safetensors", text.tokenizer, None)
     with pytest.raises(ConfigError, match="0 samples"):
         read_calibration_data(tmp_path / "e.txt", text.tokenizer, None, samples=0)

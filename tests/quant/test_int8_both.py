@@ -97,7 +97,7 @@ def test_products_get_a_view_with_aligned_rows() -> None:
 
 @pytest.mark.parametrize("scale", [None, torch.zeros(1), torch.tensor([float("inf")])])
 def test_a_static_scale_is_positive(scale: torch.Tensor | None) -> None:
-    with pytest.raises(BuildError, match=r"positive scale from calibration.*--calib"):
+    with pytest.raises(BuildError, match=r"positive scale from calibration.*calib"):
         Int8Both(static=True).pack(some(2, 16), None, scale)
 
 

@@ -34,6 +34,7 @@ from tests.quant.packed_checkpoints import (
     rounded,
     write_packed,
 )
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
 
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -264,7 +265,7 @@ class TestRefusals:
     ) -> None:
         folder = copied(written_gptq, tmp_path)
         change_quantization(folder, **changes)
-        with pytest.raises(CheckpointError, match=words) as caught:
+        with raises_shown(CheckpointError, words) as caught:
             open_checkpoint(folder)
         assert "build from the original checkpoint" in str(caught.value)
 
@@ -280,12 +281,12 @@ class TestRefusals:
         words = (
             r"already quantized \(GPTQ\); seen: .*allowed: w4a16, one scale per 32 columns.*leave out --quant"
         )
-        with pytest.raises(ConfigError, match=words):
+        with raises_shown(ConfigError, words):
             build(written_gptq, tmp_path / "engine", quant=quant, calib="none.jsonl", device="cpu")
         assert not (tmp_path / "engine").exists()
 
     def test_a_dtype_that_does_not_hold_the_scales(self, written_gptq: Path, tmp_path: Path) -> None:
-        with pytest.raises(BuildError, match=r"the scales of layers\.0.* do not fit bf16.*--dtype fp16"):
+        with pytest.raises(BuildError, match=r"the scales of layers\.0.* do not fit bf16.*dtype=fp16"):
             build(written_gptq, tmp_path / "engine", dtype="bf16", device="cpu")
         build(written_gptq, tmp_path / "engine", dtype="fp32", device="cpu", proof=False)
 
@@ -297,7 +298,7 @@ class TestRefusals:
         file = written.folder / "model.safetensors"
         save_file(load_file(file) | changes, file)
         told = r"layers\.1\.self_attn\.qkv_proj.*order their columns differently"
-        with pytest.raises(CheckpointError, match=told):
+        with raises_shown(CheckpointError, told):
             LLM(written.folder, "cpu")
 
     def test_parts_that_are_packed_and_whole(self, write: Write) -> None:

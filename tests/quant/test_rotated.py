@@ -123,6 +123,6 @@ def test_loud_channels_are_spread(tmp_path: Path) -> None:
 
 def test_a_model_with_layer_norms_is_refused(tmp_path: Path) -> None:
     save_model(tiny_config("gpt2"), tmp_path, seed=3)
-    with pytest.raises(ConfigError, match=r"cannot be rotated.*layer_norm.*RMSNorm.*--no-rotate"):
+    with pytest.raises(ConfigError, match=r"cannot be rotated.*layer_norm.*RMSNorm.*rotation=False"):
         planned(tmp_path, QuantConfig("w4a8"))
     planned(tmp_path, QuantConfig("w4a8", rotation=False))

@@ -15,6 +15,7 @@ from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec
 from ingot.measure.side.transcribers import SideTranscript, open_speech_side
 from ingot.speech.speech_options import TranscribeOptions
 from tests.e2e.terminal import ingot
+from tests.support.shown_errors import raises_shown
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_what_the_class_lacks(whisper: Path, recordings: list[torch.Tensor]) -> 
         ({"word_timestamps": True, "hallucination_silence_threshold": 1.0}, "word_timestamps"),
     ]
     for options, told in lacking:
-        with pytest.raises(RequestError, match=told):
+        with raises_shown(RequestError, told):
             heard(whisper, HUGGINGFACE, 1, recordings[-1:], TranscribeOptions(**options))
 
 

@@ -155,7 +155,7 @@ def test_values_that_say_nothing(options: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError) as caught:
         TranscribeOptions(**options)
     assert words in str(caught.value)
-    assert caught.value.flag in options
+    assert caught.value.field in options
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_each_bound(name: str, inside: tuple[Any, ...], outside: tuple[Any, ...]
     for value in outside:
         with pytest.raises(RequestError) as caught:
             TranscribeOptions(**{name: value} | beside.get(name, {}))
-        assert caught.value.flag == name
+        assert caught.value.field == name
 
 
 def test_patience_without_effect_is_no_error() -> None:
@@ -242,10 +242,10 @@ def test_models_of_english_alone_say_what_they_cannot() -> None:
     for language in (None, "en", "de"):
         with pytest.raises(RequestError, match=r"not translate; seen: translate.*multilingual") as caught:
             english.prompt(language, "translate", timestamps=True)
-        assert caught.value.flag == "task"
+        assert caught.value.field == "task"
     with pytest.raises(RequestError, match=r"knows English alone; seen: de; allowed: en") as caught:
         english.prompt("de", "transcribe", timestamps=True)
-    assert caught.value.flag == "language"
+    assert caught.value.field == "language"
 
 
 def test_a_language_is_the_likeliest_of_the_first_window() -> None:

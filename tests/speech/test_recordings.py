@@ -129,7 +129,7 @@ def test_clips_are_all_that_is_heard(hearing: Transcriber) -> None:
 def test_options_that_nobody_could_follow(hearing: Transcriber, options: dict[str, Any], flag: str) -> None:
     with pytest.raises(RequestError) as caught:
         hearing(noise(1.0), **options)
-    assert caught.value.flag == flag
+    assert caught.value.field == flag
 
 
 def test_files_share_steps_and_give_what_they_give_alone(hearing: Transcriber) -> None:

@@ -23,6 +23,7 @@ from ingot.proof.repro_bundle import read_bundle, write_bundle
 from ingot.proof.repro_run import capture_layer, replay
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
+from tests.support.shown_errors import raises_shown
 
 CPU = torch.device("cpu")
 IDS = [1, 5, 9, 30, 31]
@@ -174,7 +175,7 @@ def test_what_cannot_be_extracted(llm: LLM, tmp_path: Path) -> None:
         (heard(), 2, 0, "encoder", "no such layer; seen: encoder.2"),
         (heard(), 0, 1, "encoder", "runs once"),
     ):
-        with pytest.raises(RequestError, match=told):
+        with raises_shown(RequestError, told):
             capture_layer(llm, prompt, layer, step, half=half)
     write_tiny(tmp_path / "tiny")
     with pytest.raises(RequestError, match="no encoder whose layers"):

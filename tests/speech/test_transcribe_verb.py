@@ -19,7 +19,7 @@ import soundfile
 import torch
 
 from ingot.cli import transcribe as verb
-from ingot.cli.options.transcribe_flags import flag_name
+from ingot.cli.terminal.field_flags import flag_of
 from ingot.errors import RequestError
 from ingot.speech.recording_features import Transcript
 from ingot.speech.recording_files import transcribe_each
@@ -180,7 +180,7 @@ def test_every_option_has_a_flag_that_says_what_it_does() -> None:
     for field in fields(TranscribeOptions):
         (option,) = found[field.name].annotation.__metadata__
         assert option.help, field.name
-        assert (option.default or option.param_decls[0]).startswith(flag_name(field.name))
+        assert (option.default or option.param_decls[0]).startswith(flag_of(field.name))
         assert found[field.name].default is None
 
 
@@ -215,7 +215,7 @@ def test_none_is_a_value_of_each_option_that_may_be_none(
 
     monkeypatch.setattr("ingot.speech.recording_files.transcribe_each", note)
     names = ("beam_size", "best_of", "patience", "length_penalty", "max_initial_timestamp")
-    words = [word for name in names for word in (flag_name(name), "None")]
+    words = [word for name in names for word in (flag_of(name), "None")]
     ingot("transcribe", whisper, clips[0], *words, "--device", "cpu")
     assert seen == {**dict.fromkeys(names), "allow_truncated": False}
 

@@ -21,7 +21,7 @@ from ingot.errors import (
 @pytest.mark.parametrize(
     ("error", "verb", "code"),
     [
-        (ConfigError("too large", flag="--max-seq-len 8"), "run", 2),
+        (ConfigError("too large", field="max_seq_len"), "run", 2),
         (ConfigError("too large", fix="a shorter prompt"), "run", 1),
         (OutOfMemoryError("too little memory", fix="--memory-fraction 0.9"), "run", 1),
         (BuildError("the engine exists", fix="--force"), "build", 1),
@@ -38,10 +38,10 @@ def test_exit_codes(error: IngotError, verb: str, code: int) -> None:
 )
 def test_the_words_of_a_fix_do_not_decide(words: str) -> None:
     for kind in (ConfigError, RequestError, EngineError):
-        assert _exit_code(kind("wrong", flag=words), "run") == 2
+        assert _exit_code(kind("wrong", field="data", fix=words), "run") == 2
         assert _exit_code(kind("wrong", fix=words), "run") == 1
 
 
 def test_a_misuse_is_one_after_a_process() -> None:
-    error = pickle.loads(pickle.dumps(ConfigError("wrong", flag="--data")))
-    assert (error.fix, error.flag) == ("--data", "--data")
+    error = pickle.loads(pickle.dumps(ConfigError("wrong", field="data")))
+    assert (error.fix, error.field) == ("data", "data")

@@ -177,7 +177,7 @@ def test_a_request_without_an_end_token_is_refused(ab: tuple[Tokenizer, Grammars
     params = SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True)
     with pytest.raises(RequestError, match="needs an end token") as caught:
         ab[1].prepare(params, frozenset({END}))
-    assert caught.value.flag == "ignore_eos"
+    assert caught.value.field == "ignore_eos"
 
 
 def test_tokenizers_that_grammars_cannot_use(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_other_names_are_refused(host: str) -> None:
     for rule in (LOOPBACK, NAMED):
         told = rule.refusal(host, None)
         assert told is not None
-        assert "--allowed-host" in told
+        assert "allowed_host" in told
 
 
 @pytest.mark.parametrize("host", ["192.168.1.5:8000", "[fe80::1]:8000", "127.0.0.2"])
@@ -82,7 +82,7 @@ def test_one_more_name() -> None:
 
 @pytest.mark.parametrize("name", ["http://a", "a:80", "a/b", "*", "", "-a", "a b", "a" * 300])
 def test_what_is_no_name_is_told(name: str) -> None:
-    with pytest.raises(ConfigError, match="--allowed-host"):
+    with pytest.raises(ConfigError, match="allowed_host"):
         check_names([name])
 
 

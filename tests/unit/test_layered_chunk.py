@@ -405,7 +405,7 @@ def test_the_pace_is_told_what_layers_and_a_step_of_decodes_took(
 class TestConfig:
     @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
     def test_a_share_is_one(self, share: float) -> None:
-        with pytest.raises(ConfigError, match=r"prompt_share is out of range.*--prompt-share"):
+        with pytest.raises(ConfigError, match=r"prompt_share is out of range.*prompt_share"):
             RuntimeConfig(prompt_chunk=64, prompt_share=share)
 
     def test_it_needs_tokens_to_begin_with(self) -> None:

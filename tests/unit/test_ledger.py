@@ -142,19 +142,19 @@ class TestFixes:
         assert [COSTS.index(f.cost) for f in options] == sorted(COSTS.index(f.cost) for f in options)
         for fix in options:
             then = ledger(after(setting, fix), capacity_after(fix, total))
-            assert then.fits if goal == "fits" else then.loads, fix.flags
+            assert then.fits if goal == "fits" else then.loads, fix.changes
             assert fix.needed <= fix.usable
 
     def test_the_values_are_the_largest(self) -> None:
         setting = seven_b()
         for fix in fixes(ledger(setting, Capacity("card", 24 * GIB))):
-            name, value = fix.flags.split()
+            ((name, value),) = fix.changes.items()
             more = {
-                "--max-batch-size": lambda s, n: s.replace(max_batch_size=n + 1),
-                "--max-seq-len": lambda s, n: s.replace(max_seq_len=n + 64),
-                "--cache-tokens": lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n + 64)),
+                "max_batch_size": lambda s, n: s.replace(max_batch_size=n + 1),
+                "max_seq_len": lambda s, n: s.replace(max_seq_len=n + 64),
+                "cache_tokens": lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n + 64)),
             }[name]
-            assert not ledger(more(setting, int(value)), Capacity("card", 24 * GIB)).fits
+            assert not ledger(more(setting, value), Capacity("card", 24 * GIB)).fits
 
     def test_what_fits_needs_none(self) -> None:
         assert fixes(ledger(seven_b(max_batch_size=1), H200)) == []
@@ -174,10 +174,10 @@ class TestFixes:
         *flags, machine = options
         assert bool(flags) == (short < 20 * GIB)
         for fix in flags:
-            assert not {"--quant", "--dtype", "--kv-dtype", "--gpu"} & set(fix.flags.split())
+            assert not {"quant", "dtype", "kv_dtype", "gpu"} & fix.changes.keys()
             then = ledger(after(setting, fix), host)
-            assert then.fits if goal == "fits" else then.loads, fix.flags
-        assert (machine.cost, machine.flags, machine.where) == ("hardware", "", "the machine")
+            assert then.fits if goal == "fits" else then.loads, fix.changes
+        assert (machine.cost, machine.changes, machine.where) == ("hardware", {}, "the machine")
         room = float(re.search("[0-9.]+", machine.note)[0]) * 1e9  # type: ignore[index]
         larger = ledger(setting, Capacity("larger", int(room) + 10**8))
         assert larger.fits if goal == "fits" else larger.loads
@@ -186,14 +186,15 @@ class TestFixes:
     def test_a_cpu_that_was_asked_for_too_small_a_cache_needs_no_other_machine(self) -> None:
         setting = seven_b(device="cpu", runtime=RuntimeConfig(cache_tokens=100))
         options = fixes(ledger(setting, Capacity("host", 100 * GIB)))
-        assert [fix.flags for fix in options] == ["--cache-tokens 4096", "--max-seq-len 128"]
+        assert [fix.changes for fix in options] == [{"cache_tokens": 4096}, {"max_seq_len": 128}]
 
     def test_all_of_the_gpu_and_one_limit(self) -> None:
         """Neither the whole GPU nor a limit is enough alone, where others hold most of it."""
         crowded = Capacity("H200", H200.total, int(122.8e9))
         found = ledger(seven_b(max_seq_len=8192), crowded)
         first = fixes(found, "loads")[0]
-        assert first.flags.startswith("--memory-fraction 0.95 --max-seq-len ")
+        assert [*first.changes] == ["memory_fraction", "max_seq_len"]
+        assert first.changes["memory_fraction"] == 0.95
         assert first.where.startswith("LLM(max_seq_len=")
         assert "runtime=RuntimeConfig(memory_fraction=0.95)" in first.where
         assert ledger(first.setting, crowded).loads
@@ -202,13 +203,13 @@ class TestFixes:
 class TestEased:
     def test_smaller_caches_and_steps_that_start(self) -> None:
         found = ledger(seven_b(max_batch_size=1), H200)
-        assert [fix.flags for fix in eased(found)] == ["--memory-fraction 0.8", "--token-budget 1024"]
+        assert [fix.changes for fix in eased(found)] == [{"memory_fraction": 0.8}, {"token_budget": 1024}]
         assert all(ledger(after(found.setting, fix), H200).loads for fix in eased(found))
 
     def test_none_that_do_not(self) -> None:
         tight = ledger(seven_b(max_batch_size=1), Capacity("card", int(20.5 * GIB)))
         assert tight.loads
-        assert [fix.flags for fix in eased(tight)] == ["--token-budget 1024"]
+        assert [fix.changes for fix in eased(tight)] == [{"token_budget": 1024}]
         assert eased(ledger(seven_b(), Capacity("card", 8 * GIB))) == []
 
 
@@ -232,25 +233,19 @@ class TestMeasured:
         assert smaller.others == 150
 
 
-RUNTIME_FLAGS = {"cache_tokens": int, "token_budget": int, "memory_fraction": float, "kv_dtype": str}
-SETTING_FLAGS = {"max_batch_size": int, "max_seq_len": int, "dtype": str, "quant": QuantConfig}
-
-
 def after(setting: MemorySetting, fix: Fix) -> MemorySetting:
-    """The setting with the fix's flags applied, as the command line would."""
-    words = fix.flags.split()
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        name = flag.removeprefix("--").replace("-", "_")
-        if name in RUNTIME_FLAGS:
-            setting = setting.replace(runtime=setting.runtime.replace(**{name: RUNTIME_FLAGS[name](value)}))
+    """The setting with the fix's changes applied."""
+    for name, value in fix.changes.items():
+        if name in RuntimeConfig.__dataclass_fields__:
+            setting = setting.replace(runtime=setting.runtime.replace(**{name: value}))
         elif name != "gpu":
-            setting = setting.replace(**{name: SETTING_FLAGS[name](value)})
+            setting = setting.replace(**{name: QuantConfig(str(value)) if name == "quant" else value})
     return setting
 
 
 def capacity_after(fix: Fix, total: int) -> Capacity:
-    words = fix.flags.split()
-    return Capacity("card", parse_size(words[1], "--gpu") if words[0] == "--gpu" else total)
+    card = fix.changes.get("gpu")
+    return Capacity("card", total if card is None else parse_size(str(card), "gpu"))
 
 
 class TestCards:
@@ -313,7 +308,7 @@ class TestErrors:
         assert error.ledger is not None
         assert error.ledger["loads"] is False
         best = Fix.from_json(error.ledger["fixes"][0])
-        assert best.flags in text
+        assert best.where in text
         assert ledger(best.setting, Capacity("card", 20 * GIB)).loads
 
     def test_memory_that_went_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +351,7 @@ class TestErrors:
         error = out_of_memory("no", seven_b(), Capacity("card", 24 * GIB), seen="a", allowed="b", goal="fits")
         assert (error.seen, error.allowed) == ("a", "b")
         assert error.fix is not None
-        assert error.fix.startswith("--max-batch-size 2 (LLM(max_batch_size=2); costs limits)")
+        assert error.fix.startswith("LLM(max_batch_size=2) (costs limits)")
 
 
 class TestCapacity:

@@ -212,7 +212,7 @@ def test_left_out_layers_may_be_absent() -> None:
 
 @pytest.mark.parametrize("layers", [(0, 0), (2, 1), (-1, 1), (0, 5)])
 def test_a_range_that_is_none(layers: tuple[int, int]) -> None:
-    with pytest.raises(CheckpointError, match="--layers START:END"):
+    with pytest.raises(CheckpointError, match="layers=START:END"):
         WeightMap((), num_layers=4, layers=layers)
 
 

@@ -109,7 +109,7 @@ def test_a_seed_is_of_pictures(tmp_path: Path) -> None:
     pocket = POCKET.parents[1] / "pocket-chat"
     with pytest.raises(ConfigError, match="only questions about pictures are drawn"):
         build(pocket, tmp_path / "e", quant=_GPTQ, calib=file, calib_prompt_seed=1, device="cpu")
-    with pytest.raises(ConfigError, match=r"uses no calibration data; seen: --calib-prompt-seed 0"):
+    with pytest.raises(ConfigError, match=r"uses no calibration data; seen: calib_prompt_seed=0"):
         build(POCKET, tmp_path / "e", calib_prompt_seed=0, device="cpu")
 
 
@@ -178,7 +178,7 @@ def test_a_picture_needs_its_room(shown: Path, parts: tuple[Any, TextParts]) -> 
 )
 def test_a_list_of_captions_that_is_none(listed: str, shown: Path, parts: tuple[Any, TextParts]) -> None:
     (shown / "filter_cap.json").write_text(listed)
-    with pytest.raises(ConfigError, match=r"holds no captions.*--calib"):
+    with pytest.raises(ConfigError, match=r"holds no captions.*calib"):
         read_pictures(shown, 8, 128, *parts)
 
 

@@ -128,7 +128,7 @@ def test_an_error_says_which_part_and_what_to_do(llm: LLM, files: list[Path]) ->
         RequestError, match=r"messages\[0\]\.content\[1\]: .*convert it to PNG or JPEG"
     ) as found:
         llm.chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}, part]}])
-    assert found.value.flag == "messages[0].content[1]"
+    assert found.value.field == "messages[0].content[1]"
 
 
 def test_an_engine_of_text(files: list[Path]) -> None:

@@ -24,6 +24,7 @@ from ingot.llm.prompt_inputs import Input, Prompt
 from recipes.vision.draw import draw, png
 from recipes.vision.evaluate import held_out_items, messages_of
 from recipes.vision.scenes import held_out_scene
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import save_model, tiny_config
 
 POCKET = Path(__file__).parents[2] / "models/pocket-vision/minigpt4.yaml"
@@ -122,7 +123,7 @@ def test_an_answer_ends_at_the_frame(llm: LLM, picture: torch.Tensor) -> None:
     ],
 )
 def test_what_is_no_picture(llm: LLM, part: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+    with raises_shown(RequestError, message):
         llm.chat(asked(None, **part), **GREEDY)
 
 

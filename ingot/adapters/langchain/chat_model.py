@@ -239,7 +239,7 @@ class ChatIngot(BaseChatModel):
         if use.grammar is not None:
             params = params.replace(grammar=use.grammar)
         if stream and params.n > 1:
-            raise RequestError("a stream has one answer", seen=f"n={params.n}", allowed="n=1", flag="n")
+            raise RequestError("a stream has one answer", seen=f"n={params.n}", allowed="n=1", field="n")
         return _Asked(Chat(self._conversation(messages), use.tools), params, use)
 
     def _conversation(self, messages: list[BaseMessage]) -> list[dict[str, Any]]:

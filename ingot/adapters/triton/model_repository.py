@@ -75,7 +75,7 @@ def write_model(
     """
     if not _NAME.fullmatch(name):
         allowed = "letters, digits, '_', '-' and '.'"
-        raise RequestError("a model's name cannot be this", seen=name, allowed=allowed, flag="--name")
+        raise RequestError("a model's name cannot be this", seen=name, allowed=allowed, field="name")
     engine = Path(settings.engine).resolve()
     placed = replace(settings, engine=COPY if copy else str(engine))
     try:
@@ -148,7 +148,9 @@ def _check_free(target: Path, force: bool) -> None:
         return
     config = target / CONFIG
     if not config.is_file() or not config.read_text(encoding="utf-8").startswith(_HEAD):
-        fix = "choose another --name or -o; --force does not replace it"
+        fix = "choose another `name` or `output`; `force=True` does not replace it"
         raise BuildError("something else is there already", seen=target, fix=fix)
     if not force:
-        raise BuildError("the model exists", seen=target, fix="--force replaces it, or choose another --name")
+        raise BuildError(
+            "the model exists", seen=target, fix="`force=True` replaces it, or choose another `name`"
+        )

@@ -46,7 +46,7 @@ def trusted_side(name: str, folder: Path, *, unproven: bool) -> TextSide:
     if not is_engine(folder):
         raise NoSuchPathError("not an engine folder", seen=folder, fix="make one with `ingot build`")
     side = TextSide.read(name, folder)
-    allow = 'allow it: --unproven, or in config.pbtxt the parameter unproven "true"'
+    allow = 'allow it: `unproven=True`, or in config.pbtxt the parameter unproven "true"'
     side.check_proof(unproven=unproven, allow=allow)
     return side
 

@@ -53,7 +53,7 @@ class Settings:
         for name in ("max_batch_size", "max_seq_len", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is too small", seen=value, allowed=">= 1", flag=name)
+                raise ConfigError(f"{name} is too small", seen=value, allowed=">= 1", field=name)
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:

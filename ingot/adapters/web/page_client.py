@@ -23,7 +23,7 @@ _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 600.0  # a request may wait in the server's queue
 _MOST_SHOWN = 1000  # characters of a server's message
 _NO_CHUNK = "The server sent what is no chunk of an answer."
-_BAD_KEY = "The server refused the key. Start the page with the server's key: --api-key or INGOT_API_KEY."
+_BAD_KEY = "The server refused the key. Start the page with the server's key in INGOT_API_KEY."
 
 
 class AnswerError(Exception):

@@ -61,7 +61,7 @@ def check_page(config: WebConfig) -> None:
             probe.bind(address)
     except OSError as error:
         seen = f"{config.server_name}:{config.web_port}: {error.strerror or error}"
-        raise ConfigError("the page cannot listen", seen=seen, flag="--server-name, --web-port") from None
+        raise ConfigError("the page cannot listen", seen=seen, field=("server_name", "web_port")) from None
 
 
 def _address(config: WebConfig) -> tuple[Any, ...]:

@@ -304,7 +304,7 @@ def _batches(
 
 def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[torch.Tensor | None]) -> None:
     if not samples:
-        raise ConfigError("there is nothing to calibrate with", seen="no samples", flag="--calib")
+        raise ConfigError("there is nothing to calibrate with", seen="no samples", field="calib")
     if len(features) != (0 if model.encoder is None else len(samples)):
         seen = f"{len(samples)} samples, features of {len(features)}"
         raise ConfigError("only a model with an encoder reads features", seen=seen)
@@ -314,7 +314,7 @@ def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[
         if not 0 < len(ids) <= longest:
             allowed = f"1 to {longest} tokens"
             raise ConfigError(
-                f"sample {number} has an invalid length", seen=len(ids), allowed=allowed, flag="--calib"
+                f"sample {number} has an invalid length", seen=len(ids), allowed=allowed, field="calib"
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             odd = next(i for i in ids if not 0 <= i < vocab)
@@ -322,5 +322,5 @@ def _check(model: Decoder, samples: Sequence[Sequence[int]], features: Sequence[
                 f"sample {number} has a token id outside the vocabulary",
                 seen=odd,
                 allowed=f"0 to {vocab - 1}",
-                flag="--calib",
+                field="calib",
             )

@@ -108,7 +108,7 @@ def check_limits(samples: int, length: int) -> None:
             "calibration needs at least one sample of two tokens or more",
             seen=f"{samples} samples of {length} tokens",
             allowed="at least 1 sample of at least 2 tokens",
-            flag="--calib-samples",
+            field="calib_samples",
         )
 
 

@@ -44,7 +44,7 @@ def read_calibration_rows(path: Path, hidden_size: int, *, samples: int, length:
     arrays = [(file, _opened(file, hidden_size)) for file in files]
     records = [(file, one) for file, array in arrays for one in _records(array)]
     if not records:
-        raise ConfigError("there are no embeddings to calibrate with", seen=path, flag="--calib")
+        raise ConfigError("there are no embeddings to calibrate with", seen=path, field="calib")
     chosen = evenly(list(enumerate(records, start=1)), samples)
     kept = [_rows(file, number, one, length) for number, (file, one) in chosen]
     ids = tuple((PLACEHOLDER,) * len(one) for one in kept)
@@ -58,14 +58,14 @@ def _opened(file: Path, hidden_size: int) -> np.ndarray:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(
-            f"{file} cannot be read as embeddings", seen=error, allowed=allowed, flag="--calib"
+            f"{file} cannot be read as embeddings", seen=error, allowed=allowed, field="calib"
         ) from None
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim not in (2, 3):
         seen = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "an archive"
-        raise ConfigError(f"{file} has no embeddings", seen=seen, allowed=allowed, flag="--calib")
+        raise ConfigError(f"{file} has no embeddings", seen=seen, allowed=allowed, field="calib")
     if found.shape[-1] != hidden_size:
         what = f"{file} has rows of another hidden size"
-        raise ConfigError(what, seen=list(found.shape), allowed=allowed, flag="--calib")
+        raise ConfigError(what, seen=list(found.shape), allowed=allowed, field="calib")
     return found
 
 
@@ -78,13 +78,13 @@ def _rows(file: Path, number: int, record: np.ndarray, length: int) -> torch.Ten
     """Float32 [tokens, hidden_size] without rows of zeros at the ends."""
     filled = np.flatnonzero((np.asarray(record) != 0).any(1))
     if not len(filled):
-        raise ConfigError(f"record {number} has no rows but zeros", seen=file, flag="--calib")
+        raise ConfigError(f"record {number} has no rows but zeros", seen=file, field="calib")
     start = int(filled[0])
     rows = torch.from_numpy(np.array(record[start : min(int(filled[-1]) + 1, start + length)], np.float32))
     odd = int((~torch.isfinite(rows)).sum())
     if odd:
         seen = f"{file}: {odd} values"
-        raise ConfigError(f"record {number} has values that are not finite", seen=seen, flag="--calib")
+        raise ConfigError(f"record {number} has values that are not finite", seen=seen, field="calib")
     return rows
 
 

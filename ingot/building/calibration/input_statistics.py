@@ -123,7 +123,7 @@ def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:
     found = [(rotate(one) if rotated else one).to(dtype).float() for one in data.embeddings]
     if not all(bool(one.isfinite().all()) for one in found):
         what = f"embeddings have values that are not finite in {assembly.build.dtype}"
-        raise ConfigError(what, seen=data.path, flag="--calib or --dtype")
+        raise ConfigError(what, seen=data.path, field="calib", fix="`calib` or `dtype`")
     return found
 
 

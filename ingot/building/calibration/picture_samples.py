@@ -41,7 +41,7 @@ SHAPES = (
     '{"image": "…", "text": "…"}, {"image": "…", "messages": […]}, {"image": "…", "token_ids": […]} or a '
     "record of text alone; or a folder of cc_sbu_align (filter_cap.json, image/) or of pictures"
 )
-_FLAG = "--calib"
+_FIELD = "calib"
 _OWN_WORDS = {
     "messages",
     "conversations",
@@ -104,7 +104,7 @@ def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
         return read_records(path, raw, SHAPES), path.parent
     if (path / CAPTIONS).is_file():
         digest.update(raw_file(path / CAPTIONS))
-    return list(picture_records(path, _FLAG)), path
+    return list(picture_records(path, _FIELD)), path
 
 
 def _shown(

@@ -74,7 +74,8 @@ def read_samples(
         raise ConfigError(
             "only questions about pictures are drawn",
             seen=config.modality.model,
-            flag="leave out --calib-prompt-seed",
+            field="calib_prompt_seed",
+            fix="leave out `calib_prompt_seed`",
         )
     if config.modality is SPEECH:
         return read_speech(path, count, length, assembly, source, text, device)
@@ -113,7 +114,7 @@ def warn_of_few(data: CalibrationData, assembly: Assembly) -> None:
     if data.num_tokens < width:
         _log.warning(
             "%s has only %s tokens, fewer than a layer's %s inputs, so the quantization may overfit them; "
-            "give more or longer samples (--calib, --calib-samples)",
+            "give more or longer samples (`calib`, `calib_samples`)",
             data.path,
             data.num_tokens,
             width,
@@ -121,7 +122,7 @@ def warn_of_few(data: CalibrationData, assembly: Assembly) -> None:
     if rptq is not None and rptq.ranges == RANGES[0] and records < SAMPLES:
         _log.warning(
             "with %s records the moving average of RPTQ's ranges gives the first one %d %% of the weight; "
-            "give %s records (--calib, --calib-samples), or take the extremes of all (--ranges minmax)",
+            "give %s records (`calib`, `calib_samples`), or take the extremes of all (`ranges=minmax`)",
             records,
             round(100 * KEPT ** (records - 1)),
             SAMPLES,
@@ -219,5 +220,5 @@ def _fitting(layer: str, device: torch.device) -> Iterator[None]:
         raise OutOfMemoryError(
             "calibration does not fit in the device's memory",
             seen=f"{layer} on {device}",
-            fix="--device cpu",
+            fix="`device=cpu`",
         ) from None

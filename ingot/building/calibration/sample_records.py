@@ -66,7 +66,7 @@ def made_of(
             f"{path} has records that cannot be used as samples" if bad else f"{path} has no records",
             seen="; ".join(bad[:_SHOWN]) + rest if bad else None,
             allowed=shapes,
-            flag="--calib",
+            field="calib",
         )
     return found
 
@@ -88,7 +88,7 @@ def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
         raise ConfigError(
             f"{what} needs a tokenizer, but the checkpoint has none",
             allowed='{"token_ids": […]}',
-            flag="--calib",
+            field="calib",
         )
     return tokenizer
 
@@ -102,9 +102,11 @@ def decoded(path: Path, raw: bytes) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--calib, converted to UTF-8") from None
+        raise ConfigError(
+            f"{path} is not UTF-8", seen=error, field="calib", fix="`calib`, converted to UTF-8"
+        ) from None
     if not text.strip():
-        raise ConfigError("the data is empty", seen=path, flag="--calib")
+        raise ConfigError("the data is empty", seen=path, field="calib")
     return text
 
 
@@ -113,13 +115,13 @@ def raw_file(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise ConfigError("the data cannot be read", seen=error, flag="--calib") from None
+        raise ConfigError("the data cannot be read", seen=error, field="calib") from None
     if b"\0" in raw:
         raise ConfigError(
             f"{path} is not a text file",
             seen="bytes of value 0",
             allowed="texts or records in UTF-8: .jsonl, .json or .txt",
-            flag="--calib",
+            field="calib",
         )
     return raw.removeprefix(b"\xef\xbb\xbf")
 
@@ -146,8 +148,8 @@ def _elements(path: Path, raw: bytes, shapes: str) -> Iterator[tuple[int, Any]]:
     try:
         found = parse_json(decoded(path, raw))
     except JsonError as error:
-        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--calib") from None
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", field="calib") from None
     if not isinstance(found, list):
         seen = f"{path}: {type(found).__name__}"
-        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=shapes, flag="--calib")
+        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=shapes, field="calib")
     yield from enumerate(found, start=1)

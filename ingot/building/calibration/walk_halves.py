@@ -76,7 +76,7 @@ class Half(ABC):
                 raise BuildError(
                     "activations are not finite during calibration",
                     seen=name,
-                    fix="check the checkpoint, or use --dtype bf16",
+                    fix="check the checkpoint, or use `dtype=bf16`",
                 )
             if keep:
                 self._parts[part] = behind.to(self._place)

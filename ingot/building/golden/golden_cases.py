@@ -183,7 +183,7 @@ def _tell_overflow(floors: dict[str, Floor]) -> None:
     for name, floor in floors.items():
         first = next((module for module, value in floor.modules.items() if value >= OVERFLOW), None)
         if first is not None:
-            _log.warning("the model overflows in %s, first in %s; build it with --dtype bf16", name, first)
+            _log.warning("the model overflows in %s, first in %s; build it with `dtype=bf16`", name, first)
 
 
 class _NotFinite(Exception):

@@ -147,7 +147,8 @@ class PictureSource:
             raise CheckpointError(
                 "the checkpoint lacks a tensor that the engine holds",
                 seen=f"{own} of {part}",
-                flag="--source FILE.yaml, of the files that the engine was built from",
+                field="source",
+                fix="`source=FILE.yaml`, of the files that the engine was built from",
             )
         if self._shard is None or self._part != part:
             self._let_go()

@@ -126,7 +126,8 @@ def check_same_shape(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> No
             "the checkpoint is of another model than the engine",
             seen=", ".join(f"{name} {theirs}" for name, (theirs, _) in odd.items()),
             allowed=", ".join(f"{name} {ours}" for name, (_, ours) in odd.items()),
-            flag="--source CHECKPOINT, the one that the engine was built from",
+            field="source",
+            fix="`source=CHECKPOINT`, the one that the engine was built from",
         )
 
 
@@ -301,7 +302,8 @@ class _Check:
                 f"{name} has another shape in the checkpoint",
                 seen=list(tensor.shape),
                 allowed=list(shape),
-                flag="--source CHECKPOINT, the one that the engine was built from",
+                field="source",
+                fix="`source=CHECKPOINT`, the one that the engine was built from",
             )
 
 

@@ -175,7 +175,8 @@ class SourceTensors:
                 "the checkpoint lacks a tensor that the engine holds",
                 seen=name,
                 allowed=shorten(sorted(self._infos)),
-                flag="--source CHECKPOINT, the one that the engine was built from",
+                field="source",
+                fix="`source=CHECKPOINT`, the one that the engine was built from",
             )
         if self._shard is None or self._file != info.file:
             self.close()

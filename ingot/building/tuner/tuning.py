@@ -104,7 +104,7 @@ def tune_model(
     """
     unknown = sorted(set(ops or ()) - set(OPS))
     if unknown:
-        raise ConfigError("no such ops to tune", seen=unknown, allowed=list(OPS), flag="--ops")
+        raise ConfigError("no such ops to tune", seen=unknown, allowed=list(OPS), field="ops")
     start = time.perf_counter()
     try:
         with torch.inference_mode(), on_device(device):
@@ -119,7 +119,7 @@ def tune_model(
         raise OutOfMemoryError(
             "not enough free GPU memory to tune",
             seen=str(error).split(". ")[0],
-            fix="free memory, or build with --no-tune",
+            fix="free memory, or build with `tune=False`",
         ) from None
     plan = _plan(choices, device, parse_dtype(limits.dtype))
     seconds = time.perf_counter() - start

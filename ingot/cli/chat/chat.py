@@ -26,7 +26,7 @@ from ingot.cli.chat.line_wrap import WordWrap
 from ingot.cli.opening import open_llm
 from ingot.cli.options.flags import Device, Threads, field_flags, option
 from ingot.cli.options.limit_flags import Limits
-from ingot.cli.options.sampling_flags import flag_name, sampling_flags, with_given
+from ingot.cli.options.sampling_flags import sampling_flags
 from ingot.cli.terminal.console import print_error, stderr, write
 from ingot.cli.terminal.signals import StopOnInterrupt
 from ingot.errors import IngotError, RequestError
@@ -140,7 +140,7 @@ class TerminalChat:
         if stop.requested:
             stderr().print("(stopped)", style="dim")
         elif reason == "length":
-            stderr().print(f"(cut off; {flag_name('max_new_tokens')} sets the limit)", style="dim")
+            stderr().print("(cut off; --max-new-tokens sets the limit)", style="dim")
         if self._talk.num_dropped > before == 0:
             stderr().print("(the oldest turns no longer fit and are dropped from now on)", style="dim")
 
@@ -170,7 +170,7 @@ def _local(
     llm = open_llm(engine, *how, verb="`ingot chat`")
     from ingot.llm.conversation import Conversation
 
-    with_given(llm.default_params, sampling)  # an error names the flag
+    llm.default_params.replace(**sampling)  # refuses what is out of range
     talk = Conversation(llm, system)
     talk.set_values(sampling)
     llm.chat_ids(talk.messages("Hello"))  # an engine that cannot chat says so now
@@ -181,7 +181,7 @@ def _show(talk: Turns[Any], file: str) -> None:
     try:
         talk.show(file)
     except RequestError as error:
-        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag="--image") from None
+        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, field="image") from None
 
 
 def _remote(remote: Remote, system: str | None, sampling: dict[str, Any]) -> Turns[Any]:
@@ -193,7 +193,7 @@ def _remote(remote: Remote, system: str | None, sampling: dict[str, Any]) -> Tur
     server = RemoteServer(str(remote.url), key)
     names = [remote.model] if remote.model else list(server.models())
     if len(names) != 1:
-        raise RequestError("the server has several models", seen=len(names), allowed=names, flag="--model")
+        raise RequestError("the server has several models", seen=len(names), allowed=names, field="model")
     return RemoteConversation(server, names[0], system, sampling)
 
 

@@ -169,7 +169,7 @@ def _saved(message: dict[str, Any]) -> dict[str, Any]:
 
 def show_refusal(error: IngotError) -> None:
     """Why a command was not done; flags that an error may name do not exist in a chat."""
-    fix = error.fix if error.flag is None else None
+    fix = None if error.fields else error.fix
     print_error(IngotError(error.what, seen=error.seen, allowed=error.allowed, fix=fix))
 
 

@@ -106,7 +106,7 @@ class ServingFlags:
         from ingot.measure.bench.serving.serving_load import VOCABULARY, FilePrompts, RandomPrompts
         from ingot.measure.side.token_load import Ask, check_counts
 
-        check_counts({"--prompt-tokens": self.prompt_tokens, "--new-tokens": self.new_tokens})
+        check_counts(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
         if self.load not in ("fixed", "mixed"):
             raise typer.BadParameter("it takes fixed or mixed", param_hint="--load")
         if self.dataset is not None:

@@ -30,6 +30,7 @@ from ingot.cli.options.flags import (
     set_threads,
 )
 from ingot.cli.terminal.console import command_line, json_text, print_json, print_table, stderr, stdout
+from ingot.cli.terminal.field_flags import in_flags
 from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import bar_shown
 from ingot.config.quantization.quant_file import quant_text, read_quant
@@ -133,7 +134,9 @@ def doctor(flags: DoctorFlags) -> None:
     allowed, out = _budget(flags.budget), flags.out
     _check_target(out)
     if out.exists() and not flags.force:
-        raise ConfigError("the file exists", seen=out, flag="--force replaces it; --out chooses another file")
+        raise ConfigError(
+            "the file exists", seen=out, field="out", fix="--force replaces it; --out chooses another file"
+        )
     chosen = read_quant(flags.quant, group=flags.group_size, symmetric=flags.symmetric)
     set_threads(flags.threads)
     from ingot.measure.evaluate.data_file import read_data
@@ -171,10 +174,10 @@ def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
     if flags.as_json:
         print_json(record_json)
     else:
-        for table in tables(found, every=flags.every):
+        for table in tables(found, every=flags.every, more="--all"):
             print_table(table)
             stdout().print()
-        stdout().print(verdict(found), markup=False)
+        stdout().print(in_flags(verdict(found)), markup=False)
     if flags.json_file is not None:
         with atomic_file(Path(flags.json_file)) as part:
             part.write_text(json_text(record_json), encoding="utf-8")
@@ -195,7 +198,11 @@ def _budget(text: str) -> float:
         allowed = -1.0
     if name.strip() != _METRIC or not 0 < allowed < float("inf"):
         raise ConfigError(
-            "invalid budget", seen=text, allowed="kl_mean=X, in nats, X > 0", flag="--budget kl_mean=0.01"
+            "invalid budget",
+            seen=text,
+            allowed="kl_mean=X, in nats, X > 0",
+            field="budget",
+            fix="--budget kl_mean=0.01",
         )
     return allowed
 
@@ -207,8 +214,8 @@ def _check_target(path: Path) -> None:
             "`ingot build --quant` recognizes its files by their extension",
             seen=path,
             allowed=_ENDS,
-            flag="--out",
+            field="out",
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         allowed = "a file in an existing, writable folder"
-        raise ConfigError("the file cannot be written", seen=path, allowed=allowed, flag="--out")
+        raise ConfigError("the file cannot be written", seen=path, allowed=allowed, field="out")

@@ -139,9 +139,9 @@ class SweepFlags:
 
         return Sweep(
             spec,
-            dtypes=_words(self.dtype, "--dtype"),
+            dtypes=_words(self.dtype, "dtype"),
             quants=_schemes(self.quant),
-            kv_dtypes=_words(self.kv_dtype, "--kv-dtype"),
+            kv_dtypes=_words(self.kv_dtype, "kv_dtype"),
             batches=_batches(self.batch),
             shape=shape,
             against=self.against,
@@ -197,7 +197,7 @@ def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
 def _schemes(text: str) -> tuple[str, ...]:
     """Schemes and files; of ``encoder=A,decoder=B`` the halves, one after the other, are one."""
     found: list[str] = []
-    for word in _words(text, "--quant"):
+    for word in _words(text, "quant"):
         if found and _other_half(found[-1], word):
             found[-1] += f",{word}"
         else:
@@ -211,10 +211,10 @@ def _other_half(one: str, other: str) -> bool:
     return len(set(halves)) == 2
 
 
-def _words(text: str, flag: str) -> tuple[str, ...]:
+def _words(text: str, field: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
-        raise ConfigError("expected names separated by commas", seen=repr(text), flag=flag)
+        raise ConfigError("expected names separated by commas", seen=repr(text), field=field)
     return words
 
 

@@ -94,7 +94,10 @@ def _evaluated(spec: SideSpec) -> SideSpec:
 
     if spec.path is None:
         raise ConfigError(
-            "random weights have no quality to measure", seen="--data", flag="--data: leave it out"
+            "random weights have no quality to measure",
+            seen="--data",
+            field="data",
+            fix="--data: leave it out",
         )
     names = ("path", "kind", "device", "dtype", "quant", "kv_dtype")
     return SideSpec(**{name: getattr(spec, name) for name in names})
@@ -107,5 +110,5 @@ def text_quality(data: Path, limit: int | None) -> TextQuality:
         ConfigError: this version has no evaluation, or the file is not there.
     """
     if not data.is_file():
-        raise ConfigError("no such file", seen=str(data), flag="--data")
+        raise ConfigError("no such file", seen=str(data), field="data")
     return TextQuality(str(data), limit)

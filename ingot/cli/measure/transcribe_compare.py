@@ -68,7 +68,7 @@ def _specs(flags: TranscribeFlags, limits: Limits) -> list[SideSpec]:
         **given(device=flags.device, quant=flags.quant),
         **{name: value for name, value in runtime_values(limits).items() if name in vars(SideSpec())},
     )
-    check_huggingface(path or flags.engine, _FLAG)
+    check_huggingface(path or flags.engine, "compare")
     return [spec, SideSpec(path or flags.engine, kind=HUGGINGFACE, device=spec.device)]
 
 

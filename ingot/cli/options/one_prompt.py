@@ -51,9 +51,9 @@ def _conversation(file: str) -> Messages:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         value = parse_json(data.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
-        raise RequestError("the messages cannot be read", seen=error, flag="--messages") from None
+        raise RequestError("the messages cannot be read", seen=error, field="messages") from None
     except JsonError as error:
-        raise RequestError(f"{file} is not JSON", seen=error, flag="--messages") from None
+        raise RequestError(f"{file} is not JSON", seen=error, field="messages") from None
     if isinstance(value, dict):
         value = value.get("messages")
     if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
@@ -61,6 +61,6 @@ def _conversation(file: str) -> Messages:
             f"{file} contains no conversation",
             seen=json.dumps(value)[:80],
             allowed='[{"role": "user", "content": "…"}], or {"messages": […]}',
-            flag="--messages",
+            field="messages",
         )
     return value

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.options.flags import option
-from ingot.cli.options.sampling_flags import flag_name
 from ingot.cli.terminal.console import stderr
+from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
@@ -113,7 +113,7 @@ def read_prompts(
         found = [PromptGiven(prompt=line) for _, line in lines]
     if not found:
         where = "stdin" if file == "-" else file
-        raise RequestError("no prompts", seen=f"{where} is empty", flag="--file")
+        raise RequestError("no prompts", seen=f"{where} is empty", field="file")
     return found
 
 
@@ -132,7 +132,7 @@ def ids_of(text: str) -> list[int]:
             "--ids takes token ids",
             seen=repr(text[:80]),
             allowed="integers separated by spaces",
-            flag="--ids",
+            field="ids",
         )
     return ids
 
@@ -142,7 +142,7 @@ def _lines(file: str) -> list[tuple[int, str]]:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
-        raise RequestError("the prompts cannot be read", seen=error, flag="--file") from None
+        raise RequestError("the prompts cannot be read", seen=error, field="file") from None
     lines = _decoded(data, file).split("\n")
     return [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
 
@@ -177,7 +177,7 @@ def _of_object(line: str, where: str, unread: dict[str, None]) -> PromptGiven:
             f"{where} is not a prompt",
             seen=line[:80],
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}',
-            flag="--file",
+            field="file",
         )
     _check_others(where, [key for key in value if key not in keys], unread)
     return PromptGiven(**{keys[0]: value[keys[0]]})
@@ -187,11 +187,12 @@ def _check_others(where: str, others: list[str], unread: dict[str, None]) -> Non
     """Refuse a sampling value: whoever wrote it expects it to count."""
     values = [key for key in others if key in SamplingParams.__dataclass_fields__]
     if values:
-        flags = ", ".join(flag_name("max_new_tokens" if key == "max_tokens" else key) for key in values)
+        flags = ", ".join(flag_of("max_new_tokens" if key == "max_tokens" else key) for key in values)
         raise RequestError(
             f"{where} sets sampling values, which can only be set for all prompts together",
             seen=values,
-            flag=f"{flags}, and remove them from the file",
+            field="file",
+            fix=f"{flags}, and remove them from the file",
         )
     unread.update(dict.fromkeys(others))
 

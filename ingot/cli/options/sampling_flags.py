@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.options.flags import flags_for
+from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.sampling_params import VALUE_NAMES, SamplingParams
 from ingot.errors import RequestError
 
@@ -41,12 +42,6 @@ _HELP = {
 }
 _OFTEN = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "n")
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-_NAMES = {"stop_token_ids": "--stop-token-id", "n": "-n"}
-
-
-def flag_name(field: str) -> str:
-    """The flag of a field of ``SamplingParams``."""
-    return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
 def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -70,7 +65,7 @@ def check_alone(given: Mapping[str, Any]) -> None:
     """Refuse what is out of range by itself now, before an engine is loaded."""
     for name, value in given.items():
         if name != "min_new_tokens":  # its range depends on another
-            with_given(SamplingParams(num_beams=1), {name: value})
+            SamplingParams(num_beams=1).replace(**{name: value})
 
 
 def value_names() -> list[str]:
@@ -98,21 +93,6 @@ def _read(name: str, kind: type, text: str) -> Any:
         raise RequestError(f"{name} cannot be set to this", seen=text, allowed=allowed) from None
 
 
-def with_given(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """The defaults with the flags that were given.
-
-    Raises:
-        RequestError: a value is out of range; it names the flag.
-    """
-    try:
-        return defaults.replace(**given)
-    except RequestError as error:
-        flag = None if error.flag is None else flag_name(error.flag)
-        raise RequestError(
-            error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=flag
-        ) from None
-
-
 def _was_given(value: Any) -> bool:
     return value is not None and value is not False and value != []
 
@@ -130,7 +110,7 @@ def _types() -> dict[str, Any]:
 
 def _flag(name: str, kind: Any) -> inspect.Parameter:
     panel = "Sampling" if name in _OFTEN else "Sampling, rarely needed"
-    option = typer.Option(flag_name(name), help=_HELP[name], rich_help_panel=panel, show_default=False)
+    option = typer.Option(flag_of(name), help=_HELP[name], rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

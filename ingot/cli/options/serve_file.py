@@ -131,5 +131,5 @@ _WORDS = {int: "an integer", float: "a number", str: "a text; put it in quotes",
 
 
 def _refused(what: str, seen: str, allowed: Any = None, fix: str | None = None) -> ConfigError:
-    flag = "--config" if fix is None else f"--config: {fix}"
-    return ConfigError(f"--config: {what}", seen=seen, allowed=allowed, flag=flag)
+    fix = "--config" if fix is None else f"--config: {fix}"
+    return ConfigError(f"--config: {what}", seen=seen, allowed=allowed, field="config", fix=fix)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,20 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.options.flags import Device, EnginePath, Quant, Threads, flags_for, option
-from ingot.errors import RequestError
+from ingot.cli.terminal.field_flags import flag_of
 
 if TYPE_CHECKING:
     from ingot.speech.subtitles import SubtitleLayout
 
 FORMATS = ("txt", "srt", "vtt", "tsv", "json")
 _LAID_OUT = ("srt", "vtt")
-_NAMES = {
-    "temperatures": "--temperature",
-    "compression_ratio": "--compression-ratio-threshold",
-    "logprob": "--logprob-threshold",
-    "no_speech": "--no-speech-threshold",
-    "suppress": "--suppress-tokens",
-}  # as Whisper's own command line has them
 _OFTEN = (
     *("language", "task", "word_timestamps", "temperatures", "beam_size", "best_of"),
     *("initial_prompt", "carry_initial_prompt", "hotwords", "no_speech"),
@@ -100,11 +92,11 @@ def layout_of(flags: TranscribeFlags, options: dict[str, Any]) -> SubtitleLayout
     for name in given:
         if flags.format not in _LAID_OUT:
             text = f"needs --format {' or '.join(_LAID_OUT)}; seen: {flags.format}"
-            raise typer.BadParameter(text, param_hint=flag_name(name))
+            raise typer.BadParameter(text, param_hint=flag_of(name))
         if not options.get("word_timestamps"):
-            raise typer.BadParameter("needs --word-timestamps", param_hint=flag_name(name))
+            raise typer.BadParameter("needs --word-timestamps", param_hint=flag_of(name))
     if "max_line_count" in given and "max_line_width" not in given:
-        raise typer.BadParameter("needs --max-line-width", param_hint=flag_name("max_line_count"))
+        raise typer.BadParameter("needs --max-line-width", param_hint=flag_of("max_line_count"))
     return SubtitleLayout(**given)
 
 
@@ -124,37 +116,17 @@ def transcribe_flags_at(**defaults: Any) -> Callable[[Callable[..., None]], Call
 
         known = {name: value for name, value in values.items() if value is not None}
         options = defaults | {name: _parsed(name, parsers[name], value) for name, value in known.items()}
-        with options_as_flags():
-            TranscribeOptions(**options)
+        TranscribeOptions(**options)  # refuses what is out of range
         return options
 
     return lambda verb: flags_for(verb, "options", flags, pack)
-
-
-@contextmanager
-def options_as_flags() -> Iterator[None]:
-    """Errors about an option name its flag."""
-    from ingot.speech.speech_options import TranscribeOptions
-
-    try:
-        yield
-    except RequestError as error:
-        if error.flag not in {field.name for field in fields(TranscribeOptions)}:
-            raise
-        flag = flag_name(error.flag)
-        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag=flag) from None
-
-
-def flag_name(field: str) -> str:
-    """The flag of a field of ``TranscribeOptions``."""
-    return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
 def _parsed(name: str, parser: Callable[[Any], Any], value: Any) -> Any:
     try:
         return parser(value)
     except ValueError:
-        raise typer.BadParameter(f"{value} is not a number", param_hint=flag_name(name)) from None
+        raise typer.BadParameter(f"{value} is not a number", param_hint=flag_of(name)) from None
 
 
 def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
@@ -169,7 +141,7 @@ def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str,
             continue
         kind, parsers[field.name], metavar = made
         default = defaults.get(field.name, field.default)
-        name, no = flag_name(field.name), "--no-" + field.name.replace("_", "-")
+        name, no = flag_of(field.name), "--no-" + field.name.replace("_", "-")
         option = typer.Option(
             f"{name}/{no}" if kind is bool and default else name,
             help=help_texts.get(field.name, ""),

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ingot.cli.terminal.field_flags import flags_of, in_flags
+from ingot.cli.terminal.fix_flags import fixes_text
 from ingot.config.units import size_text as size_text
 from ingot.errors import IngotError, OutOfMemoryError, printable, shown
 
@@ -41,9 +43,10 @@ def stderr() -> Console:
 
 
 class PrintableLog(logging.Formatter):
-    """Log lines without what would steer a terminal."""
+    """Log lines with flags for fields, and without what would steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
+        record.msg = in_flags(str(record.msg))  # what is filled in stays as it is
         return printable(super().format(record))
 
 
@@ -83,24 +86,23 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> Iterat
         yield "  ".join(cells).rstrip()
 
 
-def print_error(error: IngotError, takes: Collection[str] | None = None) -> None:
-    """What happened, and what was seen, allowed and to be changed on lines of their own.
+def print_error(error: IngotError, takes: Collection[str] = ()) -> None:
+    """What happened, and what was seen, allowed and to be changed on lines of their own, with flags for the
+    fields that the error names.
 
     Args:
-        takes: the flags of the verb that failed: an out-of-memory error shows no others, and another
-            shows the one of the value at fault.
+        takes: the flags of the verb that failed: an out-of-memory error shows no others.
     """
     console, fix = stderr(), error.fix
-    if takes is not None and isinstance(error, OutOfMemoryError) and error.ledger is not None:
-        from ingot.memory.fix_text import told_fixes
-
-        fix = told_fixes(error.ledger["fixes"], takes)
-    elif takes is not None and error.flag is not None:
-        option = "--" + error.flag.replace("_", "-")
-        fix = option if option in takes else fix
+    if takes and isinstance(error, OutOfMemoryError) and error.ledger is not None:
+        fix = fixes_text(error.ledger["fixes"], takes)
+    elif fix is not None:
+        is_default = fix == ", ".join(error.fields)
+        fix = flags_of(error.fields, takes) if is_default else in_flags(fix, takes)
+    allowed = None if error.allowed is None else in_flags(_listed(error.allowed), takes)
     console.print("error:", style="bold red", end=" ")
-    console.print(shown(error.what), markup=False)
-    for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", fix)):
+    console.print(shown(in_flags(error.what, takes)), markup=False)
+    for name, value in (("seen", error.seen), ("allowed", allowed), ("fix", fix)):
         if value is not None:
             console.print(f"  {name}: {shown(_listed(value))}", markup=False)
     for line in error.lines if isinstance(error, OutOfMemoryError) else ():

@@ -246,7 +246,8 @@ class QuantConfig(JsonConfig):
                 "patterns in layers match no linear layer",
                 seen=idle,
                 allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
-                flag=f"--quant: layers in its file{fix}",
+                field="quant",
+                fix=f"`quant`: layers in its file{fix}",
             )
 
     def check_in_memory(self) -> None:
@@ -257,15 +258,15 @@ class QuantConfig(JsonConfig):
         """
         if self.calibrated:
             by_method = self.method != "round"
-            flags = f"--quant {'FILE.yaml' if self.layers else self.scheme}"
+            chosen = f"`quant={'FILE.yaml' if self.layers else self.scheme}`"
             if not self.in_blocks:
-                flags += f" --method {self.method}" if by_method else " --activations static"
+                chosen += f" `method={self.method}`" if by_method else " `activations=static`"
             what = self.method_word if by_method else "a static scale"
             raise ConfigError(
                 f"{'RPTQ' if self.in_blocks else what} needs calibration, which only a build does",
                 seen=self.needs_samples,
                 allowed="a scheme other than RPTQ, method round, activations dynamic",
-                fix=f"`ingot build CHECKPOINT -o ENGINE {flags} --calib FILE`, then load that engine",
+                fix=f"`ingot build CHECKPOINT` with {chosen} `calib=FILE`, then load that engine",
             )
 
     @property

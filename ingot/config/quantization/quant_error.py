@@ -1,4 +1,4 @@
-"""What to change where a field of ``QuantConfig`` is wrong: a flag, or a key of a file.
+"""What to change where a field of ``QuantConfig`` is wrong: a parameter, or a key of a file.
 
 Covers the names that people know fields by.
 
@@ -11,25 +11,15 @@ from pathlib import Path
 
 from ingot.errors import ConfigError
 
-_FLAGS = {
-    "scheme": "--quant",
-    "group": "--group-size",
-    "symmetric": "--symmetric or --asymmetric",
-    "method": "--method",
-    "head": "--quant-head",
-    "activations": "--activations",
-    "alpha": "--alpha",
-    "weight_scales": "--weight-scales",
-    "rotation": "--rotate",
-    "reorder": "--reorder",
-    "clusters": "--clusters",
-    "ranges": "--ranges",
-    "eight_bits": "--eight-bits",
-}
-_OPTIONS = "--clusters, --reorder, --ranges or --eight-bits"
-_NAMES = _FLAGS | {"layers": "layers", "rptq": _OPTIONS, "source": "the checkpoint", "act_order": "act_order"}
-_KEYS = {name: name for name in _NAMES}
-_KEYS |= {name: f"rptq: {name}" for name in ("reorder", "clusters", "ranges", "eight_bits")}
+_RPTQ = ("clusters", "reorder", "ranges", "eight_bits")
+_NO_PARAMETER = {"layers": "layers", "source": "the checkpoint", "act_order": "act_order"}
+_PARAMETERS = (
+    *("scheme", "group", "symmetric", "method", "head", "activations", "alpha", "weight_scales", "rotation"),
+    *_RPTQ,
+)
+_NAMES = {name: f"`{name}`" for name in _PARAMETERS} | _NO_PARAMETER
+_NAMES["rptq"] = ", ".join(f"`{name}`" for name in _RPTQ[:-1]) + f" or `{_RPTQ[-1]}`"
+_KEYS = {name: name for name in (*_NAMES, *_NO_PARAMETER)} | {name: f"rptq: {name}" for name in _RPTQ}
 
 
 class QuantFieldError(ConfigError):
@@ -49,18 +39,18 @@ class QuantFieldError(ConfigError):
         allowed: object = None,
         advice: str = "",
     ) -> None:
-        self.field = field
+        self.quant_field = field
         self.advice = advice or f"{{{field}}}"
-        fix = self.advice.format_map(_NAMES)
-        super().__init__(what, seen=seen, allowed=allowed, fix=fix, flag=fix if field in _FLAGS else None)
+        at_fault = field if field in _PARAMETERS else None
+        super().__init__(what, seen=seen, allowed=allowed, field=at_fault, fix=self.advice.format_map(_NAMES))
 
     def in_file(self, path: Path) -> ConfigError:
         """The same error where the value is from a file: the fix names its keys."""
-        flag = f"--quant, in {path}: {self.advice.format_map(_KEYS)}"
-        return ConfigError(self.what, seen=self.seen, allowed=self.allowed, flag=flag)
+        fix = f"`quant`, in {path}: {self.advice.format_map(_KEYS)}"
+        return ConfigError(self.what, seen=self.seen, allowed=self.allowed, field="quant", fix=fix)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.field, self.what, self.seen, self.allowed, self.advice)
+        return _rebuild, (self.quant_field, self.what, self.seen, self.allowed, self.advice)
 
 
 def _rebuild(field: str, what: str, seen: object, allowed: object, advice: str) -> QuantFieldError:

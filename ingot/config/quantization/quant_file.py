@@ -1,4 +1,4 @@
-"""What ``--quant`` names: a scheme, or a YAML file with a scheme for every layer.
+"""What ``quant`` names: a scheme, or a YAML file with a scheme for every layer.
 
 Covers the reading and writing of that file.
 
@@ -80,7 +80,7 @@ def read_quant(
             "unknown quantization scheme",
             seen=named,
             allowed=[*SCHEMES, "PART=SCHEME,PART=SCHEME", "FILE.yaml"],
-            flag="--quant, or quant= in Python",
+            field="quant",
         )
     return QuantConfig(**({"scheme": named or "none"} | changes))
 
@@ -117,7 +117,7 @@ def _by_part(named: str) -> dict[str, Any]:
             seen=named,
             allowed=f"PART=SCHEME, each part once: encoder and decoder; or of MiniGPT-4 {', '.join(_PARTS)} "
             f"and llm, with {', '.join(SCHEMES)}",
-            flag="--quant, or quant= in Python",
+            field="quant",
         )
     decoder = next((found[name] for name in _DECODER if name in found), "none")
     layers = {pattern: found.get(part, "none") for part, pattern in _PARTS.items() if part in found}
@@ -132,7 +132,7 @@ def _of_file(path: Path, changes: dict[str, Any], own: Mapping[str, object]) -> 
     try:
         return QuantConfig.from_json(fields | changes | _options(fields.get("rptq", {}), own))
     except QuantFieldError as error:
-        if error.field in changes or error.field in own:
+        if error.quant_field in changes or error.quant_field in own:
             raise
         raise error.in_file(path) from None
 
@@ -141,15 +141,15 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         found = load_yaml(path)
     except OSError as error:
-        raise ConfigError("the --quant file cannot be read", seen=error, flag="--quant") from None
+        raise ConfigError("the `quant` file cannot be read", seen=error, field="quant") from None
     except YamlError as error:
-        raise ConfigError("the --quant file is not YAML", seen=f"{path}: {error}", flag="--quant") from None
+        raise ConfigError("the `quant` file is not YAML", seen=f"{path}: {error}", field="quant") from None
     if not isinstance(found, dict):
         raise ConfigError(
-            "the --quant file contains no fields",
+            "the `quant` file contains no fields",
             seen=path,
             allowed="scheme, group, layers, …",
-            flag="--quant",
+            field="quant",
         )
     known = [one.name for one in dataclasses.fields(QuantConfig)]
     unknown = [str(key) for key in found if key not in known]
@@ -157,9 +157,10 @@ def _fields(path: Path) -> dict[str, Any]:
         near = [(key, difflib.get_close_matches(key, known, n=1)) for key in unknown]
         meant = [f"did you mean {names[0]} instead of {key}?" for key, names in near if names]
         raise ConfigError(
-            "unknown field in the --quant file",
+            "unknown field in the `quant` file",
             seen=unknown,
             allowed=known,
-            flag=f"--quant, in {path}: {', '.join(meant) or 'leave it out'}",
+            field="quant",
+            fix=f"`quant`, in {path}: {', '.join(meant) or 'leave it out'}",
         )
     return found

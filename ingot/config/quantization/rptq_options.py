@@ -1,7 +1,7 @@
 """The options of RPTQ: which inputs are reordered, in how many clusters, and how their ranges are measured.
 
 Sites have the paper's names. R2, queries and keys, is not among them: the KV cache rounds those by token and
-head (``--kv-dtype int8``). Independent of schemes and of models, apart from the names of linear layers.
+head (``kv_dtype="int8"``). Independent of schemes and of models, apart from the names of linear layers.
 
     RptqConfig(ranges="minmax").clusters["R1"]                  # 32
     site_of("layers.0.mlp.down_proj")                           # "R5"

@@ -106,7 +106,7 @@ def make_case(text: TextParts, prompt: PromptGiven, original: tuple[OriginalText
         return AlignCase(" ".join(map(str, prompt))[:60], [int(i) for i in prompt])  # type: ignore[arg-type]
     if text.tokenizer is None:
         raise RequestError(
-            "the engine has no tokenizer", seen=repr(prompt)[:60], allowed="token ids", flag="--ids"
+            "the engine has no tokenizer", seen=repr(prompt)[:60], allowed="token ids", field="ids"
         )
     if isinstance(prompt, str):
         ids = text.tokenizer.encode(prompt)
@@ -122,7 +122,9 @@ def _chat_case(
 ) -> AlignCase:
     if text.chat is None or text.tokenizer is None:
         raise RequestError(
-            "the engine has no chat template", flag="leave out --chat, or rebuild with --chat-template chatml"
+            "the engine has no chat template",
+            field="chat",
+            fix="leave out `chat`, or rebuild with `chat_template=chatml`",
         )
     ids = text.chat.prompt_ids(messages, text.tokenizer)
     title = _title(str(messages[-1].get("content")))

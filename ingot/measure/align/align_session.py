@@ -153,7 +153,7 @@ def align(
         DeviceError: the device is not there, or transformers is not installed.
     """
     if steps is not None and steps < 0:
-        raise RequestError("steps must be at least 0", seen=steps, flag="--steps")
+        raise RequestError("steps must be at least 0", seen=steps, field="steps")
     place = resolve_device(device)
     target = find_target(str(engine), place, dtype)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:

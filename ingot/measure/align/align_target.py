@@ -82,20 +82,23 @@ def check_same_model(target: AlignTarget, source: Reference) -> None:
         raise CheckpointError(
             "a trace holds the original's hidden states, but this engine's are rotated",
             seen=target.quant.summary,
-            flag="--reference CHECKPOINT",
+            field="reference",
+            fix="`reference=CHECKPOINT`",
         )
     if isinstance(source, OtherEngine) and source.manifest.quant.rotation != target.quant.rotation:
         raise CheckpointError(
             "the hidden states of one of the two engines are rotated",
             seen=f"{target.quant.summary}; the reference: {source.manifest.quant.summary}",
-            flag="--reference CHECKPOINT",
+            field="reference",
+            fix="`reference=CHECKPOINT`",
         )
     wanted: dict[str, object] = {"layers": model.num_layers, "hidden size": model.hidden_size}
     if isinstance(source, Trace):
         if layers is not None and layers[0] > 0:
             raise CheckpointError(
                 "the trace has all layers, but the engine leaves out the first ones",
-                flag="--reference CHECKPOINT",
+                field="reference",
+                fix="`reference=CHECKPOINT`",
             )
         stream = source.file.get(0, "layers.0.attention")
         seen: dict[str, object] = {"layers": source.file.num_layers}
@@ -113,7 +116,7 @@ def check_same_model(target: AlignTarget, source: Reference) -> None:
     if odd:
         allowed = ", ".join(f"{name} {wanted[name]}" for name in seen)
         raise CheckpointError(
-            "the reference is a different model", seen=", ".join(odd), allowed=allowed, flag="--reference"
+            "the reference is a different model", seen=", ".join(odd), allowed=allowed, field="reference"
         )
 
 
@@ -140,7 +143,7 @@ def given_for(target: AlignTarget, source: Reference) -> Given | None:
             "an engine with an encoder is not compared with a trace: its inputs are unknown",
             seen=source.name,
             allowed="a checkpoint, OpenAI's .pt file, or another engine",
-            flag="--reference",
+            field="reference",
         )
     given = found[-1] if target.model.modality is PICTURE else found[0]  # one that is resized
     if not isinstance(source, HuggingFace) or not isinstance(given, GoldenSpeech):
@@ -158,7 +161,7 @@ def _check_fit(target: AlignTarget, case: AlignCase, steps: int) -> None:
             "the prompt and the steps exceed the engine's max_seq_len",
             seen=f"{len(case.ids)} tokens and {steps} steps",
             allowed=f"at least 1 token, at most {limit} with the steps",
-            flag="--prompt, --steps",
+            field=("prompt", "steps"),
         )
 
 
@@ -177,7 +180,9 @@ def make_cases(
             prompts = [_any_ids(target)]
         if not prompts and target.text.tokenizer is None:
             raise RequestError(
-                "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
+                "the engine has no tokenizer, so there is no default prompt",
+                field="ids",
+                fix="`ids` or `prompt`",
             )
         original = None if target.text.tokenizer is None else open_original_text(source.files)
         cases = [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]]
@@ -208,7 +213,7 @@ def _traced_case(target: AlignTarget, source: Trace, prompts: Sequence[PromptGiv
     """The trace's ids; a prompt given beside it, or noted in it, is checked against them."""
     ids = source.file.ids(0)
     if len(prompts) > 1:
-        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", flag="--prompt")
+        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", field="prompt")
     given = prompts[0] if prompts else source.file.metadata.get("prompt")
     if given is None or (not prompts and target.text.tokenizer is None):
         return AlignCase("the trace's prompt", ids)

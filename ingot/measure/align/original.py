@@ -177,11 +177,11 @@ class HuggingFace(Reference):
             self.path,
             torch.float32,  # it holds every value of a checkpoint
             self.device,
-            "--device cuda, or a trace as --reference",
+            "`device=cuda`, or a trace as `reference`",
             num_layers=self.num_layers,
             widest=max(torch.float32, noise, key=lambda dtype: dtype.itemsize),
             attention="eager",
-            flag="--original ingot",
+            instead="ingot",
         )
         self.name = f"Hugging Face's {type(model).__name__}, fp32"
         round_weights(model, self.weights, wide_norms=self._wide_norms())
@@ -274,14 +274,14 @@ class Trace(Reference):
 def open_reference(
     given: str, original: str, engine: str, build: BuildConfig, device: torch.device
 ) -> Reference:
-    """What ``--reference`` means: a trace (a file), another engine, or a checkpoint run by a class.
+    """What ``reference`` means: a trace (a file), another engine, or a checkpoint run by a class.
 
     Raises:
         CheckpointError: it is the engine itself, it cannot be found, or no class is there for it.
         ConfigError: ``original`` is none of ``ORIGINALS``.
     """
     if original not in ORIGINALS:
-        raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), flag="--original")
+        raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), field="original")
     path = Path(given)
     if path.is_file() and not is_minigpt4(path):
         return Trace(path, engine, build, device)
@@ -299,7 +299,8 @@ def open_reference(
             "Hugging Face's class cannot be the reference",
             seen=missing or "an engine without the first layers",
             allowed="a model that transformers supports, with layers from 0",
-            flag="--original ingot",
+            field="original",
+            fix="`original=ingot`",
         )
     return Checking(folder, device, build)
 
@@ -312,11 +313,14 @@ def _other_engine(
             "the reference is the engine itself",
             seen=path,
             allowed="the checkpoint it was built from, another engine, or a trace",
-            flag="--reference",
+            field="reference",
         )
     if original == "hf":
         raise CheckpointError(
-            "Hugging Face's class does not run an engine", seen=path, flag="--original ingot, or a checkpoint"
+            "Hugging Face's class does not run an engine",
+            seen=path,
+            field="original",
+            fix="`original=ingot`, or a checkpoint",
         )
     return OtherEngine(path, device, dtype)
 

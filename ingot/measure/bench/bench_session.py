@@ -37,7 +37,7 @@ from ingot.measure.side.side_spec import SideSpec, named_apart, read_tokenizer
 SCHEMA = 1
 METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
 TEXT_METHOD = "greedy, end tokens ignored, the text as the prompt of every request, no prefix reuse"
-_TEXT = "--prompt-tokens instead of --text"
+_TEXT = "`prompt_tokens` instead of `text`"
 Record = dict[str, Any]
 _COMPARED = {
     "latency": ("batch", "ttft", "decode", "output_tokens_per_s"),
@@ -101,7 +101,9 @@ def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Sa
     """
     device = resolve_device(spec.device)
     if device.type != "cuda":
-        raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
+        raise DeviceError(
+            "kernels are measured on a GPU", seen=str(device), field="device", fix="`device=cuda`"
+        )
     say = say or silent
     shape = read_shape(spec)
     say("the machine's ceiling")
@@ -130,7 +132,7 @@ def measure_side(
     Raises:
         IngotError: it cannot be loaded, or cannot take what is wanted.
     """
-    with gpu_memory(f"{spec.title} does not fit", "a smaller --batch or --hf-batch, or a larger GPU"):
+    with gpu_memory(f"{spec.title} does not fit", "a smaller `batch` or `hf_batch`, or a larger GPU"):
         if isinstance(wanted, TranscriptionBench):
             return measure_clips(spec, wanted, ceiling, say)
         if isinstance(wanted, CaptionBench):

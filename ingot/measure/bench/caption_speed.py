@@ -65,8 +65,8 @@ class CaptionBench(JsonConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = {"--pictures": self.pictures, "--repeats": self.repeats, "--batch": min(self.batches)}
-        check_counts(counts | {"--prompt-tokens": self.prompt_tokens, "--new-tokens": self.new_tokens})
+        check_counts(pictures=self.pictures, repeats=self.repeats, batch=min(self.batches))
+        check_counts(prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
 
     def longest(self, config: DecoderConfig) -> int:
         """Tokens of a request."""
@@ -140,10 +140,10 @@ def check_pictures(spec: SideSpec, config: DecoderConfig) -> None:
     """
     if spec.kind == HUGGINGFACE:
         what = "Hugging Face has no class of MiniGPT-4 to compare with"
-        raise ConfigError(what, seen="--against hf", flag="--against ENGINE")
+        raise ConfigError(what, seen="hf", field="against", fix="`against=ENGINE`")
     if config.modality is not PICTURE:
         what = "bench caption needs a model of pictures"
-        raise ConfigError(what, seen=config.modality.model, flag="an engine of MiniGPT-4")
+        raise ConfigError(what, seen=config.modality.model, field="engine", fix="an engine of MiniGPT-4")
 
 
 def _check_length(side: IngotSide, wanted: CaptionBench) -> None:
@@ -153,7 +153,8 @@ def _check_length(side: IngotSide, wanted: CaptionBench) -> None:
             "prompt, picture and answer are longer than the engine's requests",
             seen=f"{longest} tokens",
             allowed=f"at most {side.max_seq_len}",
-            flag="fewer --prompt-tokens or --new-tokens, or an engine with a larger --max-seq-len",
+            field="prompt_tokens",
+            fix="fewer `prompt_tokens` or `new_tokens`, or an engine with a larger `max_seq_len`",
         )
 
 

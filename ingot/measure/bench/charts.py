@@ -96,7 +96,7 @@ def has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def check_matplotlib(without: str = "--no-png (the HTML then has the table alone)") -> None:
+def check_matplotlib(without: str = "`no_png=True` (the HTML then has the table alone)") -> None:
     """Say early what would only fail once all is measured; ``without`` is how to do without the PNG.
 
     Raises:

@@ -35,7 +35,7 @@ class Latency(JsonConfig):
     def __post_init__(self) -> None:
         for batch in self.batches:
             fixed(batch, self.prompt_tokens, self.new_tokens)
-        check_counts({"--repeats": self.repeats})
+        check_counts(repeats=self.repeats)
 
     @property
     def most(self) -> int:
@@ -84,13 +84,14 @@ def check_fits(side: Side, batch: int, longest: int) -> None:
             "the batch is larger than the engine's max_batch_size",
             seen=batch,
             allowed=f"<= {side.max_batch_size}",
-            flag="--batch, or build with a larger --max-batch-size",
+            field="batch",
+            fix="`batch`, or build with a larger `max_batch_size`",
         )
-    flag = "--prompt-tokens, --new-tokens or --fixed; or a larger --max-seq-len"
-    check_length(longest, side.max_seq_len, "the engine's limit", flag)
+    fix = "`prompt_tokens`, `new_tokens` or `fixed`; or a larger `max_seq_len`"
+    check_length(longest, side.max_seq_len, "the engine's limit", fix)
 
 
-def check_length(longest: int, most: int, what: str, flag: str) -> None:
+def check_length(longest: int, most: int, what: str, fix: str) -> None:
     """Raises:
     ConfigError: a request has more tokens than ``most``, which is ``what``.
     """
@@ -99,7 +100,8 @@ def check_length(longest: int, most: int, what: str, flag: str) -> None:
             f"the requests are longer than {what}",
             seen=f"{longest} tokens, prompt and output together",
             allowed=f"<= {most}",
-            flag=flag,
+            field=("prompt_tokens", "new_tokens"),
+            fix=fix,
         )
 
 

@@ -54,7 +54,7 @@ def sharegpt_load(
             "the file has no usable conversation",
             seen=", ".join([str(path), *(f"{n} {reason}" for reason, n in left_out.items())]),
             allowed=f"{_LEAST_TOKENS} to {_MOST_PROMPT} prompt tokens, {most} with the answer",
-            flag="--requests",
+            field="requests",
         )
     return TokenLoad(path.name, tuple(asks), dict(left_out))
 
@@ -75,13 +75,13 @@ def _read(path: Path) -> list[Any]:
     try:
         data = parse_json(path.read_bytes())
     except (OSError, JsonError) as error:
-        raise ConfigError("the requests cannot be read", seen=f"{path}: {error}", flag="--requests") from None
+        raise ConfigError("the requests cannot be read", seen=f"{path}: {error}", field="requests") from None
     if not isinstance(data, list):
         raise ConfigError(
             "the requests must be a list of conversations",
             seen=f"{path}: {type(data).__name__}",
             allowed='[{"conversations": [{"from": "human", "value": "..."}, ...]}, ...]',
-            flag="--requests",
+            field="requests",
         )
     return data
 

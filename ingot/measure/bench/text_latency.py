@@ -32,7 +32,7 @@ class TextLatency(Latency):
             ConfigError: there are no ids.
         """
         if not ids:
-            raise ConfigError("the text is empty", flag="--text")
+            raise ConfigError("the text is empty", field="text")
         return cls(batches, len(ids), new_tokens, repeats, tuple(ids))
 
     def prompts(self, source: PromptSource, asks: Sequence[Ask]) -> list[list[int]]:

@@ -30,7 +30,7 @@ class Throughput:
     repeats: int = 3
 
     def __post_init__(self) -> None:
-        check_counts({"--repeats": self.repeats})
+        check_counts(repeats=self.repeats)
 
     def to_json(self) -> dict[str, Any]:
         return {"load": self.load.to_json(), "repeats": self.repeats}

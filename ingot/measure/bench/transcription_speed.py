@@ -66,12 +66,12 @@ class TranscriptionBench(JsonConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_counts({"--clips": self.clips, "--repeats": self.repeats, "--batch": min(self.batches)})
+        check_counts(clips=self.clips, repeats=self.repeats, batch=min(self.batches))
         if not 0 < self.tokens_per_second * LONGEST <= 200:
             allowed = f"more than 0, at most {200 / LONGEST:.1f}"
             raise ConfigError(
-                "--tokens-per-second is out of range", seen=self.tokens_per_second, allowed=allowed,
-                flag="--tokens-per-second",
+                "`tokens_per_second` is out of range", seen=self.tokens_per_second, allowed=allowed,
+                field="tokens_per_second",
             )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -201,5 +201,5 @@ def _check(found: TranscriptionRun, asked: Sequence[TranscribeOptions], *, exact
             raise ConfigError(
                 "a transcript does not have the tokens that were asked for",
                 seen=f"{count} instead of {right}",
-                fix="an engine whose window has room for them, or fewer --tokens-per-second",
+                fix="an engine whose window has room for them, or fewer `tokens_per_second`",
             )

@@ -84,7 +84,9 @@ def read_data(
     """
     if path.suffix == ".txt":
         if where:
-            raise ConfigError("a .txt file has no fields to filter by", seen=path, flag="leave out --where")
+            raise ConfigError(
+                "a .txt file has no fields to filter by", seen=path, field="where", fix="leave out `where`"
+            )
         return DataFile(path, (_running_text(path, needs),))
     records = of_folder(path) if path.is_dir() else _records(path)
     items: list[DataItem] = []
@@ -115,7 +117,7 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
 def _running_text(path: Path, needs: Callable[[DataItem], str | None]) -> DataItem:
     text = _decoded(path)
     if not text.strip():
-        raise ConfigError("the text is empty", seen=path, flag="--data")
+        raise ConfigError("the text is empty", seen=path, field="data")
     item = DataItem(1, text=text)
     why = needs(item)
     if why is not None:
@@ -123,7 +125,8 @@ def _running_text(path: Path, needs: Callable[[DataItem], str | None]) -> DataIt
             "a .txt file is running text, which only perplexity and divergence read",
             seen=f"{path}: {why}",
             allowed="records with a question and its answer, in .jsonl or .json (docs/evaluation.md)",
-            flag="--data FILE.jsonl",
+            field="data",
+            fix="`data=FILE.jsonl`",
         )
     return item
 
@@ -154,7 +157,7 @@ def _no_match(path: Path, where: Sequence[tuple[str, str]], others: list[Any]) -
     if not any(field in record for record in records for field, _ in where):
         names = dict.fromkeys(str(name) for record in records for name in record)
         lines.append(f"fields: {', '.join(names)}")
-    return ConfigError(f"no record of {path} has {wanted}", seen="; ".join(lines), flag="--where")
+    return ConfigError(f"no record of {path} has {wanted}", seen="; ".join(lines), field="where")
 
 
 def _check(path: Path, items: list[DataItem], bad: list[Bad], skip_bad: bool) -> None:
@@ -170,11 +173,12 @@ def _check(path: Path, items: list[DataItem], bad: list[Bad], skip_bad: bool) ->
             f"{count} of {path} cannot be used",
             seen="; ".join(lines),
             allowed=SHAPES,
-            flag=f"--skip-bad, or correct the {unit}s",
+            field="skip_bad",
+            fix=f"`skip_bad`, or correct the {unit}s",
         )
     if not items:
         seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
-        raise ConfigError(f"{path} has no items", seen=seen, allowed=SHAPES, flag="--data")
+        raise ConfigError(f"{path} has no items", seen=seen, allowed=SHAPES, field="data")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -197,13 +201,13 @@ def _elements(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         found = parse_json(_decoded(path))
     except JsonError as error:
-        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--data") from None
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", field="data") from None
     if not isinstance(found, list):
         raise ConfigError(
             "a .json file must be a list of records",
             seen=f"{path}: {type(found).__name__}",
             allowed=SHAPES,
-            flag="--data",
+            field="data",
         )
     yield from enumerate(found, start=1)
 
@@ -212,7 +216,9 @@ def _decoded(path: Path) -> str:
     try:
         return _bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--data, converted to UTF-8") from None
+        raise ConfigError(
+            f"{path} is not UTF-8", seen=error, field="data", fix="`data`, converted to UTF-8"
+        ) from None
 
 
 def _bytes(path: Path) -> bytes:
@@ -220,7 +226,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
-        raise ConfigError("the data cannot be read", seen=error, flag="--data") from None
+        raise ConfigError("the data cannot be read", seen=error, field="data") from None
 
 
 def _sha256(path: Path) -> str:

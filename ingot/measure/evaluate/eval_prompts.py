@@ -58,13 +58,13 @@ class Prompter:
         self, text: TextParts, most_tokens: int, *, chat: bool | None = None, template: str | None = None
     ) -> None:
         if chat and text.chat is None:
-            fix = "use --no-chat, or rebuild with --chat-template chatml"
-            raise ConfigError("the engine has no chat template", flag=fix)
+            fix = "use `chat=False`, or rebuild with `chat_template=chatml`"
+            raise ConfigError("the engine has no chat template", field="chat", fix=fix)
         if template is not None and ARTICLE not in template:
-            raise ConfigError(f"the template has no {ARTICLE}", seen=template, flag="--template")
+            raise ConfigError(f"the template has no {ARTICLE}", seen=template, field="template")
         if most_tokens < 1:
             raise ConfigError(
-                "the new tokens leave no room for a prompt", seen=most_tokens, flag="--max-new-tokens"
+                "the new tokens leave no room for a prompt", seen=most_tokens, field="max_new_tokens"
             )
         self._tokenizer = need_tokenizer(text)
         self._format = text.chat
@@ -131,7 +131,8 @@ def need_tokenizer(text: TextParts) -> Tokenizer:
     if text.tokenizer is None:
         raise ConfigError(
             "the engine has no tokenizer, but the data has texts",
-            flag="use --data with token_ids (perplexity and divergence only)",
+            field="data",
+            fix="use `data` with token_ids (perplexity and divergence only)",
         )
     return text.tokenizer
 
@@ -143,7 +144,8 @@ def need_chat(chat: ChatFormat | None) -> ChatFormat:
     if chat is None:
         raise ConfigError(
             "the engine has no chat template, but the data has messages",
-            flag="use --data with prompts, or rebuild with --chat-template chatml",
+            field="data",
+            fix="use `data` with prompts, or rebuild with `chat_template=chatml`",
         )
     return chat
 
@@ -180,7 +182,8 @@ def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[DataIt
                 raise ConfigError(
                     "the two models have different tokenizers, so their results cannot be compared",
                     seen=f"item {item.number}: {len(ids[0])} and {len(ids[1])} tokens, or other ids",
-                    flag="--against a model with the same vocabulary",
+                    field="against",
+                    fix="`against` a model with the same vocabulary",
                 )
 
 

@@ -1,6 +1,6 @@
 """What an evaluation leaves behind.
 
-Owns the record that ``--json`` gives: where, on what, with which settings, both sides' times and metrics,
+Owns the record that is printed as JSON: where, on what, with which settings, both sides' times and metrics,
 their differences and the verdict. Knows no metric in particular.
 
     record = make_record("perplexity", data, settings, sides, deltas)

@@ -22,7 +22,7 @@ class Limit:
     Attributes:
         unit: of ``most`` and of the difference.
         relative: the difference is taken by the reference's value, in percent.
-        plain: set by a ``--max-delta`` that names no metric.
+        plain: set by a ``max_delta`` that names no metric.
     """
 
     metric: str
@@ -87,7 +87,7 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
         name, equals, value = one.rpartition("=")
         if equals and name not in limits:
             raise ConfigError(
-                f"eval {verb} has no such metric", seen=name, allowed=sorted(limits), flag="--max-delta"
+                f"eval {verb} has no such metric", seen=name, allowed=sorted(limits), field="max_delta"
             )
         most = _number(value, one)
         for limit in list(limits.values()):
@@ -130,6 +130,6 @@ def _number(value: str, given: str) -> float:
             "the largest difference must be 0 or more",
             seen=given,
             allowed="X or METRIC=X",
-            flag="--max-delta",
+            field="max_delta",
         )
     return found

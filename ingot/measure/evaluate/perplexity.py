@@ -98,19 +98,19 @@ def prepare(
     for item in data.items:
         if item.image is not None:
             raise ConfigError(
-                f"item {item.number} cannot be used", seen=ONLY_CAPTION, flag="--data with texts"
+                f"item {item.number} cannot be used", seen=ONLY_CAPTION, field="data", fix="`data` with texts"
             )
     text = common_text(specs, data.items)
     room = min(map(longest, specs))
     window = min(*map(usual_window, specs), most) if reading.window is None else reading.window
     if window > room:
-        raise ConfigError("the window is larger than the context", seen=window, allowed=room, flag="--window")
+        raise ConfigError("the window is larger than the context", seen=window, allowed=room, field="window")
     stride = reading.stride or (window if apart else max(1, window // 2))
     reading = replace(reading, window=window, stride=stride)
     documents = [_document(item, text, reading, window, stride) for item in data.items]
     kept = [document for document in documents if document.counted]
     if not kept:
-        raise ConfigError("no text has two tokens", seen=f"{len(documents)} texts", flag="--data")
+        raise ConfigError("no text has two tokens", seen=f"{len(documents)} texts", field="data")
     return reading, kept, len(documents) - len(kept)
 
 

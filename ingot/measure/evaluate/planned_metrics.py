@@ -91,7 +91,7 @@ def plan_proving(
     chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
     _check_verbs(chosen, against)
     own = SideSpec(str(folder))
-    expect_text(model_of(own.source).modality, "--prove", EVAL_WER)
+    expect_text(model_of(own.source).modality, "`prove`", EVAL_WER)
     reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
     if reference is not None:
         check_side(reference)
@@ -117,16 +117,21 @@ def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
     """The data; what is wrong with it, in the words of ``ingot build``."""
     if samples is not None and path.suffix == ".txt":
         raise ConfigError(
-            "--prove-samples needs records, but a .txt file is one text",
+            "`prove_samples` needs records, but a .txt file is one text",
             seen=path,
-            flag="leave out --prove-samples, or use a shorter text",
+            field="prove_samples",
+            fix="leave out `prove_samples`, or use a shorter text",
         )
     needs = question_check if {"summarize", "answers"} & set(verbs) else lambda item: None
     try:
         return read_data(path, limit=samples, needs=needs)
     except ConfigError as error:
         raise ConfigError(
-            error.what, seen=error.seen, allowed=error.allowed, flag="--prove, with a file that can be used"
+            error.what,
+            seen=error.seen,
+            allowed=error.allowed,
+            field="prove",
+            fix="`prove`, with a file that can be used",
         ) from None
 
 
@@ -141,7 +146,8 @@ def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
         raise ConfigError(
             "the data mixes several kinds of items",
             seen=f"{data.path}: {', '.join(sorted(shapes))}",
-            flag=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
+            field="prove_with",
+            fix=f"`prove_with={'|'.join(VERBS)}`, or a file for each shape",
         )
     of_texts = ("perplexity", "divergence") if compared else ("perplexity",)
     return {"articles": ("summarize",), "questions": ("answers",), "texts": of_texts}[shapes.pop()]
@@ -156,9 +162,9 @@ def _shape(item: DataItem) -> str:
 def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
     unknown = [verb for verb in verbs if verb not in VERBS]
     if unknown:
-        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, flag="--prove-with")
+        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, field="prove_with")
     if "divergence" in verbs and against is None:
-        raise ConfigError("a divergence needs a reference", flag="--against")
+        raise ConfigError("a divergence needs a reference", field="against")
     if "summarize" in verbs:
         check_rouge()
 
@@ -181,11 +187,12 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
         try:
             need_tokenizer(text)
         except ConfigError as error:
-            raise ConfigError(error.what, flag="use --prove with token_ids") from None
+            raise ConfigError(error.what, field="prove", fix="use `prove` with token_ids") from None
     if any(item.messages is not None for item in data.items) and text.chat is None:
         raise ConfigError(
             "the checkpoint has no chat template, but the data has messages",
-            flag="use --chat-template chatml, or --prove with prompts",
+            field="chat_template",
+            fix="use `chat_template=chatml`, or `prove` with prompts",
         )
     if reference is not None:
         check_tokens_of(reference, text, data.items)
@@ -197,7 +204,7 @@ def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, flo
         name, _, value = one.partition("=")
         if name not in names:
             raise ConfigError(
-                "no such metric is measured", seen=one, allowed=[f"{n}=X" for n in names], flag="--threshold"
+                "no such metric is measured", seen=one, allowed=[f"{n}=X" for n in names], field="threshold"
             )
         try:
             found[name] = float(value)
@@ -205,7 +212,7 @@ def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, flo
             found[name] = math.nan
         if not math.isfinite(found[name]) or found[name] < 0:
             raise ConfigError(
-                "a threshold must be 0 or more", seen=one, allowed=f"{name}=X", flag="--threshold"
+                "a threshold must be 0 or more", seen=one, allowed=f"{name}=X", field="threshold"
             )
     return found
 

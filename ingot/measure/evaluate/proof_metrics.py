@@ -33,9 +33,9 @@ from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.side_spec import SideSpec, longest
 
 _log = logging.getLogger(__name__)
-_FIX = "--prove with other data, or another --against; the build was discarded"
+_FIX = "`prove` with other data, or another `against`; the build was discarded"
 _SMALLER = (
-    "compare --against an engine; or build without --prove and run `ingot eval`, whose flags can save memory"
+    "compare `against` an engine; or build without `prove` and run `ingot eval`, whose flags can save memory"
 )
 
 
@@ -63,7 +63,9 @@ def measure(
             try:
                 found += _metrics(verb, _evaluated(verb, spec, other, proving, progress), proving)
             except ConfigError as error:
-                raise ConfigError(error.what, seen=error.seen, allowed=error.allowed, flag=_FIX) from None
+                raise ConfigError(
+                    error.what, seen=error.seen, allowed=error.allowed, field="prove", fix=_FIX
+                ) from None
             except OutOfMemoryError as error:
                 if error.ledger is not None:  # which has the changes that make it fit
                     raise
@@ -91,8 +93,8 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
         raise BuildError(
             "the engine misses a threshold, so the build was discarded",
             seen="; ".join(_describe(metric) for metric in missed),
-            fix=f"{nearer}; relax --threshold NAME=X if the metric is good enough; "
-            "or leave out --prove and inspect the engine with `ingot align` and `ingot eval`",
+            fix=f"{nearer}; relax `threshold=NAME=X` if the metric is good enough; "
+            "or leave out `prove` and inspect the engine with `ingot align` and `ingot eval`",
         )
     return write_metrics(engine, metrics)
 
@@ -100,24 +102,24 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
 def _nearer(quant: QuantConfig) -> str:
     """What another build can change to come nearer to the original."""
     if quant.dense:
-        return "another --dtype"
+        return "another `dtype`"
     if quant.source:
         return "a checkpoint with more bits (this one's quantized values are kept as they are)"
     infos = [SCHEMES[scheme] for scheme in quant.schemes if scheme != "none"]
     ways = []
     if infos and quant.method == "round":
         better = "gptq" if any("gptq" in info.method for info in infos) else "smoothquant"
-        ways.append(f"--method {better} with --calib")
+        ways.append(f"`method={better}` with `calib`")
     sizes = [info.group for info in infos if len(info.group) > 1]
     if sizes and quant.group == 0:
-        ways.append("--group-size 128")
+        ways.append("`group_size=128`")
     elif quant.group and any(0 < size < quant.group and all(size in own for own in sizes) for size in GROUPS):
-        ways.append("a smaller --group-size")
+        ways.append("a smaller `group_size`")
     if infos:
         only = {*quant.schemes} - {"none"} == {MILDEST}
-        ways.append("no --quant" if only else f"--quant {MILDEST}")
+        ways.append("no `quant`" if only else f"`quant={MILDEST}`")
     if quant.head != "none":
-        ways.append("no --quant-head")
+        ways.append("no `quant_head`")
     return " or ".join(ways)
 
 

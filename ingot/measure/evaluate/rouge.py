@@ -57,7 +57,7 @@ class Rouge:
 
     def __init__(self, language: str = "auto", *, stemmer: bool = False) -> None:
         if language not in LANGUAGES:
-            raise ConfigError("unknown language", seen=language, allowed=LANGUAGES, flag="--lang")
+            raise ConfigError("unknown language", seen=language, allowed=LANGUAGES, field="lang")
         check_rouge()
         from rouge_score.rouge_scorer import RougeScorer
 

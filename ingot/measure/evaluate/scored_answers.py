@@ -155,7 +155,8 @@ def _cases(data: DataFile, text: TextParts, room: int, asking: AnswerSettings) -
             "no item fits the model's context",
             seen=f"{len(made)} items",
             allowed=f"{room - asking.max_new_tokens} prompt tokens",
-            flag="--max-new-tokens with less, or --max-seq-len with more if the model allows it",
+            field="max_new_tokens",
+            fix="`max_new_tokens` with less, or `max_seq_len` with more if the model allows it",
         )
     return cases, len(made) - len(cases)
 

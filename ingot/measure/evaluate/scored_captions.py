@@ -128,14 +128,17 @@ def _check(spec: SideSpec) -> None:
     if spec.kind == HUGGINGFACE:
         raise ConfigError(
             "Hugging Face has no class of MiniGPT-4 to compare with",
-            seen="--against hf",
-            flag="--against ENGINE: another precision, another checkpoint; or captions in --data",
+            seen="hf",
+            field="against",
+            fix="`against=ENGINE`: another precision, another checkpoint; or captions in `data`",
         )
     check_side(spec)
     modality = model_of(spec.source).modality
     if modality is not PICTURE:
         what = "captions need a model of pictures"
-        raise ConfigError(what, seen=f"{spec.path}: {modality.model}", flag="an engine of MiniGPT-4")
+        raise ConfigError(
+            what, seen=f"{spec.path}: {modality.model}", field="engine", fix="an engine of MiniGPT-4"
+        )
 
 
 def _has_references(data: DataFile, *, alone: bool) -> bool:
@@ -145,11 +148,12 @@ def _has_references(data: DataFile, *, alone: bool) -> bool:
         raise ConfigError(
             "some pictures have a caption and others have none",
             seen=f"{len(without)} of {len(data.items)} without, the first is item {without[0]}",
-            flag="--data with a caption for each, or for none",
+            field="data",
+            fix="`data` with a caption for each, or for none",
         )
     if without and alone:
         what = "there is nothing to compare the captions with"
-        raise ConfigError(what, seen="no captions in --data", flag="--against ENGINE")
+        raise ConfigError(what, seen=f"no captions in {data.path}", field="against", fix="`against=ENGINE`")
     return not without
 
 

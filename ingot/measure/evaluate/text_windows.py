@@ -42,9 +42,9 @@ def windows(num_tokens: int, size: int, stride: int) -> Iterator[TextWindow]:
         ConfigError: the stride is not 1 to ``size``, or ``size`` is below 2.
     """
     if size < 2:
-        raise ConfigError("a window needs at least two tokens", seen=size, flag="--window")
+        raise ConfigError("a window needs at least two tokens", seen=size, field="window")
     if not 1 <= stride <= size:
-        raise ConfigError("the stride is out of range", seen=stride, allowed=f"1 to {size}", flag="--stride")
+        raise ConfigError("the stride is out of range", seen=stride, allowed=f"1 to {size}", field="stride")
     done = 0
     for begin in range(0, num_tokens, stride):
         end = min(begin + size, num_tokens)

@@ -51,7 +51,7 @@ class HuggingFaceSide:
         source = Path(spec.random_weights) if spec.random_weights else resolve_checkpoint(spec.path or "")
         self.config = decoder_config(class_config(source))
         self.dtype = class_dtype(source, spec.dtype, self.device, is_random=is_random)
-        fix = "leave out --against hf, or use --device cuda"
+        fix = "leave out `against=hf`, or use `device=cuda`"
         self.model = load_class(source, self.dtype, self.device, fix, is_random=is_random)
         self.model.generation_config = generation_defaults(_PAD)  # never ends early
         self.load_s = seconds_since(start, self.device)
@@ -120,7 +120,7 @@ class HuggingFaceSide:
         for first in range(0, len(prompts), self.max_batch_size):
             part = prompts[first : first + self.max_batch_size]
             most = min(new_tokens, self.max_seq_len - max(map(len, part)))
-            with class_memory("--against-batch"):
+            with class_memory("`against_batch`"):
                 out = self.complete(part, most, eos_token_id=list(stop_ids) or None)
             for row, tokens in enumerate(out.tolist()):
                 end = next((i for i, token in enumerate(tokens) if token in stop_ids), None)
@@ -175,7 +175,7 @@ class HuggingFaceSide:
 
     def _logits(self, ids: list[int]) -> torch.Tensor:
         """[num_tokens, vocab_size] in the model's dtype, on its device."""
-        with class_memory("--window"):
+        with class_memory("`window`"):
             out = self.model(torch.tensor([ids], device=self.device), use_cache=False)
         logits: torch.Tensor = out.logits
         return logits[0]

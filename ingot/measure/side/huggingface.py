@@ -28,19 +28,20 @@ from ingot.measure.side.side_spec import decoder_config
 from ingot.memory.host_memory import expect_class_room
 
 
-def check_huggingface(path: str | None, flag: str = "--against") -> None:
+def check_huggingface(path: str | None, field: str = "against") -> None:
     """Say early what would only fail once the class's turn comes.
 
     Raises:
         DeviceError: transformers is not installed.
         CheckpointError: the path is an engine.
     """
-    _need_transformers(f"{flag} hf", "pip install transformers")
+    _need_transformers(f"`{field}=hf`", "pip install transformers")
     if path is not None and is_engine(Path(path)):
         raise CheckpointError(
             "Hugging Face's class reads a checkpoint, not an engine",
             seen=path,
-            flag=f"{flag} hf:CHECKPOINT, with the checkpoint that the engine was built from",
+            field=field,
+            fix=f"`{field}=hf:CHECKPOINT`, with the checkpoint that the engine was built from",
         )
 
 
@@ -50,8 +51,8 @@ def check_class(folder: Path) -> str | None:
     Raises:
         DeviceError: transformers is not installed.
     """
-    fix = f"{to_install('align')}, or --original ingot for Ingot's own fp32 path"
-    _need_transformers("--original hf", fix)
+    fix = f"{to_install('align')}, or `original=ingot` for Ingot's own fp32 path"
+    _need_transformers("`original=hf`", fix)
     kind = str(class_config(folder).get("model_type"))
     missing = f"transformers {version('transformers')} has no class for {kind!r}"
     if not _has_package(kind):  # read from the disk: the import takes a second, and is of no use then
@@ -73,7 +74,7 @@ def load_class(
     num_layers: int | None = None,
     widest: torch.dtype | None = None,
     attention: str | None = None,
-    flag: str | None = None,
+    instead: str | None = None,
 ) -> Any:
     """The class on the device, if there is room for it.
 
@@ -83,7 +84,7 @@ def load_class(
         num_layers: how many of the first layers are kept; None: all.
         widest: dtype that it will be cast to, where that is wider than ``dtype``.
         attention: of ``transformers``; None: the class's own.
-        flag: what to change where the class cannot load the checkpoint.
+        instead: a value of ``original`` where the class cannot load the checkpoint.
 
     Raises:
         OutOfMemoryError: it does not fit.
@@ -92,7 +93,7 @@ def load_class(
     hf = class_config(source)
     expect_class_room(hf, widest or dtype, device, fix, num_layers)
     options = {"attn_implementation": attention} if attention else {}
-    with class_memory("a larger GPU, or --device cpu"):
+    with class_memory("a larger GPU, or `device=cpu`"):
         try:
             model = _read(source, hf, dtype, device, options, num_layers, is_random=is_random)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -100,7 +101,9 @@ def load_class(
                 raise
             why = next(iter(str(error).splitlines()), type(error).__name__)
             what = "Hugging Face's class cannot load this"
-            raise CheckpointError(what, seen=f"{source}: {why}", flag=flag) from None
+            at_fault = None if instead is None else "original"
+            advice = None if instead is None else f"`original={instead}`"
+            raise CheckpointError(what, seen=f"{source}: {why}", field=at_fault, fix=advice) from None
         return model.to(device).eval()
 
 
@@ -167,9 +170,9 @@ class ClassTokenizer:
         return text, self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _need_transformers(flag: str, fix: str) -> None:
+def _need_transformers(named: str, fix: str) -> None:
     if importlib.util.find_spec("transformers") is None:
-        raise DeviceError(f"transformers is not installed, and {flag} needs it", fix=fix)
+        raise DeviceError(f"transformers is not installed, and {named} needs it", fix=fix)
 
 
 def _has_package(kind: str) -> bool:

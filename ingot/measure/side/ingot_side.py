@@ -133,7 +133,7 @@ class IngotSide:
             raise OutOfMemoryError(
                 "the KV cache does not hold the batch",
                 seen=f"room for {room} of {batch} requests of {self.max_seq_len} tokens",
-                fix="a smaller --batch, fewer tokens, or a larger GPU",
+                fix="a smaller `batch`, fewer tokens, or a larger GPU",
             )
 
     def make_room(self, requests: int, tokens: int) -> None:

@@ -129,7 +129,7 @@ def named_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:
 
 
 def against_parts(against: str) -> tuple[bool, str | None]:
-    """Whether ``--against`` means Hugging Face's class, and the path that it names: None for ``hf`` alone.
+    """Whether ``against`` means Hugging Face's class, and the path that it names: None for ``hf`` alone.
 
     Raises:
         ConfigError: ``hf:`` without a checkpoint.
@@ -138,7 +138,9 @@ def against_parts(against: str) -> tuple[bool, str | None]:
     if kind != HUGGINGFACE:
         return False, against
     if colon and not path:
-        raise ConfigError("hf: needs a checkpoint", seen=against, flag="--against hf:CHECKPOINT, or hf")
+        raise ConfigError(
+            "hf: needs a checkpoint", seen=against, field="against", fix="`against=hf:CHECKPOINT`, or hf"
+        )
     return True, path or None
 
 
@@ -214,7 +216,7 @@ def usual_window(spec: SideSpec) -> int:
     return longest(spec.replace(kind=HUGGINGFACE))
 
 
-def read_tokenizer(spec: SideSpec, without: str = "--mixed or --fixed instead of --requests") -> Tokenizer:
+def read_tokenizer(spec: SideSpec, without: str = "`mixed` or `fixed` instead of `requests`") -> Tokenizer:
     """The tokenizer of what the spec names, without its weights; ``without`` is how to do without one.
 
     Raises:
@@ -226,7 +228,8 @@ def read_tokenizer(spec: SideSpec, without: str = "--mixed or --fixed instead of
         raise ConfigError(
             "counting the tokens of texts needs a tokenizer",
             seen=spec.path or spec.random_weights,
-            flag=f"{without}, or an engine with a tokenizer",
+            field="text",
+            fix=f"{without}, or an engine with a tokenizer",
         )
     return tokenizer
 

@@ -71,7 +71,7 @@ def fixed(count: int, prompt_tokens: int, new_tokens: int) -> TokenLoad:
     Raises:
         ConfigError: a number is below 1.
     """
-    check_counts({"--fixed": count, "--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens})
+    check_counts(fixed=count, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     return TokenLoad(f"{count} of {prompt_tokens} + {new_tokens}", (Ask(prompt_tokens, new_tokens),) * count)
 
 
@@ -83,7 +83,7 @@ def mixed(count: int) -> TokenLoad:
     Raises:
         ConfigError: ``count`` is below 1.
     """
-    check_counts({"--mixed": count})
+    check_counts(mixed=count)
     rng = random.Random(MIXED_SEED)
 
     def length(log: tuple[float, float]) -> int:
@@ -110,8 +110,8 @@ def warm_up_load(vocab_size: int, count: int, new_tokens: int) -> tuple[list[Ask
     return asks, PromptSource(vocab_size, _WARM_UP_SEED).prompts(asks)
 
 
-def parse_batches(text: str, flag: str = "--batch", what: str = "batch sizes") -> list[int]:
-    """``"1,8,32"`` → [1, 8, 32]; ``flag`` and ``what`` are named in the error.
+def parse_batches(text: str, field: str = "batch", what: str = "batch sizes") -> list[int]:
+    """``"1,8,32"`` → [1, 8, 32]; ``field`` and ``what`` are named in the error.
 
     Raises:
         ConfigError: it is no list of whole numbers from 1.
@@ -122,15 +122,15 @@ def parse_batches(text: str, flag: str = "--batch", what: str = "batch sizes") -
             f"{what} must be positive integers separated by commas",
             seen=repr(text),
             allowed="for example 1,8,32",
-            flag=flag,
+            field=field,
         )
     return [int(part) for part in parts]
 
 
-def check_counts(flags: dict[str, int]) -> None:
+def check_counts(**counts: int) -> None:
     """Raises:
-    ConfigError: the value of a flag is below 1.
+    ConfigError: one is below 1.
     """
-    for flag, value in flags.items():
+    for name, value in counts.items():
         if value < 1:
-            raise ConfigError(f"{flag[2:]} must be at least 1", seen=value, flag=flag)
+            raise ConfigError(f"{name.replace('_', '-')} must be at least 1", seen=value, field=name)

@@ -34,7 +34,6 @@ from ingot.speech.transcriber import Transcriber
 from ingot.speech.window_decoding import Vocabulary
 
 _FRAMES = WINDOW // HOP  # of a window
-_FLAG = "--against"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ def _check_batch(folder: Path, batch: int) -> None:
             "the batch is larger than the engine's max_batch_size",
             seen=batch,
             allowed=f"<= {most}",
-            flag="--batch, or build with a larger --max-batch-size",
+            field="batch",
+            fix="`batch`, or build with a larger `max_batch_size`",
         )
 
 
@@ -138,7 +138,7 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
         found: dict[int, SideTranscript] = {}
         for places in _alike(recordings, asked, self.batch):
             run_in_order = [recordings[place] for place in places]
-            with class_memory("--against-batch"):
+            with class_memory("`against_batch`"):
                 found |= zip(places, self._together(run_in_order, asked[places[-1]]), strict=True)
         return [found[place] for place in range(len(recordings))]
 
@@ -206,7 +206,9 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
             raise RequestError("Hugging Face's class needs timestamps behind 30 s", fix=fix)
         lacking = [name for name, plain in _LACKING.items() if getattr(options, name) != plain]
         if lacking:
-            raise RequestError("Hugging Face's class does not have these options", seen=lacking, flag=_FLAG)
+            raise RequestError(
+                "Hugging Face's class does not have these options", seen=lacking, field="against"
+            )
         tokens, most = self.vocabulary.tokens, self.vocabulary.longest // 2
         reads = options.condition_on_previous_text or options.initial_prompt
         given: dict[str, Any] = {

@@ -50,12 +50,12 @@ class ChannelRange:
             BuildError: nothing was added, or a value was not finite.
         """
         if not self.count:
-            raise BuildError("calibration saw no tokens", fix="--calib with at least one sample")
+            raise BuildError("calibration saw no tokens", fix="`calib` with at least one sample")
         found = torch.maximum(self.highest, -self.lowest)
         if not bool(torch.isfinite(self.total_abs).all()):
             channel = int((~torch.isfinite(self.total_abs)).nonzero()[0])
             raise BuildError(
-                "activations are not finite during calibration", seen=f"channel {channel}", fix="--dtype bf16"
+                "activations are not finite during calibration", seen=f"channel {channel}", fix="`dtype=bf16`"
             )
         return found
 

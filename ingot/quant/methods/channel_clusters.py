@@ -152,7 +152,7 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     """In fp64 on the CPU."""
     wide = values.double().cpu()
     if not bool(torch.isfinite(wide).all()):
-        raise BuildError("activations are not finite during calibration, or there were none", fix="--calib")
+        raise BuildError("activations are not finite during calibration, or there were none", fix="`calib`")
     return wide
 
 

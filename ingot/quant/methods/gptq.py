@@ -76,13 +76,13 @@ class HessianSum:
             BuildError: no token was added, or the sum is not finite.
         """
         if not self.count:
-            raise BuildError("calibration saw no tokens", fix="--calib with at least one sample")
+            raise BuildError("calibration saw no tokens", fix="`calib` with at least one sample")
         total = self.total
         if not bool(torch.isfinite(total).all()):
             raise BuildError(
                 "activations are not finite during calibration",
                 seen="inf or NaN in an input",
-                fix="--dtype bf16",
+                fix="`dtype=bf16`",
             )
         return total / self.count
 
@@ -290,7 +290,7 @@ def _check_hessian(hessian: torch.Tensor, columns: int) -> None:
             "the Hessian has the wrong shape", seen=list(hessian.shape), allowed=[columns, columns]
         )
     if not bool(torch.isfinite(hessian).all()):
-        raise BuildError("activations are not finite during calibration", fix="--dtype bf16")
+        raise BuildError("activations are not finite during calibration", fix="`dtype=bf16`")
 
 
 def _order(hessian: torch.Tensor, act_order: bool) -> torch.Tensor:
@@ -311,7 +311,7 @@ def _factor(hessian: torch.Tensor, order: torch.Tensor, damping: float) -> tuple
     wide = hessian[back[:, None], back].double()
     diagonal = wide.diagonal()
     if not bool((diagonal > 0).any()):
-        raise BuildError("calibration's inputs are all 0", fix="--calib")
+        raise BuildError("calibration's inputs are all 0", fix="`calib`")
     mean = float(diagonal.mean())
     diagonal[diagonal <= 0] = mean
     added = 0.0

@@ -55,7 +55,8 @@ def check_rotation(config: DecoderConfig) -> None:
             "this model's hidden states cannot be rotated",
             seen=f"{config.architecture}: {norms}, {config.modality.model}",
             allowed="models of text with RMSNorm before attention and MLP alone",
-            flag="--no-rotate, or rotation: false in the --quant file",
+            field="rotation",
+            fix="`rotation=False`, or rotation: false in the `quant` file",
         )
 
 

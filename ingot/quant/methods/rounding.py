@@ -243,7 +243,7 @@ def _stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not bool(torch.isfinite(short).all()):
         largest = float(scales.max())
         raise BuildError(
-            f"a scale does not fit {dtype_name(dtype)}", seen=f"{largest:.4g}", fix="--dtype bf16"
+            f"a scale does not fit {dtype_name(dtype)}", seen=f"{largest:.4g}", fix="`dtype=bf16`"
         )
     bits = short.view(torch.int32 if dtype == torch.float32 else torch.int16)
     lost = short.to(scales.dtype) < scales * (1 - 2**-8)

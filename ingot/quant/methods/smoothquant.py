@@ -60,7 +60,7 @@ def smoothing_scales(
         ConfigError: alpha is outside 0 to 1, or shapes differ.
     """
     if not 0 <= alpha <= 1:
-        raise ConfigError("alpha is out of range", seen=alpha, allowed="0 to 1", flag="--alpha")
+        raise ConfigError("alpha is out of range", seen=alpha, allowed="0 to 1", field="alpha")
     columns = _columns(weights, act_max.shape[-1])
     act_large = class_max(act_max.float(), classes)
     heavy = class_max(columns, classes).clamp(min=_FLOOR)

@@ -87,7 +87,7 @@ class Int8Blocks(Int8Products):
         Raises:
             BuildError: always.
         """
-        raise BuildError("RPTQ needs calibration data", seen="none", fix="--calib FILE")
+        raise BuildError("RPTQ needs calibration data", seen="none", fix="`calib=FILE`")
 
     def chosen(
         self,

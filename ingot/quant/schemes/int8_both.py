@@ -85,6 +85,6 @@ def _checked(input_scale: torch.Tensor | None) -> torch.Tensor:
         raise BuildError(
             "static activations need a positive scale from calibration",
             seen=seen,
-            fix="--calib, or --activations dynamic",
+            fix="`calib`, or `activations=dynamic`",
         )
     return input_scale.float().reshape(1)

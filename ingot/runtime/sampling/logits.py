@@ -30,7 +30,7 @@ def apply_brought(processors: Sequence[Processor], ids: Sequence[int], logits: t
             found = processor(list(ids), logits)
         except Exception as error:
             raise RequestError(
-                f"the logits processor {name} failed", seen=repr(error), flag="logits_processors"
+                f"the logits processor {name} failed", seen=repr(error), field="logits_processors"
             ) from error
         if not isinstance(found, torch.Tensor) or found.shape != logits.shape:
             seen = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
@@ -38,7 +38,7 @@ def apply_brought(processors: Sequence[Processor], ids: Sequence[int], logits: t
                 f"the logits processor {name} did not return logits",
                 seen=seen,
                 allowed=f"a tensor {list(logits.shape)}",
-                flag="logits_processors",
+                field="logits_processors",
             )
         if found is not logits:
             logits.copy_(found)

@@ -114,7 +114,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     seen: str | None = None
     allowed: str | None = None
     fix: str | None = None
-    flag: str | None = None
+    fields: tuple[str, ...] = ()
     ledger: dict[str, Any] | None = None
     lines: tuple[str, ...] = ()
 
@@ -126,14 +126,14 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
         seen, allowed = (None if value is None else str(value) for value in (error.seen, error.allowed))
         if isinstance(error, OutOfMemoryError):
             ledger = None if error.ledger is None else dict(error.ledger)
-            return cls(error.what, seen, allowed, error.fix, None, ledger, error.lines)
-        return cls(error.what, seen, allowed, error.fix, error.flag)
+            return cls(error.what, seen, allowed, error.fix, (), ledger, error.lines)
+        return cls(error.what, seen, allowed, error.fix, error.fields)
 
     def error(self) -> IngotError:
         """The error for people."""
         seen, allowed, fix = self.seen, self.allowed, self.fix
         if self.ledger is None:
-            return EngineError(self.what, seen=seen, allowed=allowed, fix=fix, flag=self.flag)
+            return EngineError(self.what, seen=seen, allowed=allowed, fix=fix, field=self.fields)
         return OutOfMemoryError(
             self.what, seen=seen, allowed=allowed, fix=fix, ledger=self.ledger, lines=self.lines
         )

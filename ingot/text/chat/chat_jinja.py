@@ -32,7 +32,7 @@ _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _SANDBOX = "ingot.text.chat.template_sandbox"
 _OWN = {"messages", "add_generation_prompt"}
 _MARK = "(what the developer says)"
-_OTHER = "use another template: `ingot build … --chat-template chatml`, or chat_template= in Python"
+_OTHER = "build with another template: `chat_template=chatml`"
 
 _UNREAD = "leave them out, or use a model whose template takes them (tools, enable_thinking)"
 
@@ -108,7 +108,7 @@ class JinjaFormat(ChatFormat):
             checked, values = parse_json(json.dumps(given, default=_as_object))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(
-                f"{self.name} takes messages and variables of JSON types", seen=error, flag="messages"
+                f"{self.name} takes messages and variables of JSON types", seen=error, field="messages"
             ) from None
         return checked, values
 
@@ -132,7 +132,7 @@ class JinjaFormat(ChatFormat):
             raise RequestError(f"{self.name} {error}", fix=_OTHER) from None
         if "fault" in found:
             verb = "refuses" if found["kind"] == "refusal" else "fails on"
-            raise RequestError(f"{self.name} {verb} these messages", seen=found["fault"], flag="messages")
+            raise RequestError(f"{self.name} {verb} these messages", seen=found["fault"], field="messages")
         return str(found["text"])
 
 

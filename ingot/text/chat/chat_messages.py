@@ -32,7 +32,7 @@ def check_messages(
         RequestError: no messages, an unknown role, or content that is no text; it names the message.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError("messages must be a non-empty list of objects", seen=messages, flag="messages")
+        raise RequestError("messages must be a non-empty list of objects", seen=messages, field="messages")
     return [_checked(message, f"messages[{i}]", roles, inputs) for i, message in enumerate(messages)]
 
 
@@ -61,14 +61,16 @@ def check_turns(messages: list[Message], *, add_generation_prompt: bool) -> None
     for i, message in enumerate(messages[1:], start=1):
         if message["role"] == "system":
             where = f"messages[{i}]"
-            raise RequestError("only the first message may be the system's", seen=where, flag=f"{where}.role")
+            raise RequestError(
+                "only the first message may be the system's", seen=where, field=f"{where}.role"
+            )
     turns = [message["role"] for message in messages if message["role"] != "system"]
     if turns and turns[0] != "user":
         raise RequestError(
-            "the first message after the system's must be the user's", seen=turns[0], flag="messages"
+            "the first message after the system's must be the user's", seen=turns[0], field="messages"
         )
     if add_generation_prompt and (not turns or turns[-1] != "user"):
-        raise RequestError("the last message must be the user's", seen=messages[-1]["role"], flag="messages")
+        raise RequestError("the last message must be the user's", seen=messages[-1]["role"], field="messages")
 
 
 def with_arguments(messages: list[Message]) -> list[Message]:
@@ -98,11 +100,11 @@ def _with_object(call: Any) -> Any:
 
 def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str], inputs: bool) -> Message:
     if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be an object", seen=message, flag="messages")
+        raise RequestError(f"{where} must be an object", seen=message, field="messages")
     role = message.get("role")
     if role not in roles:
         raise RequestError(
-            f"{where}.role is not one of the roles", seen=role, allowed=list(roles), flag=f"{where}.role"
+            f"{where}.role is not one of the roles", seen=role, allowed=list(roles), field=f"{where}.role"
         )
     content = message.get("content")
     if content is None and role == "assistant" and isinstance(message.get("refusal"), str):
@@ -128,7 +130,7 @@ def _text(content: Any, where: str, kinds: Sequence[str]) -> str:
         return content
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
         allowed = 'a string or a list of {"type": "text", "text": ...}'
-        raise RequestError(f"{where} is not text", seen=type(content).__name__, allowed=allowed, flag=where)
+        raise RequestError(f"{where} is not text", seen=type(content).__name__, allowed=allowed, field=where)
     return "".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
 
 
@@ -137,8 +139,8 @@ def _part(part: Any, where: str, kinds: Sequence[str]) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or kind not in kinds:
         allowed = " or ".join(f'"type": "{one}"' for one in kinds)
-        raise RequestError(f"{where} is not a text part", seen=kind, allowed=allowed, flag=where)
+        raise RequestError(f"{where} is not a text part", seen=kind, allowed=allowed, field=where)
     text = part.get(str(kind))
     if not isinstance(text, str):
-        raise RequestError(f"{where}.{kind} must be a string", seen=type(text).__name__, flag=where)
+        raise RequestError(f"{where}.{kind} must be a string", seen=type(text).__name__, field=where)
     return text

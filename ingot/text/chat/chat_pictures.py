@@ -66,7 +66,9 @@ def alignment_prompt(picture: Input, seed: int | None = None, chat_format: str =
         RequestError: no such format.
     """
     if chat_format not in ALIGNED:
-        raise RequestError("no such chat format", seen=chat_format, allowed=list(ALIGNED), flag="chat_format")
+        raise RequestError(
+            "no such chat format", seen=chat_format, allowed=list(ALIGNED), field="chat_format"
+        )
     question = ALIGNMENT[0] if seed is None else random.Random(seed).choice(ALIGNMENT)
     before, behind, _ = ALIGNED[chat_format]
     return Prompt([f"{before}<Img>", picture, f"</Img> {question}{behind}"])
@@ -155,7 +157,7 @@ def _marked(content: str | Sequence[str | Input]) -> list[str | Input]:
 def _plain(message: Message) -> str:
     """The text of a message that may have no picture."""
     if not isinstance(message["content"], str):
-        raise RequestError("only messages of the user have pictures", seen=message["role"], flag="messages")
+        raise RequestError("only messages of the user have pictures", seen=message["role"], field="messages")
     return message["content"]
 
 

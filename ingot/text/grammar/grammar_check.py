@@ -48,7 +48,7 @@ def try_grammar(probe: LimitedProcess, grammar: Grammar, cancelled: threading.Ev
         raise kind(f"the grammar {error}", fix=SIMPLER) from None
     if found["fault"] is not None:
         where = f" ({found['part']})" if found["part"] else ""
-        raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")
+        raise RequestError(f"the grammar is refused{where}", seen=found["fault"], field="grammar")
     size: int = found["bytes"]
     if size > MOST_BYTES:
         seen, allowed = (f"{count >> 20} MiB" for count in (size, MOST_BYTES))
@@ -67,10 +67,10 @@ def grammar_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
         what = "llguidance is not installed, and grammars need it"
         raise DeviceError(what, fix=f"{to_install('grammar')} (or pip install llguidance)")
     if tokenizer is None:
-        raise RequestError("the engine has no tokenizer, so it takes no grammars", flag="grammar")
+        raise RequestError("the engine has no tokenizer, so it takes no grammars", field="grammar")
     if not tokenizer.joins_bytes:
         raise RequestError(
-            "this tokenizer's text is not its tokens' bytes, so it takes no grammars", flag="grammar"
+            "this tokenizer's text is not its tokens' bytes, so it takes no grammars", field="grammar"
         )
     return tokenizer
 
@@ -84,5 +84,5 @@ def check_ends(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int
             "a grammar needs an end token, and this request has none",
             seen=f"ignore_eos={params.ignore_eos}",
             allowed="ignore_eos=False, or stop_token_ids",
-            flag="ignore_eos",
+            field="ignore_eos",
         )

@@ -134,7 +134,7 @@ class Grammars:
         matcher = new_matcher(tokens, lark_of(grammar))
         fault = fault_of(matcher)
         if fault is not None:
-            raise RequestError("the grammar is refused", seen=fault, flag="grammar")
+            raise RequestError("the grammar is refused", seen=fault, field="grammar")
         return matcher, size + STATES_BYTES
 
     def _tokens(self) -> LLTokenizer:

@@ -18,6 +18,7 @@ from ingot.measure.align.align_session import align
 from ingot.measure.align.stages.stage_names import StageFile
 from ingot.measure.align.trace import TraceWriter, main, read_header, run_steps, trace
 from tests.measure.align.conftest import Spoil, Weights
+from tests.support.shown_errors import raises_shown
 from tests.tiny_models import make_model, random_ids, tiny_config
 
 HERE = Path(__file__).parent
@@ -182,7 +183,7 @@ def test_bad_traces(originals: dict[str, Path], tmp_path: Path) -> None:
     for number, (message, tensors) in enumerate(cases.items()):
         path = tmp_path / f"{number}.safetensors"
         save_file(tensors, path, metadata={"format": trace_file.FORMAT})
-        with pytest.raises(CheckpointError, match=message):
+        with raises_shown(CheckpointError, message):
             align(originals["llama"], path)
 
 

@@ -90,7 +90,7 @@ def test_prompts_are_new_at_every_call_and_the_same_in_every_run() -> None:
 def test_batches_are_parsed() -> None:
     assert parse_batches("1, 8,32") == [1, 8, 32]
     for text in ("", "1,,2", "0", "-1", "1;2", "many", "1.5"):
-        with pytest.raises(ConfigError, match="--batch"):
+        with pytest.raises(ConfigError, match="batch"):
             parse_batches(text)
 
 

@@ -101,6 +101,6 @@ def test_a_missing_matplotlib_is_named_with_the_extra(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        DeviceError, match=r"pip install -c constraints.txt '.\[sweep\]' in Ingot's folder, or --no-png"
+        DeviceError, match=r"pip install -c constraints.txt '.\[sweep\]' in Ingot's folder, or `no_png=True`"
     ):
         write_png([PANEL], "title", [], tmp_path / "sweep.png")

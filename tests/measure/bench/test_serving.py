@@ -18,6 +18,7 @@ from ingot.measure.bench.serving.serving_report import serving_panels
 from ingot.measure.side.token_load import Ask
 from tests.e2e.terminal import ingot
 from tests.measure.bench.stub_server import Stub, running
+from tests.support.shown_errors import raises_shown
 
 AT_ONCE = Point(rate=float("inf"))
 SHORT = ("--prompt-tokens", 8, "--new-tokens", 6, "--requests", 4)
@@ -209,7 +210,7 @@ REFUSED = {
 @pytest.mark.parametrize("fault", REFUSED, ids=str)
 def test_a_first_request_that_fails_ends_the_measurement(fault: int | str) -> None:
     kind, told = REFUSED[fault]
-    with pytest.raises(kind, match=told):
+    with raises_shown(kind, told):
         measured(Stub(fault=fault))
 
 
@@ -224,7 +225,7 @@ def test_a_first_request_that_fails_ends_the_measurement(fault: int | str) -> No
     ],
 )
 def test_a_model_or_key_that_the_server_does_not_take(stub: Stub, asked: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with raises_shown(ConfigError, told):
         measured(stub, **asked)
 
 

@@ -38,6 +38,7 @@ from ingot.measure.side.step_work import Work
 from ingot.measure.side.timed_run import Run
 from ingot.measure.side.token_load import Ask
 from tests.quant.packed_checkpoints import Packing, write_packed
+from tests.support.shown_errors import raises_shown
 
 SHAPE = Latency((1,), prompt_tokens=8, new_tokens=4, repeats=2)
 POINT_KEYS = {"line", "kind", "dtype", "quant", "batch", "status", "at", "settings", "machine", "command"}
@@ -282,7 +283,7 @@ def test_an_engine_and_unknown_precisions_are_refused(checkpoint: Path, tmp_path
         (checkpoint, {"against": "vllm"}, "compares only with Hugging Face"),
     ]
     for path, wanted, message in refused:
-        with pytest.raises(ConfigError, match=message):
+        with raises_shown(ConfigError, message):
             Sweep(spec_of(path), **wanted)
 
 

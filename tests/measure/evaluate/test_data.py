@@ -91,7 +91,7 @@ def test_bad_lines_are_named_and_refused(tmp_path: Path) -> None:
         read_data(path)
     assert "line 3: not JSON" in str(caught.value)
     assert "line 4: list instead" in str(caught.value)
-    assert str(caught.value.fix).startswith("--skip-bad")
+    assert str(caught.value.fix).startswith("`skip_bad`")
     found = read_data(path, skip_bad=True)
     assert [item.number for item in found.items] == [1, 5]
     assert found.facts()["bad_lines"] == [3, 4]
@@ -149,7 +149,7 @@ def test_byte_order_marks_and_windows_line_ends(tmp_path: Path) -> None:
 def test_running_text_is_one_item(tmp_path: Path) -> None:
     path = write(tmp_path, "One", "", "two", name="a.txt")
     assert read_data(path).items[0].text == "One\n\ntwo"
-    with pytest.raises(ConfigError, match="--where"):
+    with pytest.raises(ConfigError, match="where"):
         read_data(path, where=[("a", "b")])
 
 
@@ -157,5 +157,5 @@ def test_running_text_is_refused_where_questions_are_asked(tmp_path: Path) -> No
     path = tmp_path / "text.txt"
     path.write_text("Some text.")
     assert read_data(path).items[0].text == "Some text."
-    with pytest.raises(ConfigError, match=r"running text.*text\.txt: no question.*--data"):
+    with pytest.raises(ConfigError, match=r"running text.*text\.txt: no question.*data"):
         read_data(path, needs=question_check)

@@ -133,7 +133,7 @@ class StageFile:
             self.metadata: dict[str, str] = self._file.metadata() or {}
             self._keys = set(self._file.keys())
         except FileNotFoundError:
-            raise NoSuchPathError("no such trace", seen=path, flag="--reference") from None
+            raise NoSuchPathError("no such trace", seen=path, field="reference") from None
         except (SafetensorError, OSError) as error:
             raise _no_trace(path, error) from None
         if self.metadata.get("format") != FORMAT:
@@ -199,7 +199,7 @@ class StageFile:
                 "the trace holds several sequences",
                 seen=f"{key} {tuple(tensor.shape)}",
                 allowed="one sequence per call",
-                flag="--reference",
+                field="reference",
             )
         return tensor[0]
 
@@ -239,7 +239,7 @@ class StageFile:
             "the trace has no known module names",
             seen=sorted(self._keys)[:5],
             allowed="LLaMA's (layers.0.input_layernorm), GPT-2's (h.0.ln_1) or Whisper's",
-            flag="--reference",
+            field="reference",
         )
 
     def _count_layers(self, side: str) -> int:
@@ -292,5 +292,5 @@ def _no_trace(path: Path, why: object) -> CheckpointError:
         "not a trace",
         seen=f"{path}: {why}",
         allowed="a file that `python -m ingot.measure.align.trace` writes",
-        flag="--reference",
+        field="reference",
     )

@@ -53,7 +53,7 @@ class Kernels(JsonConfig):
             raise ConfigError(
                 "rows and tokens must be at least 1",
                 seen=f"rows {self.rows}, {self.prompt_tokens} prompt tokens, {self.context} in all",
-                flag="--batch, --prompt-tokens, --new-tokens",
+                field=("batch", "prompt_tokens", "new_tokens"),
             )
 
 
@@ -105,9 +105,11 @@ def measure_kernels(
         OutOfMemoryError: the inputs do not fit.
     """
     if device.type != "cuda":
-        raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
-    check_length(wanted.context, shape.max_seq_len, "the engine's limit", "--prompt-tokens, --new-tokens")
-    small = gpu_memory("the kernels' inputs do not fit", "smaller --batch or --prompt-tokens")
+        raise DeviceError(
+            "kernels are measured on a GPU", seen=str(device), field="device", fix="`device=cuda`"
+        )
+    check_length(wanted.context, shape.max_seq_len, "the engine's limit", "`prompt_tokens`, `new_tokens`")
+    small = gpu_memory("the kernels' inputs do not fit", "smaller `batch` or `prompt_tokens`")
     with small, on_device(device), torch.inference_mode():
         setting = KernelSetting(
             shape.config,

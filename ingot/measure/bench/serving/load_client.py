@@ -51,12 +51,14 @@ class Client:
             self.refuse(StreamError(f"HTTP {status}", _words(text)))
         found = _models(text) if status == 200 else {}
         if not found and wanted is None:
-            raise ConfigError("the server lists no models", seen=f"HTTP {status}", flag="--model NAME")
+            raise ConfigError(
+                "the server lists no models", seen=f"HTTP {status}", field="model", fix="`model=NAME`"
+            )
         if wanted is None and len(found) == 1:
             wanted = next(iter(found))
         if wanted is None or (found and wanted not in found):
             what = "the server has no such model" if wanted else "the server has several models"
-            raise ConfigError(what, seen=wanted, allowed=", ".join(found), flag="--model")
+            raise ConfigError(what, seen=wanted, allowed=", ".join(found), field="model")
         self.facts["model"] = found.get(wanted, {"id": wanted})
         return wanted
 
@@ -105,18 +107,20 @@ class Client:
         """
         seen = f"{error.kind}: {error.message}" if error.message else error.kind
         if error.kind in ("HTTP 401", "HTTP 403"):
-            fix = "--api-key" if self.target.api_key is None else "another --api-key"
-            raise ConfigError("the server refuses the API key", seen=seen, flag=fix)
+            fix = "`api_key`" if self.target.api_key is None else "another `api_key`"
+            raise ConfigError("the server refuses the API key", seen=seen, field="api_key", fix=fix)
         if error.kind == "HTTP 404":
-            flag = "--url, --endpoint or --model"
-            raise ConfigError("the server does not know the path or the model", seen=seen, flag=flag)
+            fix = "`url`, `endpoint` or `model`"
+            raise ConfigError(
+                "the server does not know the path or the model", seen=seen, field="url", fix=fix
+            )
         if error.kind == "connection":
             raise self._unreachable(error.message)
         raise RequestError("the server does not answer a first request", seen=seen, fix=_fix(error.kind))
 
     def _unreachable(self, error: object) -> IngotError:
         reason = _reason(error) if isinstance(error, Exception) else error
-        return ConfigError("no server answers", seen=f"{self.target.base} ({reason})", flag="--url")
+        return ConfigError("no server answers", seen=f"{self.target.base} ({reason})", field="url")
 
 
 @asynccontextmanager
@@ -141,7 +145,7 @@ async def opened(target: ServerTarget) -> AsyncIterator[Client]:
 
 def _fix(kind: str) -> str:
     if kind == "HTTP 400" or kind == "HTTP 422":
-        return "shorter requests; --no-ignore-eos where the server does not know ignore_eos; --endpoint"
+        return "shorter requests; `ignore_eos=False` where the server does not know ignore_eos; `endpoint`"
     if kind == "HTTP 429":
         return "wait until the server is idle, or raise its limit"
     if kind == "not a stream":

@@ -53,12 +53,14 @@ class ServerTarget:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("not a URL", seen=self.url, allowed="http://HOST:PORT", flag="--url")
+            raise ConfigError("not a URL", seen=self.url, allowed="http://HOST:PORT", field="url")
         if parts.username is not None:
-            raise ConfigError("a URL with a password would be in the record", flag="--api-key, and --url")
+            raise ConfigError(
+                "a URL with a password would be in the record", field="api_key", fix="`api_key`, and `url`"
+            )
         if self.endpoint not in PATHS:
             raise ConfigError(
-                "unknown endpoint", seen=self.endpoint, allowed=", ".join(PATHS), flag="--endpoint"
+                "unknown endpoint", seen=self.endpoint, allowed=", ".join(PATHS), field="endpoint"
             )
 
     @property
@@ -88,9 +90,9 @@ class ServerTarget:
                 return {"messages": [{"role": "user", "content": content}]}
             if is_messages:
                 return {"messages": content}
-            raise ConfigError("a chat takes no token ids", flag="--endpoint completions")
+            raise ConfigError("a chat takes no token ids", field="endpoint", fix="`endpoint=completions`")
         if is_messages:
-            raise ConfigError("messages need a chat", flag="--endpoint chat")
+            raise ConfigError("messages need a chat", field="endpoint", fix="`endpoint=chat`")
         return {"prompt": content}
 
     def to_json(self) -> dict[str, Any]:

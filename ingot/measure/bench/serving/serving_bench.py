@@ -58,7 +58,7 @@ class ServingBench:
     limits_ms: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_counts({"--requests": self.requests, "--warm-up": self.warm_up})
+        check_counts(requests=self.requests, warm_up=self.warm_up)
 
     def to_json(self) -> dict[str, Any]:
         return {

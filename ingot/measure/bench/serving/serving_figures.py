@@ -38,7 +38,7 @@ def parse_limits(text: str) -> dict[str, float]:
             found[name] = 0.0
         if name not in LIMITS or not found[name] > 0:
             allowed = "ttft:MS, tpot:MS, e2e:MS, separated by commas"
-            raise ConfigError("not a limit", seen=part, allowed=allowed, flag="--goodput")
+            raise ConfigError("not a limit", seen=part, allowed=allowed, field="goodput")
     return found
 
 

@@ -65,7 +65,7 @@ def parse_rates(text: str) -> list[Point]:
         rates = []
     if not rates or not all(rate > 0 for rate in rates):
         allowed = "requests per second, above 0 or inf, separated by commas"
-        raise ConfigError("not a list of rates", seen=repr(text), allowed=allowed, flag="--rate")
+        raise ConfigError("not a list of rates", seen=repr(text), allowed=allowed, field="rate")
     return [Point(rate=rate) for rate in rates]
 
 
@@ -75,7 +75,7 @@ def parse_concurrencies(text: str) -> list[Point]:
     Raises:
         ConfigError: one is no whole number from 1.
     """
-    return [Point(concurrency=n) for n in parse_batches(text, "--concurrency", "concurrencies")]
+    return [Point(concurrency=n) for n in parse_batches(text, "concurrency", "concurrencies")]
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
@@ -162,7 +162,7 @@ class FilePrompts:
         try:
             lines = read_text(path).split("\n")
         except (OSError, ValueError) as error:
-            raise ConfigError("the data cannot be read", seen=f"{path}: {error}", flag="--dataset") from None
+            raise ConfigError("the data cannot be read", seen=f"{path}: {error}", field="dataset") from None
         self._path = path
         prompts = [
             _prompt(line, f"{path}, line {number}", new_tokens)
@@ -170,7 +170,7 @@ class FilePrompts:
             if line.strip()
         ]
         if not prompts:
-            raise ConfigError("no prompts", seen=f"{path} is empty", flag="--dataset")
+            raise ConfigError("no prompts", seen=f"{path} is empty", field="dataset")
         self.count: int | None = len(prompts)
         self._next = cycle(prompts)
 
@@ -198,7 +198,7 @@ def _prompt(line: str, where: str, new_tokens: int) -> ServerPrompt:
             f"{where} is not a prompt",
             seen=line[:80],
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}; "output_tokens": N',
-            flag="--dataset",
+            field="dataset",
         )
     return ServerPrompt(found[0], wanted)
 

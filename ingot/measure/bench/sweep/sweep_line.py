@@ -216,5 +216,5 @@ def _check_quant(line: SweepLine, facts: dict[str, Any]) -> None:
             "the checkpoint was not loaded in the requested precision",
             seen=found,
             allowed=wanted,
-            flag="--quant",
+            field="quant",
         )

@@ -30,7 +30,7 @@ def record_of(records: list[Record]) -> Record:
         ConfigError: there is none.
     """
     if not records:
-        raise ConfigError("there are no measured points", flag="--out with a folder of a sweep")
+        raise ConfigError("there are no measured points", field="out", fix="`out` with a folder of a sweep")
     names = dict.fromkeys(record["line"] for record in records)
     lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
     last = records[-1]

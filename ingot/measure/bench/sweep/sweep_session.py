@@ -96,20 +96,22 @@ class Sweep:
                 "a batch has more clips than there are",
                 seen=max(self.sizes),
                 allowed=f"<= {self.shape.clips}",
-                flag="--batch, or more --clips",
+                field="batch",
+                fix="`batch`, or more `clips`",
             )
         if self.spec.path is not None and is_engine(Path(self.spec.path)):
             raise ConfigError(
                 "an engine has one precision; a sweep loads a checkpoint in several",
                 seen=self.spec.path,
-                flag="give a CHECKPOINT, or run `ingot bench latency` on the engine",
+                field="checkpoint",
+                fix="give a CHECKPOINT, or run `ingot bench latency` on the engine",
             )
         if self.against is not None and not against_parts(self.against)[0]:
             raise ConfigError(
                 "a sweep compares only with Hugging Face",
                 seen=self.against,
                 allowed="hf, hf:CHECKPOINT",
-                flag="--against",
+                field="against",
             )
 
     @property
@@ -200,8 +202,8 @@ def run_sweep(
         mel_bins(model)
     else:
         expect_text(model.modality, "a sweep of prompts", "shape=TranscriptionBench() instead of Latency")
-        flag = "--prompt-tokens or --new-tokens"
-        check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
+        fix = "`prompt_tokens` or `new_tokens`"
+        check_length(wanted.shape.longest, model.max_positions, "the model's context", fix)
     lines = wanted.lines()
     check_classes(line.spec for line in lines)
     here = machine(resolve_device(wanted.spec.device))

@@ -70,7 +70,7 @@ def check_same(found: Record, wanted: Record, folder: Path) -> None:
         raise ConfigError(
             f"{folder} holds points measured with different settings",
             seen=changes,
-            fix="use another --out folder, or --fresh to start over",
+            fix="use another `out` folder, or `fresh` to start over",
         )
 
 
@@ -86,7 +86,10 @@ def _record(line: str, number: int, path: Path) -> Record:
 
 def _damaged(path: Path, number: int, seen: str) -> ConfigError:
     return ConfigError(
-        f"{path} line {number} is not a point of a sweep", seen=seen, flag="--fresh to start over"
+        f"{path} line {number} is not a point of a sweep",
+        seen=seen,
+        field="fresh",
+        fix="`fresh` to start over",
     )
 
 

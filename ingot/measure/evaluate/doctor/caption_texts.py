@@ -61,7 +61,7 @@ def captioned_texts(
                     f"the caption of item {item.number} is longer than the model's context",
                     seen=f"{len(ids)} tokens with its picture",
                     allowed=room,
-                    flag="--max-tokens",
+                    field="max_tokens",
                 )
             pixels = reader.read(data.folder / (item.image or ""), wanted.side).pixels(wanted)
             found.append(Text(ids, range(len(prompt) - 1, len(ids)), pixels))

@@ -22,12 +22,12 @@ SHOWN = 20  # layers, unless all are asked for
 FORMAT = 1
 
 
-def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
+def tables(found: Diagnosis, *, every: bool = False, more: str = "every=True") -> list[Table]:
     """The most sensitive layers first; sums by operator and by layer; the mix beside one scheme for all."""
     ordered = sorted(found.layers, key=lambda layer: -_first(found, layer))
     shown = ordered if every else ordered[:SHOWN]
     left = len(ordered) - len(shown)
-    title = f"KL of each layer alone in nats, largest first{f'; {left} more with --all' if left else ''}"
+    title = f"KL of each layer alone in nats, largest first{f'; {left} more with {more}' if left else ''}"
     narrow, mix = _narrow(found), found.chosen
     rows = []
     for layer in shown:
@@ -45,7 +45,7 @@ def verdict(found: Diagnosis) -> str:
     limit = f"{found.wanted.budget:g} nats"
     if found.chosen is None:
         least = min(found.uniform.items(), key=lambda one: one[1].measured)
-        wider = "" if found.ladder[-1] == DENSE else "; --up-to none lets layers stay unquantized"
+        wider = "" if found.ladder[-1] == DENSE else "; `up_to=none` lets layers stay unquantized"
         return f"no mix stays within {limit}: all layers in {least[0]} give {score(least[1].measured)}{wider}"
     if found.quant is None:
         return f"only unquantized layers stay within {limit}: nothing is gained"

@@ -80,7 +80,7 @@ def check_ids(item: DataItem, ids: Sequence[int], vocab: int) -> None:
             f"item {item.number} has a token id outside the vocabulary",
             seen=odd,
             allowed=f"0 to {vocab - 1}",
-            flag="--data",
+            field="data",
         )
 
 
@@ -100,8 +100,10 @@ def _written(source: Checkpoint, config: DecoderConfig, data: DataFile, reading:
 def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """Every caption as the answer to a question about its picture."""
     if reading.window is not None:
-        seen = f"--window {reading.window}"
-        raise ConfigError("a caption is read whole", seen=seen, flag="--max-tokens instead of --window")
+        seen = f"window {reading.window}"
+        raise ConfigError(
+            "a caption is read whole", seen=seen, field="max_tokens", fix="`max_tokens` instead of `window`"
+        )
     room = most_tokens(SideSpec(str(source.folder)), config)
     texts = captioned_texts(data, read_text_parts(source), config, reading.max_tokens, room)
     return Samples(texts, _counts(texts), reading)
@@ -110,8 +112,13 @@ def _captioned(source: Checkpoint, config: DecoderConfig, data: DataFile, readin
 def _spoken(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
     """Every transcript as a text that follows from its recording."""
     if reading.window is not None:
-        seen = f"--window {reading.window}"
-        raise ConfigError("a transcript is read whole", seen=seen, flag="--max-tokens instead of --window")
+        seen = f"window {reading.window}"
+        raise ConfigError(
+            "a transcript is read whole",
+            seen=seen,
+            field="max_tokens",
+            fix="`max_tokens` instead of `window`",
+        )
     tokenizer = read_text_parts(source).tokenizer
     vocabulary = Vocabulary.of_model(config, tokenizer, config.max_positions, source.generation_config)
     texts = spoken_texts(data, vocabulary, config, reading.max_tokens)

@@ -145,20 +145,23 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
     quant = wanted.quant
     if quant != QuantConfig(quant.scheme, quant.group, quant.symmetric):
         raise ConfigError(
-            "doctor starts from one scheme with plain rounding", seen=quant.summary, flag="--quant"
+            "doctor starts from one scheme with plain rounding", seen=quant.summary, field="quant"
         )
     ladder = ladder_of(quant.scheme, wanted.up_to)
     if not wanted.budget > 0:
-        raise ConfigError("a budget must be above 0", seen=wanted.budget, flag="--budget kl_mean=X")
+        raise ConfigError(
+            "a budget must be above 0", seen=wanted.budget, field="budget", fix="`budget=kl_mean=X`"
+        )
     if wanted.least not in (None, BYTES, TIME):
-        raise ConfigError("no such objective", seen=wanted.least, allowed=[BYTES, TIME], flag="--least")
+        raise ConfigError("no such objective", seen=wanted.least, allowed=[BYTES, TIME], field="least")
     if wanted.least == BYTES and saves_time_only(quant.scheme):
         wider = SCHEMES[quant.scheme].wider
         raise ConfigError(
             f"{quant.scheme} takes no fewer bytes than {wider}",
             seen=BYTES,
             allowed=TIME,
-            flag=f"--least time, or --quant {wider}",
+            field="least",
+            fix=f"`least=time`, or `quant={wider}`",
         )
     if is_engine(Path(wanted.checkpoint)):
         raise ConfigError(
@@ -223,7 +226,7 @@ def _diagnosed(
         raise OutOfMemoryError(
             "the checkpoint and its texts do not fit in the device's memory",
             seen=f"{device}",
-            fix="--device cpu, or fewer tokens: --limit, --max-tokens",
+            fix="`device=cpu`, or fewer tokens: `limit`, `max_tokens`",
         ) from None
 
 
@@ -237,7 +240,7 @@ def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
     expect_room(
         "the checkpoint and its texts do not fit this machine's memory",
         dense_bytes(config, torch.float32) + values * torch.float32.itemsize,
-        fix="fewer tokens: --limit, --max-tokens; or --device cuda",
+        fix="fewer tokens: `limit`, `max_tokens`; or `device=cuda`",
     )
 
 

@@ -55,11 +55,11 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
             else "doctor does not support this scheme",
             seen=scheme,
             allowed=list(ladder_schemes()),
-            flag="--quant",
+            field="quant",
         )
     found = ladder(scheme)
     if up_to not in found:
-        raise ConfigError("no such scheme for --up-to", seen=up_to, allowed=list(found), flag="--up-to")
+        raise ConfigError("no such scheme for `up_to`", seen=up_to, allowed=list(found), field="up_to")
     return found[: found.index(up_to) + 1]
 
 

@@ -183,7 +183,7 @@ class PrecisionProbe:
     def _mean(self, sums: Sequence[float], what: str) -> float:
         mean = math.fsum(sums) / self.num_tokens
         if not math.isfinite(mean):
-            raise CheckpointError("the quantized outputs are not finite", seen=what, flag="--quant")
+            raise CheckpointError("the quantized outputs are not finite", seen=what, field="quant")
         return max(mean, 0.0)  # equal distributions may differ by the last bit of a sum
 
     def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,9 @@ def spoken_texts(
     for item in data.items:
         reason = why(item)
         if reason is not None:
-            raise ConfigError(f"item {item.number} cannot be used", seen=reason, flag="--data, or --skip-bad")
+            raise ConfigError(
+                f"item {item.number} cannot be used", seen=reason, field="data", fix="`data`, or `skip_bad`"
+            )
         prompt = vocabulary.tokens.prompt(_language(item, vocabulary), "transcribe", timestamps=False)
         ids = [*prompt, *vocabulary.ids(item.text or "")[:most]]
         if len(ids) > vocabulary.longest:
@@ -61,7 +63,7 @@ def spoken_texts(
                 f"the transcript of item {item.number} is longer than the model's context",
                 seen=f"{len(ids)} tokens",
                 allowed=vocabulary.longest,
-                flag="--max-tokens",
+                field="max_tokens",
             )
         features = first_window(read_audio(data.folder / (item.audio or "")), config)
         found.append(Text(tuple(ids), range(len(prompt) - 1, len(ids)), features))
@@ -79,6 +81,6 @@ def _language(item: DataItem, vocabulary: Vocabulary) -> str | None:
             f"item {item.number} does not say its language",
             seen=item.audio,
             allowed='{"audio": "…", "text": "…", "language": "en"}',
-            flag="--data",
+            field="data",
         )
     return None if item.language is None else language_code(item.language)
