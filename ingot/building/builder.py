@@ -20,15 +20,14 @@ import torch
 
 from ingot.building.calibration.calibration_cache import cache_path
 from ingot.building.calibration.calibration_data import SAMPLES, CalibrationData
-from ingot.building.calibration.calibration_speech import SHAPES
 from ingot.building.calibration.input_statistics import SeenInputs
 from ingot.building.calibration.quantize import (
     Outcome,
     calibration_entry,
-    read_samples,
     warn_of_few,
     write_calibrated,
 )
+from ingot.building.calibration.sample_readers import SampleFile, read_samples, reader_of
 from ingot.building.golden.golden_cases import make_proof
 from ingot.building.source.source_check import compare_with_source
 from ingot.building.tuner import tune_model
@@ -38,7 +37,6 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.kernel_plan import KernelPlan
-from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.quantization.quant_file import read_quant
 from ingot.device import parse_dtype, resolve_device
@@ -263,15 +261,10 @@ def _calibration(
     """
     quant, modality = assembly.quant, assembly.model_config.modality
     if quant.calibrated and calib is None:
-        allowed = {
-            TEXT: "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings",
-            SPEECH: f"a manifest or folder of recordings: {SHAPES}",
-            PICTURE: "pictures with captions: a .jsonl file, or a folder with filter_cap.json and image/",
-        }
         raise ConfigError(
             "this method needs calibration data",
             seen=quant.needs_samples,
-            allowed=allowed[modality],
+            allowed=reader_of(modality).shapes,
             field="calib",
             fix="`calib=FILE`",
         )
@@ -288,7 +281,7 @@ def _calibration(
     if calib is None:
         return None
     count = SAMPLES if samples is None else samples
-    data = read_samples(calib, count, assembly, source, text, device, prompt_seed)
+    data = read_samples(SampleFile(calib, count, assembly, source, text, device, prompt_seed))
     warn_of_few(data, assembly)
     return data
 

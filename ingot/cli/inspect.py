@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ingot.cli.options.flags import AsJson, EnginePath, option
 from ingot.cli.terminal.console import print_facts, print_json, size_text, stdout
 from ingot.cli.terminal.metric_text import metric_line
-from ingot.config.modality import SPEECH
 from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def _encoder(found: Description) -> Iterator[tuple[str, str]]:
     size = " x ".join(str(n) if n else "any" for n in config.features)
     cache = f"{size_text(found.input_bytes)} of encoder cache"
     yield "features", f"{size}, at most {config.max_positions} positions: {cache}"
-    if found.manifest.model.modality is SPEECH:
+    if not found.manifest.model.modality.takes_text:
         yield "languages", _languages(found)
 
 

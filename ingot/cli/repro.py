@@ -160,13 +160,12 @@ def _spoken(llm: LLM, text: PromptLike | Messages | None, audio: str, language: 
     task, and the text so far.
     """
     from ingot.audio.recording_samples import read_audio
-    from ingot.config.modality import SPEECH
     from ingot.llm.prompt_inputs import Input, Prompt
     from ingot.speech.recording_features import first_window
     from ingot.speech.transcriber import Transcriber
 
     engine = llm.engine
-    if engine.manifest.model.modality is not SPEECH:
+    if engine.manifest.model.modality.takes_text:
         raise typer.BadParameter("this engine does not take speech", param_hint="--audio")
     features = first_window(read_audio(audio), engine.manifest.model, engine.device)
     if isinstance(text, list):

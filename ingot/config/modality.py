@@ -1,6 +1,7 @@
 """What goes into a model beside token ids, and what messages call it.
 
-Covers the three modalities as data.
+Covers the three modalities as data, and how others are added. What a modality needs of a build is registered
+where it is used: golden inputs in building/golden/, samples in building/calibration/sample_readers.py.
 
     config.modality.takes_text          # False: its answers follow from a recording
 """
@@ -25,17 +26,50 @@ class Modality:
         model: what messages call a model of it.
         takes_text: whether a user's text is part of a prompt; of speech the answers follow from the recording
             alone, by the rules of transcripts.
+        in_messages: whether parts of messages may name an input, as a file or data URL, which is read.
+        joins_positions: whether an encoder may have more hidden states on its way than outputs.
+        private: what is said of a file with hidden states of a request.
     """
 
     name: str
     model: str
     takes_text: bool = True
+    in_messages: bool = False
+    joins_positions: bool = False
+    private: str = (
+        "The file contains the hidden states of a prompt, from which its words can be guessed: "
+        "share it only as you would share the prompt."
+    )
 
 
 TEXT = Modality("text", "a model of text")
-SPEECH = Modality("speech", "a model of speech", takes_text=False)
-PICTURE = Modality("picture", "a model of pictures and text")
+SPEECH = Modality(
+    "speech",
+    "a model of speech",
+    takes_text=False,
+    private="The file contains what the model makes of a recording and its transcript, from which the words "
+    "can be guessed: share it only as you would share the recording.",
+)
+PICTURE = Modality(
+    "picture",
+    "a model of pictures and text",
+    in_messages=True,
+    joins_positions=True,
+    private="The file contains what the model makes of a picture and a prompt, from which both can be "
+    "guessed: share it only as you would share the picture.",
+)
 MODALITIES = {one.name: one for one in (TEXT, SPEECH, PICTURE)}
+
+
+def register_modality(modality: Modality) -> None:
+    """Add a modality that encoders can name.
+
+    Raises:
+        ValueError: another one has its name.
+    """
+    if MODALITIES.get(modality.name, modality) != modality:
+        raise ValueError(f"another modality is named {modality.name}")
+    MODALITIES[modality.name] = modality
 
 
 def modality_named(name: str) -> Modality:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ingot.config.decoder_config import DecoderConfig
-from ingot.config.modality import PICTURE
 from ingot.config.sampling_params import VALUE_NAMES, SamplingParams, named_values
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
@@ -56,7 +55,7 @@ def explain_request(
     """
     defaults = read_defaults(manifest.generation)
     wanted, given = _values(defaults, params)
-    prompt = _unread(prompt) if manifest.model.modality is PICTURE else prompt
+    prompt = _unread(prompt) if manifest.model.modality.in_messages else prompt
     pieces, is_chat = prompt_pieces(prompt, text)
     read = _Read.of(pieces, manifest.model, text.tokenizer)
     ids = read.ids

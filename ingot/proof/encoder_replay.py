@@ -41,16 +41,17 @@ def features_deviations(
 
 
 def prepared(llm: LLM, given: GoldenInput) -> torch.Tensor:
-    """Features of an input by what makes them for requests: log-mel on the engine's device, or a file of a
-    picture that is decoded.
+    """Features of an input by what makes them for requests: log-mel on the engine's device, a file of a
+    picture that is decoded, or the features themselves where requests bring them.
 
     Raises:
         RequestError: Pillow is missing.
     """
     if isinstance(given, GoldenSpeech):
         return log_mel(given.samples.to(llm.engine.device), given.shape[0])
-    assert isinstance(given, GoldenPicture)
-    return _read(llm.engine.manifest.model, given)
+    if isinstance(given, GoldenPicture):
+        return _read(llm.engine.manifest.model, given)
+    return given.features.float()
 
 
 def _read(config: DecoderConfig, given: GoldenPicture) -> torch.Tensor:

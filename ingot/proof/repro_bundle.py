@@ -28,7 +28,7 @@ from ingot.config.files.atomic_write import atomic_file
 from ingot.config.files.json_text import parse_json
 from ingot.config.json_config import JsonConfig
 from ingot.config.kernel_plan import KernelPlan
-from ingot.config.modality import PICTURE
+from ingot.config.modality import TEXT, modality_named
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
@@ -39,18 +39,6 @@ from ingot.reference.plain_stage import LayerShape
 from ingot.runtime.step.one_layer import LayerInputs
 
 BUNDLE_VERSION = 2
-PRIVATE = (
-    "The file contains the hidden states of a prompt, from which its words can be guessed: "
-    "share it only as you would share the prompt."
-)
-PRIVATE_SPEECH = (
-    "The file contains what the model makes of a recording and its transcript, from which the words can be "
-    "guessed: share it only as you would share the recording."
-)
-PRIVATE_PICTURE = (
-    "The file contains what the model makes of a picture and a prompt, from which both can be guessed: share "
-    "it only as you would share the picture."
-)
 DECODER, ENCODER = "decoder", "encoder"
 _KEY = "ingot_repro"
 _WEIGHTS = "weights."
@@ -104,7 +92,7 @@ class BundleFacts(JsonConfig):
     platform: str
     ingot_version: str
     command: str
-    private: str = PRIVATE
+    private: str = TEXT.private
     kv_dtype: str = "auto"
     half: str = DECODER
 
@@ -287,5 +275,6 @@ def layer_name(half: str, layer: int) -> str:
 
 
 def _most_positions(encoder: EncoderConfig) -> int:
-    """Of hidden states of one input; of a picture, which has more before its queries, a bound."""
-    return encoder.max_positions * (encoder.activation_values if encoder.modality == PICTURE.name else 1)
+    """Of hidden states of one input; where more are joined to its outputs, a bound."""
+    joins = modality_named(encoder.modality).joins_positions
+    return encoder.max_positions * (encoder.activation_values if joins else 1)

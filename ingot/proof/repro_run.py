@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from ingot.config.modality import PICTURE, SPEECH, TEXT
 from ingot.config.sampling_params import SamplingParams
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.plan_file import machine_of
@@ -34,9 +33,6 @@ from ingot.proof.expected_trace import expected_output
 from ingot.proof.repro_bundle import (
     BUNDLE_VERSION,
     DECODER,
-    PRIVATE,
-    PRIVATE_PICTURE,
-    PRIVATE_SPEECH,
     Bundle,
     BundleFacts,
     layer_name,
@@ -54,7 +50,6 @@ from ingot.reference.plain_stage import Stage
 from ingot.runtime.step.one_layer import LayerInputs, record_calls, run_layer
 from ingot.version import VERSION
 
-_PRIVATE = {TEXT: PRIVATE, SPEECH: PRIVATE_SPEECH, PICTURE: PRIVATE_PICTURE}
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
 
 
@@ -358,7 +353,7 @@ def _bundle(
         ingot_version=VERSION,
         command="",
         half=before.removesuffix("layers").removesuffix(".") or DECODER,
-        private=_PRIVATE[engine.manifest.model.modality],
+        private=engine.manifest.model.modality.private,
     )
     weights = stored_weights(engine.model.get_submodule(name), engine.manifest.build.dtype)
     return Bundle(facts, weights, inputs, output, expected)

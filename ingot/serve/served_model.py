@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from ingot.audio.log_mel import HOP, WINDOW
 from ingot.config.grammar_spec import Grammar, Thinking
-from ingot.config.modality import PICTURE, SPEECH
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.server_config import ServeConfig
 from ingot.engine.engine_facts import read_text_side
@@ -73,16 +72,16 @@ class TextSide:
     def speech_features(self) -> tuple[int, int] | None:
         """The shape of a window's features; None: the model reads text."""
         config = self.manifest.model
-        mels = config.encoder.features[0] if config.modality is SPEECH and config.encoder else None
-        return None if mels is None else (mels, WINDOW // HOP)
+        if config.encoder is None or config.modality.takes_text:
+            return None
+        return config.encoder.features[0], WINDOW // HOP
 
     @property
     def features(self) -> tuple[int, ...] | None:
         """The shape of one input; None: it takes text alone."""
         config = self.manifest.model
-        return (
-            config.encoder.features if config.modality is PICTURE and config.encoder else self.speech_features
-        )
+        speech = self.speech_features
+        return speech if config.encoder is None else speech or config.encoder.features
 
     @classmethod
     def read(cls, name: str, folder: Path) -> TextSide:
@@ -98,7 +97,7 @@ class TextSide:
                 seen=folder,
                 fix="add the tokenizer's files to the checkpoint and build it again",
             )
-        if text.tokenizer is not None and manifest.model.modality is SPEECH:
+        if text.tokenizer is not None and not manifest.model.modality.takes_text:
             check_packages(name)
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
         files = TextFiles(folder, manifest, text.tokenizer.files)

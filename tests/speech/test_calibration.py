@@ -16,7 +16,7 @@ from ingot.audio.log_mel import RATE, LongLogMel
 from ingot.audio.recording_samples import read_audio
 from ingot.building.calibration.calibration_cache import cache_path
 from ingot.building.calibration.calibration_data import CalibrationData
-from ingot.building.calibration.quantize import read_samples
+from ingot.building.calibration.sample_readers import SampleFile, read_samples
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, build_config
@@ -61,7 +61,7 @@ def read(checkpoint: Path, path: Path, count: int = 128, length: int = 24) -> Ca
     with open_checkpoint(checkpoint) as source:
         config = build_config(source, "fp32", 1, length, None)
         assembly = Assembly.of(source, config, STATIC)
-        return read_samples(path, count, assembly, source, read_text_parts(source), CPU)
+        return read_samples(SampleFile(path, count, assembly, source, read_text_parts(source), CPU))
 
 
 def write(folder: Path, *records: dict[str, Any]) -> Path:

@@ -26,7 +26,6 @@ from pydantic import ConfigDict, Field, model_validator
 from ingot.adapters.langchain.call_values import sampling_values
 from ingot.adapters.langchain.langchain_messages import as_conversation, as_logprobs, usage
 from ingot.adapters.langchain.langchain_tools import ToolStream, ToolUse
-from ingot.config.modality import PICTURE
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm import LLM
@@ -243,7 +242,7 @@ class ChatIngot(BaseChatModel):
         return _Asked(Chat(self._conversation(messages), use.tools), params, use)
 
     def _conversation(self, messages: list[BaseMessage]) -> list[dict[str, Any]]:
-        takes = self.llm.engine.manifest.model.modality is PICTURE
+        takes = self.llm.engine.manifest.model.modality.in_messages
         return as_conversation(messages, self.llm.read_image if takes else None)
 
     def _result(self, output: Output, use: ToolUse) -> ChatResult:

@@ -3,7 +3,7 @@
 Covers the loop of calibration: observe a layer's inputs, choose what it stores (gptq_layers.py,
 awq_layers.py, rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
 
-    data = read_samples(calib, count, assembly, source, text, device)
+    data = read_samples(SampleFile(calib, count, assembly, source, text, device))    # sample_readers.py
     write_calibrated(assembly, source, data, device, writer.add, cache_path(engine))
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,65 +26,25 @@ from ingot.building.calibration.calibration_data import (
     LENGTH,
     SAMPLES,
     CalibrationData,
-    read_calibration_data,
 )
-from ingot.building.calibration.calibration_rows import holds_rows, read_calibration_rows
 from ingot.building.calibration.gptq_layers import GptqLayers
 from ingot.building.calibration.input_statistics import SeenInputs, rows_of
 from ingot.building.calibration.layer_method import LayerMethod, Report, silent
-from ingot.building.calibration.picture_samples import read_pictures
 from ingot.building.calibration.rptq_layers import RptqLayers
 from ingot.building.calibration.smooth_layers import SmoothLayers
-from ingot.building.calibration.speech_samples import read_speech
 from ingot.building.golden.golden_cases import steady_threads
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.config.build_config import BuildConfig
-from ingot.config.modality import PICTURE, SPEECH
 from ingot.config.quantization.rptq_options import RANGES
 from ingot.engine.assembly import ROUNDED, Assembly, ChosenValues, StoringModule, storing_modules
-from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import CalibrationEntry, KindRanges
-from ingot.errors import ConfigError, OutOfMemoryError
+from ingot.errors import OutOfMemoryError
 from ingot.memory.host_memory import dense_bytes
 from ingot.quant.methods.rptq import KEPT
 
 _log = logging.getLogger(__name__)
 
 Write = Callable[[str, torch.Tensor], None]
-
-
-def read_samples(
-    path: Path,
-    count: int,
-    assembly: Assembly,
-    source: Checkpoint,
-    text: TextParts,
-    device: torch.device,
-    prompt_seed: int | None = None,
-) -> CalibrationData:
-    """At most ``count`` samples, each as long as the build takes, 512 tokens at most: of texts or embeddings,
-    or for another modality of recordings or pictures, whose questions ``prompt_seed`` draws.
-
-    Raises:
-        ConfigError: a seed for another model than one of pictures, or as ``read_calibration_data``,
-            ``read_calibration_rows``, ``read_speech`` and ``read_pictures``.
-    """
-    length, config = min(LENGTH, assembly.build.max_seq_len), assembly.model_config
-    if prompt_seed is not None and config.modality is not PICTURE:
-        raise ConfigError(
-            "only questions about pictures are drawn",
-            seen=config.modality.model,
-            field="calib_prompt_seed",
-            fix="leave out `calib_prompt_seed`",
-        )
-    if config.modality is SPEECH:
-        return read_speech(path, count, length, assembly, source, text, device)
-    if holds_rows(path):
-        rows = read_calibration_rows(path, config.hidden_size, samples=count, length=length)
-        return rows if config.encoder is None else replace(rows, features=(None,) * len(rows.samples))
-    if config.modality is PICTURE:
-        return read_pictures(path, count, length, config, text, prompt_seed)
-    return read_calibration_data(path, text.tokenizer, text.chat, samples=count, length=length)
 
 
 @dataclass(frozen=True)

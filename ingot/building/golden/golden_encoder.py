@@ -27,6 +27,7 @@ from ingot.engine.proof_file import InputClaim
 from ingot.engine.reference_encoder import encode, encoder_stages
 from ingot.engine.reference_run import ReferenceRun
 from ingot.engine.sketch import Checksum, Sketch, distance, rounded
+from ingot.errors import ConfigError
 from ingot.models.model_registry import plain_encoder
 from ingot.reference.plain_stage import Passage
 
@@ -49,6 +50,13 @@ class GoldenInput(ABC):
     shape: tuple[int, ...]
 
     features_name: ClassVar[str]  # in reports
+
+    @staticmethod
+    @abstractmethod
+    def sizes(encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
+        """By name those that a model is proven with: several, so that requests beside each other read
+        different ones. Where outputs stand in the prompt, each has ``max_positions`` of them.
+        """
 
     @property
     @abstractmethod
@@ -80,6 +88,12 @@ class GoldenSpeech(GoldenInput):
 
     features_name = "log-mel"
 
+    @staticmethod
+    def sizes(encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
+        """A whole window and a third of one."""
+        frames = _FRAMES_OF_A_POSITION * encoder.max_positions
+        return {"whole": (HOP * frames,), "third": (HOP * max(frames // 3, _FRAMES_OF_A_POSITION),)}
+
     @cached_property
     def samples(self) -> torch.Tensor:
         """At 16 kHz, float32 [N]."""
@@ -102,6 +116,12 @@ class GoldenPicture(GoldenInput):
 
     features_name = "pixels"
 
+    @staticmethod
+    def sizes(encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
+        """One at the encoder's size and a wide one, which is resized."""
+        side = encoder.features[-1]
+        return {"square": (side, side), "wide": (side + side // 2, 2 * side)}
+
     @cached_property
     def values(self) -> np.ndarray:
         """RGB, uint8 [height, width, 3]."""
@@ -120,33 +140,49 @@ class GoldenPicture(GoldenInput):
         return features.flatten(0, 1)
 
 
-_KINDS: dict[Modality, type[GoldenInput]] = {SPEECH: GoldenSpeech, PICTURE: GoldenPicture}
+GOLDEN_INPUTS: dict[Modality, type[GoldenInput]] = {SPEECH: GoldenSpeech, PICTURE: GoldenPicture}
+
+
+def register_golden_inputs(modality: Modality, kind: type[GoldenInput]) -> None:
+    """Prove models of a modality with inputs of ``kind``.
+
+    Raises:
+        ValueError: the modality has golden inputs.
+    """
+    if modality in GOLDEN_INPUTS:
+        raise ValueError(f"modality {modality.name} has golden inputs already")
+    GOLDEN_INPUTS[modality] = kind
 
 
 def golden_inputs(config: DecoderConfig) -> list[GoldenInput]:
-    """Several that differ, so that requests beside each other read different ones: of speech a whole window
-    and a third of one, of pictures one at the encoder's size and a wide one, which is resized.
+    """Those that a model is proven with; none of a model whose encoder no proof computes.
+
+    Raises:
+        ConfigError: its modality has none.
     """
     encoder = config.encoder
     if encoder is None or plain_encoder(config) is None:
         return []
-    made = _KINDS[config.modality]
-    return [made(name, size, encoder.features) for name, size in _sizes(config.modality, encoder).items()]
-
-
-def _sizes(modality: Modality, encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    if modality is PICTURE:
-        side = encoder.features[-1]
-        return {"square": (side, side), "wide": (side + side // 2, 2 * side)}
-    frames = _FRAMES_OF_A_POSITION * encoder.max_positions
-    return {"whole": (HOP * frames,), "third": (HOP * max(frames // 3, _FRAMES_OF_A_POSITION),)}
+    made = _golden(config)
+    return [made(name, size, encoder.features) for name, size in made.sizes(encoder).items()]
 
 
 def inputs_of(config: DecoderConfig, claims: Sequence[InputClaim]) -> list[GoldenInput]:
     """What a proof's inputs were made of."""
-    if config.encoder is None:
+    if config.encoder is None or not claims:
         return []
-    return [_KINDS[config.modality](one.name, one.size, config.encoder.features) for one in claims]
+    return [_golden(config)(one.name, one.size, config.encoder.features) for one in claims]
+
+
+def _golden(config: DecoderConfig) -> type[GoldenInput]:
+    if config.modality not in GOLDEN_INPUTS:
+        raise ConfigError(
+            "no golden inputs are registered for this modality, so its encoder cannot be proven",
+            seen=config.modality.name,
+            allowed=[one.name for one in GOLDEN_INPUTS],
+            fix="register_golden_inputs, or a build without a proof",
+        )
+    return GOLDEN_INPUTS[config.modality]
 
 
 def claimed(run: ReferenceRun, number: int, given: GoldenInput) -> InputClaim:

@@ -1,0 +1,148 @@
+"""What a build calibrates with, by a model's modality.
+
+Owns the table from a modality to what reads its samples. Independent of the methods that calibrate.
+
+    data = read_samples(SampleFile(path, 128, assembly, source, text, device))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ingot.building.calibration import calibration_speech
+from ingot.building.calibration.calibration_data import LENGTH, CalibrationData, read_calibration_data
+from ingot.building.calibration.calibration_rows import holds_rows, read_calibration_rows
+from ingot.building.calibration.picture_samples import read_pictures
+from ingot.building.calibration.speech_samples import read_speech
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.config.decoder_config import DecoderConfig
+from ingot.config.modality import PICTURE, SPEECH, TEXT, Modality
+from ingot.engine.assembly import Assembly
+from ingot.engine.engine_text import TextParts
+from ingot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """What a build is given to calibrate with.
+
+    Attributes:
+        path: a file or folder.
+        count: most samples to take of it.
+        prompt_seed: draws questions about inputs; None: nothing is drawn.
+    """
+
+    path: Path
+    count: int
+    assembly: Assembly
+    source: Checkpoint
+    text: TextParts
+    device: torch.device
+    prompt_seed: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a sample: as long as the build takes, 512 at most."""
+        return min(LENGTH, self.assembly.build.max_seq_len)
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The model's."""
+        return self.assembly.model_config
+
+
+@dataclass(frozen=True)
+class SampleReader:
+    """How samples of a modality are read.
+
+    Attributes:
+        read: the samples of a file.
+        shapes: what a file may be, for messages.
+        draws: whether ``prompt_seed`` draws questions.
+    """
+
+    read: Callable[[SampleFile], CalibrationData]
+    shapes: str
+    draws: bool = False
+
+
+def register_samples(modality: Modality, reader: SampleReader) -> None:
+    """Read samples of a modality by ``reader``.
+
+    Raises:
+        ValueError: the modality has a reader.
+    """
+    if modality in SAMPLE_READERS:
+        raise ValueError(f"modality {modality.name} has a reader of samples already")
+    SAMPLE_READERS[modality] = reader
+
+
+def reader_of(modality: Modality) -> SampleReader:
+    """Raises:
+    ConfigError: a modality has no calibration samples.
+    """
+    if modality not in SAMPLE_READERS:
+        raise ConfigError(
+            "no calibration samples are read for this modality",
+            seen=modality.model,
+            allowed=[one.model for one in SAMPLE_READERS],
+            field="quant",
+            fix="`quant` without a method that calibrates",
+        )
+    return SAMPLE_READERS[modality]
+
+
+def read_samples(given: SampleFile) -> CalibrationData:
+    """At most ``count`` samples, each as long as the build takes: embeddings of a model that takes text, else
+    what its modality's reader finds.
+
+    Raises:
+        ConfigError: a seed for a model about whose inputs no questions are drawn, or as the readers.
+    """
+    config = given.config
+    reader = reader_of(config.modality)
+    if given.prompt_seed is not None and not reader.draws:
+        raise ConfigError(
+            "only questions about pictures are drawn",
+            seen=config.modality.model,
+            field="calib_prompt_seed",
+            fix="leave out `calib_prompt_seed`",
+        )
+    if config.modality.takes_text and holds_rows(given.path):
+        rows = read_calibration_rows(given.path, config.hidden_size, samples=given.count, length=given.length)
+        return rows if config.encoder is None else replace(rows, features=(None,) * len(rows.samples))
+    return reader.read(given)
+
+
+def _texts(given: SampleFile) -> CalibrationData:
+    text = given.text
+    return read_calibration_data(
+        given.path, text.tokenizer, text.chat, samples=given.count, length=given.length
+    )
+
+
+def _speech(given: SampleFile) -> CalibrationData:
+    return read_speech(
+        given.path, given.count, given.length, given.assembly, given.source, given.text, given.device
+    )
+
+
+def _pictures(given: SampleFile) -> CalibrationData:
+    return read_pictures(given.path, given.count, given.length, given.config, given.text, given.prompt_seed)
+
+
+SAMPLE_READERS: dict[Modality, SampleReader] = {
+    TEXT: SampleReader(
+        _texts, "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings"
+    ),
+    SPEECH: SampleReader(_speech, f"a manifest or folder of recordings: {calibration_speech.SHAPES}"),
+    PICTURE: SampleReader(
+        _pictures,
+        "pictures with captions: a .jsonl file, or a folder with filter_cap.json and image/",
+        draws=True,
+    ),
+}
