@@ -1,6 +1,6 @@
 """A modality from outside the package: a series, float [N, C], whose values a request brings itself.
 
-Owns its golden inputs and its calibration samples; what encodes them is dummy_series.py's.
+Covers its golden inputs and its calibration samples; what encodes them is dummy_series.py's.
 
     register()
 """

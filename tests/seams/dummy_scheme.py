@@ -1,6 +1,6 @@
 """A quantization scheme from outside the package: 8 bits, a scale kept as mantissa and exponent.
 
-Owns what it stores and how it multiplies; how a proof reads it is dummy_reading.py's.
+Covers what it stores and how it multiplies; how a proof reads it is dummy_reading.py's.
 
     register()
     build(checkpoint, engine, quant="dummy8")

@@ -1,6 +1,6 @@
 """A model of series: a LLaMA whose prompts may hold a series, encoded by two linear layers around a GELU.
 
-Owns its architecture and the same mathematics in plain PyTorch for proofs.
+Covers its architecture and the same mathematics in plain PyTorch for proofs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PlainSeriesEncoder:
 def _run(name: str, hooks: Hooks, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     if name == PARTS[1]:
         hidden = hooks.round(hooks.bend(hidden, "gelu"))
-    output = hooks.had(name, hooks.product(name, hooks.had(f"{name}/in", hidden)))
+    output = hooks.recorded(name, hooks.product(name, hooks.recorded(f"{name}/in", hidden)))
     hooks.see(name, output)
     return output
 

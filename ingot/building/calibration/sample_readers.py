@@ -1,6 +1,6 @@
 """What a build calibrates with, by a model's modality.
 
-Owns the table from a modality to what reads its samples. Independent of the methods that calibrate.
+Covers the table from a modality to what reads its samples. Independent of the methods that calibrate.
 
     data = read_samples(SampleFile(path, 128, assembly, source, text, device))
 """
