@@ -141,5 +141,5 @@ def test_a_gpu_without_e4m3_is_refused(
         return
     with pytest.raises(DeviceError, match="does not support an fp8 KV cache") as error:
         LayerCache.zeros(1, 1, 16, 8, E4M3, wanted)
-    assert "--kv-dtype int8" in str(error.value)
+    assert "kv_dtype=int8" in str(error.value)
     assert LayerCache.zeros(1, 1, 16, 8, torch.int8, wanted).scales is not None

@@ -101,7 +101,7 @@ def test_a_longer_context_is_refused_with_where_the_limit_stands() -> None:
     build = BuildConfig("fp16", 1, 131073)
     with pytest.raises(ConfigError) as caught:
         check_max_seq_len(read(REAL["qwen2.5 with yarn"]), build)
-    assert "--max-seq-len 131072 or less" in str(caught.value)
+    assert "`max_seq_len=131072` or less" in str(caught.value)
     assert "config.json" in str(caught.value)
 
 

@@ -230,7 +230,7 @@ def test_other_settings_are_refused_by_name_and_fresh_starts_over(checkpoint: Pa
     other = SHAPE.replace(new_tokens=5)
     with pytest.raises(ConfigError, match="new_tokens 4, now 5") as refused:
         swept(checkpoint, tmp_path, batches=(1,), shape=other)
-    assert "--fresh" in str(refused.value)
+    assert "`fresh`" in str(refused.value)
     assert "prompt_tokens" not in str(refused.value)
     sweep = Sweep(spec_of(checkpoint), batches=(2,), shape=other)
     record = run_sweep(sweep, tmp_path, fresh=True, measure=measured(FakeSide, []))
