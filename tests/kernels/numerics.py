@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,16 @@ IMPLEMENTATIONS = [
     ),
     pytest.param(Implementation("cuda"), id="cuda", marks=pytest.mark.gpu),
 ]
+
+
+def in_fp32(names: Iterable[str], halves: Collection[str]) -> list[str]:
+    """Ids ``name-dtype-impl`` of every case in fp32, and of the cases ``halves`` in all dtypes."""
+    return [
+        f"{name}-dtype{place}-{impl}"
+        for name in names
+        for place in range(len(DTYPES) if name in halves else 1)
+        for impl in ("reference", "interpreted")
+    ]
 
 
 def normal(*shape: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ingot.kernels.attention.paged_attention import candidate_tiles, default_til
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.tiles import single_tiles, stream_tiles
 from tests.kernels.flat_calls import paged_attention, paged_attention_triton
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, in_fp32, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
 LENGTHS = [5, 0, 300, 64, 1]
@@ -46,6 +46,7 @@ def paged_arguments(case: PagedCase) -> tuple[Any, ...]:
     return case.key_cache, case.value_cache, case.block_tables, case.seq_lens
 
 
+@pytest.mark.stays(*in_fp32(CASES, halves=("mha_small_blocks", "gqa", "gqa_tiny_head")))
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)

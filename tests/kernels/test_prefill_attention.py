@@ -10,7 +10,7 @@ import torch
 from ingot.errors import IngotError
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from tests.kernels.flat_calls import prefill_attention, prefill_attention_triton
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, in_fp32, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
 LENGTHS = [19, 0, 70, 33, 40]  # keys of each request
@@ -47,6 +47,7 @@ def expected64(
     return out
 
 
+@pytest.mark.stays(*in_fp32(CASES, halves=("mha", "gqa", "tiny_head")))
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
