@@ -86,5 +86,5 @@ def test_what_it_refuses(checkpoint: Path) -> None:
     assert ingot("bench", "transcribe", *WORDS).exit_code == 2
     assert ingot("bench", "transcribe", checkpoint, "--clips", "0").exit_code == 2
     for rate in (0.0, 20.0):
-        with pytest.raises(ConfigError, match="tokens-per-second"):
+        with pytest.raises(ConfigError, match="tokens_per_second"):
             TranscriptionBench(tokens_per_second=rate)
