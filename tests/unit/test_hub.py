@@ -280,7 +280,7 @@ def test_an_incomplete_snapshot_is_completed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (404, "RevisionNotFound", ("org/name has no such revision", "seen: v9", "--revision")),
+        (404, "RevisionNotFound", ("org/name has no such revision", "seen: v9", "to fix: revision")),
         (401, "RepoNotFound", ("no such model on the hub", "seen: org/name", "local path")),
         (403, "GatedRepo", ("org/name is gated", "HF_TOKEN")),
         (500, "Broken", ("cannot download org/name at revision v9", "500")),
