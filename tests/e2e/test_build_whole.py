@@ -163,7 +163,7 @@ class TestMemory:
     PEAK = """
 import re, sys
 from ingot import build
-from ingot.engine import golden
+from ingot.building.golden import golden_cases as golden
 golden.NEW_TOKENS = 5  # as tests/conftest.py has it
 build(sys.argv[1], sys.argv[2] + "-first", device="cpu", dtype="bf16", layers="0:1")
 open("/proc/self/clear_refs", "w").write("5")

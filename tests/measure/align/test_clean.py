@@ -101,7 +101,7 @@ def test_served_logits_take_nothing_from_the_cache(
             run = self.executor.runner.run
 
             def counted(step: Any) -> torch.Tensor:
-                counts.append(step.num_tokens)
+                counts.append(step.layout.num_tokens)
                 return run(step)
 
             monkeypatch.setattr(self.executor.runner, "run", counted)
