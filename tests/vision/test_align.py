@@ -14,8 +14,8 @@ from ingot import LLM, build
 from ingot.engine.engine_loader import Engine
 from ingot.image.image_reader import Picture
 from ingot.measure.align.align_session import Report, align
-from ingot.runtime.encoding.input_encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, Tiny, write_files
+from tests.vision.misplaced import misplace_pictures
 from tests.vision.test_proof import FAULTS, PREPARED, _pixels_of
 
 VIT, QFORMER = "encoder.vit", "encoder.qformer"
@@ -122,8 +122,7 @@ def test_wrong_pixels_are_named(fault: str, tiny: tuple[Tiny, Path], monkeypatch
 
 
 def test_a_picture_one_token_off_is_named(tiny: tuple[Tiny, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Encoding._placed_in
-    monkeypatch.setattr(Encoding, "_placed_in", lambda *args: np.roll(place(*args), 1))
+    misplace_pictures(monkeypatch, lambda slots: np.roll(slots, 1))
     report = _report(tiny, steps=0)
     assert report.first is not None
     assert (report.first.row.stage, report.first.alone) == ("embedding", False)

@@ -23,8 +23,8 @@ from ingot.layers.norm import LayerNorm
 from ingot.llm.llm import LLM
 from ingot.proof.step_check import check_steps
 from ingot.proof.verify_engine import verify
-from ingot.runtime.encoding.input_encoding import Encoding
 from tests.vision.files import LLAMA2, TINY, pixels, write_files
+from tests.vision.misplaced import misplace_pictures
 
 VIT, QFORMER = "encoder.vit", "encoder.qformer"
 
@@ -271,8 +271,7 @@ def _backwards(slots: np.ndarray) -> np.ndarray:
 def test_rows_in_wrong_places_fail_verify(
     tiny_engine: Path, fault: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Encoding._placed_in
-    monkeypatch.setattr(Encoding, "_placed_in", lambda *args: fault(place(*args)))
+    misplace_pictures(monkeypatch, fault)
     found = verify(tiny_engine, "cpu", note=False)
     assert found.verdict == "failed"
     assert found.first_bad_module == "layers.0.self_attn"
