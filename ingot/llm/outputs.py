@@ -15,7 +15,8 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.runtime.executor import Update
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs
 from ingot.runtime.scheduling.request import FinishReason
-from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer, StopStrings
+from ingot.text.stop_strings import StopStrings
+from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 Reason = Literal["stop", "length", "abort"]

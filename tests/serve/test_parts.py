@@ -65,7 +65,7 @@ TO_ENGINE = [
 LOGPROB = Logprob(5, -0.5, ((5, -0.5), (6, float("-inf"))))
 FROM_ENGINE = [
     Ready(100, 4, 64),
-    Failed("no room", "1", "2", "less", "--flag", {"fixes": [{"flag": "--max-seq-len 5"}]}, ("a line",)),
+    Failed("no room", "1", "2", "less", ("batch",), {"fixes": [{"field": "max_seq_len"}]}, ("a line",)),
     StepNews(
         [
             News("7", 1, (5, 6), "stop", 9, (LOGPROB,), stop_logprob=-0.5),

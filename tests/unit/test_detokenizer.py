@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer, StopStrings
+from ingot.text.stop_strings import StopStrings
+from ingot.text.tokenizer.detokenizer import IncrementalDetokenizer
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.vocabularies import (
     awkward_cases,
