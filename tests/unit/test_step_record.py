@@ -33,11 +33,11 @@ def test_a_record_on_the_host_outlives_the_next_replay() -> None:
     record, keys = StepRecord(), torch.ones(1, 1, 2, 1)
     record.see("stream", torch.ones(2, 3))
     host = closed(record, [0, 1], keys).on_host()
-    written = [*record.values["stream"], *record.cached[0], *record.told.values(), record.logits]
+    written = [*record.values["stream"], *record.cached[0], *record.inputs.values(), record.logits]
     for tensor in written:
         assert isinstance(tensor, torch.Tensor)
         tensor.fill_(7)
-    kept = [*host.values["stream"], *host.cached[0], *host.told.values(), host.logits]
+    kept = [*host.values["stream"], *host.cached[0], *host.inputs.values(), host.logits]
     assert len(kept) == len(written)
     assert not any(bool((tensor == 7).any()) for tensor in kept)
 
