@@ -218,7 +218,7 @@ def _close_all_but(kept: set[int]) -> None:
 def _be_fresh(request: dict[str, Any]) -> None:
     """What pytest has changed of the interpreter is as it was at the start."""
     for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(one) not in (signal.SIG_DFL, None):
+        if signal.getsignal(one) not in (signal.SIG_DFL, signal.SIG_IGN, None):  # exec keeps what is ignored
             signal.signal(one, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
