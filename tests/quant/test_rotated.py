@@ -14,9 +14,10 @@ from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError
 from ingot.models.empty_model import empty_model
+from ingot.models.llama import LLAMA
 from ingot.quant.methods import hadamard
 from ingot.quant.methods import rotated_weights as engine_rotated
-from ingot.quant.methods.rotated_weights import rotated
+from ingot.quant.methods.rotated_weights import can_rotate, rotated
 from tests.quant.models import log_probs, opened, planned
 from tests.tiny_models import random_ids, save_model, tiny_config
 
@@ -126,3 +127,10 @@ def test_a_model_with_layer_norms_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be rotated.*layer_norm.*RMSNorm.*rotation=False"):
         planned(tmp_path, QuantConfig("w4a8"))
     planned(tmp_path, QuantConfig("w4a8", rotation=False))
+
+
+@pytest.mark.parametrize("changes", [{"post_norms": True}, {"norm": "layer_norm"}])
+def test_other_norms_keep_a_model_from_being_rotated(changes: dict[str, Any]) -> None:
+    config = LLAMA.read_config(tiny_config("llama").to_dict())
+    assert can_rotate(config)
+    assert not can_rotate(config.replace(**changes))

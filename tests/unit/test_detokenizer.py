@@ -233,3 +233,9 @@ def test_stop_strings_do_not_depend_on_the_cut() -> None:
         num_hits += expected[1] is not None
         assert _until_stop(stops, pieces) == expected, (stops, pieces)
     assert 500 < num_hits < 2900
+
+
+def test_what_was_held_back_is_given_once() -> None:
+    stops = StopStrings(["###"])
+    assert stops.feed("a##") == ("a", None)
+    assert (stops.flush(), stops.flush()) == ("##", "")
