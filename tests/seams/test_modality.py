@@ -20,6 +20,7 @@ from ingot.config.modality import MODALITIES, PICTURE, Modality, register_modali
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
+from ingot.measure.align.align_session import align
 from ingot.models.model_registry import ARCHITECTURES
 from tests.e2e.terminal import ingot
 from tests.seams import dummy_modality
@@ -156,3 +157,8 @@ def test_verbs_take_it(engine: Path, checkpoint: Path) -> None:
     planned = ingot("plan", checkpoint)
     assert planned.exit_code == 0, planned.stderr
     assert "encoder" in planned.stdout
+
+
+def test_align_says_that_it_knows_no_stages_of_it(engine: Path, checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot compare.*series.*speech.*picture.*ingot verify"):
+        align(engine, checkpoint, [[5, 6, 7]], device="cpu")

@@ -16,12 +16,15 @@ from functools import cached_property
 import torch
 
 from ingot.config.decoder_config import DecoderConfig
-from ingot.config.modality import PICTURE
+from ingot.config.modality import PICTURE, SPEECH
 from ingot.engine.reference_encoder import stage_names
+from ingot.errors import ConfigError
 from ingot.measure.align.stages.stage_names import CONVS, FEATURES
 from ingot.models.model_registry import plain_encoder
 from ingot.reference.plain_stage import PlainEncoder
 
+# Of each modality: the stage of the features, and the one that the decoder reads.
+_ENDS = {SPEECH: (FEATURES[0], "encoder.final_norm"), PICTURE: (FEATURES[1], "encoder.ln_vision")}
 _PRE_NORM = {
     "attended": "input_norm",
     "attention": "attended",
@@ -62,13 +65,23 @@ class EncoderStages:
 
     @classmethod
     def of(cls, config: DecoderConfig) -> EncoderStages | None:
-        """None of a model without one."""
+        """None of a model without one.
+
+        Raises:
+            ConfigError: the stages of this modality have no names here.
+        """
         plain = plain_encoder(config)
         if plain is None:
             return None
-        if config.modality is PICTURE:
-            return cls(config, plain, FEATURES[1], "encoder.ln_vision")
-        return cls(config, plain, FEATURES[0], "encoder.final_norm")
+        names = _ENDS.get(config.modality)
+        if names is None:
+            raise ConfigError(
+                "`ingot align` cannot compare this model's encoder",
+                seen=config.modality.name,
+                allowed=[one.name for one in _ENDS],
+                fix="`ingot verify` checks it without its original",
+            )
+        return cls(config, plain, *names)
 
     @cached_property
     def layers(self) -> list[str]:
