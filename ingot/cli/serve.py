@@ -74,7 +74,7 @@ class Address:
     ] = None
     drain_seconds: Annotated[
         float | None,
-        option("Time for answers under way after SIGTERM.", shown="30", panel=_SERVER, min=0),
+        option("Time for unfinished answers after SIGTERM.", shown="30", panel=_SERVER, min=0),
     ] = None
 
 
@@ -129,7 +129,7 @@ def serve(
 ) -> None:
     """Serve engines over HTTP with an OpenAI-compatible API, one process per engine.
 
-    Ctrl-C or SIGTERM stops accepting, lets answers under way finish, and exits.
+    Ctrl-C or SIGTERM stops accepting, lets unfinished answers finish, and exits.
     """
     file = ServeFile()
     if config is not None:

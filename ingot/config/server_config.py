@@ -38,7 +38,7 @@ class ServeConfig(JsonConfig):
         max_audio: bytes of a recording, as it is sent.
         max_audio_seconds: of a recording.
         max_unread: pieces of a stream that a client may leave unread before its request is ended.
-        drain_seconds: how long answers under way may go on after SIGTERM.
+        drain_seconds: how long unfinished answers may go on after SIGTERM.
 
     Raises:
         ConfigError: a value is out of range; it names the field.

@@ -1,6 +1,6 @@
 """The loop that runs an engine: schedule → run → sample → update.
 
-Owns the requests under way. Knows ids, not text; decides nothing that scheduler, runner or sampler decide.
+Owns the requests in flight. Knows ids, not text; decides nothing that scheduler, runner or sampler decide.
 
     executor.add("r0", prompt_ids, params)
     while executor.has_work:
@@ -199,7 +199,7 @@ class Executor:
 
     def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] | None = None) -> None:
         """Capture graphs for these batch sizes and kinds of sampling (None: all) ahead of the steps that need
-        them and, when nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
+        them and, when nothing is in flight, run prompts of many lengths. Nothing to do on a CPU.
 
         Raises:
             RequestError: a size that is not 1 to ``max_batch_size``, or an unknown kind.

@@ -122,12 +122,12 @@ class LimitedProcess:
             self._stop()
 
     def end(self) -> None:
-        """End the process for good, without waiting: the question under way fails, and so does any other."""
+        """End the process for good, without waiting: the current question fails, and so does any other."""
         self._ended = True
         self.interrupt()
 
     def interrupt(self) -> None:
-        """End the process without waiting: the question under way fails, and the next one starts another."""
+        """End the process without waiting: the current question fails, and the next one starts another."""
         running = self._running
         if running is not None and running.owner == os.getpid():
             running.process.kill()

@@ -66,7 +66,7 @@ def unsupported(field: str, what: str) -> ApiError:
 
 def too_busy(name: str, limit: int) -> ApiError:
     """The queue of an engine, or the whole server, is full."""
-    text = f"{name} already has {limit} requests under way or waiting; try again later"
+    text = f"{name} already has {limit} requests in flight or waiting; try again later"
     return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
 
 

@@ -1,6 +1,6 @@
 """The server's life: start engines, listen, stop.
 
-Covers the order of these, and the signals: SIGTERM and Ctrl-C stop accepting and let answers under way go on
+Covers the order of these, and the signals: SIGTERM and Ctrl-C stop accepting and let unfinished answers go on
 for ``drain_seconds``; a second one ends at once.
 
     asyncio.run(serve([TextSide.read("pocket-chat", folder)], {"pocket-chat": Load(path)}, ServeConfig()))

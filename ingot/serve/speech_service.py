@@ -189,7 +189,7 @@ class SpeechService:
 
 
 class _Work:
-    """One recording under way; all but ``take_segments`` is for any thread, one after another."""
+    """One recording in progress; all but ``take_segments`` is for any thread, one after another."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class Transcriber:
         return transcriber
 
     def close(self) -> None:
-        """``LLM.close``: what is under way ends with an error, weights and caches go."""
+        """``LLM.close``: what is in progress ends with an error, weights and caches go."""
         self.llm.close()
 
     def __enter__(self) -> Self:

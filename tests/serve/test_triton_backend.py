@@ -129,7 +129,7 @@ def test_a_cancelled_request_frees_its_place(backend: Any, stream: bool) -> None
     refused = asked(backend, LONG)
     error = refused.error()
     assert error.code == "UNAVAILABLE"
-    assert "already has 6 requests under way" in error.message
+    assert "already has 6 requests in flight" in error.message
     for sender in senders:
         sender.cancelled = True
     assert {sender.error().code for sender in senders} == {"CANCELLED"}

@@ -109,7 +109,7 @@ def test_a_full_queue_refuses(server: TritonServer) -> None:
     found = asked(server, "small", *[request] * (SMALL + 4))
     refused = [one["error"] for one in found if one["error"] is not None]
     assert len(refused) == 3
-    assert all("requests under way or waiting" in error for error in refused)
+    assert all("requests in flight or waiting" in error for error in refused)
 
 
 def test_http_generates(server: TritonServer, alone: Any) -> None:

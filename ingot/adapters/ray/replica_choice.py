@@ -20,7 +20,7 @@ def ranked(key: str, loads: Mapping[str, int], most_ahead: int) -> list[str]:
 
     Args:
         key: of the prompt's beginning.
-        loads: requests under way, by replica.
+        loads: requests in flight, by replica.
         most_ahead: at least 1.
     """
     idlest = min(loads.values(), default=0)

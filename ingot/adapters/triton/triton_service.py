@@ -32,7 +32,7 @@ from ingot.serve.served_model import ServedModel, TextSide
 
 Value = TypeVar("Value")
 CANCELLED = 499  # the status of a request that its client has given up
-_LAST_SECONDS = 1.0  # for requests under way to end with their error
+_LAST_SECONDS = 1.0  # for requests in flight to end with their error
 _log = logging.getLogger(__name__)
 
 
@@ -100,7 +100,7 @@ class Service:
         self._loop.call_soon_threadsafe(self._begin, asked, reply)
 
     def close(self) -> None:
-        """End the requests under way with an error, and the engine."""
+        """End the requests in flight with an error, and the engine."""
         self._wait(self._close())
         self._end()
 

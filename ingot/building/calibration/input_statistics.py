@@ -45,7 +45,7 @@ class SeenInputs:
         load: gives dense tensors by name.
         method: says what to gather, and where.
         path: where ranges were kept and will be.
-        report: called with what is under way.
+        report: called with what is in progress.
     """
 
     def __init__(

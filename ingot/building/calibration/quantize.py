@@ -103,7 +103,7 @@ def write_calibrated(
     Args:
         write: takes a stored tensor and its name.
         cache: where ranges of inputs were kept, and may be.
-        report: called with what is under way.
+        report: called with what is in progress.
 
     Returns:
         What was seen; ``kept`` can be kept in ``cache`` once the engine is whole.

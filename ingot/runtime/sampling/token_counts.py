@@ -101,7 +101,7 @@ class TokenCounts:
         return slots
 
     def release(self, request: Request) -> None:
-        """Take a request's slot back, if it has one: a step under way may still count a token there, before
+        """Take a request's slot back, if it has one: a step in flight may still count a token there, before
         the next request's first step clears it.
         """
         held = self._held.pop(request.request_id, None)

@@ -79,7 +79,7 @@ class Transcripts:
         return [None if one.params.transcript is None else self._mark(one) for one in requests]
 
     def release(self, request: Request) -> None:
-        """A request has ended or was preempted; a step under way may still read its rules, which later copies
+        """A request has ended or was preempted; a step in flight may still read its rules, which later copies
         follow.
         """
         held = self._held.pop(request.request_id, None)

@@ -31,7 +31,7 @@ class EncoderCache:
         self.block_size = block_size
         self.budget = budget
         self.parts = parts
-        self.in_parts = False  # how the step under way encodes
+        self.in_parts = False  # how the current step encodes
         self._unready: list[EncoderEntry] = []
         self._free = list(range(num_blocks))
         self._entries: OrderedDict[bytes, EncoderEntry] = OrderedDict()  # the longest unheld one first
@@ -77,7 +77,7 @@ class EncoderCache:
         return count
 
     def awaits(self, request: Request) -> bool:
-        """Whether the step under way cannot read an input that the request holds."""
+        """Whether the current step cannot read an input that the request holds."""
         return self.in_parts and any(not entry.ready for entry in request.encoded.values())
 
     def fork(self, parent: Request, child: Request) -> None:

@@ -39,7 +39,7 @@ class Pace:
         self.share = share
         self.num_layers = num_layers
         self.sizes = sizes
-        self._rows = sizes[len(sizes) // 2]  # of the chunk under way, or of the last one
+        self._rows = sizes[len(sizes) // 2]  # of the current chunk, or of the last one
         self._step_ms: float | None = None
         self._layer_ms: float | None = None  # at so many rows
 

@@ -64,7 +64,7 @@ class Request:
         draw: how it draws, as far as that is the same for all its tokens; empty until it is first needed.
         probe: what else is wanted of its prompt; ``probed``: what the model gave it, once that is known.
         penalizes_prompt: as ``EncoderConfig`` has it.
-        ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
+        ended: no longer scheduled; a step in flight may still compute a token of it, for nothing.
     """
 
     request_id: str

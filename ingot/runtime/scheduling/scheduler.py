@@ -59,7 +59,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.prefix_queries = self.prefix_hits = 0
         self._copies: list[tuple[int, int]] = []
-        self._beside_decodes = False  # the step under way
+        self._beside_decodes = False  # the current step
         self._layers: Layers | None = None  # that the last step ran of a chunk which is not computed yet
 
     @property
@@ -92,7 +92,7 @@ class Scheduler:
     def schedule(self, *, layered: bool = True) -> ScheduledBatch:
         """Choose the next step; its requests' blocks are reserved on return.
 
-        Decodes come before chunks of prompts, so that a long prompt does not stall answers under way. Not
+        Decodes come before chunks of prompts, so that a long prompt does not stall unfinished answers. Not
         ``layered``: no chunk may be computed layer by layer, and no input encoded so.
         """
         step = ScheduledBatch(copies=self._copies)
@@ -162,7 +162,7 @@ class Scheduler:
         return self._is_long(request) and not read and not request.inputs
 
     def _next_layers(self, apart: list[Request], step: ScheduledBatch, *, pause: bool) -> Layers | None:
-        """The layers that a step runs of the chunk under way, or of a new one of the oldest such prompt. A
+        """The layers that a step runs of the current chunk, or of a new one of the oldest such prompt. A
         chunk whose request cannot go on in this step is dropped: its tokens are computed again.
         """
         pace, before = self.chunking.pace, self._layers
@@ -188,7 +188,7 @@ class Scheduler:
         """Move waiting requests into the step while batch, budget and blocks allow.
 
         A request enters only when its whole known length fits, so that two half-prefilled prompts do not
-        fight. Of those that go by layers one is under way at a time, and the others hold neither a place nor
+        fight. Of those that go by layers one is in flight at a time, and the others hold neither a place nor
         blocks meanwhile; it has all of its blocks from the start, so that who passes the others takes none.
         """
         apart = list(apart)
