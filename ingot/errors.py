@@ -1,10 +1,8 @@
-"""What a user can get wrong, and what the machine can refuse.
+"""The exceptions that reach users: what happened, the value seen, the values allowed, what to change.
 
-The exception types that reach users. Every one says what happened, what was seen, what is allowed, and
-what to change. A value to change is named by its parameter or field, in texts within backticks
-(`max_seq_len`, `dtype=bf16`); the terminal prints flags there.
-
-    raise RequestError("temperature is out of range", seen=-1, field="temperature")
+A value to change is named by its parameter or field, in texts within backticks (`max_seq_len`, `dtype=bf16`);
+the
+terminal prints flags there.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# What steers a terminal, line ends and tabs apart: control characters, and marks of reading direction.
+# Control characters, except line ends and tabs, and marks of reading direction.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MOST_SHOWN = 4000  # characters of one value
 
@@ -23,11 +21,11 @@ class IngotError(Exception):
 
     Args:
         what: what happened, one sentence without a full stop.
-        seen: the value that was found, if there is one.
+        seen: the value that was found.
         allowed: the values that would have been accepted.
-        fix: the action that changes it; by default the fields.
-        field: the parameter or field at fault, or several. It says that the call is at fault and not the
-            work, so the terminal exits with 2, whatever the words.
+        fix: what to do; by default the fields.
+        field: the parameter or field at fault, or several. With one the call is at fault, so the terminal
+            exits with 2.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class IngotError(Exception):
 
     @property
     def field(self) -> str | None:
-        """The parameter or field at fault; None where there is none, or more than one."""
+        """The parameter or field at fault; None: there is none, or more than one."""
         return self.fields[0] if len(self.fields) == 1 else None
 
     def __str__(self) -> str:
@@ -66,17 +64,17 @@ class IngotError(Exception):
 
 
 def printable(text: str) -> str:
-    """The text with what would steer a terminal as escapes: names and values are from files of others."""
+    """The text with characters that steer a terminal escaped: names and values are from files of others."""
     return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def to_install(extras: str) -> str:
-    """How packages that only some of Ingot needs are installed; ``extras``: "serve,speech"."""
+    """How optional packages are installed; ``extras``: "serve,speech"."""
     return f"pip install -c constraints.txt '.[{extras}]' in Ingot's folder"
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: printable, and not longer than a screen."""
+    """A value as an error shows it: printable, and cut to a screen."""
     text = str(value)
     if len(text) > _MOST_SHOWN:
         text = f"{text[:_MOST_SHOWN]}… ({len(text)} characters)"
@@ -108,7 +106,7 @@ class EngineError(IngotError):
 
 
 class NoSuchPathError(CheckpointError, EngineError):
-    """A path or an id that the user gave leads nowhere, or to something else than what it should."""
+    """A path or id that the user gave does not exist, or is something else than it should be."""
 
 
 class RequestError(IngotError, ValueError):
@@ -123,8 +121,7 @@ class OutOfMemoryError(DeviceError):
     """The device has too little memory for what was asked.
 
     Args:
-        ledger: the bill, the memory that there is and every fix, as JSON types (docs/memory.md); None where
-            nothing could be counted.
+        ledger: bill, capacity and every fix, as JSON types (docs/memory.md); None: nothing was counted.
         lines: the same for people.
     """
 

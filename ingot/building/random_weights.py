@@ -29,7 +29,6 @@ from ingot.engine.manifest import Manifest
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.memory.memory_error import explained
-from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import architecture_named, find_architecture
 from ingot.version import VERSION
 
@@ -106,7 +105,7 @@ def random_decoder(
         OutOfMemoryError: the device cannot hold them.
     """
     quant = quant or QuantConfig()
-    model = empty_model(architecture_named(config.architecture), config, build, quant, plan)
+    model = architecture_named(config.architecture).empty_model(config, build, quant, plan)
     quant.check_names(linears(model))
     setting = setting_of(Manifest(VERSION, config, build, quant), dtype, device, runtime)
     with on_device(device), explained(NO_ROOM, setting, device, own=0):

@@ -18,9 +18,9 @@ from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
 if TYPE_CHECKING:
+    from ingot.memory.host_memory import HostBytes
     from ingot.memory.ledger import Capacity, Ledger
     from ingot.memory.memory_fixes import CardRow, Fix
-    from ingot.memory.memory_sizes import HostBytes
 
 _NO_GPU = (
     "no GPU on this machine, so no verdict: see the table of cards below, or ask about one with --gpu 24GiB"
@@ -94,7 +94,8 @@ def plan(flags: PlanFlags) -> None:
     """
     from ingot.building.ledger_source import read_setting
     from ingot.config.runtime_config import RuntimeConfig
-    from ingot.memory.ledger import host_ledger, ledger
+    from ingot.memory.host_memory import host_ledger
+    from ingot.memory.ledger import ledger
     from ingot.memory.memory_fixes import fits_by_card, fixes
 
     runtime = runtime_values(flags)

@@ -1,10 +1,5 @@
-"""A checkpoint that somebody else quantized: its values are an engine's values.
-
-Covers the way from packed layers to a QuantConfig, and their values, scales and zeros in the engine's form:
-taken over, never chosen again.
-
-    quant = stored_quant(packed, mapped, given)
-    found = StoredWeights(packed, mapped, dtype).values("layers.0.mlp.down_proj")
+"""Takes over a checkpoint that is already quantized: its QuantConfig, values, scales and zeros in the
+engine's form.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ import torch
 
 from ingot.checkpoint.name_rules import Concat, Rename, Transpose
 from ingot.checkpoint.packed_config import FROM_ORIGINAL
-from ingot.checkpoint.packed_layouts import PackedWeight
 from ingot.checkpoint.packed_tensors import PackedLayers
 from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.quantization.quant_config import HEAD, SOURCES, QuantConfig
@@ -34,11 +28,11 @@ def stored_quant(
     Args:
         mapped: the model's tensors by name.
         linear_names: of its linear layers.
-        given: what was asked for: nothing, the same again, or only a head in fewer bits.
+        given: the requested config: none, the checkpoint's own, or only a head in fewer bits.
 
     Raises:
         ConfigError: ``given`` is something else.
-        CheckpointError: packed layers that the model cannot hold so: the head, or a part of a layer.
+        CheckpointError: the head, or only a part of a layer, is packed.
     """
     dense: dict[str, str] = {}
     for name in linear_names:
@@ -53,11 +47,10 @@ def stored_quant(
 
 
 def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
-    """What a build of a quantized checkpoint, ``found``, makes of ``given``: the same, or the head in fewer
-    bits.
+    """The config of a build of a quantized checkpoint, ``found``: as it is, or with the head in fewer bits.
 
     Raises:
-        ConfigError: ``given`` is something else.
+        ConfigError: ``given`` asks for something else.
     """
     if given == found.replace(head=given.head) or given == QuantConfig(head=given.head):
         return found.replace(head=given.head)
@@ -71,19 +64,20 @@ def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
 
 
 class StoredWeights:
-    """The values and input scales of a packed checkpoint's layers, by the model's names."""
+    """The values and input scales of a packed checkpoint's layers; ``dtype`` (the engine's) must hold the
+    scales.
+    """
 
     def __init__(self, packed: PackedLayers, mapped: Mapped, dtype: torch.dtype) -> None:
-        """``dtype``: the engine's, which must hold the scales as they are."""
         self._packed = packed
         self._mapped = mapped
         self._dtype = dtype
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1], the scale of a layer's input; None: its activations have no static scale.
+        """fp32 [1], the static scale of a layer's input; None: its activations have none.
 
         Raises:
-            CheckpointError: the parts of a layer have scales that differ.
+            CheckpointError: the parts of a layer have different scales.
         """
         sources = self._mapped[f"{name}.weight"].sources
         scales = [self._packed.input_scale(source) for source in sources if source in self._packed]
@@ -97,10 +91,10 @@ class StoredWeights:
         return found[0] if found else None
 
     def values(self, name: str) -> Quantized | None:
-        """Of a linear layer; None: it is whole. Rows of several sources lie one after another.
+        """A linear layer's quantized values, rows of several sources in order; None: the layer is not packed.
 
         Raises:
-            CheckpointError: the values cannot be read, or parts of a layer have other orders of columns.
+            CheckpointError: the values cannot be read, or parts of a layer order their columns differently.
             BuildError: the engine's dtype does not hold the scales.
         """
         mapped = self._mapped[f"{name}.weight"]
@@ -115,32 +109,25 @@ class StoredWeights:
                 fix=FROM_ORIGINAL,
             )
         parts = [self._packed.weight(source) for source in mapped.sources]
-        self._check_order(name, mapped.sources, parts)
-        first = parts[0]
+        first, orders = parts[0], [part.order for part in parts]
+        expected = first.order
+        if any((one is None) != (expected is None) for one in orders) or any(
+            expected is not None and one is not None and not torch.equal(one, expected) for one in orders
+        ):
+            raise CheckpointError(
+                f"{name} is one matmul, but its parts order their columns differently",
+                seen=mapped.sources,
+                fix=FROM_ORIGINAL,
+            )
         along = 1 if first.group else 0
         scales = torch.cat([part.scales for part in parts], along)
-        zeros = (
-            None
-            if first.zeros is None
-            else torch.cat([part.zeros for part in parts if part.zeros is not None], along)
-        )
+        kept = [part.zeros for part in parts if part.zeros is not None]
+        zeros = torch.cat(kept, along) if kept else None
         values = torch.cat([part.numbers for part in parts])
         if self._packed.form.activations != "none":
             around_zero = (values.to(torch.int16) - (1 << (first.bits - 1))).to(torch.int8)
             return Quantized(around_zero, scales.float(), None, first.bits, first.group)
         return Quantized(values, self._exact(name, scales), zeros, first.bits, first.group, first.order)
-
-    def _check_order(self, name: str, sources: tuple[str, ...], parts: list[PackedWeight]) -> None:
-        orders = [part.order for part in parts]
-        first = orders[0]
-        if any((one is None) != (first is None) for one in orders) or any(
-            first is not None and one is not None and not torch.equal(one, first) for one in orders
-        ):
-            raise CheckpointError(
-                f"{name} is one matmul, but its parts order their columns differently",
-                seen=sources,
-                fix=FROM_ORIGINAL,
-            )
 
     def _exact(self, name: str, scales: torch.Tensor) -> torch.Tensor:
         cast = scales.to(self._dtype)

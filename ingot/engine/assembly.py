@@ -1,15 +1,12 @@
-"""From a checkpoint's tensors to an engine's.
-
-Covers the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one
-tensor at a time, so that memory stays near one shard.
-
-    assembly = Assembly.of(checkpoint, build_config)
-    for name, tensor in assembly.tensors(checkpoint): ...
+"""From a checkpoint's tensors to an engine's, one tensor at a time: choose the architecture, map names, cast,
+pack.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +15,7 @@ import torch
 from torch import nn
 
 from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG, Checkpoint
-from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve
+from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve, stored_copies
 from ingot.config.build_config import DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import KernelPlan
@@ -27,13 +24,11 @@ from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, stored_quant
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
-from ingot.engine.tied_head import untied_if_stored
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.layers.norm import RMSNorm
 from ingot.models.architecture import Architecture
-from ingot.models.empty_model import empty_model, stored_tensors
 from ingot.models.hf_values import check_end_tokens
 from ingot.models.model_registry import architecture_named, can_calibrate, find_architecture
 from ingot.quant.methods.rotated_weights import rotated
@@ -48,7 +43,7 @@ class ChosenValues:
     """What a linear layer stores besides its rounded weight.
 
     Attributes:
-        values: quantized values that are chosen already; None: the scheme rounds the weight.
+        values: quantized values that are already chosen; None: the scheme rounds the weight.
         input_scale: fp32 [1], of static activations.
     """
 
@@ -65,9 +60,7 @@ _ENCODER = "encoder."
 
 @dataclass
 class Assembly:
-    """What an engine will hold: its configs, an empty model of the right shape, and where each tensor comes
-    from.
-    """
+    """An engine's configs, an empty model of its shape, and where each tensor comes from."""
 
     architecture: Architecture
     model_config: DecoderConfig
@@ -85,17 +78,35 @@ class Assembly:
             CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
                 tensors that do not fit the model (all listed).
             ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, the
-                checkpoint is quantized in another way than ``quant``, or ``quant`` calibrates a model whose
-                encoder is not of speech.
+                checkpoint is quantized differently, or ``quant`` calibrates a model whose encoder is not of
+                speech.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
-        whole = untied_if_stored(architecture, architecture.read_config(checkpoint.config), checkpoint)
+        whole = architecture.read_config(checkpoint.config)
+        if whole.tie_word_embeddings:
+            # Often left at a default when a fine-tune unties the two; the stored head was trained, and
+            # transformers 5 uses it.
+            names = stored_copies(architecture.weight_map(whole, None), checkpoint.tensors)
+            pairs = ((checkpoint.read(one), checkpoint.read(other)) for one, other in names)
+            tied = all(a.shape == b.shape and bool((a == b).all()) for a, b in pairs)
+            whole = whole.replace(tie_word_embeddings=tied)
         check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
         if architecture.check_generation is not None:
             architecture.check_generation(checkpoint.generation_config, whole.vocab_size)
-        config = _cut(whole, build)
+        check_max_seq_len(whole, build)
+        config = whole
+        if build.layers is not None:
+            start, end = build.layers
+            if end > whole.num_layers:
+                raise ConfigError(
+                    "the model has fewer layers",
+                    seen=f"{start}:{end}",
+                    allowed=f"0:{whole.num_layers}",
+                    field="layers",
+                )
+            config = whole.cut(start, end)
         check_samples(config, quant)
-        shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
+        shapes = architecture.empty_model(config, build, QuantConfig())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         packed = checkpoint.packed
         if packed is not None:
@@ -105,20 +116,20 @@ class Assembly:
         if packed is not None:
             quant = stored_quant(packed, mapped, list(linears(shapes)), quant)
         quant.check_names(linears(shapes))
-        model = empty_model(architecture, config, build, quant, KernelPlan())
+        model = architecture.empty_model(config, build, quant)
         dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
         return cls(architecture, config, build, quant, model, mapped, "+".join(sorted(dtypes)))
 
     def layout(self) -> dict[str, torch.Tensor]:
-        """Name → meta tensor of every stored tensor, in order; tied weights appear once."""
-        return stored_tensors(self.model)
+        """Meta tensors of all stored tensors by name, in order; a tied head is not among them."""
+        return dict(self.model.named_parameters())
 
     def tensors(
         self, checkpoint: Checkpoint, device: torch.device | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, read, cast and packed, in the order of ``layout``.
 
-        ``device``: where weights are rotated, and rounded to fewer bits; the same come out anywhere.
+        ``device``: where weights are rotated and rounded; the results are the same on any.
         """
         load: Load = partial(self.load, checkpoint=checkpoint, device=device)
         if checkpoint.packed is None:
@@ -129,9 +140,10 @@ class Assembly:
         )
 
     def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:
-        """One tensor by the model's name for it, as it is before packing: in the engine's dtype, or fp32
-        where it was rotated and is packed with its input in 8 bits. A layer's rotated one is on
-        ``device``, where it was turned (None: the CPU), all others are on the CPU.
+        """One tensor before packing, by the model's name: in the engine's dtype, or fp32 where it was rotated
+        and
+        its layer rounds its input to 8 bits. A rotated one is on ``device`` (None: the CPU), others on the
+        CPU.
         """
         if not self.quant.rotation:
             return self.original(target, checkpoint)
@@ -139,8 +151,7 @@ class Assembly:
         return self.cast(target, tensor)
 
     def cast(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A changed tensor as it is packed: a weight in fp32 where its scheme wants that, all others in the
-        engine's dtype.
+        """A changed tensor as it is packed: in fp32 where its scheme wants that, else in the engine's dtype.
 
         Raises:
             BuildError: the dtype does not hold it.
@@ -151,20 +162,20 @@ class Assembly:
         return tensor.float() if wide else cast_weight(target, tensor, self.dtype_of(target))
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        """One tensor of the checkpoint by the model's name for it, as ``dtype_of`` says."""
+        """One tensor of the checkpoint by the model's name, in its ``dtype_of``."""
         return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
 
     def dtype_of(self, target: str) -> torch.dtype:
-        """Of one tensor before packing: the engine's, but fp32 for the weight of a wide norm."""
+        """A tensor's dtype before packing: the engine's, but fp32 for the weight of a wide norm."""
         module = self.model.get_submodule(target.rpartition(".")[0])
         return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
 
 
 def check_samples(config: DecoderConfig, quant: QuantConfig) -> None:
-    """Refuse a scheme that calibrates a model whose encoder takes neither text nor speech.
+    """Refuse to calibrate a model whose encoder takes neither text nor speech.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: ``quant`` does.
     """
     if quant.calibrated and not can_calibrate(config):
         raise ConfigError(
@@ -180,7 +191,7 @@ def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Te
     """A weight in another dtype.
 
     Raises:
-        BuildError: it is finite, and in fp16 it would not be.
+        BuildError: it overflows fp16.
     """
     cast = tensor.to(dtype)
     narrower = dtype == torch.float16 and tensor.dtype != dtype
@@ -196,7 +207,7 @@ def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Te
 def model_of(manifest: Manifest, plan: KernelPlan | None = None) -> Decoder:
     """The empty modules of an engine; without a plan kernels have their defaults."""
     architecture = architecture_named(manifest.model.architecture)
-    return empty_model(architecture, manifest.model, manifest.build, manifest.quant, plan or KernelPlan())
+    return architecture.empty_model(manifest.model, manifest.build, manifest.quant, plan)
 
 
 def packed_tensors(
@@ -205,7 +216,7 @@ def packed_tensors(
     device: torch.device | None = None,
     choose: Choose = lambda name: ROUNDED,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every stored tensor in the order of ``stored_tensors``.
+    """Every stored tensor in module order.
 
     ``load`` gives weights before packing, by name. Those that packing changes are packed on ``device``, if
     one is given.
@@ -216,7 +227,7 @@ def packed_tensors(
 
 @dataclass(frozen=True)
 class StoringModule:
-    """A module with tensors of its own, ``leaves``, and the name of the weight that a linear layer packs."""
+    """A module with stored tensors, ``leaves``, and the name of the weight that a linear layer packs."""
 
     path: str
     module: nn.Module
@@ -225,13 +236,13 @@ class StoringModule:
 
     @property
     def layer(self) -> str | None:
-        """The layer that it is of, ``layers.0`` or ``encoder.layers.0``."""
+        """Its layer, ``layers.0`` or ``encoder.layers.0``."""
         return layer_of(self.path)
 
     def packed(
         self, load: Load, device: torch.device | None = None, choose: Choose = lambda name: ROUNDED
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Its stored tensors; arguments are as of ``packed_tensors``."""
+        """Its stored tensors; arguments as of ``packed_tensors``."""
         if not isinstance(self.module, Linear):
             yield from ((f"{self.path}.{leaf}", load(f"{self.path}.{leaf}")) for leaf in self.leaves)
             return
@@ -248,7 +259,7 @@ class StoringModule:
 
 
 def layer_of(name: str) -> str | None:
-    """The layer that a module or tensor is of, of the decoder or its encoder; None: of none."""
+    """The layer of a module or tensor, in the decoder or its encoder; None: it is in none."""
     found = _LAYER.match(name)
     return None if found is None else found[0]
 
@@ -259,8 +270,8 @@ def in_encoder(name: str) -> bool:
 
 
 def storing_modules(model: Decoder) -> Iterator[StoringModule]:
-    """The modules whose tensors are stored, in the order of ``stored_tensors``."""
-    stored = stored_tensors(model)
+    """The modules with stored tensors, in order."""
+    stored = dict(model.named_parameters())
     for path, module in model.named_modules():
         leaves = tuple(leaf for leaf in module._parameters if f"{path}.{leaf}" in stored)
         # Tied, but stored in fewer bits; a rotated head is another matrix than the embedding.
@@ -298,22 +309,6 @@ def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
         )
 
 
-def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
-    """The config of the kept layers; checks the build's limits against the model's."""
-    check_max_seq_len(config, build)
-    if build.layers is None:
-        return config
-    start, end = build.layers
-    if end > config.num_layers:
-        raise ConfigError(
-            "the model has fewer layers",
-            seen=f"{start}:{end}",
-            allowed=f"0:{config.num_layers}",
-            field="layers",
-        )
-    return config.cut(start, end)
-
-
 def build_config(
     source: Checkpoint,
     dtype: str,
@@ -322,25 +317,19 @@ def build_config(
     layers: str | tuple[int, int] | None,
 ) -> BuildConfig:
     """A build's values with every ``auto`` replaced by what the checkpoint says."""
-    dtype = _source_dtype(source) if dtype == "auto" else dtype_name(parse_dtype(dtype))
+    if dtype == "auto":  # that of most weights
+        counts: Counter[str] = Counter()
+        for info in source.tensors.values():
+            counts[dtype_name(info.dtype)] += math.prod(info.shape)
+        best = max(counts, key=lambda name: counts[name], default="fp32")
+        dtype = best if best in ("fp16", "bf16") else "fp32"
+    else:
+        dtype = dtype_name(parse_dtype(dtype))
     if max_seq_len is None:
         architecture = find_architecture(source.config.get("architectures") or ())
         max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
     kept = parse_layers(layers) if isinstance(layers, str) else layers
     return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
-
-
-def _source_dtype(source: Checkpoint) -> str:
-    """The dtype that most of the checkpoint's weights have, as fp16, bf16 or fp32 (fp64 becomes fp32)."""
-    counts: dict[str, int] = {}
-    for info in source.tensors.values():
-        name = dtype_name(info.dtype)
-        size = 1
-        for dim in info.shape:
-            size *= dim
-        counts[name] = counts.get(name, 0) + size
-    best = max(counts, key=lambda name: counts[name], default="fp32")
-    return best if best in ("fp16", "bf16") else "fp32"
 
 
 def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:

@@ -1,9 +1,4 @@
-"""What differs between two engines.
-
-Covers the comparison of two engine folders: configs, tensors, files, plans, versions.
-
-    compare_engines(Path("a"), Path("b")).equal
-"""
+"""What differs between two engine folders: configs, tensors, files, plans, versions."""
 
 from __future__ import annotations
 
@@ -41,7 +36,7 @@ Aspect = Literal["shape", "dtype", "values", "bytes"]
 
 @dataclass(frozen=True)
 class FieldChange(JsonConfig):
-    """A value that differs; ``ABSENT`` stands on the side that does not have it."""
+    """A value that differs; ``ABSENT`` stands on the side that lacks it."""
 
     name: str
     left: Any
@@ -53,7 +48,7 @@ class TensorChange(JsonConfig):
     """A tensor that only one engine has (the other side is None), or that differs.
 
     Attributes:
-        aspects: what differs; empty for a tensor of one side. ``bytes``: other bytes for equal numbers.
+        aspects: what differs; empty for a tensor of one side. ``bytes``: other bytes for equal values.
         max_abs: largest |left - right|, for equal shapes.
         relative: ‖left - right‖₂ / ‖left‖₂, for equal shapes; infinite where left is all zero.
     """
@@ -68,11 +63,11 @@ class TensorChange(JsonConfig):
 
 @dataclass(frozen=True)
 class LayerChange(JsonConfig):
-    """A linear layer that is in fewer bits in one engine at least, and whose tensors differ.
+    """A linear layer that is quantized in at least one engine, and whose tensors differ.
 
     Attributes:
-        left, right: scheme, or dtype of a layer that is not quantized.
-        max_abs, relative: as of a tensor, of the dequantized weights; None where they are not to be compared.
+        left, right: scheme, or the dtype of a layer that is not quantized.
+        max_abs, relative: as of ``TensorChange``, of the dequantized weights; None: they are not comparable.
     """
 
     name: str
@@ -86,11 +81,8 @@ class LayerChange(JsonConfig):
 class Comparison(JsonConfig):
     """Every difference, by kind: configs by dotted name, tensors, other files by sha256, plan, versions.
 
-    ``layers`` say of linear layers in fewer bits what their tensors, which ``tensors`` has too, mean;
-    ``incomparable`` why that cannot be said.
-
-    ``metrics`` of the proofs are shown and not counted: they follow from the rest and from what was measured
-    on.
+    ``layers`` are the differences of quantized layers' dequantized weights; ``incomparable``: why there are
+    none. ``metrics`` of the proofs are shown and not counted: they depend on where they were measured.
     """
 
     config: tuple[FieldChange, ...]
@@ -109,7 +101,7 @@ class Comparison(JsonConfig):
 
 
 def compare_engines(left: Path, right: Path, progress: Progress | None = None) -> Comparison:
-    """Compare two engine folders, after a check that each still is what was built.
+    """Compare two engine folders, after a check that each is as it was built.
 
     Args:
         progress: called as (tensor name, tensors done, tensors in all) while weights are read.
@@ -144,24 +136,20 @@ def field_changes(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Fi
 def difference(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """Largest |left - right| and ‖left - right‖₂ / ‖left‖₂ of two tensors of one shape, in float64.
 
-    0 for tensors without values; the ratio is infinite where left is all zero and right is not.
+    0 for empty tensors; the ratio is infinite where only left is all zero.
     """
-    largest, error, norm = 0.0, 0.0, 0.0
+    error, norm, gaps = 0.0, 0.0, [torch.zeros((), dtype=torch.float64)]
     for a, b in zip(left.reshape(-1).split(_CHUNK), right.reshape(-1).split(_CHUNK), strict=True):
         if a.numel():
             wide = a.double()
             gap = wide - b.double()
-            largest = _larger(largest, float(gap.abs().max()))
+            gaps.append(gap.abs().max())
             error += float(gap.square().sum())
             norm += float(wide.square().sum())
+    largest = float(torch.stack(gaps).max())  # NaN where any is
     if error == 0:
         return largest, 0.0
     return largest, math.sqrt(error / norm) if norm else math.inf
-
-
-def _larger(a: float, b: float) -> float:
-    """The larger one; NaN when either is."""
-    return a if math.isnan(a) or a >= b else b
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -181,16 +169,15 @@ def _versions(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """sha256 by name of the tokenizer's files.
-
-    A proof only is there or not: its numbers follow from what is compared, and are of one machine's rounding.
+    """sha256 by name of the tokenizer's files; of a proof only that it is there, as it depends on the
+    machine.
     """
     proof = {PROOF_FILE: "a proof"} if (folder / PROOF_FILE).is_file() else {}
     return {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()} | proof
 
 
 def _metrics(folder: Path) -> dict[str, float]:
-    """Values by what was measured; none of a damaged proof, which ``verify`` tells of."""
+    """Values by what was measured; none of a damaged proof, which ``verify`` reports."""
     try:
         proof = read_proof(folder)
     except EngineError:
@@ -222,7 +209,17 @@ def _tensor_changes(
     try:
         with safe_open(paths[0], framework="pt") as one, safe_open(paths[1], framework="pt") as two:
             for done, name in enumerate(names, start=1):
-                changes.append(_tensor_change(name, a.get(name), b.get(name), one, two))
+                own, other = a.get(name), b.get(name)
+                change = TensorChange(name, own, other)
+                if own is not None and other is not None:
+                    aspects: tuple[Aspect, ...] = ("dtype",) if own.dtype != other.dtype else ()
+                    if own.shape != other.shape:
+                        change = TensorChange(name, own, other, ("shape", *aspects))
+                    else:
+                        max_abs, relative = difference(one.get_tensor(name), two.get_tensor(name))
+                        aspects += ("values",) if max_abs != 0 else ()
+                        change = TensorChange(name, own, other, aspects or ("bytes",), max_abs, relative)
+                changes.append(change)
                 if progress is not None:
                     progress(name, done, len(names))
     except (SafetensorError, OSError) as error:
@@ -235,9 +232,7 @@ def _tensor_changes(
 def _layer_changes(
     left: EngineWeights, right: EngineWeights, tensors: Sequence[TensorChange], doubt: str | None
 ) -> tuple[LayerChange, ...]:
-    """Linear layers in fewer bits among the tensors that differ; weights are compared unless there is a
-    ``doubt`` that they can be.
-    """
+    """Quantized layers among the changed tensors; weights are compared unless there is a ``doubt``."""
     one, two = left.quantized, right.quantized
     both = set(left.names()) & set(right.names())
     found = []
@@ -257,19 +252,3 @@ def _layer_changes(
         left.release()
         right.release()
     return tuple(found)
-
-
-def _tensor_change(
-    name: str, a: TensorEntry | None, b: TensorEntry | None, one: Any, two: Any
-) -> TensorChange:
-    if a is None or b is None:
-        return TensorChange(name, a, b)
-    aspects: list[Aspect] = []
-    if a.dtype != b.dtype:
-        aspects.append("dtype")
-    if a.shape != b.shape:
-        return TensorChange(name, a, b, ("shape", *aspects))
-    max_abs, relative = difference(one.get_tensor(name), two.get_tensor(name))
-    if max_abs != 0:
-        aspects.append("values")
-    return TensorChange(name, a, b, tuple(aspects) or ("bytes",), max_abs, relative)

@@ -1,9 +1,4 @@
-"""What is inside an engine or a checkpoint, without loading it.
-
-Covers the collection of facts about a folder. Reads no weights and prints nothing.
-
-    describe(Path("engine")).num_parameters
-"""
+"""Facts about an engine or a checkpoint, without reading weights."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ import torch
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.name_rules import Concat
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.decoder_config import DecoderConfig
 from ingot.config.json_config import JsonConfig
 from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
@@ -48,8 +42,8 @@ class TensorFact(JsonConfig):
 
 @dataclass(frozen=True)
 class ProofFact(JsonConfig):
-    """A proof without its numbers. ``when`` it was made, if verify.json tells; ``verified`` is when ``ingot
-    verify`` last ended on this machine, if it did.
+    """A proof in short: ``when`` it was made, and when ``ingot verify`` last ended on this machine
+    (``verified``).
     """
 
     sha256: str
@@ -66,17 +60,13 @@ class Description(JsonConfig):
 
     Attributes:
         num_parameters: weights of the model, a tied head counted once, whatever their packing.
-        bytes_on_disk: all files of the folder together.
-        kv_bytes_per_token: bytes of KV cache that one token takes in the build's ``kv_dtype``.
-        input_bytes: bytes of the encoder cache that the longest input takes; 0 without an encoder.
+        bytes_on_disk: of all files in the folder.
+        kv_bytes_per_token: bytes of KV cache per token in the build's ``kv_dtype``.
+        input_bytes: bytes of the encoder cache for the longest input; 0 without an encoder.
         kernels: what computes the products of a GPU's steps, by kind of step (layers/chosen_kernels.py).
-        tokenizer: kind of tokenizer, None where there is none.
-        chat_format: name of the chat format, None where there is none.
-        plan_unused: why this machine's first GPU, or its CPU where there is none, does not use the plan; None
-            where it does, and without one.
-        generation: the checkpoint's generation_config.json.
-        proof: of an engine: what proves it; None where nothing does.
-        doubt: why the engine is not to be trusted on this machine; None where nothing speaks against it.
+        tokenizer, chat_format: their names, or None.
+        plan_unused: why this machine's first GPU, or its CPU, does not use the plan; None: it does.
+        doubt: why the engine is not to be trusted on this machine; None: no reason is known.
     """
 
     path: str
@@ -97,7 +87,7 @@ class Description(JsonConfig):
     input_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """See ``JsonConfig.to_json``; tensors come once, the manifest's fields beside the others."""
+        """As ``JsonConfig.to_json``; tensors come once, the manifest's fields beside the others."""
         own = super().to_json()
         inner = own.pop("manifest")
         inner.pop("tensors")
@@ -111,7 +101,21 @@ def describe(folder: Path) -> Description:
     Raises:
         EngineError, CheckpointError: the folder is neither, or damaged.
     """
-    return _engine(folder) if is_engine(folder) else _checkpoint(folder)
+    if not is_engine(folder):
+        with open_checkpoint(folder) as source:
+            manifest, model, text = _as_built(source)
+            facts = {
+                name: TensorFact(str(info.dtype).removeprefix("torch."), tuple(info.shape))
+                for name, info in source.tensors.items()
+            }
+            return _describe("checkpoint", folder, manifest, KernelPlan(), model, text, facts)
+    manifest = Manifest.read(folder)
+    text = read_engine_text(folder, manifest)
+    plan = read_own_plan(folder, resolve_device("auto"))
+    model = model_of(manifest, plan)
+    facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
+    found = _describe("engine", folder, manifest, plan, model, text, facts)
+    return found.replace(proof=_proof_fact(folder), doubt=standing(folder))
 
 
 def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
@@ -135,48 +139,24 @@ def _as_built(source: Checkpoint) -> tuple[Manifest, Decoder, TextParts]:
     return make_manifest(assembly, source, text), assembly.model, text
 
 
-def _engine(folder: Path) -> Description:
-    manifest = Manifest.read(folder)
-    text = read_engine_text(folder, manifest)
-    plan = read_own_plan(folder, resolve_device("auto"))
-    model = model_of(manifest, plan)
-    facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
-    found = _describe("engine", folder, manifest, plan, model, text, facts)
-    return found.replace(proof=_proof_fact(folder), doubt=standing(folder))
-
-
 def _proof_fact(folder: Path) -> ProofFact | None:
-    """An engine's proof in short; a damaged one is none, and ``doubt`` tells of it."""
+    """An engine's proof in short; a damaged one is none, and ``doubt`` reports it."""
     try:
         proof = read_proof(folder)
     except EngineError:
         return None
     if proof is None:
         return None
-    note = read_note(folder)
-    when = read_when(folder)
+    note, when = read_note(folder), read_when(folder)
     here = note is not None and note.host == this_host() and note.proof_sha256 == proof.sha256
-    cases: dict[str, tuple[int, ...]] = {
-        case.name: (len(case.prompt_ids), len(case.new_ids)) for case in proof.claims.cases
-    }
     return ProofFact(
         proof.sha256,
         proof.made,
-        cases,
+        {case.name: (len(case.prompt_ids), len(case.new_ids)) for case in proof.claims.cases},
         proof.claims.metrics,
         note.time if note is not None and here else None,
         None if when is None else when.time,
     )
-
-
-def _checkpoint(folder: Path) -> Description:
-    with open_checkpoint(folder) as source:
-        manifest, model, text = _as_built(source)
-        facts = {
-            name: TensorFact(str(info.dtype).removeprefix("torch."), tuple(info.shape))
-            for name, info in source.tensors.items()
-        }
-        return _describe("checkpoint", folder, manifest, KernelPlan(), model, text, facts)
 
 
 def _describe(
@@ -188,55 +168,39 @@ def _describe(
     text: TextParts,
     tensors: dict[str, TensorFact],
 ) -> Description:
-    dtype = parse_dtype(manifest.build.dtype)
+    config, dtype, device = manifest.model, parse_dtype(manifest.build.dtype), resolve_device("auto")
+    cached, tokenizer = cache_dtype(dtype, manifest.build.kv_dtype), text.tokenizer
+    why_unused = usable_plan(plan, device, dtype)[1]
+    if why_unused is None and plan.gpu and device.type == "cpu":
+        why_unused = "a CPU runs no kernels"
+    kernels = PLAIN
+    if fuses(model):
+        shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
+        cache = LayerCache.zeros(*shape, cached, torch.device("meta"))
+        kernels = describe_kernels(model, Ways(model, [cache]))
+    files = [folder] if folder.is_file() else [file for file in folder.rglob("*") if file.is_file()]
+    longest = 0 if config.encoder is None else config.encoder.max_positions
     return Description(
         path=str(folder),
         kind=kind,
         manifest=manifest,
         plan=plan,
-        plan_unused=_why_unused(plan, dtype),
+        plan_unused=why_unused,
         num_parameters=_count(model),
-        bytes_on_disk=_bytes_on_disk(folder),
-        kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
-        kernels=_kernels(model, manifest, dtype),
-        input_bytes=_input_bytes(manifest.model, dtype, cache_dtype(dtype, manifest.build.kv_dtype)),
-        tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
-        vocabulary=text.tokenizer.vocab_size if text.tokenizer else None,
+        bytes_on_disk=sum(file.stat().st_size for file in files),
+        kv_bytes_per_token=kv_bytes_per_token(config, cached),
+        kernels=kernels,
+        input_bytes=longest * encoded_position_bytes(config, dtype, cached),
+        tokenizer=type(tokenizer).__name__.removesuffix("Tokenizer").lower() if tokenizer else None,
+        vocabulary=tokenizer.vocab_size if tokenizer else None,
         chat_format=text.chat.name if text.chat else None,
         tensors=tensors,
     )
 
 
-def _bytes_on_disk(place: Path) -> int:
-    """Of a folder's files, or of a checkpoint that is one file."""
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
-
-
-def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str, str]:
-    if not fuses(model):
-        return PLAIN
-    config = manifest.model
-    shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
-    kept = cache_dtype(dtype, manifest.build.kv_dtype)
-    return describe_kernels(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("meta"))]))
-
-
-def _input_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
-    if config.encoder is None:
-        return 0
-    return config.encoder.max_positions * encoded_position_bytes(config, dtype, kv_dtype)
-
-
-def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:
-    device = resolve_device("auto")
-    why_not = usable_plan(plan, device, dtype)[1]
-    return "a CPU runs no kernels" if why_not is None and plan.gpu and device.type == "cpu" else why_not
-
-
 def _count(model: Decoder) -> int:
-    """Logical weights of a model; a tied head is the embedding again, and a bias that the checkpoint lacks is
-    zeros that a joined product needs.
+    """Logical weights; a tied head is the embedding again, and a bias that the checkpoint lacks is not
+    counted.
     """
     total, config = sum(math.prod(shape) for shape in logical_shapes(model).values()), model.config
     rules = architecture_named(config.architecture).weight_map(config, None).transforms()

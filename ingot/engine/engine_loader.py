@@ -1,20 +1,12 @@
-"""Engine folder or checkpoint → a model on a device.
-
-Covers the filling of empty modules with weights.
-
-    engine = load_engine(Path("engine"), torch.device("cuda"))
-"""
+"""Loads an engine folder or a checkpoint as a model on a device."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
@@ -26,28 +18,22 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.assembly import Assembly, build_config, cast_weight, make_manifest, model_of
 from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
-from ingot.engine.integrity import TensorHashes, check_header
-from ingot.engine.manifest import REBUILD, WEIGHTS_FILE, Manifest
-from ingot.engine.plan_file import read_own_plan, usable_plan
+from ingot.engine.integrity import checked_weights
+from ingot.engine.manifest import Manifest
+from ingot.engine.plan_file import plan_here
 from ingot.engine.proof_file import read_proof
-from ingot.engine.weights_file import readable
-from ingot.errors import ConfigError, EngineError
+from ingot.errors import ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import loaded_dtype
 from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_error import explained
-from ingot.models.empty_model import stored_tensors
 
 NO_ROOM = "the weights do not fit in the device's memory"
-_log = logging.getLogger(__name__)
 
 
 @dataclass
 class Engine:
-    """A model ready to run and what belongs to it.
-
-    ``plan`` is the one that is used; ``dtype`` is the dtype of its arithmetic.
-    """
+    """A model ready to run, with the plan that is used and the dtype of its arithmetic."""
 
     manifest: Manifest
     model: Decoder
@@ -58,9 +44,8 @@ class Engine:
 
 
 def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") -> torch.dtype:
-    """The dtype of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU.
-
-    A CPU widens 16-bit weights exactly; its 16-bit arithmetic is slower than fp32 and rounds more.
+    """The dtype of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU, which widens 16-bit
+    weights exactly and whose 16-bit arithmetic is slower and rounds more.
     """
     if name != "auto":
         return parse_dtype(name)
@@ -70,7 +55,7 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
 def setting_of(
     manifest: Manifest, dtype: torch.dtype, device: torch.device, runtime: RuntimeConfig | None = None
 ) -> MemorySetting:
-    """What an engine asks of a device, for its memory ledger; ``runtime`` None: the defaults."""
+    """An engine's setting for the memory ledger; ``runtime`` None: the defaults."""
     build = manifest.build
     return MemorySetting(
         manifest.model,
@@ -87,7 +72,7 @@ def setting_of(
 def lowered(
     manifest: Manifest, max_batch_size: int | None = None, max_seq_len: int | None = None
 ) -> Manifest:
-    """The manifest with smaller limits, as if it had been built with them; None: as it was built.
+    """The manifest with lower limits, as if it had been built with them; None: the built ones.
 
     Raises:
         ConfigError: a limit is larger than what was built, or below 1.
@@ -122,8 +107,7 @@ def load_engine(
     A kernel plan that was measured on another machine is not used, and a warning is logged. A CPU uses none.
 
     Args:
-        max_batch_size, max_seq_len: lower limits than those of the build, for this process; the folder stays
-            as it is.
+        max_batch_size, max_seq_len: lower limits than the build's, for this process.
         runtime: what the engine will run with, for the ledger of an out-of-memory error.
 
     Raises:
@@ -136,28 +120,15 @@ def load_engine(
     manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
     compute = compute_dtype(manifest, device, dtype)
     text = read_engine_text(folder, manifest)
-    plan = _plan_here(folder, device, compute)
+    plan = plan_here(folder, device, compute)
     model = model_of(manifest, plan)
-    path = folder / WEIGHTS_FILE
-    with readable(path), safe_open(path, framework="pt") as file:
-        _check_tensors(path, file, manifest, model)
-        check_header(path, manifest)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    with checked_weights(folder, manifest, expected) as read:
         read_proof(folder)  # it names the hash of the manifest
-        with TensorHashes(manifest) as hashes:
-            stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
-            with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
-                fill(model, stored, device, compute)
+        stored = ((name, read(name)) for name in expected)
+        with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
+            fill(model, stored, device, compute)
     return Engine(manifest, model, text, plan, device, compute)
-
-
-def _plan_here(folder: Path, device: torch.device, dtype: torch.dtype) -> KernelPlan:
-    """The engine's kernel plan; where it was measured elsewhere, the defaults, with a warning."""
-    plan, why_not = usable_plan(read_own_plan(folder, device), device, dtype)
-    if why_not is not None:
-        _log.warning(
-            "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)", why_not
-        )
-    return plan
 
 
 def engine_in_memory(
@@ -172,8 +143,9 @@ def engine_in_memory(
     chat_template: str | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> Engine:
-    """Assemble a checkpoint folder straight onto a device; nothing is written. ``runtime`` is as in
-    ``load_engine``; ``quant`` is as in ``build``, and weights are packed on the device, one after another.
+    """Assemble a checkpoint folder directly on a device; nothing is written. ``runtime`` as in
+    ``load_engine``,
+    ``quant`` as in ``build``; weights are packed on the device, one after another.
 
     Raises:
         CheckpointError: as ``build`` does.
@@ -197,8 +169,8 @@ def engine_in_memory(
 def fill(
     model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Put weights into an empty model, one after another; floating-point ones are cast to ``dtype``, but
-    for those whose dtype is their scheme's.
+    """Put weights into an empty model; floating-point ones are cast to ``dtype`` unless their scheme has its
+    own.
     """
     for name, tensor in tensors:
         path, _, leaf = name.rpartition(".")
@@ -210,19 +182,3 @@ def fill(
     if model.rotary is not None:
         model.rotary.to(device)
     model.eval()
-
-
-def _check_tensors(path: Path, file: Any, manifest: Manifest, model: Decoder) -> None:
-    """The file, the manifest and the modules must name the same tensors, with the same shapes and dtypes."""
-    expected = {name: tuple(t.shape) for name, t in stored_tensors(model).items()}
-    listed = {name: (entry.dtype, tuple(entry.shape)) for name, entry in manifest.tensors.items()}
-    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
-    odd = {name for name, _ in found.items() ^ listed.items()}
-    odd |= {name for name, _ in expected.items() ^ {n: shape for n, (_, shape) in listed.items()}.items()}
-    if odd:
-        raise EngineError(
-            "the weights do not match the manifest",
-            seen=f"{path}: {sorted(odd)[:5]}",
-            fix=REBUILD,
-        )

@@ -1,9 +1,4 @@
-"""The text side of an engine: tokenizer, chat format, ids that end a text.
-
-Covers what is read from a checkpoint's or an engine's tokenizer files, and which files an engine must carry.
-
-    text = read_text_parts(checkpoint, chat_template=None)
-"""
+"""The text side of an engine: tokenizer, chat format, ids that end a text."""
 
 from __future__ import annotations
 
@@ -23,11 +18,10 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class TextParts:
-    """``tokenizer`` is None for a checkpoint without tokenizer files: such an engine takes and gives token
-    ids.
+    """A checkpoint without tokenizer files has no ``tokenizer``: its engine takes and gives token ids.
 
-    ``chat_template`` names a built-in format that the user chose; ``template_file`` is a Jinja file that
-    they gave. ``model_config``: the config.json that the tokenizer needs beside it, where it is no file.
+    ``chat_template`` names a built-in format that the user chose; ``template_file`` is a Jinja file that they
+    gave. ``model_config``: the config.json that the tokenizer needs beside it, where it is no file.
     """
 
     tokenizer: Tokenizer | None

@@ -1,24 +1,15 @@
-"""Whether an engine's files are still those that were built.
-
-Covers the comparison of a folder, its files and tensors with what the manifest names, and of plan.json with
-its own hash.
-
-    check_files(folder, manifest)                                  # all but the weights
-    with TensorHashes(manifest) as hashes:
-        for name, tensor in tensors: hashes.add(name, tensor)      # hashed beside the loading
-    find_damage(folder, manifest)                                  # all of it, for `ingot verify`
-"""
+"""Whether an engine's files and tensors are still those that were built, by hash."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,38 +35,52 @@ _OWN = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE, PROOF_FILE, NOTE_FILE)
 _UNFINISHED = re.compile(r"\.(plan|proof|verify)\.json-\d+")  # not yet renamed to its place; nobody reads it
 
 
-class TensorHashes:
-    """Hashes tensors on threads of its own; leaving the block waits for them and raises for those that
-    differ.
+@contextmanager
+def checked_weights(
+    folder: Path, manifest: Manifest, expected: Mapping[str, tuple[int, ...]] | None = None
+) -> Iterator[Callable[[str], torch.Tensor]]:
+    """A block that reads an engine's weights; gives a function from a tensor's name to the tensor on the CPU.
+
+    Tensors are hashed on other threads meanwhile; leaving the block waits for them.
+
+    Args:
+        expected: shapes of the model's tensors.
 
     Raises:
-        EngineError: on leaving; it names the tensors whose bytes are not those that were built.
+        EngineError: the file cannot be read; the tensors of file, manifest and model differ; on leaving, the
+            names of tensors with another hash.
     """
+    path = folder / WEIGHTS_FILE
+    hashes: dict[str, Future[str]] = {}
+    with readable(path), safe_open(path, framework="pt") as file, ThreadPoolExecutor(_threads()) as pool:
+        listed = {name: (entry.dtype, tuple(entry.shape)) for name, entry in manifest.tensors.items()}
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+        odd = {name for name, _ in found.items() ^ listed.items()}
+        if expected is not None:
+            shapes = {name: shape for name, (_, shape) in listed.items()}
+            odd |= {name for name, _ in expected.items() ^ shapes.items()}
+        if odd:
+            seen = f"{path}: {sorted(odd)[:5]}"
+            raise EngineError("the weights do not match the manifest", seen=seen, fix=REBUILD)
+        if not _has_header(path, manifest):
+            raise EngineError(f"the header of {WEIGHTS_FILE} was changed", seen=path, fix=REBUILD)
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._expected = {name: entry.sha256 for name, entry in manifest.tensors.items()}
-        self._pool = ThreadPoolExecutor(_threads())
-        self._found: dict[str, Future[str]] = {}
+        def read(name: str) -> torch.Tensor:
+            tensor: torch.Tensor = file.get_tensor(name)
+            hashes[name] = pool.submit(tensor_hash, tensor)
+            return tensor
 
-    def add(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to hash a CPU tensor; returns it."""
-        self._found[name] = self._pool.submit(tensor_hash, tensor)
-        return tensor
-
-    def __enter__(self) -> TensorHashes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(cancel_futures=kind is not None)
-        if kind is not None:
-            return
-        damaged = [name for name, found in self._found.items() if found.result() != self._expected[name]]
+        try:
+            yield read
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        damaged = [name for name, own in hashes.items() if own.result() != manifest.tensors[name].sha256]
         if damaged:
             raise EngineError(
                 "the weights have changed since the build (hash mismatch)",
-                seen=f"{len(damaged)} of {len(self._found)} tensors: {', '.join(damaged[:5])}",
+                seen=f"{len(damaged)} of {len(hashes)} tensors: {', '.join(damaged[:5])}",
                 fix=REBUILD,
             )
 
@@ -86,8 +91,8 @@ def tensor_hash(tensor: torch.Tensor) -> str:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """The folder must hold what the manifest names and nothing else: a cut vocabulary would read as a smaller
-    one, and a template that somebody added would be taken for the model's.
+    """The folder must hold exactly what the manifest names: a cut vocabulary would read as a smaller one, and
+    an added template would be taken for the model's.
 
     Raises:
         EngineError: it names every file that is missing, changed or added, or leads outside the folder.
@@ -101,17 +106,6 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         )
 
 
-def check_header(path: Path, manifest: Manifest) -> None:
-    """The weights file must begin with the header that its tensors have: no hash of theirs covers it.
-
-    Raises:
-        EngineError: it begins otherwise.
-        OSError: the file cannot be read.
-    """
-    if not _has_header(path, manifest):
-        raise EngineError(f"the header of {WEIGHTS_FILE} was changed", seen=path, fix=REBUILD)
-
-
 def check_engine(folder: Path, manifest: Manifest) -> None:
     """Read every file of an engine and compare its hash with the manifest's.
 
@@ -119,11 +113,9 @@ def check_engine(folder: Path, manifest: Manifest) -> None:
         EngineError: a file or tensor differs, or cannot be read.
     """
     check_files(folder, manifest)
-    path = folder / WEIGHTS_FILE
-    with readable(path), safe_open(path, framework="pt") as file, TensorHashes(manifest) as hashes:
-        check_header(path, manifest)
+    with checked_weights(folder, manifest) as read:
         for name in manifest.tensors:
-            hashes.add(name, file.get_tensor(name))
+            read(name)
 
 
 @dataclass(frozen=True)
@@ -137,8 +129,7 @@ class Damage:
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
-    """Everything in an engine folder that differs from its manifest, by hash; reads all of it, runs
-    nothing."""
+    """Everything in an engine folder that differs from its manifest, by hash; reads all files."""
     found = list(_file_damage(folder, manifest))
     path = folder / WEIGHTS_FILE
     try:
@@ -164,26 +155,26 @@ def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
 
 
 def _file_damage(folder: Path, manifest: Manifest) -> Iterator[Damage]:
-    """What is wrong with the files of a folder, but for the tensors."""
+    """What is wrong with the files of a folder, except for the tensors."""
     texts = {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()}
     odd = set()
     for name, path in _entries(folder):
         if leads_outside(folder, path):
             yield Damage(name, None, "is a link that leads outside the engine", "replace links with files")
         elif name not in _OWN and name not in texts:
-            yield Damage(
-                _shown(name),
-                None,
-                "is not in the manifest",
-                "move files that do not belong to the engine out of its folder",
-            )
+            shown = name if name.isprintable() else ascii(name)  # anybody may have chosen it
+            fix = "move files that do not belong to the engine out of its folder"
+            yield Damage(shown, None, "is not in the manifest", fix)
         elif not path.is_file():
             yield Damage(name, None, "is not a file")
         else:
             continue
         odd.add(name)
     for name, digest in texts.items():
-        if name not in odd and not _is_file(folder / name, digest):
+        path = folder / name
+        if name in odd:
+            continue
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             yield Damage(name, None, "is missing or has changed since the build")
     plan = folder / PLAN_FILE
     if PLAN_FILE not in odd and plan.exists() and plan_data(plan) is None:
@@ -191,7 +182,7 @@ def _file_damage(folder: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _entries(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Everything in an engine folder by its name there, but what a process may be writing now."""
+    """Everything in an engine folder by name, except files that a process may be writing."""
     for path in sorted(folder.iterdir()):
         if path.name == TOKENIZER_FOLDER and path.is_dir() and not leads_outside(folder, path):
             yield from ((f"{TOKENIZER_FOLDER}/{inner.name}", inner) for inner in sorted(path.iterdir()))
@@ -199,19 +190,10 @@ def _entries(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.name, path
 
 
-def _shown(name: str) -> str:
-    """A name that anybody may have chosen, without characters that steer a terminal."""
-    return name if name.isprintable() else ascii(name)
-
-
 def _has_header(path: Path, manifest: Manifest) -> bool:
     expected = header_bytes(manifest.tensors)
     with path.open("rb") as file:
         return file.read(len(expected)) == expected
-
-
-def _is_file(path: Path, digest: str) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
 def _threads() -> int:

@@ -1,9 +1,4 @@
-"""manifest.json: what an engine is.
-
-Covers the description that an engine carries: configs, the hash of every tensor and file, how text ends.
-
-    manifest = Manifest.read(folder)
-"""
+"""manifest.json: an engine's configs, the hash of every tensor and file, how text ends."""
 
 from __future__ import annotations
 
@@ -56,9 +51,8 @@ class KindRanges(JsonConfig):
 
 @dataclass(frozen=True)
 class CalibrationEntry(JsonConfig):
-    """What numbers were chosen by: the sha256 of the file of samples, how many were taken of it, their tokens
-    in all and the most of one; of RPTQ by site the ranges of tokens and of spliced positions, where samples
-    have both.
+    """The samples of a calibration: the sha256 of their file, how many were taken, their tokens in all and
+    the longest; for RPTQ by site the ranges of tokens and of spliced positions, where samples have both.
     """
 
     sha256: str
@@ -70,15 +64,16 @@ class CalibrationEntry(JsonConfig):
     @property
     def range_lines(self) -> list[tuple[str, str]]:
         """For people: ``R1`` and both of its ranges."""
+        span = "{0[0]:.3g} to {0[1]:.3g}".format
         return [
-            (site, f"tokens {_span(own.tokens)}, spliced positions {_span(own.spliced)}")
+            (site, f"tokens {span(own.tokens)}, spliced positions {span(own.spliced)}")
             for site, own in self.ranges.items()
         ]
 
 
 @dataclass(frozen=True)
 class Manifest(JsonConfig):
-    """Everything about an engine but its bytes.
+    """Everything about an engine except its bytes.
 
     Attributes:
         model: the decoder as built (fewer layers than the checkpoint's after ``layers``).
@@ -108,7 +103,7 @@ class Manifest(JsonConfig):
         """A manifest names no file outside its engine's folder."""
         if not isinstance(self.files, dict):
             raise ConfigError("files must map names to hashes", seen=self.files)
-        odd = [name for name in self.files if not _is_plain(name)]
+        odd = [name for name in self.files if name in ("", ".", "..") or set(name) & set("/\\\0")]
         if odd:
             raise ConfigError(f"files must be plain file names in {TOKENIZER_FOLDER}/", seen=odd)
         if self.chat_template is not None and self.chat_template not in FORMATS:
@@ -141,7 +136,10 @@ class Manifest(JsonConfig):
                     fix="build it again with this version of Ingot",
                 )
             entries = {k: TensorEntry.from_json(v) for k, v in data.pop("tensors").items()}
-            _add_bits(data["quant"])
+            quant = data["quant"]
+            if "rptq" not in quant and {quant["scheme"], *quant.get("layers", {}).values()} & {*WITH_8_BITS}:
+                # Engines from before RPTQ had options have rptq-w4a4's activations in 4 bits at every site.
+                quant["rptq"] = {"eight_bits": []}
             return cls.from_json(data).replace(tensors=entries)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if isinstance(error, EngineError):
@@ -153,31 +151,16 @@ class Manifest(JsonConfig):
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _span(found: tuple[float, ...]) -> str:
-    return f"{found[0]:.3g} to {found[1]:.3g}"
-
-
-def _add_bits(quant: dict[str, Any]) -> None:
-    """Engines from before RPTQ had options have rptq-w4a4's activations in 4 bits at every site."""
-    schemes = {quant["scheme"], *quant.get("layers", {}).values()}
-    if "rptq" not in quant and schemes & {*WITH_8_BITS}:
-        quant["rptq"] = {"eight_bits": []}
-
-
-def _is_plain(name: str) -> bool:
-    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
-
-
 def is_engine(folder: Path) -> bool:
     """Whether a folder looks like an engine."""
     return (folder / MANIFEST_FILE).is_file()
 
 
 def refuse_build_values(folder: Path, values: Mapping[str, object]) -> None:
-    """Refuse what only a build decides, for the engine in ``folder``; None is a value that is not given.
+    """Refuse values that only a build decides, for the engine in ``folder``; None: not given.
 
     Raises:
-        ConfigError: naming the values, and the engine's own scheme.
+        ConfigError: it names the values, and the engine's own scheme.
         EngineError: the manifest cannot be read.
     """
     fixed = [name for name, value in values.items() if value is not None]

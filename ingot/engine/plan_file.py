@@ -1,12 +1,7 @@
-"""plan.json: reading, writing, and whether it holds on this machine.
+"""plan.json: reading, writing, and whether a kernel plan can be used on this machine.
 
-Covers the file of a kernel plan.
-
-    plan = read_plan(folder / PLAN_FILE)
-    usable, why_not = usable_plan(plan, device, torch.float16)
-
-The file ends with a hash of what is before it, so that an edited plan can be told apart from one that was
-measured again. The manifest cannot have that hash: it stays as built when ``tune`` writes another plan.
+The file ends with a hash of what is before it, so that an edited plan can be told from one that was measured
+again. The manifest does not have that hash: it stays as built when ``tune`` writes another plan.
 """
 
 from __future__ import annotations
@@ -33,10 +28,10 @@ _HASH = "sha256"
 
 
 def read_plan(path: Path) -> KernelPlan:
-    """The kernel plan in a file that a user gave; one without a hash may have been edited.
+    """The kernel plan in a user's file; one without a hash may have been edited.
 
     Raises:
-        ConfigError: there is no such file, it is no plan, or its hash is not its own.
+        ConfigError: there is no such file, it is no plan, or its hash differs.
     """
     try:
         data = load_json(path)
@@ -53,10 +48,10 @@ def read_plan(path: Path) -> KernelPlan:
 def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPlan:
     """The plan of an engine; defaults where it has none.
 
-    A CPU runs no kernels: there a plan that cannot be read is only a warning in the log.
+    On a CPU, which runs no kernels, a plan that cannot be read is only a warning in the log.
 
     Raises:
-        EngineError: its plan.json is not as ``write_plan`` or a build left it, or another version's.
+        EngineError: plan.json was changed, or is another version's.
     """
     path = folder / PLAN_FILE
     if not path.is_file():
@@ -68,11 +63,8 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
         return KernelPlan.from_json(data)
     except _UNREADABLE as error:
         if device is not None and device.type == "cpu":
-            _log.warning(
-                "ignoring %s, which cannot be read (a CPU needs no kernel plan): %s",
-                PLAN_FILE,
-                _reason(error),
-            )
+            text = "ignoring %s, which cannot be read (a CPU needs no kernel plan): %s"
+            _log.warning(text, PLAN_FILE, _reason(error))
             return KernelPlan()
         raise EngineError(
             "the engine's kernel plan was written by another version of Ingot",
@@ -82,7 +74,7 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
 
 
 def plan_data(path: Path) -> dict[str, Any] | None:
-    """What an engine's plan.json says, without its hash; None where a byte is not as it was written."""
+    """The content of an engine's plan.json without its hash; None: it is not as it was written."""
     try:
         text = read_text(path)
         data: dict[str, Any] = parse_json(text)
@@ -93,12 +85,12 @@ def plan_data(path: Path) -> dict[str, Any] | None:
 
 
 def plan_fix(folder: Path) -> str:
-    """What to do about a plan that cannot be used."""
+    """The fix for a plan that cannot be used."""
     return f"`ingot tune {folder}`, or delete {PLAN_FILE} to run with the defaults"
 
 
 def _reason(error: Exception) -> str:
-    """An error's own words in one line, without what it says of flags."""
+    """An error's message in one line, without what it says of flags."""
     if not isinstance(error, IngotError):
         return str(error)
     seen = error.seen if isinstance(error.seen, (list, tuple)) else [error.seen]
@@ -119,20 +111,20 @@ def _digest(data: dict[str, Any]) -> str:
 
 
 def expect_writable(path: Path) -> None:
-    """Refuse a place where no plan can be written, before anything is measured for it.
+    """Refuse a path where no plan can be written, before anything is measured.
 
     Raises:
-        BuildError: the folder is not there or may not be written.
+        BuildError: the folder does not exist or may not be written.
     """
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise BuildError("the kernel plan cannot be written", seen=path, fix="`output`, a file in a folder")
 
 
 def write_plan(path: Path, plan: KernelPlan) -> None:
-    """Write a plan whole or not at all; a plan that was there is replaced.
+    """Write a plan atomically; an existing one is replaced.
 
     Raises:
-        BuildError: the place cannot be written.
+        BuildError: the path cannot be written.
     """
     try:
         with atomic_file(path) as part:
@@ -159,3 +151,12 @@ def usable_plan(plan: KernelPlan, device: torch.device, dtype: torch.dtype) -> t
         return plan, None
     why_not = plan.why_unfit(machine_of(device, dtype))
     return (plan, None) if why_not is None else (KernelPlan(), why_not)
+
+
+def plan_here(folder: Path, device: torch.device, dtype: torch.dtype) -> KernelPlan:
+    """An engine's kernel plan; where it was measured elsewhere, the defaults, with a warning."""
+    plan, why_not = usable_plan(read_own_plan(folder, device), device, dtype)
+    if why_not is not None:
+        text = "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)"
+        _log.warning(text, why_not)
+    return plan

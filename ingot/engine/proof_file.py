@@ -1,13 +1,10 @@
-"""proof.json: what an engine must compute, wherever it runs.
+"""proof.json, which says what an engine must compute, and verify.json, the notes beside it.
 
-Covers the format of the proof, of the notes beside it (verify.json), and what an engine's standing is.
-
-    proof = read_proof(folder)          # None: unproven
-    standing(folder)                    # why this engine is not to be trusted here, or None
-
-The proof names the manifest that it is of by hash, not the other way round: the manifest, and with it the
-weights, stays the same for the same inputs, on whatever machine the numbers were made. When a proof was made
-is in verify.json, so that the same build on the same machine gives the same proof.
+The proof names its manifest by hash, not the other way round, so the manifest and the weights are the same
+for
+the same inputs on any machine. The time is in verify.json, so the same build on the same machine gives the
+same
+proof.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ _MADE, _VERIFIED = "made", "verified"  # the parts of verify.json
 
 @dataclass(frozen=True)
 class Position(JsonConfig):
-    """The logits after one token: the likeliest ids and their logits, and log(sum(exp(logits)))."""
+    """The logits after one token: the top ids and their logits, and log(sum(exp(logits)))."""
 
     top_ids: tuple[int, ...]
     top_logits: tuple[float, ...]
@@ -45,8 +42,8 @@ class Position(JsonConfig):
 
 @dataclass(frozen=True)
 class LogitsRow(JsonConfig):
-    """The logits after token ``position`` of a prompt, all of them: their checksum, and the sha256 of the
-    logits rounded to 1/64 (equal: the same to that step).
+    """All logits after token ``position`` of a prompt: their checksum, and the sha256 of the logits rounded
+    to 1/64.
     """
 
     position: int
@@ -62,7 +59,7 @@ class InputClaim(JsonConfig):
         size: of its values, which follow from the name: samples of speech at 16 kHz, or a picture's height
             and width.
         features: checksum of its features, computed in fp64.
-        floor: what rounding does to them, relative.
+        floor: relative error of the features by rounding.
         modules: checksums by module of the encoder, and of each decoder layer's keys and values.
     """
 
@@ -75,16 +72,16 @@ class InputClaim(JsonConfig):
 
 @dataclass(frozen=True)
 class GoldenCase(JsonConfig):
-    """A prompt and what becomes of it in fp32.
+    """A prompt and its results in fp32.
 
     Attributes:
-        text: what the tokenizer made ``prompt_ids`` of (their beginning, where the text is cut); None: ids
+        text: the text of ``prompt_ids`` (they are the beginning of its ids, where it is cut); None: ids
             alone. Placeholders of an input are not among them.
         new_ids: greedy continuation; ``steps`` are the logits that each was chosen from.
-        rows: whole logits at some positions of the prompt, with placeholders counted.
+        rows: complete logits at some positions of the prompt, with placeholders counted.
         prompt, new: checksums by module of the prompt's tokens and of the new ones that were computed (all
             but the last).
-        input: which of ``Claims.inputs`` it goes with; None: there is none.
+        input: index in ``Claims.inputs``; None: there is none.
     """
 
     name: str
@@ -100,12 +97,12 @@ class GoldenCase(JsonConfig):
 
 @dataclass(frozen=True)
 class Floor(JsonConfig):
-    """What rounding alone does: the distance between a dtype's arithmetic and a more exact one, measured.
+    """The noise floor: the measured distance between a dtype's arithmetic and a more exact one.
 
     Attributes:
         modules: relative L2 distance of each module's output.
-        logits: the same of whole rows of logits.
-        logprobs: largest difference of a likeliest token's log-probability.
+        logits: the same of complete rows of logits.
+        logprobs: largest difference of a top token's log-probability.
     """
 
     modules: dict[str, float]
@@ -115,17 +112,16 @@ class Floor(JsonConfig):
 
 @dataclass(frozen=True)
 class Metric(JsonConfig):
-    """A quality that was measured, and what it may be.
+    """A measured quality and its limit.
 
     Attributes:
         name: perplexity, perplexity_delta, kl_mean, rougeL, exact, …
         value: as measured, in ``unit``.
-        limit: the worst allowed; None: the value is recorded, and judged by nobody.
-        better: which way is better.
+        limit: the worst allowed; None: the value is only recorded.
         data, data_sha256: name and hash of the data file; ``items``: how many of it counted.
         against: what was compared with, None for nothing; ``against_value`` is its own value.
         dtype, against_dtype: of the arithmetic of both.
-        window: of running text, tokens computed together and from one window to the next.
+        window: of running text, tokens per window and the stride.
     """
 
     name: str
@@ -152,13 +148,13 @@ class Metric(JsonConfig):
 
 @dataclass(frozen=True)
 class Claims(JsonConfig):
-    """What a proof says: the same for the same engine, machine and number of threads.
+    """A proof's claims: the same for the same engine, machine and number of threads.
 
     Attributes:
         manifest_sha256: of the engine's manifest.json.
         floors: by dtype of arithmetic; the engine's own and fp32.
-        metrics: what a build with ``prove`` measured.
-        inputs: what the cases of a model with an encoder go with.
+        metrics: those of a build with ``prove``.
+        inputs: the inputs of cases of a model with an encoder.
         source: how far the stored tensors are from the checkpoint's; None: of an older Ingot.
     """
 
@@ -210,7 +206,7 @@ class When(JsonConfig):
 
 @dataclass(frozen=True)
 class Note(JsonConfig):
-    """In verify.json: how the last ``verify`` ended. ``host`` is a hash that tells machines apart."""
+    """In verify.json: the result of the last ``verify``. ``host`` is a hash that tells machines apart."""
 
     passed: bool
     time: str
@@ -226,7 +222,7 @@ def digest(data: dict[str, Any]) -> str:
 
 
 def _text(data: dict[str, Any]) -> str:
-    """One line of claims, which people do not read, and a few that they do."""
+    """``claims`` in one line, the rest indented for people."""
     head = {k: data[k] for k in ("version", "sha256", "made")}
     text = json.dumps(head, indent=2, ensure_ascii=False)
     return text[:-2] + ',\n  "claims": ' + _canonical(data["claims"]) + "\n}\n"
@@ -272,7 +268,7 @@ def read_proof(folder: Path) -> Proof | None:
 
 
 def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
-    """Put metrics in the place of those that an engine's proof has; proof.json changes at once or not at all.
+    """Replace the metrics of an engine's proof; proof.json is written atomically.
 
     Raises:
         EngineError: the proof is damaged, or there is none.
@@ -288,14 +284,14 @@ def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
 
 
 def write_note(folder: Path, note: Note) -> bool:
-    """Leave a note in an engine; False where the folder cannot be written, which is no failure."""
+    """Leave a note in an engine; False: the folder cannot be written, which is no failure."""
     return _note_down(folder, _VERIFIED, note)
 
 
 def read_note(folder: Path) -> Note | None:
-    """The note of the last ``verify``; None where there is none that can be read."""
+    """The note of the last ``verify``; None: none can be read."""
     try:
-        return Note.from_json(_notes(folder)[_VERIFIED])
+        return Note.from_json(load_json(folder / NOTE_FILE)[_VERIFIED])
     except _UNREADABLE:
         return None
 
@@ -306,17 +302,17 @@ def write_when(folder: Path, seconds: float) -> bool:
 
 
 def read_when(folder: Path) -> When | None:
-    """When an engine's proof was made; None where nothing that can be read tells."""
+    """When an engine's proof was made; None: unknown."""
     try:
-        return When.from_json(_notes(folder)[_MADE])
+        return When.from_json(load_json(folder / NOTE_FILE)[_MADE])
     except _UNREADABLE:
         return None
 
 
 def _note_down(folder: Path, name: str, note: JsonConfig) -> bool:
-    """Put one part of verify.json in its place; the other stays."""
+    """Replace one part of verify.json; the other stays."""
     try:
-        notes = _notes(folder)
+        notes = dict(load_json(folder / NOTE_FILE))
     except _UNREADABLE:
         notes = {}
     kept = {key: notes[key] for key in (_MADE, _VERIFIED) if key in notes} | {name: note.to_json()}
@@ -329,17 +325,13 @@ def _note_down(folder: Path, name: str, note: JsonConfig) -> bool:
     return True
 
 
-def _notes(folder: Path) -> dict[str, Any]:
-    return dict(load_json(folder / NOTE_FILE))
-
-
 def this_host() -> str:
     """Twelve hex digits that tell this machine from others."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
 
 
 def standing(folder: Path) -> str | None:
-    """Why an engine is not to be trusted on this machine, in one line; None for a proven one."""
+    """Why an engine is not to be trusted on this machine, in one line; None: it is proven."""
     try:
         proof = read_proof(folder)
     except EngineError as error:

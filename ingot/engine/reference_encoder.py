@@ -1,15 +1,7 @@
-"""What an encoder makes of an input, for a run of the checking decoder.
-
-Covers the order: the encoder's stages, then what the decoder reads of its outputs, which the run keeps: each
-layer's keys and values (wiring ``cross``), or the outputs themselves (``prefix``).
-
-    encode(run, number=0, features=features, see=see)
-    hidden = run.layer(0, hidden, [Span(0, ids, 0, 0, input=0)], see)
-"""
+"""An encoder's stages in a run of the reference decoder, and what the decoder keeps of its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +15,7 @@ from ingot.reference.plain_stage import Passage, Stage
 
 
 def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> None:
-    """Encode features of one input as the run's input ``number``; ``see`` gets each module's output."""
+    """Encode one input's features as the run's input ``number``; ``see`` gets each module's output."""
     at = Passage.of(run.features(features))
     for stage in encoder_stages(run, number, see):
         at = at.after(stage)
@@ -31,38 +23,39 @@ def encode(run: ReferenceRun, number: int, features: torch.Tensor, see: See) -> 
 
 
 def encoder_stages(run: ReferenceRun, number: int, see: See) -> list[Stage]:
-    """The same, stage by stage: the encoder's own, then what the run keeps of its outputs."""
-    return [*own_stages(run, see), *keeping_stages(run, number, see)]
+    """The encoder's own stages, then those that keep what the decoder reads of its outputs."""
+    if run.config.splices:
+        keep = partial(_keep_rows, run, number)
+        return [*own_stages(run, see), Stage("encoder", "norm", lambda hidden, kept: keep(hidden))]
+    kept = [
+        Stage(f"layers.{index}", "norm", lambda hidden, kept, i=index: keep_for(run, number, i, see, hidden))  # type: ignore[misc]
+        for index in range(run.config.num_layers)
+    ]
+    return [*own_stages(run, see), *kept]
 
 
 def own_stages(run: ReferenceRun, see: See) -> list[Stage]:
     """The encoder's own stages, in order."""
+
+    def within(stage: Stage, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        run.within(stage.name)
+        return stage.run(hidden, kept)
+
     plain = plain_encoder(run.config)
     assert plain is not None
     stages = plain.stages(run.vector, _EncoderHooks(run, see))
-    return [replace(stage, run=partial(_within, run, stage.name, stage.run)) for stage in stages]
+    return [replace(stage, run=partial(within, stage)) for stage in stages]
 
 
 def stage_names(config: DecoderConfig) -> list[str]:
-    """Names of an encoder's stages that have linear layers, in order; none where there is no encoder."""
+    """Names of an encoder's stages with linear layers, in order; none without an encoder."""
     plain = plain_encoder(config)
     return [] if plain is None else [one.name for one in plain.stages(_unread, Hooks()) if one.calibrates]
 
 
-def keeping_stages(run: ReferenceRun, number: int, see: See) -> list[Stage]:
-    """What the decoder reads of an input's outputs."""
-    if run.config.splices:
-        keep = partial(_keep_rows, run, number)
-        return [Stage("encoder", "norm", lambda hidden, kept: keep(hidden))]
-    return [
-        Stage(f"layers.{index}", "norm", lambda hidden, kept, i=index: keep_for(run, number, i, see, hidden))  # type: ignore[misc]
-        for index in range(run.config.num_layers)
-    ]
-
-
 def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor) -> torch.Tensor:
-    """Keep what a decoder layer reads of an input: its keys and values, or (of the first) the rows that are
-    spliced; returns the outputs as they are.
+    """Keep what a decoder layer reads of an input: its keys and values, or (the first layer) the spliced
+    rows; returns the outputs unchanged.
     """
     if run.config.splices:
         return _keep_rows(run, number, encoded) if layer == 0 else encoded
@@ -77,17 +70,6 @@ def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torc
 def _keep_rows(run: ReferenceRun, number: int, encoded: torch.Tensor) -> torch.Tensor:
     run.rows[number] = encoded
     return encoded
-
-
-def _within(
-    run: ReferenceRun,
-    name: str,
-    inner: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    kept: torch.Tensor,
-) -> torch.Tensor:
-    run.within(name)
-    return inner(hidden, kept)
 
 
 def _unread(name: str) -> torch.Tensor:

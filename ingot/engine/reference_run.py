@@ -1,18 +1,11 @@
-"""The checking decoder over an engine's weights, a layer at a time from their file.
+"""The reference decoder over an engine's stored weights, one layer at a time.
 
-Covers what reference/plain_layer.py leaves open: products with what stored weights mean, an arithmetic, keys
-and values. Shares nothing with the kernels, their references or the runtime, so that a proof does not repeat
-their mistakes; it runs on any device and holds one layer of weights.
-
-    run = ReferenceRun(model, Weights(path, model, device), EXACT)
-    hidden = run.embed(spans)
-    for index in range(len(model.layers)): hidden = run.layer(index, hidden, spans, see)
-    logits = run.logits(run.final_norm(hidden, see)[rows])
-
-A run has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
-fp32 sums, 16-bit values between. Where a layer multiplies in 8 bits, its input is rounded to them in any.
-A run with a witness checks a run step by step: at each place of a layer it goes on with what the run had
-there, so that no difference grows from one place to the next.
+It shares nothing with the kernels, their references or the runtime, so that a proof does not repeat their
+mistakes. In a 16-bit arithmetic it computes in fp32 and rounds every module's output, as the kernels do.
+Where a
+layer multiplies in 8 bits, its input is rounded to 8 bits in any arithmetic. A run with a witness goes on at
+each
+place of a layer with the value that was recorded there, so that no difference grows from place to place.
 """
 
 from __future__ import annotations
@@ -73,9 +66,9 @@ FLIPPED = Arithmetic(torch.float32, flips=True)
 
 @dataclass(frozen=True)
 class SequenceSpan:
-    """New tokens of one sequence; ``start`` tokens of it were computed before. ``rope_offset`` is its row
-    of the rotary table; ``input`` is the number of the input that its cross-attention reads (``encoded``), or
-    whose rows stand in the places of its placeholders (``rows``).
+    """New tokens of one sequence, after ``start`` computed ones. ``rope_offset`` is its row of the rotary
+    table; ``input``: the number of the input that cross-attention reads (``encoded``), or whose rows stand in
+    the places of its placeholders (``rows``).
     """
 
     sequence: int
@@ -95,14 +88,14 @@ class WeightSource(Protocol):
         ...
 
     def release(self) -> None:
-        """Let go of what reading took."""
+        """Free what reading took."""
         ...
 
 
 class EngineTensors:
-    """The stored tensors of an engine on a device, read when they are asked for.
+    """The stored tensors of an engine on a device, read when asked for.
 
-    A GPU with room for all of them keeps them (``resident``); else each pass reads the file again.
+    A GPU with room for all keeps them (``resident``); else each pass reads the file again.
     """
 
     def __init__(self, path: Path, model: Decoder, device: torch.device) -> None:
@@ -121,7 +114,7 @@ class EngineTensors:
         return tensor
 
     def release(self) -> None:
-        """Let go of the pages of the file that were read so far."""
+        """Let go of the file's pages that were read so far."""
         self._reader.release()
 
 
@@ -129,14 +122,14 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]  # [tokens, num_kv_heads, head_di
 
 
 class Witness(Protocol):
-    """What a run had at each place of a layer, by the names of step_record.py; a run goes on with it."""
+    """Recorded values at each place of a layer, by the names of step_record.py; a run goes on with them."""
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows [T, ...] as the run had them; ``change``: what the last product added to them."""
+        """Recorded rows [T, ...]; ``change``: what the last product added to them."""
         ...
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
-        """A product's input [T, K] as the run rounded it to few bits; ``near`` is ``exact`` rounded here."""
+        """A product's input [T, K] as the run rounded it; ``near`` is ``exact`` rounded here."""
         ...
 
     def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
@@ -146,8 +139,8 @@ class Witness(Protocol):
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
         """For each span all keys and values that its attention reads.
 
-        ``keys`` and ``values`` [T, num_kv_heads, head_dim] are those of the new tokens, computed here and not
-        rounded to a cache of 8 bits.
+        ``keys`` and ``values`` [T, num_kv_heads, head_dim] are the new tokens', computed here and not rounded
+        to a cache of 8 bits.
         """
         ...
 
@@ -161,14 +154,16 @@ class Witness(Protocol):
 
 
 class ReferenceRun(Hooks):
-    """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
-    are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
-    values are rounded as such a cache rounds them (``BuildConfig``).
+    """One run through a model in one arithmetic, with keys and values of its own; a ``single`` pass keeps
+    none.
+
+    ``feed`` changes every product's input. ``kv_dtype``: keys and values are rounded as such a cache rounds
+    them (``BuildConfig``).
 
     Attributes:
         encoded: by layer and number of an input, what cross-attention reads of it.
-        rows: by number of an input, what is spliced of it: [positions, hidden_size].
-        given: by sequence, rows [tokens, hidden_size] in the place of its tokens' embeddings.
+        rows: by number of an input, the spliced rows [positions, hidden_size].
+        given: by sequence, rows [tokens, hidden_size] in place of its tokens' embeddings.
     """
 
     def __init__(
@@ -210,8 +205,8 @@ class ReferenceRun(Hooks):
         return self.recorded("stream", self._spliced(hidden, spans))
 
     def _spliced(self, hidden: torch.Tensor, spans: Sequence[SequenceSpan]) -> torch.Tensor:
-        """With inputs' rows in the places of the placeholders that begin a sequence's prompt or stand in it;
-        a placeholder's id that comes later is a token.
+        """Puts inputs' rows in the places of the placeholders in a sequence's prompt; a placeholder's id that
+        comes later is a token.
         """
         encoder = self.config.encoder if self.config.splices else None
         if encoder is None or not self.rows:
@@ -226,7 +221,7 @@ class ReferenceRun(Hooks):
         return torch.cat(parts)
 
     def _with_given(self, hidden: torch.Tensor, spans: Sequence[SequenceSpan]) -> torch.Tensor:
-        """With the rows that sequences are given in the place of their tokens' embeddings."""
+        """Puts given rows in place of tokens' embeddings."""
         if not self.given:
             return hidden
         parts = list(hidden.split([len(span.ids) for span in spans]))
@@ -265,7 +260,7 @@ class ReferenceRun(Hooks):
     def recorded(
         self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What the witness had there; without one what was computed."""
+        """The witness's value; without one what was computed."""
         return computed if self._witness is None else self._witness.value(place, computed, change)
 
     def within(self, name: str) -> None:
@@ -291,12 +286,12 @@ class ReferenceRun(Hooks):
         return self.arithmetic.round(features.to(self.weights.device, self.arithmetic.dtype))
 
     def vector(self, name: str) -> torch.Tensor:
-        """A stored tensor that no product has, in this arithmetic's dtype; a wide norm's is not rounded."""
+        """A stored tensor of no product, in this arithmetic's dtype; a wide norm's is not rounded."""
         tensor = self.weights[name].to(self.weights.device, self.arithmetic.dtype)
         return tensor if self.config.wide_norms and "norm" in name else self.arithmetic.round(tensor)
 
     def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
-        """x · Wᵀ + b with what the stored weight means, in pieces of W so that little is widened at once.
+        """x · Wᵀ + b with the stored weight dequantized in pieces of W, so that little is widened at once.
 
         A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
         are not the module's own.
@@ -309,7 +304,8 @@ class ReferenceRun(Hooks):
         scheme = linear.scheme
         if scheme.rounds:
             near = scheme.rounded(_wide(x), tensors, flips=self.arithmetic.flips).to(x)
-            x = scheme.gathered(self._rounded(name, x, near), tensors)
+            near = near if self._witness is None else self._witness.rounded(name, x, near)
+            x = scheme.gathered(near, tensors)
             pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         else:
             stored = scheme.stored(tensors, linear.in_features)
@@ -327,7 +323,7 @@ class ReferenceRun(Hooks):
     def _products(
         self, x: torch.Tensor, pieces: Iterable[torch.Tensor], blocks: BlockSteps | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x · Wᵀ of pieces of W; of products by ``blocks`` also their noise."""
+        """x · Wᵀ of pieces of W; for products by ``blocks`` also their noise."""
         if blocks is None:
             return torch.cat([x @ piece.T for piece in pieces], dim=-1), None
         steps, zeros = (part.to(x) for part in (blocks.steps, blocks.zeros))
@@ -335,11 +331,8 @@ class ReferenceRun(Hooks):
         y, noise = (torch.cat(parts, dim=-1) for parts in zip(*found, strict=True))
         return y, noise
 
-    def _rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
-        return near if self._witness is None else self._witness.rounded(product, exact, near)
-
     def _widened(self, piece: StoredWeight, like: torch.Tensor) -> torch.Tensor:
-        """What a piece of a weight means, as this arithmetic has it."""
+        """A dequantized piece of a weight, as this arithmetic has it."""
         scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
         moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
         return self.arithmetic.round(meaning(moved, like.dtype))
@@ -371,7 +364,7 @@ class ReferenceRun(Hooks):
         return torch.cat([attention.attend(q, *pair, places) for q, pair, places in asked])
 
     def attend_encoded(self, attention: PlainCross, query: torch.Tensor) -> torch.Tensor:
-        """Each span's queries over what its input became."""
+        """Each span's queries over its input's encoded positions."""
         index, spans, _ = self._at
         if self._witness is None:
             read = [self.encoded[index, span.input] for span in spans if span.input is not None]
@@ -381,14 +374,14 @@ class ReferenceRun(Hooks):
         return torch.cat([attention.attend(own, *pair) for own, pair in asked])
 
     def keep_encoded(self, layer: int, number: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep what an input became for a layer's cross-attention, as the cache does."""
+        """Keep an input's keys and values for a layer's cross-attention, as the cache does."""
         self.encoded[layer, number] = self._cached(keys), self._cached(values)
 
     def _cached(self, part: torch.Tensor) -> torch.Tensor:
         return rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips)
 
     def _joined(self, index: int, span: SequenceSpan, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
-        """All keys and values of a sequence, the new ones with those before."""
+        """All keys and values of a sequence, the new ones after the old."""
         k, v = self._cached(k), self._cached(v)
         before = self._cache.get((index, span.sequence))
         if before is not None:
@@ -399,7 +392,7 @@ class ReferenceRun(Hooks):
 
 
 def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What a weight in 8 bits means, some rows at a time; products with it are rounded in no arithmetic."""
+    """A dequantized 8-bit weight, some rows at a time; products with it are rounded in no arithmetic."""
     rows, wide = max(1, _CHUNK // weight.values.shape[1]), _wide(like)
     for values, scales in zip(weight.values.split(rows), weight.scales.split(rows), strict=True):
         yield (values.to(wide) * scales.to(wide)[:, None]).to(like)
@@ -410,5 +403,5 @@ def _positions(span: SequenceSpan) -> list[int]:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """At least fp32, in which few bits are chosen."""
+    """At least fp32, in which quantized values are chosen."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,14 +1,10 @@
-"""A few numbers that move when anything in an activation does.
-
-Covers the sums: norm, mean, and the projections on random vectors whose signs follow from a name.
-
-    checksum = Sketch("layers.0").add(rows, first=0).checksum()
-    error = deviation(checksum, other)            # about the relative L2 distance of the two activations
+"""Checksums of activations: norm, mean, and projections on random vectors whose signs follow from a name.
 
 The projections are a Johnson-Lindenstrauss sketch of the activation with every token divided by its root mean
-square (so that no token outweighs the others): p_j = sum_t s_jt (r_j · u_t) / sqrt(T H), signs s and r of
-mean 0 and variance 1. The root mean square of the differences of eight such numbers estimates ‖U - U'‖ /
-‖U‖; its own spread is about a quarter. Norm and mean are of the activation as it is.
+square, so that no token outweighs the others: p_j = sum_t s_jt (r_j · u_t) / sqrt(T H), signs s and r of mean
+0
+and variance 1. The root mean square of the differences of eight such numbers estimates ‖U - U'‖ / ‖U‖, with a
+spread of about a quarter. Norm and mean are of the activation as it is.
 """
 
 from __future__ import annotations
@@ -27,12 +23,12 @@ NUM_PROJECTIONS = 8
 _DIGITS = 9
 _ROUND = 256  # lengths of rows of signs, so that most calls find theirs in the cache
 _TINY = 1e-30
-OVERFLOW = 1e30  # a distance from values that are infinite or no numbers
+OVERFLOW = 1e30  # a distance from values that are not finite
 
 
 @dataclass(frozen=True)
 class Checksum(JsonConfig):
-    """An activation [count, size] in a few numbers: its L2 norm, its mean, its projections."""
+    """An activation [count, size] as its L2 norm, its mean and its projections."""
 
     count: int
     size: int
@@ -42,7 +38,7 @@ class Checksum(JsonConfig):
 
 
 class Sketch:
-    """Adds up a checksum as tokens come; fp64 sums on the device of the rows."""
+    """Adds up a checksum token by token; fp64 sums on the device of the rows."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -51,7 +47,7 @@ class Sketch:
         self._projections = torch.zeros(NUM_PROJECTIONS, dtype=torch.float64)
 
     def add(self, rows: torch.Tensor, first: int) -> Sketch:
-        """Take in rows [T, H] of tokens ``first`` and on; returns itself."""
+        """Add rows [T, H] of tokens ``first`` and on; returns itself."""
         wide = rows.double()
         count, size = wide.shape
         channels = signs(f"{self._name}/channels", size).to(wide.device)
@@ -65,7 +61,7 @@ class Sketch:
         return self
 
     def checksum(self) -> Checksum:
-        """The numbers, to nine digits."""
+        """Rounded to nine digits."""
         values = max(self._count * self._size, 1)
         scaled = (self._projections / math.sqrt(values)).tolist()
         return Checksum(
@@ -78,13 +74,14 @@ class Sketch:
 
 
 def token_normed(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [T, H] with every row divided by its root mean square; rows of zeros stay."""
+    """Rows [T, H], each divided by its root mean square; rows of zeros stay."""
     return rows / rows.square().mean(-1, keepdim=True).sqrt().clamp(min=_TINY)
 
 
 def deviation(ours: Checksum, theirs: Checksum) -> float:
-    """About the relative L2 distance between two activations of one shape; ``OVERFLOW`` where a number is
-    none."""
+    """About the relative L2 distance between two activations; ``OVERFLOW`` if shapes differ or values are not
+    finite.
+    """
     if (ours.count, ours.size) != (theirs.count, theirs.size):
         return OVERFLOW
     pairs = zip(ours.projections, theirs.projections, strict=True)
@@ -97,8 +94,8 @@ def deviation(ours: Checksum, theirs: Checksum) -> float:
 
 
 def distance(rows: torch.Tensor, exact: torch.Tensor) -> float:
-    """What ``deviation`` estimates, of whole activations [T, H]: the larger of ‖X - Y‖ / ‖Y‖ before and after
-    the division of every token by its root mean square; ``OVERFLOW`` where values are no numbers.
+    """What ``deviation`` estimates, of full activations [T, H]: the larger of ‖X - Y‖ / ‖Y‖ before and after
+    dividing every token by its root mean square; ``OVERFLOW`` where values are not finite.
     """
     a, b = rows.double(), exact.double()
     return max(_relative(a, b), _relative(token_normed(a), token_normed(b)))

@@ -1,7 +1,4 @@
-"""What a comparison of an engine with its checkpoint found: figures for a proof, and tensors that are off.
-
-Covers the record of proof.json and the text of a difference.
-"""
+"""Results of comparing an engine with its checkpoint: figures for proof.json, and tensors that differ."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class KindFigures(JsonConfig):
     Attributes:
         kind: ``copied``, or a scheme and a method: ``w4a16 gptq``.
         worst: by measure (limits.py), the largest deviation in parts of its limit.
-        at: by measure, the tensor that has it.
+        at: by measure, the tensor with the worst.
     """
 
     kind: str
@@ -30,11 +27,10 @@ class KindFigures(JsonConfig):
 
 @dataclass(frozen=True)
 class SourceFigures(JsonConfig):
-    """Every stored tensor beside the checkpoint.
+    """Every stored tensor compared with the checkpoint.
 
     Attributes:
-        tensors: how many were compared.
-        unknown: of an architecture whose published names are not listed: read by its own weight map.
+        unknown: the architecture's published names are not listed, so its own weight map was used.
     """
 
     tensors: int
@@ -49,7 +45,7 @@ class SourceFigures(JsonConfig):
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """A tensor that is not its source's: what is off, by how many times its limit, and where."""
+    """A tensor that differs from its source: by which measure, how many times its limit, and where."""
 
     name: str
     measure: str
@@ -66,7 +62,7 @@ class SourceDifference:
 
 @dataclass
 class Gathered:
-    """Figures as they come, by kind."""
+    """Figures by kind, as they come."""
 
     tensors: int = 0
     differences: list[SourceDifference] = field(default_factory=list)
@@ -83,7 +79,7 @@ class Gathered:
                 worst[measure] = share, name
 
     def figures(self, *, unknown: bool) -> SourceFigures:
-        """All of them, rounded to three digits that count."""
+        """All of them, rounded to three significant digits."""
         kinds = tuple(
             KindFigures(
                 kind,

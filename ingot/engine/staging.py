@@ -1,10 +1,4 @@
-"""A folder that appears whole or not at all.
-
-Covers the temporary folder beside a build's target, the lock that keeps two builds apart, the space check and
-the final rename.
-
-    with staged_folder(target, force=False, size=bytes_needed) as folder: ...
-"""
+"""A folder that appears complete or not at all: lock, space check, temporary folder, final rename."""
 
 from __future__ import annotations
 
@@ -50,11 +44,10 @@ def staged_folder(target: Path, *, force: bool, size: int, kind: FolderKind = EN
     Args:
         force: replace what is at ``target`` where it is of this kind; anything else is never replaced.
         size: bytes that will be written, checked against the free space first.
-        kind: what is built.
 
     Raises:
-        BuildError: the target is taken, by another build that is under way included, cannot be written, or
-            the disk lacks the space.
+        BuildError: the target is taken, or being built by another process, cannot be written, or the disk
+            lacks the space.
     """
     target = target.resolve()  # a link to an engine stays a link
     parent = target.parent
@@ -65,20 +58,27 @@ def staged_folder(target: Path, *, force: bool, size: int, kind: FolderKind = EN
     with _alone(target, kind):
         _prepare(target, force, size, kind)
         folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
+        old = folder.with_name(folder.name + "-old")
         try:
-            _make(folder)
+            try:
+                folder.mkdir()
+            except OSError as error:
+                raise _not_writable(error) from None
             yield folder
-            _check_target(
-                target, force, kind
-            )  # what came meanwhile, from a machine whose locks are not seen here
-            _swap_in(folder, target)
-        finally:
-            _clean_up(folder, target)
+            _check_target(target, force, kind)  # a machine whose locks are not seen here may have built it
+            if target.exists():
+                target.rename(old)
+            folder.rename(target)
+        finally:  # an engine that was moved aside returns unless it was replaced, and nothing else stays
+            if old.exists() and not target.exists():
+                old.rename(target)
+            for left in (folder, old):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager
 def _alone(target: Path, kind: FolderKind) -> Iterator[None]:
-    """Hold the lock of a target; a process that is killed lets go of it."""
+    """Hold the lock of a target; a killed process releases it."""
     path = target.with_name(_LOCK + target.name)
     try:
         file = _locked(path)
@@ -99,7 +99,7 @@ def _alone(target: Path, kind: FolderKind) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """The open and locked file; whoever had it before may have removed it between the two."""
+    """The open and locked file; its former owner may have removed it between the two."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -115,9 +115,17 @@ def _locked(path: Path) -> int:
 
 
 def _prepare(target: Path, force: bool, size: int, kind: FolderKind) -> None:
-    """Clean up after killed builds, and refuse what cannot end well."""
+    """Clean up after killed builds of this target, and refuse what cannot succeed."""
     try:
-        _remove_orphans(target.parent, target.name)
+        own = re.compile(re.escape(f"{_MARK}{target.name}-") + r"(\d+)(-old)?")
+        for folder in list(target.parent.iterdir()):
+            match = own.fullmatch(folder.name)
+            if match is None or Path("/proc", match[1]).exists():
+                continue
+            if match[2] and not target.exists():
+                folder.rename(target)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
         _check_target(target, force, kind)
         free = shutil.disk_usage(target.parent).free
     except OSError as error:
@@ -131,13 +139,6 @@ def _prepare(target: Path, force: bool, size: int, kind: FolderKind) -> None:
         )
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise _not_writable(error) from None
-
-
 def _not_writable(error: OSError) -> BuildError:
     return BuildError("cannot write to the target's folder", seen=error, fix="-o")
 
@@ -145,8 +146,7 @@ def _not_writable(error: OSError) -> BuildError:
 def _check_target(target: Path, force: bool, kind: FolderKind) -> None:
     if not target.exists() and not target.is_symlink():
         return
-    empty = target.is_dir() and not any(target.iterdir())
-    if empty:
+    if target.is_dir() and not any(target.iterdir()):
         return
     if not kind.recognised(target):
         raise BuildError(
@@ -163,44 +163,9 @@ def _check_target(target: Path, force: bool, kind: FolderKind) -> None:
         )
 
 
-def _swap_in(folder: Path, target: Path) -> None:
-    """Rename the finished folder to the target; an engine there is moved aside first."""
-    if target.exists():
-        target.rename(_old(folder))
-    folder.rename(target)
-
-
-def _old(folder: Path) -> Path:
-    """Where an engine that is being replaced lies meanwhile."""
-    return folder.with_name(folder.name + "-old")
-
-
-def _clean_up(folder: Path, target: Path) -> None:
-    """Whatever happened and wherever it was interrupted: an engine moved aside returns unless it was
-    replaced, and nothing else stays.
-    """
-    if _old(folder).exists() and not target.exists():
-        _old(folder).rename(target)
-    for left in (folder, _old(folder)):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _remove_orphans(parent: Path, name: str) -> None:
-    """Clean up after builds of the same target that were killed: put a moved engine back, remove the rest."""
-    own = re.compile(re.escape(f"{_MARK}{name}-") + r"(\d+)(-old)?")
-    for folder in list(parent.iterdir()):
-        match = own.fullmatch(folder.name)
-        if match is None or Path("/proc", match[1]).exists():
-            continue
-        if match[2] and not (parent / name).exists():
-            folder.rename(parent / name)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextmanager
 def new_parents(target: Path) -> Iterator[None]:
-    """On an error, the folders above the target that were not there are removed again."""
+    """On an error, the created folders above the target are removed again."""
     missing = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
         yield

@@ -1,11 +1,4 @@
-"""What an engine's tensors mean: weights by the names that a checkpoint's map has for them.
-
-Covers the reading of an engine's tensors without loading it, those of linear layers in fewer bits
-dequantized, and whether the weights of two engines can be compared one by one.
-
-    weights = EngineWeights(Path("engine"))
-    weights.read("layers.0.mlp.down_proj.weight")
-"""
+"""An engine's weights by logical name, quantized layers dequantized, without loading a model."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
-from ingot.layers.linear import Linear, linears
+from ingot.layers.linear import linears
 
 _FOLDED = ("awq", "smoothquant")
 
@@ -33,11 +26,11 @@ class EngineWeights:
 
     @property
     def quantized(self) -> dict[str, str]:
-        """Linear layers in fewer bits, by name, and their scheme."""
+        """Schemes of the quantized linear layers, by name."""
         return {name: linear.scheme.name for name, linear in self._linears.items() if not linear.scheme.dense}
 
     def names(self) -> Iterator[str]:
-        """Logical names of all tensors; ``lm_head.weight`` of a tied head only where the head has its own."""
+        """Logical names of all tensors; ``lm_head.weight`` of a tied head only where it is stored."""
         packed, shown = self.quantized, set()
         for name in self.manifest.tensors:
             layer, _, leaf = name.rpartition(".")
@@ -48,29 +41,22 @@ class EngineWeights:
                 yield f"{layer}.weight"
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU; a weight in fewer bits in fp32."""
+        """One tensor on the CPU; a quantized weight in fp32."""
         layer, _, leaf = name.rpartition(".")
         linear = self._linears.get(layer)
         if leaf != "weight" or linear is None or linear.scheme.dense:
             return self._reader.read(name)
-        return self._dequantized(layer, linear)
+        names = {own: f"{layer}.{own}" for own in linear._parameters if own != "bias"}
+        tensors = {own: self._reader.read(n) for own, n in names.items() if n in self.manifest.tensors}
+        return linear.scheme.dequantize(tensors, linear.in_features, torch.float32)
 
     def release(self) -> None:
         """Let go of the pages that were read."""
         self._reader.release()
 
-    def _dequantized(self, name: str, linear: Linear) -> torch.Tensor:
-        leaves = [
-            leaf
-            for leaf in linear._parameters
-            if leaf != "bias" and f"{name}.{leaf}" in self.manifest.tensors
-        ]
-        tensors = {leaf: self._reader.read(f"{name}.{leaf}") for leaf in leaves}
-        return linear.scheme.dequantize(tensors, linear.in_features, torch.float32)
-
 
 def comparable(one: QuantConfig, other: QuantConfig) -> str | None:
-    """Why the weights of two engines of one model mean nothing beside each other; None where they do."""
+    """Why the weights of two engines of one model cannot be compared; None: they can."""
     for quant in (one, other):
         if quant.method in _FOLDED:
             return f"{quant.method} rescales channels"

@@ -1,10 +1,6 @@
-"""weights.safetensors, written and read one tensor at a time.
+"""weights.safetensors, written and read one tensor at a time: the library's own writer wants all in memory at
+once.
 
-Covers the writing of a safetensors file whose tensors never lie in memory together (the library's own writer
-wants them all at once), and its reading in place.
-
-    with WeightsWriter(path, layout) as writer:
-        writer.add("norm.weight", tensor)
 Format: 8 bytes little-endian header length, JSON header, then the tensors' bytes in header order.
 """
 
@@ -48,7 +44,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def header_bytes(entries: Mapping[str, TensorEntry]) -> bytes:
-    """What a weights file of these tensors begins with."""
+    """The header of a weights file of these tensors."""
     header, offset = {}, 0
     for name, entry in entries.items():
         end = offset + math.prod(entry.shape) * _SIZES.get(entry.dtype, 0)
@@ -73,8 +69,8 @@ def readable(path: Path) -> Iterator[None]:
 
 
 class WeightsWriter:
-    """Writes tensors in the order of ``layout``, whose entries (any device, ``meta`` included) give shape
-    and dtype.
+    """Writes tensors in the order of ``layout``, whose entries (on any device, also meta) give shape and
+    dtype.
     """
 
     def __init__(self, path: Path, layout: Mapping[str, torch.Tensor]) -> None:
@@ -86,7 +82,7 @@ class WeightsWriter:
         self._file.write(header_bytes(unhashed))
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write the next tensor; it must be the next of the layout, with its shape and dtype."""
+        """Write the next tensor of the layout, with its shape and dtype."""
         expected = self._layout[name]
         assert name == self._pending.pop(0), f"{name} out of order"
         assert (tensor.shape, tensor.dtype) == (expected.shape, expected.dtype), name
@@ -129,7 +125,7 @@ class WeightsReader:
         self._start = 8 + size
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU; nothing is read before its values are used, and none may be written."""
+        """One tensor on the CPU, which must not be written; pages are read when values are used."""
         entry = self._header[name]
         begin, end = entry["data_offsets"]
         dtype = next(d for d, stored in _NAMES.items() if stored == entry["dtype"])

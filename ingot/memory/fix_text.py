@@ -1,9 +1,4 @@
-"""The fixes of an out-of-memory error in words of Python.
-
-Covers which calls take which changes.
-
-    fixes_in_python(error.ledger["fixes"])      # "LLM(max_seq_len=3712) (costs limits) or …"
-"""
+"""The fixes of an out-of-memory error in words of Python."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ def where_of(changes: Mapping[str, Any]) -> str:
 
 
 def fixes_in_python(fixes: Sequence[Mapping[str, Any]]) -> str:
-    """The first fixes in one line; as ``Fix.to_json`` gives them, the cheapest first."""
+    """The first fixes in one line, from ``Fix.to_json``'s data, cheapest first."""
     return first_fixes(cost_text(fix, fix["where"]) for fix in fixes)
 
 
@@ -44,5 +39,5 @@ def cost_text(fix: Mapping[str, Any], change: str) -> str:
 
 
 def first_fixes(texts: Iterable[str]) -> str:
-    """The first of them, or the last resort where there are none."""
+    """The first of them, or the last resort if there are none."""
     return " or ".join(list(texts)[:_SHOWN] or [_LAST])

@@ -1,9 +1,4 @@
-"""The ledger as an error: what was asked for, what there is, and what to change.
-
-Covers the reading of a device's memory and the making of every OutOfMemoryError that has a setting.
-
-    with explained("the weights do not fit the device", setting, device): ...
-"""
+"""A device's capacity, and OutOfMemoryErrors that carry the ledger and its fixes."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from ingot.memory.memory_sizes import CPU_PROCESS_BYTES
 
 
 def capacity_of(device: torch.device, own: int | None = None) -> Capacity:
-    """What a device has, and what others hold of it: neither this engine's tensors nor the process's context.
+    """A device's memory, and what others hold of it: neither this engine's tensors nor the process's context.
 
     Args:
         own: bytes of this process's tensors that are the engine's; None: all of them.
@@ -66,13 +61,13 @@ def out_of_memory(
 
 
 def measured(capacity: Capacity, setting: MemorySetting, room: int, activations: int) -> Capacity:
-    """The capacity as the device has it, so that its ledger offers what works there.
+    """The capacity corrected by measurements, so that its ledger offers fixes that work there.
 
     Args:
-        room: bytes that were found to be left for the cache.
-        activations: bytes that the largest step was found to take.
+        room: bytes that are left for the cache.
+        activations: bytes that the largest step takes.
 
-    What is missing to the ledger's own prediction of both counts as others'.
+    What the ledger's own predictions lack counts as others'.
     """
     found = ledger(setting, capacity)
     excess = activations - found.of("activations")
@@ -85,8 +80,8 @@ def explained(
     what: str, setting: MemorySetting, device: torch.device, *, own: int | None = None
 ) -> Iterator[Capacity]:
     """A block in which running out of memory, of a GPU or of the host, becomes an OutOfMemoryError; gives the
-    capacity that there is at its start. A CPU's is compared with the ledger before the block begins: a
-    system without memory ends the process, and nobody could tell why.
+    capacity at its start. On a CPU the ledger is checked before the block begins: a system without memory
+    kills the process without a message.
 
     Args:
         own: as of ``capacity_of``.
@@ -96,26 +91,22 @@ def explained(
     """
     capacity = capacity_of(device, own)
     if setting.device == "cpu":
-        _expect_room(setting, capacity)
+        found = ledger(setting, capacity)
+        room = found.usable or 0
+        if found.least > room:
+            raise out_of_memory(
+                "the engine does not fit this machine's memory",
+                setting,
+                capacity,
+                seen=f"it takes {size_text(found.least)} with a cache for one request",
+                allowed=f"at most {size_text(max(room, 0))}",
+            )
     try:
         yield capacity
     except Exception as error:
         if not ran_out(error):
             raise
         raise out_of_memory(what, setting, capacity, seen=first_sentence(error)) from None
-
-
-def _expect_room(setting: MemorySetting, capacity: Capacity) -> None:
-    found = ledger(setting, capacity)
-    room = found.usable or 0
-    if found.least > room:
-        raise out_of_memory(
-            "the engine does not fit this machine's memory",
-            setting,
-            capacity,
-            seen=f"it takes {size_text(found.least)} with a cache for one request",
-            allowed=f"at most {size_text(max(room, 0))}",
-        )
 
 
 def ran_out(error: BaseException) -> bool:
@@ -126,5 +117,5 @@ def ran_out(error: BaseException) -> bool:
 
 
 def first_sentence(error: BaseException) -> str | None:
-    """What an allocator's error says first."""
+    """The first sentence of an allocator's error."""
     return str(error).split(". ")[0].strip() or None

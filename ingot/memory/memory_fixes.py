@@ -1,9 +1,4 @@
-"""Ways out when memory is short, ranked by what they cost, and what fits on the usual cards.
-
-Covers the search for the values that fit. Every value is tried in the ledger before it is offered.
-
-    for fix in fixes(found, goal="fits"): print(fix.changes, fix.cost, fix.needed)
-"""
+"""Changes after which an engine fits, ranked by cost, and what fits on common cards."""
 
 from __future__ import annotations
 
@@ -46,8 +41,8 @@ class Fix(JsonConfig):
     """A change after which it fits.
 
     Attributes:
-        changes: field → value: limits of an engine, fields of ``RuntimeConfig``, or of a build ``dtype`` and
-            ``quant``; or ``gpu``, the size of another card.
+        changes: field → value: limits of an engine, fields of ``RuntimeConfig``, ``dtype`` and ``quant`` of a
+            build, or ``gpu``, the size of another card.
         where: what takes the change in Python.
         needed, usable: bytes, then.
     """
@@ -75,7 +70,7 @@ class CardRow(JsonConfig):
 
 @dataclass(frozen=True)
 class _Way:
-    """One knob: how a setting looks at a value of it, and the values from the dearest to the cheapest."""
+    """One knob: how it changes a setting, and its range of values."""
 
     field: str
     cost: Cost
@@ -87,10 +82,8 @@ class _Way:
 
 
 def fixes(found: Ledger, goal: Goal = "fits") -> list[Fix]:
-    """Changes that reach the goal, the cheapest first: what costs headroom, then limits, speed, quality, and
-    last another card. One change alone where one is enough; else the most that several give together.
-
-    Raises nothing: without any the list is empty.
+    """Changes that reach the goal, the cheapest first: headroom, then limits, speed, quality, and last
+    another card. Single changes where one is enough, else several at once; empty if nothing helps.
     """
     if found.capacity is None or _reached(found, goal):
         return []
@@ -117,8 +110,8 @@ def eased(found: Ledger) -> list[Fix]:
 
 
 def fits_by_card(setting: MemorySetting) -> Iterator[CardRow]:
-    """For every usual card and number format: the largest batch at ``max_seq_len``, the longest request at
-    batch 1. Nobody else holds memory there.
+    """For every common card and number format: the largest batch at ``max_seq_len``, the longest request at
+    batch 1; no other process holds memory there.
     """
     for name, total in CARDS.items():
         for form in _formats(setting):
@@ -142,7 +135,7 @@ class _Search:
         return ledger(setting, self.capacity)
 
     def largest(self, at: Callable[[int], MemorySetting], least: int, most: int) -> int:
-        """The largest value that reaches the goal, 0 where the least does not; larger values need more."""
+        """The largest value that reaches the goal, 0 if the least does not; larger values need more."""
         if least > most or not _reached(self.bill(at(least)), self.goal):
             return 0
         low, high = least, most
@@ -156,7 +149,14 @@ class _Search:
 
     def singles(self, setting: MemorySetting) -> Iterator[Fix]:
         """One knob at a time."""
-        yield from self._raised_fraction(setting)
+        runtime = setting.runtime
+        for percent in range(int(runtime.memory_fraction * 100) + 1, int(MOST_FRACTION * 100) + 1):
+            value = percent / 100
+            changed = setting.replace(runtime=runtime.replace(memory_fraction=value))
+            if _reached(self.bill(changed), self.goal):
+                note = "leaves less for other processes"
+                yield self.fix(changed, {"memory_fraction": value}, "headroom", note)
+                break
         for way in _ways(setting):
             steps = self.largest(
                 lambda n, w=way: w.change(setting, n * w.step),  # type: ignore[misc]
@@ -164,13 +164,18 @@ class _Search:
                 way.most // way.step,
             )
             if steps:
-                value = steps * way.step
-                yield self.fix(way.change(setting, value), {way.field: value}, way.cost, way.note)
-        yield from self._raised_cache(setting)
+                size = steps * way.step
+                yield self.fix(way.change(setting, size), {way.field: size}, way.cost, way.note)
+        tokens = setting.blocks_per_request * runtime.block_size
+        if runtime.cache_tokens is not None and runtime.cache_tokens < tokens:
+            changed = setting.replace(runtime=runtime.replace(cache_tokens=tokens))
+            if _reached(self.bill(changed), self.goal):
+                note = "room for one request of the full length"
+                yield self.fix(changed, {"cache_tokens": tokens}, "headroom", note)
 
     def formats(self, setting: MemorySetting) -> Iterator[Fix]:
-        """A cache in 8 bits, and the first other number format of the weights, where it is enough: that costs
-        the least quality. None on a CPU: it widens fewer bits at every step, which makes each step slower.
+        """A cache in 8 bits, and the first other number format of the weights that is enough: that costs the
+        least quality. None on a CPU, which widens the weights at every step.
         """
         if setting.device == "cpu":
             return
@@ -184,13 +189,14 @@ class _Search:
                 return
 
     def combined(self, setting: MemorySetting) -> Iterator[Fix]:
-        """Several knobs at once: all of the memory and one limit; a smaller number format and one more; where
-        none is enough, batch 1 in small chunks and the longest request that fits then.
+        """Several knobs at once: all of the memory and one limit; a smaller number format and one more; else
+        batch 1 in small chunks and the longest request that fits then.
         """
-        whole = _with_most_memory(setting)
-        for fix in self.singles(whole) if whole is not None else ():
-            changes: Changes = {"memory_fraction": MOST_FRACTION, **fix.changes}
-            yield fix.replace(changes=changes, where=where_of(changes))
+        if setting.runtime.memory_fraction < MOST_FRACTION:
+            runtime = setting.runtime.replace(memory_fraction=MOST_FRACTION)
+            for fix in self.singles(setting.replace(runtime=runtime)):
+                changes: Changes = {"memory_fraction": MOST_FRACTION, **fix.changes}
+                yield fix.replace(changes=changes, where=where_of(changes))
         for form in _smaller_formats(setting):
             found = [_joined(setting, form, fix) for fix in self.singles(form)]
             if found:
@@ -209,9 +215,15 @@ class _Search:
                 return
 
     def cards(self, setting: MemorySetting) -> Iterator[Fix]:
-        """The smallest usual card on which the goal is reached as asked; for a CPU, how much memory."""
+        """The smallest common card that reaches the goal as asked; for a CPU, how much memory does."""
         if setting.device == "cpu":
-            yield from self._more_memory(setting)
+            bill = self.bill(setting)
+            needed = bill.needed if self.goal == "fits" else bill.least
+            total = self.capacity.others + math.ceil(needed / setting.runtime.memory_fraction) + 1
+            larger = ledger(setting, replace(self.capacity, total=total))
+            if total > self.capacity.total and _reached(larger, self.goal):
+                note = f"at least {size_text(total - self.capacity.others)} of available memory"
+                yield Fix({}, where_of({}), "hardware", note, needed, needed, setting)
             return
         for name, total in CARDS.items():
             search = _Search(Capacity(name, total), self.goal)
@@ -220,42 +232,11 @@ class _Search:
                 yield search.fix(setting, {"gpu": gib_text(total)}, "hardware", note)
                 return
 
-    def _more_memory(self, setting: MemorySetting) -> Iterator[Fix]:
-        """What must be available for the goal to be reached as asked, if memory is what it lacks."""
-        bill = self.bill(setting)
-        needed = bill.needed if self.goal == "fits" else bill.least
-        total = self.capacity.others + math.ceil(needed / setting.runtime.memory_fraction) + 1
-        if total > self.capacity.total and _reached(
-            ledger(setting, replace(self.capacity, total=total)), self.goal
-        ):
-            note = f"at least {size_text(total - self.capacity.others)} of available memory"
-            yield Fix({}, where_of({}), "hardware", note, needed, needed, setting)
-
-    def _raised_fraction(self, setting: MemorySetting) -> Iterator[Fix]:
-        """The smallest ``memory_fraction`` above the setting's that is enough."""
-        percent = int(setting.runtime.memory_fraction * 100)
-        for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
-            changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
-            if _reached(self.bill(changed), self.goal):
-                note = "leaves less for other processes"
-                yield self.fix(changed, {"memory_fraction": value / 100}, "headroom", note)
-                return
-
-    def _raised_cache(self, setting: MemorySetting) -> Iterator[Fix]:
-        """A cache that was asked to be smaller than one request, made just large enough."""
-        tokens = setting.blocks_per_request * setting.runtime.block_size
-        if setting.runtime.cache_tokens is None or setting.runtime.cache_tokens >= tokens:
-            return
-        changed = setting.replace(runtime=setting.runtime.replace(cache_tokens=tokens))
-        if _reached(self.bill(changed), self.goal):
-            yield self.fix(
-                changed, {"cache_tokens": tokens}, "headroom", "room for one request of the full length"
-            )
-
     def fix(self, changed: MemorySetting, changes: Changes, cost: Cost, note: str) -> Fix:
         """A change with what it needs and what there is then."""
         bill = self.bill(changed)
-        needed = bill.needed if self.goal == "fits" else bill.fixed + _one_request(changed)
+        one_request = changed.blocks_per_request * changed.block_bytes
+        needed = bill.needed if self.goal == "fits" else bill.fixed + one_request
         return Fix(changes, where_of(changes), cost, note, needed, bill.usable or 0, changed)
 
 
@@ -268,12 +249,8 @@ def _reached(bill: Ledger, goal: Goal) -> bool:
     return bill.fits if goal == "fits" else bill.loads
 
 
-def _one_request(setting: MemorySetting) -> int:
-    return setting.blocks_per_request * setting.block_bytes
-
-
 def _one_short(setting: MemorySetting, length: int) -> MemorySetting:
-    """One request at a time, of so many tokens, in the smallest chunks; a cache that was given holds it."""
+    """One request at a time, of so many tokens, in the smallest chunks; a given cache size holds it."""
     one = setting.replace(max_batch_size=1, max_seq_len=length)
     tokens = one.blocks_per_request * one.runtime.block_size if one.runtime.cache_tokens is not None else None
     runtime = one.runtime.replace(cache_tokens=tokens, token_budget=_LEAST_TOKEN_BUDGET)
@@ -281,7 +258,7 @@ def _one_short(setting: MemorySetting, length: int) -> MemorySetting:
 
 
 def _ways(setting: MemorySetting) -> Iterator[_Way]:
-    """The knobs with a whole number each, below what they are set to."""
+    """The knobs with an integer each, below their present values."""
     runtime = setting.runtime
     if runtime.cache_tokens is None:
         yield _Way(
@@ -308,8 +285,8 @@ def _ways(setting: MemorySetting) -> Iterator[_Way]:
 
 
 def _formats(setting: MemorySetting) -> Iterator[MemorySetting]:
-    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. What
-    is quantized already has its own alone.
+    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. A
+    quantized checkpoint has only its own.
     """
     if setting.quant.source:
         yield setting
@@ -324,17 +301,9 @@ def _formats(setting: MemorySetting) -> Iterator[MemorySetting]:
             yield setting.replace(dtype=half, quant=quant)
 
 
-def _with_most_memory(setting: MemorySetting) -> MemorySetting | None:
-    """The setting with as much of the memory as is offered; None where it has that already."""
-    runtime = setting.runtime
-    if runtime.memory_fraction >= MOST_FRACTION:
-        return None
-    return setting.replace(runtime=runtime.replace(memory_fraction=MOST_FRACTION))
-
-
 def _smaller_formats(setting: MemorySetting) -> Iterable[MemorySetting]:
-    """Number formats of the weights in fewer bits than the setting's, on a GPU. One that takes no fewer bytes
-    than another and loses more is not among them.
+    """Number formats of the weights in fewer bits than the setting's, on a GPU, except those that take as
+    many bytes as another and lose more.
     """
     if setting.device == "cpu" or not setting.quant.dense:
         return ()

@@ -1,8 +1,4 @@
-"""How many bytes steps keep on the device between them, by formula: buffers, chunks that go layer by layer,
-sampling, CUDA graphs.
-
-step_buffer_bytes(tokens=40, requests=3, table_width=7, logits=5, kv_heads=2)
-"""
+"""Bytes that steps keep on the device, by formula: buffers, layered chunks, sampling, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -31,8 +27,8 @@ _DRAW_FIELDS = 17
 _BIAS_BYTES = 12  # of a token: its id and a float64
 _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
 _LOGPROBS_ROW_BYTES = 96 * (MAX_LOGPROBS + 1) * 8  # likeliest tokens and the sum of 96 tiles
-_GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
-_REFERENCE_DRAW_BYTES = 64  # of temporaries a logit
+_GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches per layer
+_REFERENCE_DRAW_BYTES = 64  # of temporaries per logit
 _LEAST_TILE_ROWS = 16  # queries of a tile of attention: lists of tiles are no longer than with these
 
 
@@ -94,14 +90,14 @@ def all_step_buffers_bytes(
 
 def layered_share(config: DecoderConfig, runtime: RuntimeConfig) -> float | None:
     """Share of a step's time for chunks that are computed a few layers per step; None: there are none, as in
-    models of speech, whose prompts are short.
+    speech models, whose prompts are short.
     """
     return runtime.prompt_share if config.modality.takes_text else None
 
 
 def layered_bytes(config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_seq_len: int) -> int:
     """Bytes of such a chunk: a step buffer for each of its sizes, and between two steps the hidden states of
-    the largest, before and behind their norm.
+    the largest, before and after their norm.
     """
     if layered_share(config, runtime) is None:
         return 0
@@ -121,9 +117,8 @@ def _most_tiles(config: DecoderConfig, tokens: int, requests: int) -> int:
 def sampling_bytes(
     config: DecoderConfig, max_batch_size: int, max_seq_len: int, *, kernels: bool = True
 ) -> int:
-    """Bytes of a full batch's draw: histograms, tiles' figures; of the PyTorch reference, its 64-bit
-    temporaries. And of the token counts, biases and masks, which the first request with penalties, a grammar
-    or a transcript has made.
+    """Bytes of a full batch's draw: histograms, tiles' figures; or the PyTorch reference's 64-bit
+    temporaries. And of the token counts, biases and masks, which are made when a request first needs them.
     """
     logits = max_batch_size * config.vocab_size
     counts = logits * count_dtype(max_seq_len).itemsize + max_batch_size * MAX_BIASES * _BIAS_BYTES
@@ -134,12 +129,12 @@ def sampling_bytes(
 
 
 def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) -> int:
-    """Bytes of all CUDA graphs that can be captured, an estimate.
+    """An estimate of the bytes of all CUDA graphs that can be captured.
 
-    Each graph takes 128 KiB a layer of the driver's (an estimate, which benchmarks/memory.py is there to
-    replace). All decode graphs share the activations and logits of the largest, and these penalized,
-    in fp32; all graphs of steps with prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), their
-    logits, and what the parts of attention's tiles leave in fp32.
+    Each graph takes 128 KiB per layer of the driver's (an estimate, which benchmarks/memory.py is there to
+    replace). All decode graphs share the activations and logits of the largest, and these penalized, in fp32;
+    all graphs of steps with prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), their logits,
+    and what the parts of attention's tiles leave in fp32.
     """
     buckets, requests = batch_buckets(max_batch_size), request_buckets(max_batch_size)
     graphs = len(buckets) * len(draw_kinds(config.modality)) + len(TOKEN_BUCKETS) * len(requests)

@@ -1,9 +1,5 @@
-"""What a model is to the rest of Ingot.
-
-Covers the description of an architecture as data: its Hugging Face names, how its config reads, and its
-weight map.
-
-    LLAMA = Architecture("llama", ("LlamaForCausalLM",), "llama", KEYS, config_from_hf, weight_map)
+"""What a model is to the rest of Ingot: Hugging Face names, how its config reads, its weight map, its
+modules.
 """
 
 from __future__ import annotations
@@ -16,7 +12,11 @@ import torch
 from torch import nn
 
 from ingot.checkpoint.weight_map import WeightMap
+from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
+from ingot.config.kernel_plan import KernelPlan
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.device import parse_dtype
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.build_context import BuildContext
 from ingot.layers.decoder import Decoder
@@ -24,6 +24,7 @@ from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.forward_batch import Spliced
 from ingot.models.config_keys import check_keys
 from ingot.models.hf_values import HfConfig, check_dtype, check_end_tokens
+from ingot.quant.methods.rotated_weights import check_rotation
 from ingot.reference.plain_stage import PlainEncoder
 
 LayerRange = tuple[int, int] | None
@@ -31,14 +32,12 @@ _AGAIN = "correct config.json, or download it again"
 
 
 class Model(Protocol):
-    """What sets models apart where they run; ``Decoder`` is one. layers/decoder_forward.py runs their layers.
-
-    What becomes of the encoded is ``DecoderConfig.wiring``.
-    """
+    """What sets models apart where they run; ``Decoder`` is one. decoder_forward.py runs their layers."""
 
     def encode(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
         """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
-        hidden_size], of one after another.
+        hidden_size],
+        one input after another.
         """
         ...
 
@@ -64,17 +63,16 @@ class Architecture:
     Attributes:
         name: Ingot's name, stored in the manifest.
         hf_names: entries of ``architectures`` in config.json that mean this one.
-        model_type: what ``model_type`` says beside them; a config without it is taken by ``architectures``.
-        keys: of config.json, those that ``config_from_hf`` reads, and those of this family known to change
-            nothing that the model computes (config_keys.py has those of all families). Any other is refused.
+        model_type: its ``model_type``; a config without one is found by ``architectures``.
+        keys: keys of config.json that ``config_from_hf`` reads, and those of this family known to change
+            nothing (config_keys.py has those of all families). Any other is refused.
         config_from_hf: config.json → DecoderConfig; raises CheckpointError for what is not supported.
-        weight_map: (config of the whole checkpoint, layers to keep) → weight map.
+        weight_map: (config of the full checkpoint, layers to keep) → weight map.
         encoder: builds the module that encodes inputs (layers/encoder_blocks/encoder.py: ``Encoder``), whose
-            weights are named ``encoder.…``; None where there is none.
-        check_generation: refuses a generation_config.json (and the vocabulary's size) by which the model
-            could not run; None where only end tokens matter.
-        plain_encoder: the same in plain PyTorch for proofs, as named stages; None: proofs say nothing of the
-            encoder.
+            weights are named ``encoder.…``; None: there is none.
+        check_generation: refuses an unsupported generation_config.json (given the vocabulary's size); None:
+            only end tokens matter.
+        plain_encoder: the encoder as stages in plain PyTorch; None: proofs say nothing of the encoder.
     """
 
     name: str
@@ -91,11 +89,18 @@ class Architecture:
         """``config_from_hf`` on a file that may hold anything.
 
         Raises:
-            CheckpointError: it is of another model, has settings that nobody reads, lacks a key, or a value
-                is unsupported, of the wrong type or out of range.
+            CheckpointError: it is of another model, has unknown settings, lacks a key, or a value is
+                unsupported, of the wrong type or out of range.
         """
+        found = hf.get("model_type")
+        if found is not None and found != self.model_type:
+            raise CheckpointError(
+                "architectures and model_type of config.json name different models",
+                seen=f"architectures {hf.get('architectures')}, model_type {found!r}",
+                allowed=f"model_type {self.model_type!r} with {' or '.join(self.hf_names)}",
+                fix="download the original config.json; renaming a model does not make it a supported one",
+            )
         try:
-            self._check_model_type(hf)
             check_keys(hf, self.keys, self.name)
             check_dtype(hf)
             config = self.config_from_hf(hf)
@@ -108,18 +113,17 @@ class Architecture:
             ) from None
         return config
 
-    def _check_model_type(self, hf: HfConfig) -> None:
-        """A model is not another one for being called so."""
-        found = hf.get("model_type")
-        if found is not None and found != self.model_type:
-            raise CheckpointError(
-                "architectures and model_type of config.json name different models",
-                seen=f"architectures {hf.get('architectures')}, model_type {found!r}",
-                allowed=f"model_type {self.model_type!r} with {' or '.join(self.hf_names)}",
-                fix="download the original config.json; renaming a model does not make it a supported one",
-            )
+    def empty_model(
+        self, config: DecoderConfig, build: BuildConfig, quant: QuantConfig, plan: KernelPlan | None = None
+    ) -> Decoder:
+        """The modules on the meta device: shapes without memory.
 
-    def build(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> Decoder:
-        """The modules, uninitialised, on the current default device."""
-        encoder = None if self.encoder is None else self.encoder(config, ctx.at("encoder"))
-        return Decoder(config, ctx, max_seq_len, encoder)
+        Raises:
+            ConfigError: ``quant`` rotates a model that a rotation would change.
+        """
+        if quant.rotation:
+            check_rotation(config)
+        ctx = BuildContext(quant, plan or KernelPlan(), parse_dtype(build.dtype))
+        with torch.device("meta"):
+            encoder = None if self.encoder is None else self.encoder(config, ctx.at("encoder"))
+            return Decoder(config, ctx, build.max_seq_len, encoder)

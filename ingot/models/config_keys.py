@@ -1,10 +1,4 @@
-"""Which settings of a config.json may be passed over.
-
-Covers the keys that change nothing a model computes, whatever its architecture, and the refusal by name of
-every setting that nobody reads and that might.
-
-    check_keys({"hidden_size": 64, "no_rope_layers": [1, 0]}, frozenset({"hidden_size"}), "llama")
-"""
+"""Keys of a config.json that may be ignored; every other unknown key is refused."""
 
 from __future__ import annotations
 

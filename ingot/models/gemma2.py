@@ -1,8 +1,4 @@
-"""Gemma-2: four norms a layer, a GELU gate, softcaps, a window in every second layer, scaled embeddings.
-
-Covers the reading of its config and its weight map. Source: the Hugging Face class ``Gemma2ForCausalLM``; its
-norms store their weight less one.
-"""
+"""Gemma-2. Source: Hugging Face's ``Gemma2ForCausalLM``; its norms store their weight less one."""
 
 from __future__ import annotations
 

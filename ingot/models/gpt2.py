@@ -1,8 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, biases everywhere, tanh GELU.
-
-Covers the reading of its config and its weight map. Source: the Hugging Face class ``GPT2LMHeadModel``; its
-``Conv1D`` weights are stored [in, out] and transposed here.
-"""
+"""GPT-2. Source: Hugging Face's ``GPT2LMHeadModel``; its ``Conv1D`` weights are stored [in, out]."""
 
 from __future__ import annotations
 

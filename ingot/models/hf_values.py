@@ -1,9 +1,4 @@
-"""Values of a config.json, each of the type and range that it must have.
-
-Covers the refusal of a value that is missing, of another type or out of range, by the key's own name.
-
-    integer(hf, "n_positions", "n_ctx")
-"""
+"""Values of a config.json, each checked for type and range; errors name the key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """MiniGPT-4: a ViT, BLIP-2's Q-Former and a projector, whose outputs stand in a LLaMA's prompt.
 
-Covers the reading of its config, its weight map and its encoder. Source: the official implementation. The
-Llama-2 variant has no Q-Former: it drops the class token and joins four neighbouring patches.
+Source: the official implementation. The Llama-2 variant has no Q-Former: it drops the class token and joins
+four
+neighbouring patches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Mistral: LLaMA's shape, with a sliding window in every layer or in none.
-
-Covers what its config says beyond the shared keys. Source: the Hugging Face class ``MistralForCausalLM``.
-"""
+"""Mistral: LLaMA's shape, with a sliding window in every layer or in none. Source: ``MistralForCausalLM``."""
 
 from __future__ import annotations
 

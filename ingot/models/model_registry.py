@@ -1,10 +1,4 @@
-"""Which architectures there are.
-
-Covers the list, its additions, and the lookup by a checkpoint's or a manifest's name.
-
-    register(MINE)
-    architecture = find_architecture(["LlamaForCausalLM"])
-"""
+"""The supported architectures, and their lookup by name."""
 
 from __future__ import annotations
 

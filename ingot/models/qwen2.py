@@ -1,7 +1,4 @@
-"""Qwen1.5, Qwen2 and Qwen2.5: LLaMA's shape with a bias on queries, keys and values.
-
-Covers what their config says beyond the shared keys. Source: the Hugging Face class ``Qwen2ForCausalLM``.
-"""
+"""Qwen1.5, Qwen2, Qwen2.5: LLaMA's shape with a bias on q, k and v. Source: ``Qwen2ForCausalLM``."""
 
 from __future__ import annotations
 

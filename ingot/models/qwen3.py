@@ -1,7 +1,4 @@
-"""Qwen3: LLaMA's shape with an RMSNorm on each query and key head.
-
-Covers what its config says beyond the shared keys. Source: the Hugging Face class ``Qwen3ForCausalLM``.
-"""
+"""Qwen3: LLaMA's shape with an RMSNorm on each query and key head. Source: ``Qwen3ForCausalLM``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Rotary settings as Hugging Face configs write them.
-
-Covers the reading of ``rope_theta``, ``rope_scaling`` and ``rope_parameters``.
-
-    rope_from_hf({"rope_theta": 500000.0}, head_dim=128, max_positions=8192)
-"""
+"""Rotary settings of Hugging Face configs: ``rope_theta``, ``rope_scaling``, ``rope_parameters``."""
 
 from __future__ import annotations
 

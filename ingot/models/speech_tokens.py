@@ -1,11 +1,4 @@
-"""The tokens around a transcript: start, language, task, timestamps.
-
-Covers their ids, by a tokenizer's names or by the size of a published vocabulary, and the tokens that a
-transcript never holds.
-
-    tokens = SpeechTokens.of_vocabulary(51865)
-    tokens.prompt("en", "transcribe", timestamps=True) == [50258, 50259, 50359]
-"""
+"""The special tokens around a transcript: start, language, task, timestamps."""
 
 from __future__ import annotations
 

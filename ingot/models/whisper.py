@@ -1,8 +1,4 @@
-"""Whisper: an encoder of log-mel frames, and a decoder whose layers attend to its outputs.
-
-Covers the reading of its config, its weight map and its encoder. Source: the Hugging Face class
-``WhisperForConditionalGeneration``; keys have no bias.
-"""
+"""Whisper. Source: Hugging Face's ``WhisperForConditionalGeneration``; keys have no bias."""
 
 from __future__ import annotations
 

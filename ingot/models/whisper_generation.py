@@ -1,10 +1,4 @@
-"""What a Whisper checkpoint says of its transcripts, in generation_config.json.
-
-Covers the keys that are read and their checks.
-
-    generation = SpeechGeneration.of(checkpoint.generation_config, vocab_size=51865)
-    generation.suppress                 # None: the file does not say
-"""
+"""Whisper's settings in generation_config.json."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The encoding of an input as requests do it, judged place by place.
-
-Covers the record of one encoding and its comparison with the reference, which at each place computes from
-what the run itself had at the place before (step_check.py does so with steps).
-
-    check_encoder(llm, weights, features, arithmetic, judge)
-"""
+"""Judges one encoding place by place, as step_check.py does steps."""
 
 from __future__ import annotations
 

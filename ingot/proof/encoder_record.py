@@ -1,16 +1,9 @@
-"""What an encoder computes for an input, as it runs.
-
-Covers the hooks, and the form of the outputs: rows of positions. ``encoder_observed`` reports
-every module: while it is open each is called by itself. ``encoder_walked`` reports what requests compute: of
-    the
-layers by the names of step_record.py, and of the modules around them.
-
-    with encoder_observed(llm, see): llm.generate(Prompt([Input(features), [1]]), params)
+"""Hooks that record an encoder's outputs as rows of positions.
 
 | module | what ``see`` gets |
 |---|---|
 | a convolution, a product, a layer | its output |
-| NAME/in | what a product takes |
+| NAME/in | a product's input |
 | NORM, NORM/sum | the normed states, and the states before the norm |
 | encoder.embed_positions, encoder.vit.embed_positions | hidden states with positions |
 | layers.N.encoder_attn.kv_proj | keys and values side by side |

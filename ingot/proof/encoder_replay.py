@@ -1,9 +1,4 @@
-"""The encoder's part of a replay: what it makes of a proof's inputs, beside the proof's checksums.
-
-Covers the runs, and how this machine makes features of an input.
-
-    for name, error in encoder_deviations(llm, claim, features): ...
-"""
+"""Replays a proof's encoder inputs here and compares them with the proof's checksums."""
 
 from __future__ import annotations
 

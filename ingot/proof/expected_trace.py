@@ -1,10 +1,4 @@
-"""What a trace says that a layer gives.
-
-Covers the finding of one layer's output in a file of activations: the trace of ``ingot align`` (keys
-``STEP/MODULE``), or tensors by a tap's names.
-
-    expected_output(Path("trace.safetensors"), "layers.3", counts=(12, 1), tokens=ids)   # [13, hidden_size]
-"""
+"""A layer's expected output from a trace of ``ingot align`` (keys ``STEP/MODULE``) or a tap's tensors."""
 
 from __future__ import annotations
 

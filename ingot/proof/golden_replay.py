@@ -1,13 +1,9 @@
-"""Golden cases through an engine as it serves, judged against their noise floors.
+"""Golden cases through an engine as it serves, judged by their noise floors.
 
-Covers the comparison of what runs here with what a proof claims.
-
-    played = replay(llm, proof.claims, print)
-    played.failures
-
-A deviation may be FACTOR noise floors: this machine's rounding and the reference's are two draws of the
-same noise (their difference is larger by the square root of two), eight projections estimate it to about a
-quarter, and a kernel may round where the reference does not.
+A deviation may be FACTOR noise floors: this machine's rounding and the reference's are two draws of the same
+noise (their difference is larger by sqrt(2)), eight projections estimate it to about a quarter, and a kernel
+may
+round where the reference does not.
 """
 
 from __future__ import annotations

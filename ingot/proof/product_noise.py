@@ -1,10 +1,4 @@
-"""What the rounding of a product's sums may do to the places behind it.
-
-Covers the way from a product's outputs to the next places of a layer.
-
-    noise = ProductNoise()
-    noise.keep("layers.0.mlp.gate_up_proj", output, of_output)          # [T, N] each
-    noise.take("inner", computed)                                       # as ``computed``; None: there is none
+"""How far the rounding of a product's sums may move the places behind it.
 
 | product | places | from outputs to there |
 |---|---|---|

@@ -1,12 +1,8 @@
-"""One layer's failure as a file.
+"""A repro bundle: one layer with its inputs, outputs and weights as a safetensors file.
 
-Covers the format: a safetensors file whose tensors are the layer's weights, what it was given, what it gave
-and what was expected, with facts about them as JSON in its metadata.
-
-    bundle = read_bundle(Path("layer3.safetensors"))
-Format: tensors ``weights.<name within the layer>``, ``input.hidden``, ``input.positions``,
-``input.rope_rows``, ``output``, ``expected``, and of a layer with cross-attention ``input.encoded``; metadata
-key ``ingot_repro``.
+Tensors: ``weights.<name within the layer>``, ``input.hidden``, ``input.positions``, ``input.rope_rows``,
+``output``, ``expected``, and for a layer with cross-attention ``input.encoded``. The metadata key
+``ingot_repro`` has ``BundleFacts`` as JSON.
 """
 
 from __future__ import annotations

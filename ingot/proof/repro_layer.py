@@ -1,11 +1,4 @@
-"""The layer of a bundle as modules, and what it should give.
-
-Covers the module and its rotary table from a bundle's facts and weights, the weights as an engine stores
-them, and the same layer in plain PyTorch.
-
-    layer = built_layer(bundle, device, torch.bfloat16)
-    wide, *others = plain_outputs(llm, "layers.3", inputs)
-"""
+"""A bundle's layer as modules, and the same layer in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A failure cut down to one layer, and its replay.
-
-Covers the capture of one layer while an engine runs, and how far outputs may be apart.
-
-    bundle = capture_layer(llm, "Hello", layer=3, step=2)
-    write_bundle(path, bundle); replay(read_bundle(path), torch.device("cpu")).agrees
-"""
+"""Captures one layer of a running engine as a bundle, and replays bundles."""
 
 from __future__ import annotations
 

@@ -1,16 +1,9 @@
-"""Steps as requests run them, judged place by place.
+"""Judges steps as requests run them (fused kernels, CUDA graphs, prompts and decodes) place by place.
 
-Covers the record of real steps (fused kernels, CUDA graphs, prompts and decodes) and its comparison with the
-reference. At each place of a layer the reference computes from what the run itself had at the place before,
-its keys and values included. So no difference grows on its way, and rounding to 8 or 4 bits hides nothing: a
-number may differ from the nearest one only where the value lies within the arithmetic's own noise of the
-middle between two.
-
-    found = check_steps(llm, folder, prompts, new_tokens=16)
-    found.failures                       # the first place in the order of execution first
-
-The limits (step_judge.py) are in units: the dtype's epsilon, or in fp32 the noise of a sum of K terms. Behind
-a product by blocks (RPTQ) its own noise is added (product_noise.py).
+At each place of a layer the reference computes from the value that was recorded at the place before, keys and
+values included. So no difference grows, and rounding to 8 or 4 bits hides nothing: a quantized value may
+differ
+from the nearest one only where the exact value lies within the arithmetic's noise of the middle between two.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""How far what a run had may be from what the reference computes.
+"""The limits of step and encoder checks, and the places beyond them.
 
-Covers the limits, and the memory of what was beyond them.
-
-    judge = Judge(unit=2**-8, eps=2**-7)
-    judge.value("query", "layers.0.self_attn.qkv_proj", had, computed, None, labels)
-    judge.failures()
-
-Each value may be off by ``ALLOWED`` units of its own size and of its row's; all values that carry a label
-together, as a factor, by half a unit. A number of few bits that is not the nearest must lie as near to the
-middle between two as that noise reaches.
+Each value may be off by ``ALLOWED`` units of its own size and of its row's; all values with one label
+together,
+as a factor, by half a unit. A quantized value that is not the nearest must lie as near to the middle between
+two
+as that noise reaches. A unit is the dtype's epsilon, or in fp32 the noise of a sum of K terms.
 """
 
 from __future__ import annotations

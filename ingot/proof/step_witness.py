@@ -1,12 +1,4 @@
-"""Recorded values of steps at each place, as the reference asks for them.
-
-Covers the way from records to rows of tokens, which of them each attention reads, and what quantized values
-mean.
-
-    rows = TokenRows(records, torch.bfloat16, block_size=16, prompts=[[1, 2, 3]])
-    witness = StepWitness(rows, [0, 1], model, judge, torch.float32)
-    run = ReferenceRun(empty, weights, arithmetic, witness=witness)
-"""
+"""Recorded values of steps, place by place, as the reference run asks for them."""
 
 from __future__ import annotations
 

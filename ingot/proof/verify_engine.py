@@ -1,11 +1,4 @@
-"""Whether an engine still is what was built, on this machine.
-
-Covers the replay of a proof: hashes before anything runs, golden cases through the runtime as it serves,
-whose steps are judged place by place, checksums of every module through a tap.
-
-    found = verify("engine", device="auto")
-    found.verdict                       # "proven", "failed" or "unproven"
-"""
+"""Whether an engine still is what was built, on this machine: hashes, steps, golden cases."""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
-"""The checking decoder: a layer's mathematics in plain PyTorch, without a kernel or a cache.
+"""A decoder layer's mathematics in plain PyTorch, without kernels or cache; it shares nothing with the
+modules.
 
-Covers the formulas and their order, with a field for everything that sets decoders (and faulty ports) apart.
-Shares nothing with the modules and kernels that it is held against. What is around the formulas comes from a
-caller's ``Hooks``: products, rounding, keys and values, witnesses.
-
-    layer = plain_layer(config, "layers.0", read, positions, turns)
-    hidden = layer.run(hidden, hooks)
-
-Proofs and repro bundles (engine/reference_run.py), ``align`` and ``bench`` (PyTorch's side) have their own
-hooks.
+A field stands for everything that sets decoders (and faulty ports) apart. A caller's ``Hooks`` supply
+products,
+rounding, keys and values, and recorded values.
 """
 
 from __future__ import annotations

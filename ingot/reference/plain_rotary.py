@@ -1,11 +1,4 @@
-"""Rotary positions of the checking decoder: the cosines and sines that a config means, computed from it.
-
-Covers the frequencies of every rope scaling a second time, and which base Qwen v1's dynamic NTK takes. Shares
-nothing with rotary.py, which it is held against; both round frequencies and angles to fp32, as the original
-does.
-
-    cos, sin = plain_turns(config.rope, positions, sections)
-"""
+"""Rotary cosines and sines of the reference decoder; shares nothing with layers/rotary.py."""
 
 from __future__ import annotations
 

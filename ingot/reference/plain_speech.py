@@ -1,9 +1,4 @@
-"""The checking encoder of speech: log-mel frames to outputs, in plain PyTorch.
-
-Covers the convolutions, the order of positions, layers and norm.
-
-    for stage in PlainSpeechEncoder(stack).stages(read, hooks): at = at.through(stage)    # features first
-"""
+"""The reference encoder of speech: log-mel frames to outputs, in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""An encoder's mathematics as named stages, in plain PyTorch.
-
-Covers what a stage is, and the pre-norm layer that several encoders share. What is before, between and behind
-the layers is in checking_speech.py and checking_vision.py. Shares nothing with the modules that it is held
-against.
-
-    for stage in plain.stages(read, hooks): at = at.through(stage)      # Passage(features) first
-"""
+"""An encoder's mathematics as named stages in plain PyTorch; shares nothing with the modules."""
 
 from __future__ import annotations
 

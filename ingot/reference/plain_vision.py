@@ -1,10 +1,4 @@
-"""The checking encoder of pictures: pixels to rows of a prompt, in plain PyTorch.
-
-Covers the patches, the order of class token, positions, layers and norm, the queries and their post-norm
-layers, and the projection. Shares nothing with the modules that it is held against.
-
-    plain = PlainVisionEncoder(vit, patch_size=14, ln_eps=1e-5, qformer=PlainQFormer(stack, cross_every=2))
-    for stage in plain.stages(read, hooks): at = at.through(stage)          # pixels [3, side, side] first
+"""The reference encoder of pictures: pixels to rows of a prompt, in plain PyTorch.
 
 Source: EVA (arXiv:2211.07636), BLIP-2 (arXiv:2301.12597), MiniGPT-4 (arXiv:2304.10592).
 """

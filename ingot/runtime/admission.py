@@ -1,10 +1,4 @@
-"""What an executor takes in: which prompts and values can be served, and the requests that they become.
-
-Owns the limits of an engine as seen by a request. Knows no scheduler and no tensor.
-
-    admission.check(prompt_ids, params)
-    request = admission.request("r0", prompt_ids, params, index=0)
-"""
+"""Checks prompts and sampling values against an engine's limits, and makes requests of them."""
 
 from __future__ import annotations
 

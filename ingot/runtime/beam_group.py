@@ -1,12 +1,4 @@
-"""Beams as requests.
-
-Owns the life of one beam search inside the executor: every live beam is a request; one that has run waits,
-held, until all of its step have, then all are replaced by the beams that continue. Knows no tensors and no
-ranking rule (``beam.py`` has it).
-
-    group = BeamGroup(request, stop_ids)
-    group.offer(choice); if group.complete: group.advance(scheduler)
-"""
+"""The beams of one search as requests: each that has run is held until all have, then all are replaced."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
 """The loop that runs an engine: schedule → run → sample → update.
 
-Owns the requests in flight. Knows ids, not text; decides nothing that scheduler, runner or sampler decide.
-
-    executor.add("r0", prompt_ids, params)
-    while executor.has_work:
-        for update in executor.step(): ...
-
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
-one's tokens on the device; then those tokens are read. A request that turns out to have ended has a token
-computed for nothing. One with a grammar sits out until its mask is found. Those whose next step depends on
-the host (beams, logits processors, logits of a whole prompt) hold everyone to the plain order.
+one's
+tokens on the device; then those tokens are read. A request that turns out to have ended has one token
+computed
+for nothing. One with a grammar sits out until its mask is found. Requests whose next step depends on the host
+(beams, logits processors, logits of a whole prompt) make every step be read before the next is sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What a prompt's logits and hidden states say of the prompt itself.
-
-Owns log-probabilities of given tokens, and what is kept of a chunk. Knows no request.
-
-    target_logprobs(logits, ids[1:])
-"""
+"""What is kept of a prompt's logits and hidden states, chunk by chunk."""
 
 from __future__ import annotations
 

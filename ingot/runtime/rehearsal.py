@@ -1,10 +1,4 @@
-"""Requests of no one, run ahead of real ones.
-
-Owns what a warm-up may be asked for, and the lengths that make kernels be built, the matrix library choose
-and short prompts be captured. Leaves nothing behind.
-
-    rehearse(executor)
-"""
+"""Dummy requests for warm-up: kernels are built, matrix algorithms chosen, graphs captured."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""From a step's logits to each request's next token.
-
-Owns the order of things between logits and token (transcripts, penalties, logits processors, masks, sampling
-or beam candidates, log-probabilities), and how a request's values become a row's. Knows nothing of
-scheduling.
-
-    draws = selector.draws(requests, counted=True)       # for a step that chooses the tokens itself
-    choices = selector.select(requests, logits)          # here, on the host's turn
-"""
+"""From a step's logits to each request's next token: penalties, processors, masks, sampling, beams."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""An executor for a model on a device.
-
-Owns the sizing of the KV cache. Knows nothing of requests.
-
-    executor = make_executor(model, device, dtype, stop_ids, max_batch_size, max_seq_len, RuntimeConfig())
-"""
+"""Makes an executor for a model on a device, with a KV cache as large as memory allows."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Looking inside a model while it runs.
-
-Owns forward hooks on modules chosen by name, and what they saw. Changes no output: while a tap is open the
-runner skips CUDA graphs, which replay without calling modules.
-
-    with tap(model, runner, "layers.*") as seen: ...; seen["layers.0"]
-"""
+"""Outputs of modules chosen by name, collected by forward hooks while an engine runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What an executor tells of its requests.
-
-Owns the news of a step. Knows no request.
-
-    Update("r0", 0, (17,), None)
-"""
+"""Updates that an executor gives about its requests."""
 
 from __future__ import annotations
 

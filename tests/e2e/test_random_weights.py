@@ -11,10 +11,8 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.config.build_config import BuildConfig
-from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import CheckpointError, ConfigError, RequestError
-from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import find_architecture
 from recipes.random_checkpoint import SHAPES as RECIPE_SHAPES
 from recipes.random_checkpoint import write_checkpoint, write_samples
@@ -93,7 +91,7 @@ def test_the_shapes_that_ship_are_those_of_the_benchmarks(name: str, parameters:
     hf = json.loads((SHAPES / f"{name}.json").read_text())
     architecture = find_architecture(hf["architectures"])
     build = BuildConfig("fp16", 1, 1024)
-    model = empty_model(architecture, architecture.read_config(hf), build, QuantConfig(), KernelPlan())
+    model = architecture.empty_model(architecture.read_config(hf), build, QuantConfig())
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 

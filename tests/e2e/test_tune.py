@@ -135,7 +135,7 @@ def test_a_foreign_plan_is_told_of_and_defaults_run(
     write_plan(engine / "plan.json", FOREIGN)
     expected = LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4))[0]
     assert not caplog.records
-    monkeypatch.setattr(loader, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
+    monkeypatch.setattr(plan_file, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
     monkeypatch.setattr(describe, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
     llm = LLM(engine, device="cpu")
     assert [r.levelno for r in caplog.records] == [logging.WARNING]

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
-from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError
-from ingot.models.empty_model import empty_model
 from ingot.models.llama import LLAMA
 from ingot.quant.methods import hadamard
 from ingot.quant.methods import rotated_weights as engine_rotated
@@ -44,7 +42,7 @@ def test_it_computes_what_it_did(name: str, tmp_path: Path) -> None:
     ids = [random_ids(40, seed=7), random_ids(3, seed=8)]
     if decoder.tied:  # the head is a matrix of its own
         config = assembly.model_config.replace(tie_word_embeddings=False)
-        decoder = empty_model(assembly.architecture, config, assembly.build, QuantConfig(), KernelPlan())
+        decoder = assembly.architecture.empty_model(config, assembly.build, QuantConfig())
         assert not torch.equal(turned["lm_head.weight"], turned["embed_tokens.weight"])
     torch.testing.assert_close(
         log_probs(decoder, load, ids, {n: t.float() for n, t in turned.items()}),

@@ -18,10 +18,10 @@ from ingot.config.units import parse_size
 from ingot.device import HostMemory
 from ingot.errors import OutOfMemoryError
 from ingot.memory import memory_error
-from ingot.memory.ledger import Capacity, MemorySetting, host_ledger, ledger
+from ingot.memory.host_memory import host_ledger
+from ingot.memory.ledger import Capacity, MemorySetting, ledger
 from ingot.memory.memory_error import explained, measured, out_of_memory
 from ingot.memory.memory_fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
-from ingot.memory.memory_sizes import host_bytes
 from ingot.runtime import setup
 
 GIB = 1 << 30
@@ -53,15 +53,12 @@ class TestSevenBillion:
 
     def test_a_load_holds_one_weight_in_the_dtype_that_it_computes_in(self) -> None:
         """On a GPU; a CPU keeps them all."""
-        config, wide, narrow = seven_b().model, torch.float32, torch.float16
         largest = 151936 * 4096
-        for stored in (wide, narrow):
-            made = {
-                loaded: host_bytes(config, QuantConfig(), stored, loaded, on_gpu=True)
-                for loaded in (wide, narrow)
-            }
-            assert made[wide].load_memory - made[narrow].load_memory == 2 * largest
-            assert made[wide].build_memory == made[narrow].build_memory
+        for stored in ("fp32", "fp16"):
+            setting = seven_b().replace(stored_dtype=stored)
+            wide, narrow = (host_ledger(setting.replace(dtype=dtype)) for dtype in ("fp32", "fp16"))
+            assert wide.load_memory - narrow.load_memory == 2 * largest
+            assert wide.build_memory == narrow.build_memory
 
     def test_the_formula_of_weights(self) -> None:
         hidden, inner, vocab, layers = 4096, 11008, 151936, 32

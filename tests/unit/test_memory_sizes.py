@@ -21,6 +21,7 @@ from ingot.memory import memory_sizes
 from ingot.memory.ledger import MemorySetting
 from ingot.memory.memory_fixes import fits_by_card
 from ingot.memory.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
+from ingot.models.architecture import Architecture
 from ingot.runtime.setup import largest_step, measured_activations, run_step
 from tests.unit.tracking import AllocationTracker
 
@@ -190,8 +191,8 @@ def test_modules_are_made_once_a_number_format(monkeypatch: pytest.MonkeyPatch) 
         made.append(parts)
         return empty_model(*parts)
 
-    empty_model = memory_sizes.empty_model
-    monkeypatch.setattr(memory_sizes, "empty_model", counted)
+    empty_model = Architecture.empty_model
+    monkeypatch.setattr(Architecture, "empty_model", counted)
     memory_sizes._counted.cache_clear()
     rows = list(fits_by_card(MemorySetting(shape(), "fp16", 8, 256)))
     assert len(made) == len({(row.dtype, row.quant) for row in rows}) > 2

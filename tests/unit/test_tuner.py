@@ -28,7 +28,6 @@ from ingot.kernels.product.few_rows import small_gate_up, small_linear, small_qk
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import layer_products as products
 from ingot.layers.decoder import Decoder
-from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import architecture_named
 
 CPU = torch.device("cpu")
@@ -101,7 +100,7 @@ def searched(
 
 def empty(config: DecoderConfig, build: BuildConfig, quant: QuantConfig | None = None) -> Decoder:
     architecture = architecture_named(config.architecture)
-    return empty_model(architecture, config, build, quant or QuantConfig(), KernelPlan())
+    return architecture.empty_model(config, build, quant or QuantConfig())
 
 
 @pytest.mark.usefixtures("three")

@@ -32,7 +32,6 @@ from ingot.building.calibration.walk_halves import (
     WalkProgress,
     num_tokens,
 )
-from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, in_encoder
 from ingot.engine.reference_encoder import stage_names
@@ -40,7 +39,6 @@ from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.models.empty_model import empty_model
 from ingot.quant.methods.activation_statistics import InputStatistics
 
 BATCH_TOKENS = 4096  # computed at once, at least one sample
@@ -108,8 +106,7 @@ class CalibratedLayer(Generic[S]):
 
 def dense_model(assembly: Assembly) -> Decoder:
     """The empty modules of an assembly as they are without quantization."""
-    config, build = assembly.model_config, assembly.build
-    return empty_model(assembly.architecture, config, build, QuantConfig(), KernelPlan())
+    return assembly.architecture.empty_model(assembly.model_config, assembly.build, QuantConfig())
 
 
 @contextmanager

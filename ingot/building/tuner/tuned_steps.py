@@ -31,7 +31,6 @@ from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.product_choice import Step, Ways, fuses
 from ingot.layers.step_layout import StepLayout
 from ingot.layers.step_record import StepRecord
-from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import architecture_named
 
 LAYERS = 4
@@ -89,7 +88,8 @@ class Steps:
         # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
         quant = QuantConfig() if model.quant.in_blocks else model.quant
         quant = QuantConfig(quant.scheme, head=quant.head, rotation=False)  # random weights need none
-        self._model = empty_model(architecture_named(config.architecture), config, limits, quant, self.plan)
+        architecture = architecture_named(config.architecture)
+        self._model = architecture.empty_model(config, limits, quant, self.plan)
         self._pass = EncoderPass(fused=fuses(self._model))  # as of the runner
         self._fill()
 

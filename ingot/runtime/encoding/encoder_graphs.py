@@ -1,12 +1,5 @@
-"""The encoding of whole inputs as CUDA graphs, for each number of inputs.
-
-Owns capture and replay over static features and places of outputs. The host takes longer to launch a window
-of a small encoder than the GPU to compute it. Where other work is to come between, a graph has a few layers.
-Knows no model and no request.
-
-    graphs = EncoderGraphs(keep, shape=(80, 3000), positions=1500, most=4, device=device)
-    if graphs.fits(features.shape):
-        for graph in graphs.begin(features, slots, layers=2): graph.replay()
+"""Encodings of whole inputs as CUDA graphs: a small encoder takes the host longer to launch than the GPU to
+run.
 """
 
 from __future__ import annotations

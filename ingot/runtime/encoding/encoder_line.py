@@ -1,12 +1,7 @@
-"""Inputs that are encoded beside decodes: a few layers behind each step.
+"""Encodes inputs beside decodes, a few layers behind each step.
 
-Owns the order in which they are encoded, and how much of it a step has time for: a share of what the step
-itself takes for each input that waits, so that a single picture costs the others little and many are not held
-up. Which steps these are is the scheduler's choice.
-
-    line = EncoderLine(encoding, device)
-    with line.behind(step): ...          # launch the step; its parts follow
-    line.finish()                        # before a step that reads what is in the line
+For each input that waits the parts take a share of the step's own time, so that one picture costs the others
+little and many are not held up.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
-"""The memory of the encoder cache, and what steps do with it.
-
-Owns the tensors behind ``EncoderCache``: rows of embeddings (wiring ``prefix``) or each layer's second cache
-(``cross``); the encoding of inputs into them, and the rows that a step splices. Decides nothing.
-
-    encoding = Encoding(model, caches, num_blocks=24, block_size=64, device=device)
-    encoding.encode(step.jobs)                      # or, in parts: for graph in encoding.begin(group)
-    spliced = encoding.spliced(step.layout)
+"""The encoder cache's tensors: rows of embeddings (wiring ``prefix``) or each layer's second cache
+(``cross``), and
+the encoding of inputs into them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""When work on a device begins and ends, read without a wait.
-
-Owns one place in a stream's order. Knows nothing of what is launched.
-
-    began = Moment(device); launch(); ended = Moment(device)
-    if ended.passed: began.ms_to(ended)
-"""
+"""Times of work on a device, read without waiting."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Embeddings that a request brings: rows that stand in its prompt, in the place of tokens.
-
-Owns which rows a model takes, and their way into a step. Nothing encodes them: any model of text takes them.
-
-    given = RowRules.of(model).read(tensor, place=12)       # an input of a request
-    batch = replace(batch, spliced=rows_of(step, batch.spliced, device))
-"""
+"""Embeddings that a request brings, as rows that stand in its prompt in place of tokens."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Recording of launches as CUDA graphs that share memory.
-
-Owns the capture itself, and the memory pool and the stream of a family of graphs. Knows nothing of what is
-launched.
-
-    recorder = Recorder(device)
-    graph, output = recorder.record(run)
-"""
+"""Captures launches as CUDA graphs that share memory."""
 
 from __future__ import annotations
 

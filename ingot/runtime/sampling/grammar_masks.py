@@ -1,11 +1,6 @@
-"""What the grammars of requests allow next, found beside the steps.
-
-Owns the threads that ask matchers, and which request's mask is there: a request sits out of steps until its
-own is. Knows no scheduler; of the device only the table that a step's masks go to.
-
-    masks = GrammarMasks(TokenMasks(max_rows, vocab_size, device))
-    failed = masks.hold(requests, seconds=0.0005)     # the others sit out, or their mask is there
-    places = masks.place(scheduled)                   # rows of the table, -1 without a grammar
+"""Masks of the tokens that requests' grammars allow next, found on other threads; a request sits out until
+its own
+is there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""Tokens between two steps: on the device for the next step, on their way to the host for its bookkeeping.
-
-Owns the tables that a step leaves its tokens and their log-probabilities in, and the copies of these to the
-host; has token counts, masks and transcripts' rules beside them. Knows no request.
-
-    feed = TokenFeed(max_rows=64, counts=counts)
-    flight = feed.send(count)        # after a step that ended with leave_tokens(..., feed)
-    flight.wait()                    # token ids, once the step has run
-"""
+"""The tables in which a step leaves its tokens on the device, and their copies to the host."""
 
 from __future__ import annotations
 

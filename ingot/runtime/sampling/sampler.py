@@ -1,15 +1,13 @@
-"""Choosing each row's next token.
-
-Owns the values that a row is processed and drawn with, temperature, top-k, top-p and min-p, and the random
-number of a draw. Knows no requests and no scheduler; what penalties do is ``penalize``'s.
-
-    output = sample(logits, SamplingTensors.from_rows(rows, logits.device))
+"""Draws each row's next token: temperature, top-k, top-p, min-p.
 
 A draw is a pure function of the row's logits, values, seed and step: probabilities become integers before
-they are summed, and integer sums do not depend on their order, so neither the other rows of the batch nor a
-preemption changes the token. Between devices the last bit of a float64 ``exp`` may differ, which moves a
-token's weight by 2**-40 of the likeliest one's at most. On a GPU the kernels of ``ingot.kernels.sampling``
-draw, elsewhere their twin here.
+they
+are summed, and integer sums do not depend on their order, so neither the other rows of the batch nor a
+preemption
+changes the token. Between devices the last bit of a float64 ``exp`` may differ, which moves a token's weight
+by
+2**-40 of the likeliest one's at most. On a GPU the kernels of ``ingot.kernels.sampling`` draw, elsewhere the
+PyTorch reference here.
 """
 
 from __future__ import annotations

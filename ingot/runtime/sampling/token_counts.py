@@ -1,13 +1,8 @@
-"""Which tokens each request has seen and how often it generated them, on the device, for its penalties.
+"""Which tokens each request has seen and generated, on the device, for penalties, biases and minimum lengths.
 
-Owns the tables that ``penalize`` reads and ``keep_tokens`` counts in, whose slot is whose, and what a slot
-holds: a request's prompt, its end tokens if they may be banned, its output, its bias. A request gets a slot
-with the first token that is chosen for it, and gives it back when it ends or is preempted. ``output_ids``
-alone decide what a slot holds: what a step has not counted there itself is added from them before the next.
-
-    counts = TokenCounts(max_requests=64, vocab_size=32000, max_tokens=4096, device=device)
-    slots = counts.slots(requests, counted=True)      # the step that follows counts its tokens itself
-    counts.release(request)
+A request gets a slot with the first token that is chosen for it, and gives it back when it ends or is
+preempted.
+``output_ids`` alone decide what a slot holds: what a step has not counted itself is added before the next.
 """
 
 from __future__ import annotations

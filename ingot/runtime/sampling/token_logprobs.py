@@ -1,11 +1,10 @@
-"""Log-probabilities of chosen tokens, on their way from a step to its requests.
+"""Log-probabilities of chosen tokens, from a step to its requests.
 
-Owns the row in which they travel: the chosen token's log-probability, the K = MAX_LOGPROBS largest, and the
-ids of these; K is the same for all, so that one CUDA graph serves every request. Log-probabilities are the
-model's own: of the raw logits, before penalties, temperature and filters.
-
-    leave_logprobs(logits, token_ids, out)          # out: [rows, ROW_WIDTH] float64
-    found = read_logprobs(out[0].tolist(), token_id, wanted=5)
+They travel in one row: the chosen token's, the K = MAX_LOGPROBS largest, and the ids of these; K is the same
+for
+all, so that one CUDA graph serves every request. They are the model's own: of the raw logits, before
+penalties,
+temperature and filters.
 """
 
 from __future__ import annotations

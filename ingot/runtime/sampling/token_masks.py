@@ -1,11 +1,4 @@
-"""Masks of tokens on the device, for the rows of one step.
-
-Owns the table that ``mask_tokens`` reads and the way of a step's masks into it: pinned memory, used in turn,
-and one copy that nobody waits for. Knows no grammar and no request.
-
-    masks = TokenMasks(max_rows=64, vocab_size=32000, device=device)
-    masks.send([bits, more_bits])     # rows 0 and 1 of masks.table for the step that follows
-"""
+"""Token masks on the device for the rows of one step."""
 
 from __future__ import annotations
 

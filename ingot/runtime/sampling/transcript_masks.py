@@ -1,12 +1,6 @@
-"""Which rules each request's transcript has, on the device.
+"""Whisper's transcript rules on the device: requests with equal rules share a set of masks and bounds.
 
-Owns the tables that ``hold_transcripts`` reads, and which set of rules is where: requests with equal rules
-share one, which stays until its place is needed. Beside them, what the host knows of each request's tokens
-but for the newest; that one is read on the device, so a step can be sent before it is known here.
-
-    transcripts = Transcripts(max_requests=64, vocab_size=51865, device=device)
-    marks = transcripts.marks(requests)      # one each; None without rules
-    transcripts.release(request)
+The newest token is read on the device, so a step can be sent before the host knows it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Beam search, as a state machine over numbers on the host.
+"""Beam search as a state machine on the host.
 
-Owns the live beams of one request, the finished hypotheses, their scores and the rule that ends the search:
-those of Hugging Face's ``generate(num_beams=...)``, and for transcripts those of OpenAI's Whisper
-(``BeamSearchDecoder``, ``MaximumLikelihoodRanker``). Knows no model, cache or scheduler: whoever drives it
-computes each live beam's candidates and moves the cache as the steps say.
-
-    search = BeamSearch(params, prompt_len=len(prompt), stop_ids=eos, max_total_tokens=2048)
-    while not search.done:
-        steps = search.advance(top_candidates(logprobs_of_live_beams, search.num_candidates))
-    best = search.results(params.n)
+The rules are those of Hugging Face's ``generate(num_beams=...)``, and for transcripts those of OpenAI's
+Whisper
+(``BeamSearchDecoder``, ``MaximumLikelihoodRanker``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Which inputs are encoded: blocks of the encoder cache, by the inputs' hashes.
-
-Owns the accounting: entries, the requests that hold them, eviction of those that nobody holds, oldest first.
-Touches no tensor; ``encoding.py`` has the memory.
-
-    cache = EncoderCache(num_blocks=24, block_size=64, budget=4096)
-    count = cache.share(request, count, jobs)     # jobs: what the step must encode before
-"""
+"""Accounting of the encoder cache: entries by input hash, holders, eviction of the least recently used."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a request carries beside token ids: pictures, speech.
-
-Owns an input as a request holds it, where it is encoded, and which inputs a model takes. Knows no scheduler.
-
-    given = InputRules(model.config, model.encoder, cache_positions=4096).read(features, place=12)
-"""
+"""Inputs that a request carries beside token ids (pictures, speech), and which of them a model takes."""
 
 from __future__ import annotations
 

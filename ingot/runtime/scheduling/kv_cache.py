@@ -1,12 +1,4 @@
-"""Blocks of the paged KV cache: who has which, and which hold a known prefix.
-
-Owns the accounting of blocks: reference counts, the free list, the prefix cache by block hash, forks.
-Touches no tensor: the runner owns the memory, and block numbers are all that crosses.
-
-    cache = BlockManager(num_blocks=1024, block_size=64)
-    cache.reuse_prefix(request)
-    if cache.grow(request, num_tokens): ...
-"""
+"""Accounting of the paged KV cache: reference counts, free blocks, the prefix cache, forks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""How much of a long prompt a step has time for while others decode.
-
-Owns the arithmetic: tokens of a chunk and layers of it per step, so that these take no more than a share of
-what the step itself takes. Is told times and reads no clock; knows no device and no request.
-
-    pace = Pace(share=0.1, num_layers=32)
-    count = pace.chunk(left=30_000)            # tokens
-    last = pace.last(first=0)                  # the step runs layers [0, last)
-    pace.told(count, layers=last, layers_ms=0.3, step_ms=6.6)
-"""
+"""How many tokens and layers of a long prompt's chunk fit into a share of a decode step's time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""One sequence on its way through the executor.
-
-Owns the state of a request: its tokens, how many are in the KV cache, the blocks that hold them. Knows no
-tensors, no text and no policy.
-
-    request = Request("r0", prompt_ids, params, rope_offset=0)
-"""
+"""One sequence on its way through the executor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a step computes, as the scheduler hands it to the runner.
-
-step = ScheduledBatch([ScheduledRequest(request, start=0, count=5, samples=1)])
-step.layout = layout_of(step.requests, block_size=64)
-"""
+"""What a step computes, as the scheduler hands it to the runner."""
 
 from __future__ import annotations
 

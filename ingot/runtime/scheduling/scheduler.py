@@ -1,12 +1,11 @@
-"""Which tokens the next step computes.
+"""Chooses the tokens of the next step: in-flight batching over a token budget, chunked prefill, preemption by
+recompute.
 
-Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill,
-preemption by recompute, inputs that are encoded as budget and cache allow. There is no prefill phase and no
-decode phase: a request has known tokens and computed tokens, and a step computes some of the difference.
-Beside decodes a chunk of a long prompt may take many steps, a few layers in each; such prompts take turns.
-Touches no tensors and decides nothing about sampling.
-
-    step = scheduler.schedule()      # plain data for the runner
+There is no prefill phase and no decode phase: a request has known tokens and computed tokens, and a step
+computes
+some of the difference. Beside decodes a chunk of a long prompt may take many steps, a few layers in each;
+such
+prompts take turns.
 """
 
 from __future__ import annotations

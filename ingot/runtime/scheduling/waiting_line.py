@@ -1,13 +1,7 @@
-"""Who waits to enter the batch, and in which order.
+"""The order in which waiting requests enter the batch: preempted ones first, then by submission.
 
-Owns the order: those that were preempted, then by submission. Long prompts that wait for a turn stand aside,
-and others pass them; in its turn one comes before all but the preempted. Finds the first at once, however
-many wait. Knows no tokens and no blocks: which prompts are long, and whether a turn is free, the scheduler
-says.
-
-    line.add(request)
-    request = line.first(turn=True)     # may be a long prompt that stood aside
-    line.remove(request)
+Long prompts that wait for a turn stand aside, and others pass them; in its turn one comes before all but the
+preempted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A step's tensors in, logits out.
-
-Owns the choice of operations for a kind of step, and its record. Knows no request.
-
-    logits = Forward(model, caches, fused=True)(batch)
-"""
+"""A step's tensors in, logits out, by the operations chosen for its kind."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Cross-attention's scores, read while a step runs.
-
-Owns the product of a step's queries with the encoder cache's keys, for the requests and heads that want it.
-Knows no softmax and no alignment.
-
-    reader = ScoreReader(step, caches, scale)
-    forward(replace(batch, observer=reader))      # which calls it layer by layer
-    reader.scores[request_id]                     # [count, heads, positions]
-"""
+"""Cross-attention scores of chosen heads, read while a step runs."""
 
 from __future__ import annotations
 

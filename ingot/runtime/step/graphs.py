@@ -1,12 +1,4 @@
-"""Decode steps as CUDA graphs, one a batch bucket and way of sampling.
-
-Owns capture and replay of the model, and of the sampler, over static buffers. A graph is captured the first
-time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyond a step's rows.
-
-    graphs = DecodeGraphs(forward, feed, device, max_batch_size=64, max_seq_len=4096)
-    graphs.launch(layout, draws)         # tokens end in feed.table
-    logits = graphs.logits(layout)
-"""
+"""Decode steps as CUDA graphs, one per batch bucket and kind of sampling, captured when first needed."""
 
 from __future__ import annotations
 

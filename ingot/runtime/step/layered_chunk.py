@@ -1,11 +1,4 @@
-"""A long prompt's chunk on the device, computed a few layers per step behind the steps' own work.
-
-Owns the chunk's tensors: its buffers, and its hidden states between two steps; and times the layers for the
-pace. Which layers run is the scheduler's choice, how many the pace's.
-
-    layered = LayeredChunk(forward, pace, device, max_seq_len=4096)
-    with layered.behind(step): ...      # launch the step; its layers of the chunk follow
-"""
+"""A long prompt's chunk, computed a few layers behind each step; its timings set the pace."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""One layer of a decoder or an encoder run by itself, as the runner runs it.
-
-Owns what a layer was given, call by call, and the replay of these calls over a cache of its own. Knows no
-request and no file.
-
-    output = run_layer(layer, inputs, rope_table, block_size=64, max_seq_len=4096, device=device)
-"""
+"""Records the calls of one layer, and repeats them over a cache of their own."""
 
 from __future__ import annotations
 

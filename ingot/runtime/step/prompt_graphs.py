@@ -1,12 +1,8 @@
-"""Steps with prompts as CUDA graphs, one a bucket of tokens and requests.
+"""Steps with prompts, alone or beside decodes, as CUDA graphs, one per bucket of tokens and requests.
 
-Owns capture and replay of steps that compute prompts, alone or beside decodes. The GPU is often done with a
-layer before the host has launched the next one; a replay costs one launch. A bucket's graph is captured the
-first time that it is needed; how many of its requests decode is told on the device. Knows nothing of requests
-beyond a step's rows.
-
-    prompts = PromptGraphs(forward, feed, device, max_batch_size=64, max_seq_len=4096)
-    if prompts.fits(layout): logits, buffer, newest = prompts.run(layout, draws)
+The GPU is often done with a layer before the host has launched the next one; a replay costs one launch. How
+many
+of a bucket's requests decode is read on the device.
 """
 
 from __future__ import annotations

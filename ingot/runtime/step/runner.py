@@ -1,12 +1,4 @@
-"""Scheduled tokens in, logits or tokens out.
-
-Owns the KV cache's memory and the way from a ``ScheduledBatch`` to the model and back. Decides nothing: what
-runs was decided by the scheduler, and how a row draws by its request.
-
-    runner = Runner(model, caches, device, max_batch_size=8, max_seq_len=4096, token_budget=2048)
-    flight = runner.launch(step, draws)   # tokens, on their way
-    logits = runner.run(step)             # [L, vocab_size] on the device
-"""
+"""Runs scheduled steps: KV cache, buffers, graphs; logits or tokens come out."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A step from the tokens it reads to the tokens it leaves, without a wait for the device.
-
-Owns the order feed → model → transcripts → penalties → masks → sampler → feed, which a CUDA graph holds
-whole. Knows no request.
-
-    sampled_step(forward, batch, feed_rows, draws, feed)
-"""
+"""A sampled step: feed → model → transcripts → penalties → masks → sampler → feed, in one CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,13 +1,6 @@
 """A step's tensors, filled on the host and sent to the device in one copy.
 
-Owns the memory behind a ``ForwardBatch`` and the values that its rows draw with: host buffers and one device
-buffer, all seen as named fields. There are two host buffers for a GPU, used in turn: the copy of one step may
-still be under way while the next is filled. Knows no model and no policy.
-
-    buffer = StepBuffer(num_tokens=8, num_requests=8, table_width=128, num_logits=8, device=device)
-    buffer.fill(step.layout)
-    buffer.upload()
-    batch = buffer.batch_of(step.layout, max_seq_len=4096)
+A GPU has two host buffers, used in turn: one step's copy may be in flight while the next is filled.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ingot.config.build_config import BuildConfig
-from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import ConfigError
 from ingot.layers.decoder import Decoder
@@ -23,7 +22,6 @@ from ingot.measure.bench.throughput import load_flops, throughput_entry
 from ingot.measure.side.step_work import Work, causal_pairs, read_bytes
 from ingot.measure.side.timed_run import Run, percentile, spread
 from ingot.measure.side.token_load import Ask, PromptSource, TokenLoad, fixed, mixed, parse_batches
-from ingot.models.empty_model import empty_model
 from ingot.models.model_registry import find_architecture
 
 SHAPES = Path(__file__).parents[3] / "benchmarks" / "shapes"
@@ -33,7 +31,7 @@ def model_of(shape: str, build: BuildConfig) -> Decoder:
     """A shape without its weights."""
     hf = json.loads((SHAPES / f"{shape}.json").read_text())
     architecture = find_architecture(hf["architectures"])
-    return empty_model(architecture, architecture.read_config(hf), build, QuantConfig(), KernelPlan())
+    return architecture.empty_model(architecture.read_config(hf), build, QuantConfig())
 
 
 # --- percentiles and arrivals ----------------------------------------------------------------------------

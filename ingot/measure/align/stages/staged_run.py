@@ -16,7 +16,6 @@ import torch
 
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.config.build_config import BuildConfig
-from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest, is_engine
@@ -24,7 +23,6 @@ from ingot.engine.reference_encoder import keep_for, own_stages
 from ingot.engine.reference_run import EngineTensors, ReferenceRun, SequenceSpan, WeightSource
 from ingot.layers.decoder import Decoder
 from ingot.measure.align.stages.stage_names import CONVS
-from ingot.models.empty_model import empty_model
 from ingot.reference.plain_rotary import plain_section
 from ingot.reference.plain_stage import Passage
 
@@ -166,8 +164,8 @@ class Stored(NamedTuple):
             return cls(model, EngineTensors(path / WEIGHTS_FILE, model, device))
         source = open_checkpoint(path)
         assembly = Assembly.of(source, build, QuantConfig())
-        shape = assembly.architecture, assembly.model_config, build
-        return cls(empty_model(*shape, QuantConfig(), KernelPlan()), _Assembled(assembly, source, device))
+        model = assembly.architecture.empty_model(assembly.model_config, build, QuantConfig())
+        return cls(model, _Assembled(assembly, source, device))
 
     def span(self, ids: Sequence[int], start: int, prompt_len: int, *, encodes: bool) -> SequenceSpan:
         """New tokens of a request with this many prompt tokens."""

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.config.kernel_plan import KernelPlan
 from ingot.config.quantization.quant_config import HEAD, QuantConfig
 from ingot.config.quantization.scheme_table import SCHEMES, choosing, ladder, ladder_schemes
 from ingot.engine.assembly import Assembly
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
-from ingot.models.empty_model import empty_model
 from ingot.quant.schemes.linear_scheme import LinearScheme
 
 DENSE = "none"
@@ -87,8 +85,7 @@ def _linears(assembly: Assembly, asked: QuantConfig, scheme: str) -> dict[str, L
     quant = QuantConfig(scheme)
     if scheme in choosing("group"):
         quant = quant.replace(group=asked.group, symmetric=asked.symmetric)
-    config, build = assembly.model_config, assembly.build
-    return linears(empty_model(assembly.architecture, config, build, quant, KernelPlan()))
+    return linears(assembly.architecture.empty_model(assembly.model_config, assembly.build, quant))
 
 
 def _option(linear: Linear) -> PrecisionOption:
