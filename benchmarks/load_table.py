@@ -17,7 +17,7 @@ COLUMNS = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms
 
 
 def load_curve() -> str:
-    """docs/serving.md: rates of requests, both servers on one GPU."""
+    """docs/serving-load.md: rates of requests, both servers on one GPU."""
     head = ["requests/s", "server", "output tokens/s"]
     head += [f"{name.removesuffix('_ms').upper()} {percent}, ms" for name, percent in COLUMNS]
     sides = {name: of(file)["results"] for name, file in SIDES.items()}
