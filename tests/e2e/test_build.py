@@ -69,7 +69,7 @@ for dtype in ("auto", "bf16"):
         assert found[0] == found[1]
         assert [note["made"]["time"][:4] for note in notes] == ["2026", "2027"]
 
-    def test_the_manifest_tells_the_hash_of_every_tensor(self, engine: Path) -> None:
+    def test_the_manifest_has_the_hash_of_every_tensor(self, engine: Path) -> None:
         manifest = json.loads((engine / "manifest.json").read_text())
         data = (engine / "weights.safetensors").read_bytes()
         assert int.from_bytes(data[:8], "little") % 8 == 0, "tensors start aligned"

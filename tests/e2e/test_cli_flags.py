@@ -27,7 +27,7 @@ def test_a_chat_has_one_answer_and_shows_text(engine: Path, words: list[str]) ->
     assert "no such option" in result.stderr
 
 
-def test_logprobs_are_seen_with_json_only(engine: Path) -> None:
+def test_logprobs_need_json(engine: Path) -> None:
     result = ingot("run", engine, "Hi", "--logprobs", 3)
     assert result.exit_code == 2
     assert "--json" in result.stderr
@@ -39,7 +39,7 @@ def test_the_end_of_a_pipe_closes_a_block(engine: Path) -> None:
     assert result.stdout.strip()
 
 
-def test_recast_tensors_are_told_in_one_line(tiny: Path, engine: Path, tmp_path: Path) -> None:
+def test_recast_tensors_are_reported_in_one_line(tiny: Path, engine: Path, tmp_path: Path) -> None:
     options = {"max_seq_len": 128, "max_batch_size": 4, "device": "cpu", "proof": False}
     wide = build(tiny, tmp_path / "wide", dtype="fp32", **options)
     assert "17 tensors: F16 -> F32, values equal" in ingot("diff", engine, wide).stdout
@@ -72,7 +72,7 @@ def test_batch_invariance_is_asked_for(
         (("bench", "latency", "a", "--json-file", "-"), "error: --json-file: it takes a file; --json prints"),
     ],
 )
-def test_misuse_is_told_as_every_other_error_is(words: tuple[str, ...], told: str) -> None:
+def test_misuse_is_reported_like_every_other_error(words: tuple[str, ...], told: str) -> None:
     result = ingot(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(told)

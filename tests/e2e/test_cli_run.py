@@ -136,7 +136,7 @@ def test_token_ids(engine: Path) -> None:
     assert ingot("run", engine, "hi", "--ids", "1").exit_code == 2
 
 
-def test_a_model_that_chats_has_texts_as_messages_and_says_so(engine: Path, llm: LLM, tmp_path: Path) -> None:
+def test_a_chat_model_gets_texts_as_messages_with_a_note(engine: Path, llm: LLM, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     answer = f"{llm.chat(messages).text}\n"
     for words, stdin in ((("hi",), None), ((), "hi\n"), (("--file", "-"), "\nhi\n")):
@@ -226,7 +226,7 @@ def test_the_prompt_that_does_not_fit_is_named(engine: Path) -> None:
     assert result.stderr.startswith("error: prompt 2: the prompt is too long\n  seen: 128 tokens")
 
 
-def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -> None:
+def test_an_answer_cut_by_the_context_is_reported_with_numbers(engine: Path) -> None:
     words = ("--raw", "--max-new-tokens", 50, "--ignore-eos", "--device", "cpu")
     result = ingot("run", engine, "x" * 120, *words)
     notes = result.stderr.splitlines()
@@ -395,13 +395,13 @@ def test_an_error_ends_neither_chat_nor_memory(engine: Path, llm: LLM) -> None:
     assert "error: the prompt is too long" in result.stderr
 
 
-def test_dropped_turns_are_told_of_once(engine: Path) -> None:
+def test_dropped_turns_are_reported_once(engine: Path) -> None:
     result = chat(engine, "a" * 20, "b" * 20, "c" * 20, "d" * 20)
     assert result.exit_code == 0
     assert result.stderr.count("the oldest turns no longer fit") == 1
 
 
-def test_an_engine_that_cannot_chat_says_so(tmp_path: Path) -> None:
+def test_an_engine_without_a_chat_format_is_refused(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "plain")
     (folder / "generation_config.json").write_text("{}")
     result = chat(folder, "hi")

@@ -206,7 +206,7 @@ def limited(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestDefaultCache:
-    def test_it_is_bounded_and_told(self, checkpoint: Path, tmp_path: Path) -> None:
+    def test_it_is_bounded_and_reported(self, checkpoint: Path, tmp_path: Path) -> None:
         engine = build(checkpoint, tmp_path / "wide", device="cpu", max_batch_size=4096, proof=False)
         found = bill(engine)
         assert found.of("KV cache") <= CPU_CACHE_BYTES < 4096 * found.setting.block_bytes * 8
@@ -217,7 +217,7 @@ class TestDefaultCache:
         asked = ingot("run", engine, "Hi", "--max-new-tokens", 2, "--device", "cpu", "--cache-tokens", 2048)
         assert "KV cache" not in asked.stderr
 
-    def test_a_full_batch_below_that_is_held_whole(self, engine: Path) -> None:
+    def test_a_full_batch_below_the_bound_fits(self, engine: Path) -> None:
         assert bill(engine).setting.wanted_blocks == 8 * MAX_SEQ_LEN // 64
         assert "KV cache" not in ingot("run", engine, "Hi", "--device", "cpu").stderr
 

@@ -90,7 +90,7 @@ def test_an_interrupt_while_requests_are_queued_leaves_none(
     assert idle(llm)
 
 
-def test_a_tap_sees_every_token_of_a_prompt_seen_before(llm: LLM) -> None:
+def test_a_tap_gets_every_token_of_a_cached_prompt(llm: LLM) -> None:
     ids = [5] * 200
     shapes = []
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_a_tap_sees_every_token_of_a_prompt_seen_before(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
-def test_the_last_update_says_what_the_cache_had(llm: LLM, reason: str) -> None:
+def test_the_last_update_counts_cached_tokens(llm: LLM, reason: str) -> None:
     every = tuple(range(llm.engine.model.config.vocab_size)) if reason == "stop" else ()
     params = SamplingParams(max_new_tokens=1, stop_token_ids=every)
     found = []

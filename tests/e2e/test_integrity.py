@@ -91,7 +91,7 @@ class TestEveryByte:
             load(engine)
         assert failures(engine)
 
-    def test_a_header_that_says_more(self, engine: Path) -> None:
+    def test_a_header_with_an_extra_tensor(self, engine: Path) -> None:
         """No tensor's hash covers the header, and safetensors takes any metadata."""
         path = engine / "weights.safetensors"
         data = path.read_bytes()
@@ -302,7 +302,7 @@ def test_every_tensor_is_hashed(engine: Path) -> None:
         assert [(f.kind, f.name) for f in failures] == [("tensor", name)]
 
 
-def test_a_tensor_more_is_told_by_its_name(engine: Path) -> None:
+def test_an_extra_tensor_is_named(engine: Path) -> None:
     path = engine / "weights.safetensors"
     save_file({**load_file(path), "spare.weight": torch.ones(1)}, path)
     failures = verify(engine, "cpu", note=False).failures

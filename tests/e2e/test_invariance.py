@@ -156,7 +156,7 @@ def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
 
 @pytest.mark.stays("150")
 @pytest.mark.parametrize("length", [66, 100, 150])
-def test_qwen_chunks_know_the_whole_length(golden: Path, length: int) -> None:
+def test_qwen_chunks_know_the_prompts_length(golden: Path, length: int) -> None:
     """The rotary base comes from the prompt's length, of which a first chunk has seen nothing."""
     ids = random_ids(length, seed=length, vocab_size=500)
     folder = golden / "qwen_v1_1_safetensors" / "hf"

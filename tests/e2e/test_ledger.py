@@ -191,7 +191,7 @@ class TestVerb:
         assert ingot(*asked, "--cache-tokens", "10880").exit_code == 0
         assert ingot(*asked, "--cache-tokens", "11008").exit_code == 1
 
-    def test_the_table_by_cards_says_what_asking_about_one_says(self) -> None:
+    def test_the_table_by_cards_agrees_with_each_card(self) -> None:
         asked = ("plan", SHAPE, "--gpu", "23.6GiB", "--max-seq-len", "1024", "--dtype", "fp16")
         table = ingot(*asked).stdout.partition("largest batch")[2].splitlines()
         column = table[1].split().index("23.6GiB")

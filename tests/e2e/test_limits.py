@@ -132,7 +132,7 @@ class TestFlags:
         assert "allowed: <= 500" in result.stderr
         assert "fix: --max-seq-len, or rebuild with a larger limit" in result.stderr
 
-    def test_repro_tells_them_in_its_command(self, engines: dict[str, Path], tmp_path: Path) -> None:
+    def test_repro_prints_them_in_its_command(self, engines: dict[str, Path], tmp_path: Path) -> None:
         file = tmp_path / "layer.safetensors"
         words = ("--layer", 1, "--ids", "1 2 3", "--out", file, "--token-budget", 64, "--batch-invariant")
         result = ingot("repro", engines["llama"], *words, "--device", "cpu", "--json")

@@ -74,7 +74,7 @@ def test_a_gpt2_has_its_positions(tmp_path: Path) -> None:
     assert len(LLM.from_config(path, "cpu").generate([1, 2])[0].token_ids) == 62
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_bad_configs_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such config"):
         LLM.from_config(tmp_path / "absent.json", "cpu")
     (tmp_path / "torn.json").write_text("{")

@@ -145,7 +145,7 @@ def test_each_token_has_a_floor_too(make: Make) -> None:
 # --- wrong -----------------------------------------------------------------------------------------------
 
 
-def test_a_changed_kernel_is_seen(bundle_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_kernel_is_detected(bundle_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ingot("repro", "--run", bundle_file, "--device", "cpu").exit_code == 0
     norm = norms.rms_norm
 
@@ -158,7 +158,7 @@ def test_a_changed_kernel_is_seen(bundle_file: Path, monkeypatch: pytest.MonkeyP
     assert "not as expected, and not the same as recorded" in shown.stdout
 
 
-def test_a_recorded_failure_is_told_from_its_absence(
+def test_a_recorded_failure_differs_from_its_absence(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Captured under a wrong kernel: repeated by it, not by the right one."""

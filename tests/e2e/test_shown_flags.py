@@ -123,7 +123,7 @@ class TestRun:
         self.check(engines["wide"], tmp_path, ["--memory-fraction", "--max-batch-size", "--max-seq-len"])
 
     @pytest.mark.parametrize("cache", [[], ["--cache-tokens", 2048]], ids=["", "a cache of its own"])
-    def test_all_together(
+    def test_several_changes_at_once(
         self, engines: dict[str, Path], card: SetCard, tmp_path: Path, cache: list[object]
     ) -> None:
         """Where no change alone is enough; the last is a larger card, in words."""

@@ -133,7 +133,7 @@ def test_taps_may_close_in_any_order(llm: LLM) -> None:
     assert not runner.eager
 
 
-def test_forgotten_streams_block_nobody(make: Make) -> None:
+def test_abandoned_streams_do_not_block(make: Make) -> None:
     """As many as the batch holds are begun and held: a call from another thread still ends."""
     llm = make("llama", batch=4)
     prompts = [random_ids(9, seed=i) for i in range(5)]
@@ -148,7 +148,7 @@ def test_forgotten_streams_block_nobody(make: Make) -> None:
     check_idle(llm)
 
 
-def test_a_stream_that_nobody_advances_does_not_run(llm: LLM) -> None:
+def test_a_stream_that_is_not_advanced_does_not_run(llm: LLM) -> None:
     stream = llm.stream(random_ids(9, seed=1), LONG)
     next(stream)
     with watch(llm) as steps:
@@ -336,7 +336,7 @@ def test_an_event_loop_that_closes_leaves_nothing(llm: LLM) -> None:
     check_idle(llm)
 
 
-def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm._calls.loop._thread, "is_alive", lambda: False)  # as a forked child finds it
     with pytest.raises(EngineError, match="fork"):
         llm.generate([1, 2, 3], GREEDY)

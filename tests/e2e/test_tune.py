@@ -129,7 +129,7 @@ def test_only_a_plan_of_this_machine_is_used(change: dict[str, Any], monkeypatch
     assert usable_plan(FOREIGN, torch.device("cpu"), torch.float32) == (FOREIGN, None)
 
 
-def test_a_foreign_plan_is_told_of_and_defaults_run(
+def test_a_foreign_plan_is_reported_and_defaults_run(
     engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_plan(engine / "plan.json", FOREIGN)
@@ -145,7 +145,7 @@ def test_a_foreign_plan_is_told_of_and_defaults_run(
     assert "not used here: measured with GPU A, not B" in run("inspect", engine).stdout
 
 
-def test_a_plan_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     write_plan(path, KernelPlan())
     before = path.read_text()
@@ -202,7 +202,7 @@ class TestEditedPlans:
         with pytest.raises(EngineError, match=r"kernel plan was changed.*delete plan\.json"):
             ingot.tune(engine, ops=["rms_norm"])
 
-    def test_one_that_is_whole_or_deleted_is_not_refused(self, engine: Path) -> None:
+    def test_an_intact_or_deleted_plan_is_accepted(self, engine: Path) -> None:
         write_plan(engine / "plan.json", FOREIGN)
         assert verify(engine, "cpu").verdict == "proven"
         (engine / "plan.json").unlink()
@@ -226,7 +226,7 @@ UNREADABLE_PLANS = {  # whole, but not of this version
 
 
 @pytest.mark.parametrize("text", UNREADABLE_PLANS)
-def test_on_a_gpu_a_plan_that_cannot_be_read_is_an_error_of_one_level(engine: Path, text: str) -> None:
+def test_on_a_gpu_an_unreadable_plan_is_a_single_error(engine: Path, text: str) -> None:
     (engine / "plan.json").write_text(plan_file._sealed(json.loads(text)))
     with pytest.raises(EngineError) as caught:
         loader.load_engine(engine, torch.device("cuda"))
@@ -238,7 +238,7 @@ def test_on_a_gpu_a_plan_that_cannot_be_read_is_an_error_of_one_level(engine: Pa
 
 
 @pytest.mark.parametrize("text", UNREADABLE_PLANS)
-def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
+def test_on_a_cpu_an_unreadable_plan_is_only_a_warning(
     engine: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4))
@@ -251,7 +251,7 @@ def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
 
 
 @no_gpu
-def test_inspect_on_a_cpu_tells_that_a_plan_is_not_used(engine: Path) -> None:
+def test_inspect_on_a_cpu_shows_that_a_plan_is_not_used(engine: Path) -> None:
     assert "kernel plan   defaults, nothing measured\n" in run("inspect", engine).stdout
     write_plan(engine / "plan.json", FOREIGN)
     assert "with Triton 3.6.0; not used here: a CPU runs no kernels\n" in run("inspect", engine).stdout

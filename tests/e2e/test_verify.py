@@ -278,7 +278,7 @@ class TestNumbers:
         assert kinds[0] == "step"
         assert kinds[kinds.index("module") :][:2] == ["module", "engine"]
 
-    def test_another_tokenizer_is_told(self, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_tokenizer_fails(self, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
         from ingot.text.tokenizer.tokenizer_tiktoken import TiktokenTokenizer
 
         plain = TiktokenTokenizer.encode

@@ -63,7 +63,7 @@ class TestCompiling:
             assert woken.acquire(timeout=PATIENCE)
         assert ["index out of bounds" in str(one.error) for one in compiling.finished()] == [True] * 3
 
-    def test_nobody_compiles_or_keeps_what_nobody_waits_for(self) -> None:
+    def test_cancelled_requests_are_neither_compiled_nor_kept(self) -> None:
         """The queue holds requests that have a place in the engine's, and no others."""
         go_on, begun, woken = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
         prepared: list[SamplingParams] = []
@@ -162,7 +162,7 @@ class TestGrammarChecks:
 
         assert asyncio.run(main()) == status
 
-    def test_a_process_that_is_killed_is_told_from_a_grammar_that_takes_too_long(self) -> None:
+    def test_a_killed_process_differs_from_a_grammar_that_takes_too_long(self) -> None:
         with new_probe() as probe:
             try_grammar(probe, Grammar.regex("a"))
             assert probe._running is not None
@@ -237,7 +237,7 @@ class TestGrammarChecks:
         assert asyncio.run(main()) == [503, 503, 429, 200]
         assert waits == [1, 5, 3]  # the 429 at once; then two trials of 5 s in two processes, and one
 
-    def test_nobody_tries_what_nobody_waits_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cancelled_trials_are_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Clients that ask for 150 slow grammars and leave keep no one out."""
         monkeypatch.setattr(grammar_checks, "try_grammar", slow_trial)
         monkeypatch.setattr(grammar_checks, "_MOST_WAITING", 1000)

@@ -35,7 +35,7 @@ def test_a_chat(server: Server, llm: LLM) -> None:
     assert found["usage"]["prompt_tokens"] == found[KEY]["num_prompt_tokens"]
 
 
-def test_lengths_that_nobody_named(server: Server) -> None:
+def test_default_lengths(server: Server) -> None:
     """A chat has the engine's own, a completion the API's."""
     explained = asked(server, CHAT, chat()).json[KEY]
     value = next(one for one in explained["sampling"] if one["name"] == "max_new_tokens")
@@ -70,7 +70,7 @@ def test_a_stream(server: Server, path: str, body: dict[str, Any], options: Any)
     assert not any(KEY in one for one in chunks)
 
 
-def test_the_served_length_is_told(engine: Path) -> None:
+def test_the_served_length_is_reported(engine: Path) -> None:
     """Which may be less than the engine was built for."""
     served: Any = SimpleNamespace(limits=Ready(8, 1, 64), most_answers=1)
     found = ServedModel(TextSide.read("m", engine), served, GrammarChecks()).explained("Hi", {})

@@ -20,7 +20,7 @@ def values(*fields: tuple[str, str]) -> dict[str, Any]:
     return found
 
 
-def test_their_fields_are_one_value() -> None:
+def test_their_fields_form_one_object() -> None:
     strategy = [("chunking_strategy[type]", "server_vad"), ("chunking_strategy[threshold]", "0.5")]
     assert values(("model", "m"), *strategy) == {
         "model": "m",

@@ -117,7 +117,7 @@ def test_two_lengths_of_a_body_are_refused_and_the_connection_ends() -> None:
 
 @pytest.mark.parametrize("path", ["/body", "/form"])
 @pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("GZIP, br", 415), ("identity", 200)])
-def test_a_compressed_body_is_told(path: str, coding: str, status: int) -> None:
+def test_a_compressed_body_is_refused_by_name(path: str, coding: str, status: int) -> None:
     kind = FORM if path == "/form" else {"content-type": "application/json"}
     body = FILE if path == "/form" else b"{}"
     found = ask(path, "POST", {**kind, "content-encoding": coding}, body)
@@ -127,7 +127,7 @@ def test_a_compressed_body_is_told(path: str, coding: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EDQUOT])
-def test_a_full_disk_is_told(
+def test_a_full_disk_is_a_507(
     number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:
@@ -151,7 +151,7 @@ def test_a_full_disk_is_told(
         (("/v1/models", "GET", {}, b"", "K"), 401, b"www-authenticate", b"Bearer"),
     ],
 )
-def test_a_refusal_says_what_would_be_taken(asked: Any, status: int, name: bytes, value: bytes) -> None:
+def test_a_refusal_lists_allowed_values(asked: Any, status: int, name: bytes, value: bytes) -> None:
     found = ask(*asked)
     assert (found[0], found[1].get(name)) == (status, value)
     assert found[1][b"content-type"] == b"application/json"

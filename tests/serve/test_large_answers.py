@@ -116,7 +116,7 @@ class TestInParts:
 
 
 class TestWholeAnswers:
-    def test_small_ones_have_a_length_and_large_ones_come_in_parts(self) -> None:
+    def test_small_answers_have_a_length_and_large_answers_come_in_parts(self) -> None:
         async def work(count: int) -> dict[str, Any]:
             return {"rows": LazyList(lambda: range(count))}
 
@@ -209,7 +209,7 @@ class TestBounds:
         job = Job([1], SamplingParams(max_new_tokens=50, logprobs=1, n=n))
         return Answering([job], None, by_piece=by_piece, most_unread=1000)
 
-    def test_a_whole_answer_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_all_log_probabilities_of_an_answer_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """By all its log-probabilities, those of every choice together."""
         monkeypatch.setattr(answering, "MOST_LOGPROBS", 12)
         found = self.answering(by_piece=False, n=2)
@@ -239,7 +239,7 @@ class TestBounds:
 class TestScores:
     """Those of a prompt come in parts, between which the others step."""
 
-    def test_parts_are_the_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_parts_join_to_all_scores(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = torch.arange(7 * 5, dtype=torch.float64).view(7, 5)
         ((whole, last),) = scores(range(8), kept)
         assert last
@@ -286,7 +286,7 @@ class TestScores:
         assert loop._reading == {}
         check_empty(executor)
 
-    def test_they_are_taken_together(self) -> None:
+    def test_scored_waits_for_all_parts_of_all_prompts(self) -> None:
         """``scored`` waits for the last part, and for those of every prompt; an error ends the wait."""
         found = Answering([Job([1, 2], None, score=1)] * 2, None, by_piece=True, most_unread=9)
 

@@ -78,7 +78,7 @@ def test_who_leaves_a_stream_in_the_middle(server: Server) -> None:
     wait_for("its place to be free", server.idle)
 
 
-def test_who_leaves_before_the_body_is_whole(server: Server) -> None:
+def test_a_client_that_disconnects_before_its_body_is_complete(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
         head += "Content-Length: 500\r\nContent-Type: application/json"
@@ -138,7 +138,7 @@ def test_the_key(small: Server, key: str | None) -> None:
     assert small.request("GET", "/health", headers=headers).status == 200  # type: ignore[arg-type]
 
 
-def test_an_engine_without_a_proof_says_so(server: Server, small: Server) -> None:
+def test_an_engine_without_a_proof_is_reported(server: Server, small: Server) -> None:
     (model,) = small.get("/v1/models").json["data"]
     assert model["unproven"] == "the engine is unproven: it was built without golden cases"
     assert model["unproven"] in "".join(small.lines)

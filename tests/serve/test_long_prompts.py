@@ -82,7 +82,7 @@ def test_what_is_long(value: Any, wanted: bool) -> None:
     assert is_long(value) is wanted
 
 
-def test_a_long_prompt_is_served_and_one_that_is_too_long_told(server: Server) -> None:
+def test_a_long_prompt_is_served_and_a_too_long_one_refused(server: Server) -> None:
     text = "x" * (LONG + 1)
     reply = server.post("/tokenize", {"prompt": text})
     assert reply.status == 200

@@ -78,7 +78,7 @@ def test_extras_reach_the_engine(server: Server) -> None:
     ],
     ids=["model", "long", "n", "stream"],
 )
-def test_errors_are_its_own(
+def test_errors_are_the_clients_own_types(
     server: Server, values: Any, kind: type[openai.APIStatusError], code: str
 ) -> None:
     with client(server) as api, pytest.raises(kind) as caught:
@@ -88,7 +88,7 @@ def test_errors_are_its_own(
     assert str(caught.value)
 
 
-def test_it_puts_streamed_calls_together(tool_server: Server) -> None:
+def test_it_assembles_streamed_calls(tool_server: Server) -> None:
     """Its own accumulator gives the call of the whole answer; and it reads a form into an object."""
     asked: Any = {**CHAT, "model": TOOLS, "tools": [ADD], "tool_choice": "required", "max_tokens": 150}
     with client(tool_server) as api:

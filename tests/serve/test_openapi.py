@@ -55,7 +55,7 @@ def test_it_is_served(server: Server) -> None:
     [(CHAT, *one) for one in BAD_CHATS] + [(COMPLETIONS, *one) for one in BAD_COMPLETIONS],
     ids=lambda value: str(value)[:40],
 )
-def test_it_tells_what_is_refused(path: str, values: dict[str, Any], field: str) -> None:
+def test_it_lists_refused_fields(path: str, values: dict[str, Any], field: str) -> None:
     """Bodies that the server refuses are none of the document's, but for what it cannot say."""
     good = chat() if path == CHAT else completion()
     assert validator(path).is_valid(good)

@@ -101,7 +101,7 @@ class TestFrames:
         with pytest.raises(FrameError):
             Splitter(ToEngine).feed(len(body).to_bytes(4, "big") + body)
 
-    def test_an_engine_is_told_nothing_that_engines_say(self) -> None:
+    def test_an_engine_rejects_messages_of_engines(self) -> None:
         with pytest.raises(FrameError):
             Splitter(ToEngine).feed(frame(FROM_ENGINE[0]))
 
@@ -111,7 +111,9 @@ class TestFrames:
 
 
 class TestLink:
-    def test_a_server_that_does_not_read_holds_nobody_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_that_does_not_read_does_not_block_the_engine(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Up to a bound; then the engine waits until it is read from."""
         ours, theirs = socket.socketpair()
         engine = Link(theirs)
@@ -137,7 +139,7 @@ class TestLink:
             found += splitter.feed(ours.recv(1 << 20))
         assert found == [big] * count
 
-    def test_its_end_is_told(self) -> None:
+    def test_a_closed_link_is_an_error(self) -> None:
         ours, theirs = socket.socketpair()
         ours.sendall(frame(Abort("7")))
         ours.close()
@@ -254,7 +256,7 @@ class TestEngineLoop:
         assert [news.id for step in steps for news in step.news] == ["b"] * 3
         check_empty(executor)
 
-    def test_an_engine_whose_step_fails_says_so_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_engine_whose_step_fails_reports_it_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         executor, runner = fake_executor()
         monkeypatch.setattr(engine_process, "_open", lambda load: executor)
         monkeypatch.setattr(runner, "run", lambda step: 1 / 0)

@@ -41,10 +41,10 @@ class TestKeys:
         assert key(prompt=ids) != key(prompt=ids[1:])
         assert key(input=long) == key(input=[long, "Other"])
 
-    def test_a_short_prompt_counts_whole(self) -> None:
+    def test_a_short_prompt_is_hashed_completely(self) -> None:
         assert key(prompt="Hi") != key(prompt="Hi there")
 
-    def test_turns_of_a_conversation_stay_together(self) -> None:
+    def test_turns_of_a_conversation_go_to_the_same_replica(self) -> None:
         turn = [user("Hi"), {"role": "assistant", "content": "Hello"}, user("What is 12 + 30?")]
         assert key(messages=turn[:1]) == key(messages=turn) != key(messages=turn[2:])
 
@@ -167,6 +167,6 @@ class TestArguments:
             ({"engine": []}, "engine"),
         ],
     )
-    def test_wrong_ones_are_named(self, args: dict[str, Any], text: str) -> None:
+    def test_wrong_arguments_are_named(self, args: dict[str, Any], text: str) -> None:
         with pytest.raises(ConfigError, match=text):
             RayArgs.from_json(args)

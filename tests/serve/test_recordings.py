@@ -112,7 +112,7 @@ def test_what_phones_and_browsers_send(hearing: Server, kind: tuple[str, str]) -
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
-def test_short_ones_are_heard(hearing: Server, seconds: float) -> None:
+def test_short_recordings_are_transcribed(hearing: Server, seconds: float) -> None:
     reply = hear(hearing, encoded(noise(seconds)), **FAST)
     assert reply.status == 200, reply.data
     assert reply.json["usage"]["seconds"] == pytest.approx(seconds, abs=1e-3)
@@ -186,7 +186,7 @@ def test_a_form_is_utf_8(hearing: Server, name: str) -> None:
         assert "utf-8" in reply.error["message"]
 
 
-def test_each_model_says_what_it_takes(hearing: Server, server: Server) -> None:
+def test_each_model_lists_its_input_modalities(hearing: Server, server: Server) -> None:
     for path in (HEAR, TRANSLATE):
         reply = hear(server, CLIP, path, model="pocket")
         assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")

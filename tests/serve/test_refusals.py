@@ -193,7 +193,7 @@ def test_an_oversize_body(server: Server) -> None:
     assert server.post(CHAT, body[200:]).status == 200
 
 
-def test_an_oversize_body_that_does_not_tell_its_size(server: Server) -> None:
+def test_an_oversize_chunked_body(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON['Content-Type']}\r\n"
         connection.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -246,6 +246,6 @@ def test_both_a_prompt_and_messages(server: Server) -> None:
     assert server.post("/tokenize", {"prompt": "Hi", "messages": chat()["messages"]}).status == 400
 
 
-def test_errors_do_not_tell_where_files_are(server: Server, engine: Any) -> None:
+def test_errors_do_not_reveal_paths(server: Server, engine: Any) -> None:
     found = [server.post(CHAT, chat() | values).data for values, _ in BAD_CHATS]
     assert not [data for data in found if str(engine.parent).encode() in data]

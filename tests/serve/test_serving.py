@@ -31,7 +31,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-def test_the_address_that_is_told_answers_and_a_signal_ends_it(
+def test_the_printed_address_answers_and_a_signal_ends_it(
     monkeypatch: pytest.MonkeyPatch, host: str, shown: str, number: signal.Signals
 ) -> None:
     for name in ("limit_log", "leave_out_what_is_loaded"):  # of a whole process, which tests share

@@ -111,7 +111,7 @@ def test_a_named_tool_is_the_one_that_is_called(tool_server: Server) -> None:
         assert [call["function"]["name"] for call in message["tool_calls"]] == [name]
 
 
-def test_the_model_is_told_of_tools_and_answers_as_the_library_does(
+def test_the_prompt_describes_tools_and_answers_equal_the_librarys(
     tool_server: Server, tool_engine: Path
 ) -> None:
     llm = LLM(tool_engine, "cpu")
@@ -248,7 +248,7 @@ def test_an_answer_is_taken_apart_however_it_comes(size: int) -> None:
     assert [parts.finish_reason(one) for one in ("stop", "length", None)] == ["tool_calls", "length", None]
 
 
-def test_what_nobody_asked_for_stays_content() -> None:
+def test_unrequested_calls_stay_content() -> None:
     parts = AnswerParts(thoughts="no", calls=False, most_calls=None)
     assert parts.feed(ANSWER, final=True) == [ContentDelta(ANSWER)]
     assert parts.finish_reason("stop") == "stop"

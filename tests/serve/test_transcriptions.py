@@ -86,7 +86,7 @@ def test_formats(hearing: Server, wanted: Transcript, talk: bytes, published: Sc
     assert "words" not in only.json
 
 
-def test_a_language_without_a_name_is_told_by_its_code() -> None:
+def test_a_language_without_a_name_is_reported_by_its_code() -> None:
     """A checkpoint may bring languages of its own."""
     unused: Any = None
     body = AudioRequest(model=EARS, response_format="verbose_json")
@@ -174,7 +174,7 @@ def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
     assert hearing.idle()
 
 
-def test_the_model_says_that_it_hears(hearing: Server, server: Server) -> None:
+def test_the_model_lists_audio_input(hearing: Server, server: Server) -> None:
     (facts,) = hearing.get("/v1/models").json["data"]
     assert (facts["id"], facts["input_modalities"]) == (EARS, ["audio"])
     (facts,) = server.get("/v1/models").json["data"]

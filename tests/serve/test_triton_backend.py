@@ -62,7 +62,7 @@ def answer(llm: LLM, **values: Any) -> str:
     return str(llm.generate([PROMPT], **{"max_new_tokens": 24, "temperature": 0, **values})[0].text)
 
 
-def test_a_stream_and_a_whole_answer_are_what_the_engine_says(backend: Any, llm: LLM) -> None:
+def test_a_stream_and_a_full_answer_equal_the_engines(backend: Any, llm: LLM) -> None:
     text = answer(llm)
     stream, whole = asked(backend, stream=True), asked(backend)
     alone = asked(backend, exclude_input_in_output=True)
@@ -115,7 +115,9 @@ def test_outputs_beside_the_text(backend: Any, llm: LLM) -> None:
         ({"text_input": "A"}, '{"max_tokens": 600}', "maximum context length is 512"),
     ],
 )
-def test_what_cannot_be_served_is_told(backend: Any, tensors: Any, parameters: str, told: str) -> None:
+def test_unsupported_values_are_invalid_arguments(
+    backend: Any, tensors: Any, parameters: str, told: str
+) -> None:
     request = Request(tensors, parameters)
     backend.execute([request])
     error = request.sender.error()
@@ -137,7 +139,7 @@ def test_a_cancelled_request_frees_its_place(backend: Any, stream: bool) -> None
     assert [sender.broken for sender in senders] == [[]] * 6
 
 
-def test_a_model_that_is_not_decoupled_gives_whole_answers_until_it_is_closed(engine: Path, llm: LLM) -> None:
+def test_a_model_that_is_not_decoupled_gives_full_answers_until_it_is_closed(engine: Path, llm: LLM) -> None:
     found = opened(engine, decoupled=False)
     text = answer(llm)
     assert [part["text_output"] for part in asked(found).parts()] == [PROMPT + text]
@@ -151,7 +153,7 @@ def test_a_model_that_is_not_decoupled_gives_whole_answers_until_it_is_closed(en
     assert process.poll() is not None
 
 
-def test_the_end_of_the_engine_is_told(backend: Any) -> None:
+def test_the_end_of_the_engine_is_reported(backend: Any) -> None:
     """The last test of the common backend, which is closed after it."""
     sender = asked(backend, LONG, stream=True)
     sender.next()

@@ -43,7 +43,7 @@ def replies() -> Iterator[Replies]:
     found.close()  # a second time in some
 
 
-def test_what_comes_while_a_response_is_sent_goes_out_as_one(replies: Replies) -> None:
+def test_tokens_that_arrive_during_a_send_form_one_response(replies: Replies) -> None:
     channel = Slow()
     reply = replies.open(channel)
     reply.add("a", 1)
@@ -94,7 +94,7 @@ def test_a_token_without_text_makes_no_response(replies: Replies) -> None:
 
 
 @pytest.mark.parametrize("way", ["cancelled", "broken"])
-def test_a_request_that_is_given_up_or_cannot_be_sent_is_told_once(replies: Replies, way: str) -> None:
+def test_a_cancelled_or_unsendable_request_is_reported_once(replies: Replies, way: str) -> None:
     channel = Slow()
     channel.go.set()
     setattr(channel, way, True)

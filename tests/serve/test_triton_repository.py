@@ -72,7 +72,7 @@ def verb(*words: object) -> Any:
     return CliRunner().invoke(app, ["triton", *map(str, words)])
 
 
-def test_a_config_says_what_triton_is_to_do() -> None:
+def test_a_config_has_tensors_and_instances() -> None:
     config = parsed(config_text("pocket", Settings("/engines/pocket"), None))
     assert config["name"] == ["pocket"]
     assert config["backend"] == ["python"]
@@ -132,7 +132,7 @@ def test_a_parameter_that_is_not_given_is_there_to_be_filled_in() -> None:
         ({"engine": "e", "max_queue": "-1"}, "max_queue is too small"),
     ],
 )
-def test_a_parameter_that_cannot_be_is_told(given: dict[str, str], told: str) -> None:
+def test_an_impossible_parameter_is_refused(given: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         Settings.read(given)
 

@@ -61,7 +61,7 @@ def test_the_tensor_takes_the_place_of_the_request_s_parameters() -> None:
         ({"stream": True, "exclude_input_in_output": True}, True, False),
     ],
 )
-def test_whole_answers_repeat_the_prompt_as_vllm_s_do(
+def test_full_answers_repeat_the_prompt_like_vllms(
     tensors: dict[str, bool], stream: bool, echo: bool
 ) -> None:
     found = read({"text_input": "A fire", **tensors}, "{}")
@@ -87,7 +87,7 @@ def test_outputs_beside_the_text_are_asked_for() -> None:
         ('{"model": "m"}', "model: a field of OpenAI's API"),
     ],
 )
-def test_values_that_cannot_be_are_told(values: str, told: str) -> None:
+def test_impossible_values_are_refused(values: str, told: str) -> None:
     with pytest.raises(ApiError) as error:
         read({"text_input": "A"}, values)
     assert error.value.status == 400
@@ -95,7 +95,7 @@ def test_values_that_cannot_be_are_told(values: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", -1])
-def test_a_temperature_out_of_range_is_told(value: object) -> None:
+def test_a_temperature_out_of_range_is_refused(value: object) -> None:
     with pytest.raises(ApiError, match="temperature is out of range"):
         params({"temperature": value})
 

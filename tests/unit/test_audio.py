@@ -85,7 +85,7 @@ def test_what_phones_and_browsers_write(kind: str, channels: int) -> None:
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska", "mov"])
-def test_of_a_video_the_sound_is_heard(container: str) -> None:
+def test_the_sound_of_a_video_is_read(container: str) -> None:
     """Also where it ends before the pictures do."""
     data = media(tone(48000), container, "aac", 48000, video=True)
     check_tone(read_audio(data), 1, 0 if container != "matroska" else 1024)
@@ -262,7 +262,7 @@ def test_bounds_are_checked_before_decoding(tmp_path: Path, monkeypatch: pytest.
             read_audio(data)
 
 
-def test_a_length_that_no_header_says_is_counted() -> None:
+def test_a_length_missing_from_the_header_is_counted() -> None:
     """As it is decoded: days of silence in a few bytes end at the limit."""
     data = media(np.zeros(16000 * 120), "flac", "flac", piped=True)
     with pytest.raises(RequestError, match=r"too long.*at most 60 s"):

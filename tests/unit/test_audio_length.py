@@ -193,7 +193,7 @@ def test_a_part_in_the_middle_that_cannot_be_decoded() -> None:
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("mode", ["CONSTANT", "AVERAGE", "VARIABLE"])
-def test_healthy_mp3s_are_heard_whole(rate: int, mode: str) -> None:
+def test_healthy_mp3s_are_read_completely(rate: int, mode: str) -> None:
     """With a count of their frames to the sample, without one to what an encoder adds."""
     for channels in (1, 2):
         samples = noise(2.0, rate, channels)
@@ -303,7 +303,7 @@ def test_an_ogg_file_of_whole_pages_whose_end_is_not_marked(kind: str, subtype: 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 @pytest.mark.parametrize("seconds", [0.4, 1.0, 2.0, 3.3])
-def test_vorbis_in_a_single_page_is_heard_whole(rate: int, seconds: float) -> None:
+def test_vorbis_in_a_single_page_is_read_completely(rate: int, seconds: float) -> None:
     """FFmpeg cuts a block of it, or adds one."""
     wave = 0.5 * np.sin(np.arange(int(rate * seconds)) * 440 * 2 * np.pi / rate)
     data = encoded(wave, "OGG", rate, "VORBIS")
@@ -320,7 +320,7 @@ def ogg_checksum(page: bytes | bytearray) -> bytes:
     return value.to_bytes(4, "little")
 
 
-def test_nothing_of_another_recording_is_heard() -> None:
+def test_nothing_of_another_recording_is_read() -> None:
     """Memory that a recording leaves is not that of the next, which promises more than it has."""
     loud = encoded(np.full((20 * 16000, 1), 0.75, np.float32), "WAV")
     whole = mp3(noise(20.0) * 0.1)

@@ -221,7 +221,7 @@ def test_no_room_is_done_at_once() -> None:
     assert beams.results(1) == []
 
 
-def test_one_list_of_candidates_a_live_beam() -> None:
+def test_one_list_of_candidates_per_live_beam() -> None:
     with pytest.raises(ValueError, match="zip"):
         BeamSearch(SamplingParams(num_beams=2), 1, frozenset(), 9).advance([logs(t1=1.0), logs(t1=1.0)])
 
@@ -330,7 +330,7 @@ def test_an_end_token_has_its_log_probability(end: int) -> None:
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_every_hypothesis_is_told_with_its_own_values(penalty: float) -> None:
+def test_every_hypothesis_has_its_own_values(penalty: float) -> None:
     """Those that end and those that the length ends: the last token of these is no end token."""
     params = SamplingParams(max_new_tokens=3, num_beams=3, n=3, logprobs=0, length_penalty=penalty)
     beams = BeamSearch(params, 2, frozenset([9]), 100)

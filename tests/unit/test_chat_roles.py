@@ -112,6 +112,6 @@ def test_what_an_assistant_refused_is_its_text(answer: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_nobody_else_refuses(message: dict[str, Any], told: str) -> None:
+def test_other_templates_are_not_affected(message: dict[str, Any], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         WITHOUT["any role"].prompt_text([message])

@@ -254,7 +254,7 @@ def test_max_tokens_is_max_new_tokens() -> None:
             wrong()
 
 
-def test_a_misspelt_sampling_value_is_told_with_the_right_name() -> None:
+def test_a_misspelt_sampling_value_is_refused_with_the_right_name() -> None:
     with pytest.raises(RequestError, match=r"seen: temprature.*did you mean temperature\?"):
         SamplingParams().replace(temprature=1)
     with pytest.raises(RequestError, match="give only one"):

@@ -26,7 +26,7 @@ def test_penalties_and_lengths_hold_either_way() -> None:
         assert (params.repetition_penalty, params.max_new_tokens) == (1.2, 5)
 
 
-def test_values_out_of_range_are_left_and_told() -> None:
+def test_values_out_of_range_are_skipped_and_reported() -> None:
     found = read_defaults({"do_sample": True, "top_p": 7, "top_k": 3})
     assert found.refused == {"top_p": 7}
     assert (found.params.top_p, found.params.top_k) == (SamplingParams().top_p, 3)

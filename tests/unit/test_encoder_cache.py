@@ -163,7 +163,7 @@ def test_blocks_are_shared_by_what_the_placeholders_stand_for() -> None:
     assert reused(request("a", 17, speech("p")), request("b", 17, speech("q"))) == 0
 
 
-def test_nobody_s_entries_are_kept_after_a_failed_step() -> None:
+def test_unreferenced_entries_are_dropped_after_a_failed_step() -> None:
     cache = EncoderCache(4, SIZE, 100)
     asking = request("a", 4, speech("p"))
     assert cache.share(asking, 4, []) == 4

@@ -73,7 +73,7 @@ def test_what_do_sample_changes() -> None:
     assert alone == (1.0, "generation_config", "do_sample is true and no temperature is given")
 
 
-def test_refused_values_are_told() -> None:
+def test_refused_values_are_reported() -> None:
     found = explained(generation={"do_sample": True, "top_k": -2})
     assert origin(found, "top_k") == (0, "default", "generation_config says -2, which is out of range")
     assert differs(found, "top_k -2 as it is")
@@ -91,7 +91,7 @@ def test_values_without_effect_say_so() -> None:
     assert found.value("top_p").note == found.value("top_k").note == "no effect: temperature 0 is greedy"
 
 
-def test_whole_params_leave_nothing_to_generation_config() -> None:
+def test_complete_params_override_generation_config() -> None:
     found = explained(params=SamplingParams(temperature=0.6), generation=SAMPLED)
     assert origin(found, "temperature")[1] == "request"
     note = "the request sets all values; generation_config says 20"
@@ -127,7 +127,7 @@ def test_chatml_of_qwen1(qwen1: Tokenizer) -> None:
     assert not differs(found, "control token")
 
 
-def test_the_windows_cut_is_told(qwen1: Tokenizer) -> None:
+def test_the_windows_cut_is_reported(qwen1: Tokenizer) -> None:
     messages = [*user("A long question?" * 20), {"role": "assistant", "content": "Yes."}, *user("And?")]
     found = explained(messages, tokenizer=qwen1, chat=ChatML(40))
     assert any("dropped the oldest turns" in note for note in found.notes)

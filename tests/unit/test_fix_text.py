@@ -41,7 +41,7 @@ class TestWords:
         note = fixes_in_python(shown(changes))
         assert note == f"{where} (costs limits)"
 
-    def test_a_verb_is_told_its_own_flags(self) -> None:
+    def test_a_verb_shows_its_own_flags(self) -> None:
         both_changes = {"dtype": "fp16", "max_seq_len": 64}
         fixes = shown({"memory_fraction": 0.91}, {"max_seq_len": 64}, both_changes)
         takes = {"--max-seq-len", "--device"}

@@ -20,7 +20,7 @@ def test_a_plain_request_differs_in_nothing() -> None:
     assert explained(generation=generation | SAMPLED, stops=(3,)).differences == ()
 
 
-def test_the_defaults_told_are_those_of_transformers() -> None:
+def test_the_reported_defaults_are_those_of_transformers() -> None:
     plain = transformers.GenerationConfig()
     defaults = plain._get_default_generation_params()
     assert (defaults["top_k"], defaults["max_length"]) == (50, 20)
@@ -29,7 +29,7 @@ def test_the_defaults_told_are_those_of_transformers() -> None:
     assert differs(found, "stops after 20 new tokens, its own default; Ingot after 128")
 
 
-def test_generate_does_what_is_told() -> None:
+def test_generate_behaves_as_reported() -> None:
     """The rules that are easiest to get wrong, as transformers runs them."""
     model, ids = make_model(tiny_config("llama")), torch.tensor([[1, 2, 3]])
     with pytest.warns(UserWarning, match="default `max_length`"):
@@ -80,7 +80,7 @@ def test_differences(generation: dict[str, Any], params: Any, words: tuple[str, 
         ({"num_return_sequences": 1}, {"seed": 3}),  # nothing is drawn
     ],
 )
-def test_what_changes_nothing_is_not_told(generation: dict[str, Any], params: dict[str, Any]) -> None:
+def test_settings_without_effect_are_not_reported(generation: dict[str, Any], params: dict[str, Any]) -> None:
     generation = generation | {"eos_token_id": 3, "max_new_tokens": 9}
     assert explained(params=params, generation=generation, stops=(3,)).differences == ()
 

@@ -61,7 +61,7 @@ def test_others_have_every_step_and_it_has_every_second() -> None:
     assert ids_of(news, "free") != held
 
 
-def test_a_mask_that_takes_long_holds_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_mask_does_not_delay_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = Later()
     executor, runner = made(threads)
     hold = executor.masks.hold
@@ -87,7 +87,7 @@ def test_a_mask_that_takes_long_holds_nobody_else(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_where_most_have_grammars_all_go_together(free: int) -> None:
+def test_if_most_have_grammars_all_run_in_one_step(free: int) -> None:
     """A token of each in every step: none waits for the other half of them."""
     executor, runner = made()
     for i in range(3):
@@ -117,7 +117,7 @@ def test_a_grammar_that_fails_ends_its_answer_alone(run_ahead: bool) -> None:
     assert [len(ids_of(news, "held", i)) for i in range(2)] == [8, 8]
 
 
-def test_an_error_of_a_matcher_that_is_no_refusal_is_told_and_ends_its_request_alone(
+def test_an_unexpected_matcher_error_ends_only_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor, _ = made()

@@ -100,7 +100,7 @@ def test_a_group_of_version_1(proc: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "used", "left"), [("max", 900, 800), (100 * MIB, 120, 0)])
-def test_unlimited_groups_leave_the_machine_s_and_full_ones_nothing(
+def test_unlimited_groups_leave_the_machines_memory_and_full_ones_none(
     proc: Path, limit: object, used: int, left: int
 ) -> None:
     group(in_group(proc, "/"), limit, used=used, cached=0)

@@ -81,7 +81,7 @@ def test_one_more_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["http://a", "a:80", "a/b", "*", "", "-a", "a b", "a" * 300])
-def test_what_is_no_name_is_told(name: str) -> None:
+def test_an_invalid_host_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="allowed_host"):
         check_names([name])
 

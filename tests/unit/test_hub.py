@@ -262,7 +262,7 @@ def test_a_config_comes_down_alone_and_does_not_pass_for_a_checkpoint(tmp_path: 
         assert {path.name for path in folder.iterdir()} == set(COMPLETE)
 
 
-def test_a_config_that_is_not_to_be_had(tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_downloaded(tmp_path: Path) -> None:
     offline = ask("org/name", function="resolve_config", HF_HOME=tmp_path, HF_HUB_OFFLINE=1)
     assert "not in the local cache" in offline
     unreachable = ask("org/name", function="resolve_config", HF_HOME=tmp_path, HF_ENDPOINT=NO_HUB)

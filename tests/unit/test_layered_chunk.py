@@ -366,7 +366,7 @@ class Clock:
     ("counts", "decodes"),
     [((1,), True), ((1, 1, 1), True), ((1, 5), False), ((5,), False), ((1, 1, 2), False), ((), False)],
 )
-def test_the_pace_is_told_what_layers_and_a_step_of_decodes_took(
+def test_the_pace_gets_the_times_of_layers_and_decode_steps(
     counts: tuple[int, ...], decodes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a chunk's rows with their padding; a step that did more than decode, or nothing, tells nothing of

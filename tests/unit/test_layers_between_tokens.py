@@ -41,7 +41,7 @@ class TestSchedule:
                 step = run(s)
                 assert (shares(step), layers(step)) == ([], ("long", start, 4, layer, layer + 1))
 
-    def test_one_that_is_full_is_beside_it_still(self) -> None:
+    def test_a_full_batch_still_runs_beside_it(self) -> None:
         """Its last token is not read yet; a step of a whole chunk would keep those who come next."""
         s = scheduler()
         s.add(request("long", 30))

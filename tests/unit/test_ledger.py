@@ -131,7 +131,7 @@ ASKED = [
 class TestFixes:
     @pytest.mark.parametrize("goal", ["fits", "loads"])
     @pytest.mark.parametrize(("setting", "total"), ASKED)
-    def test_every_one_works(self, setting: MemorySetting, total: int, goal: Any) -> None:
+    def test_every_fix_works(self, setting: MemorySetting, total: int, goal: Any) -> None:
         found = ledger(setting, Capacity("card", total))
         options = fixes(found, goal)
         reached = found.fits if goal == "fits" else found.loads
@@ -266,7 +266,7 @@ class TestRuntime:
     @pytest.mark.parametrize(
         "values", [{}, {"max_batch_size": 8}, {"runtime": RuntimeConfig(cache_tokens=6400)}]
     )
-    def test_it_takes_the_cache_that_the_ledger_tells(
+    def test_it_takes_the_cache_that_the_ledger_computes(
         self, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         setting = seven_b(**values)
@@ -295,7 +295,7 @@ class TestErrors:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has little")
         return raised.value
 
-    def test_it_tells_needs_supply_and_a_fix_that_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_shows_need_supply_and_a_working_fix(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting = seven_b(max_batch_size=1)
         error = self.error(setting, 20 * GIB, monkeypatch)
         text = str(error)

@@ -57,7 +57,7 @@ def test_links_within_a_checkpoint_and_to_it_are_followed(folder: Path, tmp_path
         assert checkpoint.tensors
 
 
-def test_what_is_no_checkpoint_is_told_first(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_reported_first(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link").symlink_to("/etc/hostname")
     with pytest.raises(CheckpointError, match="is not a checkpoint"):

@@ -165,7 +165,7 @@ def test_a_weight_that_becomes_int8_is_counted(name: str, budget: int) -> None:
     assert 0 < both - wide <= 2 * config.intermediate_size * -(-config.hidden_size // 128) * 128
 
 
-def test_a_scheme_says_its_own_bytes() -> None:
+def test_a_scheme_computes_its_own_bytes() -> None:
     config = shape()
     plain = weight_bytes(config, QuantConfig(), torch.float16)
     packed = weight_bytes(config, QuantConfig("w8a16"), torch.float16)

@@ -302,7 +302,7 @@ def test_swapped_is_named(base: Tensors, tmp_path: Path, rows: int) -> None:
     assert error.fix == "give the base first"
 
 
-def test_whole_weights_are_no_delta(base: Tensors, tmp_path: Path) -> None:
+def test_full_weights_are_refused_as_a_delta(base: Tensors, tmp_path: Path) -> None:
     error = refused(write(tmp_path / "base", base), write(tmp_path / "whole", tuned(base)), tmp_path / "out")
     assert error.what.startswith("DELTA holds whole weights")
     assert "v1.3" in str(error.fix)

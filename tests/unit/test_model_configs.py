@@ -128,7 +128,7 @@ def test_windows_of_qwen_start_at_a_layer() -> None:
     assert "with and without" in refusal("qwen3", **on, max_window_layers=1)
 
 
-def test_qwen_v1_says_its_rotary_base_twice() -> None:
+def test_qwen_v1_has_its_rotary_base_twice() -> None:
     found = read(REAL["qwen-72b"])
     assert found.rope is not None
     assert (found.rope.theta, found.rope.scaling, found.max_positions) == (1e6, "none", 32768)
@@ -371,7 +371,7 @@ class TestNames:
         if other != REAL[name]["model_type"]:
             assert "name different models" in refusal(name, model_type=other)
 
-    def test_an_unsupported_architecture_says_no_word_of_renaming_it(self) -> None:
+    def test_an_unsupported_architecture_does_not_suggest_a_rename(self) -> None:
         text = refusal("llama-3", architectures=["SmolLM3ForCausalLM"])
         assert "LlamaForCausalLM" in text
         assert "architectures in config.json" not in text

@@ -17,7 +17,7 @@ def test_each_changes_something() -> None:
     assert [m.name for m in read_all() if m.becomes == m.text] == []
 
 
-def test_names_tell_them_apart() -> None:
+def test_names_are_unique() -> None:
     names = [f"{m.source}: {m.name}" for m in read_all()]
     assert len(names) == len(set(names))
 

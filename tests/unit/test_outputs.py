@@ -35,7 +35,7 @@ def test_the_start_of_a_stop_string_is_text_where_the_answer_ends(tokenizer: Tok
     assert (assembler.answer.text, assembler.answer.finish_reason) == ("Hi##", "length")
 
 
-def test_half_a_character_is_told_at_the_end(tokenizer: Tokenizer) -> None:
+def test_half_a_character_is_emitted_at_the_end(tokenizer: Tokenizer) -> None:
     assembler = AnswerAssembler(tokenizer, PARAMS, [])
     assert assembler.add(update("é".encode()[:1])).text == ""
     assert assembler.abort().text == "\ufffd"

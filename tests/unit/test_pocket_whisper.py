@@ -116,7 +116,7 @@ def test_vocabulary_is_as_ingot_reads_it(folder: Path, names: SpeechVocabulary) 
         assert not set(ids) & set(told["suppress_tokens"])
 
 
-def test_plans_say_what_is_heard(names: SpeechVocabulary) -> None:
+def test_plans_have_the_spoken_text(names: SpeechVocabulary) -> None:
     utterances, *_ = _said()
     planner, rng = Planner(utterances, names, 30), random.Random(4)
     kinds = set()
@@ -275,7 +275,7 @@ def test_shipped_shape_fits_8_mb() -> None:
 
 
 @needs_espeak
-def test_espeak_tells_where_words_are() -> None:
+def test_espeak_gives_the_times_of_words() -> None:
     espeak, rng = Espeak(), random.Random(5)
     for index, pair in enumerate(islice(training_sentences(3), 12)):
         one, samples, labels = speak(espeak, rng, pair, LANGUAGES[index % 2], SEEN)

@@ -52,7 +52,7 @@ class TestPlaces:
         assert names(s.running) == ["short", "long0", "chat"]
         assert names(s.waiting) == SEVEN[1:]
 
-    def test_one_that_comes_later_does_too(self) -> None:
+    def test_a_later_short_prompt_passes_too(self) -> None:
         s = scheduler()
         add_long(s, *SEVEN)
         for _ in range(40):
@@ -67,7 +67,7 @@ class TestPlaces:
             run(s)
             assert not any(r.blocks or r.num_computed for r in long[1:])
 
-    def test_a_full_batch_lets_nobody_in(self) -> None:
+    def test_a_full_batch_admits_no_request(self) -> None:
         s = scheduler()
         s.max_batch_size = 2
         add_long(s, "a", "b")
@@ -89,7 +89,7 @@ class TestTurns:
                     entered[name] = number
         assert entered == {name: TURN * i for i, name in enumerate(SEVEN)}
 
-    def test_short_ones_that_never_cease_keep_no_long_one(self) -> None:
+    def test_endless_short_prompts_do_not_starve_a_long_one(self) -> None:
         """They take every place that is free, and blocks that the long prompt needs not."""
         s = scheduler(blocks=24)
         s.running[0].max_total_tokens = 20
@@ -234,7 +234,7 @@ class TestThoseThatLeave:
         assert [name for name, *_ in shares(step)] == ["short", "chat", "b"]
         assert names(s.running) == ["short", "chat", "b"]
 
-    def test_a_long_one_that_does_not_fit_is_passed_by_nobody_in_its_turn(self) -> None:
+    def test_a_long_prompt_that_does_not_fit_is_not_passed_in_its_turn(self) -> None:
         """Else short ones might take its blocks forever."""
         s = scheduler(blocks=12)
         a, _ = add_long(s, "a", "b")
@@ -295,7 +295,7 @@ def test_tokens_are_the_same(run_ahead: bool, blocks: int, abort: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nobody_starves_in_a_small_cache(seed: int) -> None:
+def test_no_request_starves_in_a_small_cache(seed: int) -> None:
     """Long and short ones by chance, more than the batch and the cache hold: all end, long ones in order."""
     rng = random.Random(seed)
     executor, runner = fake_executor(

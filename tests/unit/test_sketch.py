@@ -45,7 +45,7 @@ def test_any_value_moves_it(place: tuple[int, int]) -> None:
     assert deviation(sketch(changed).checksum(), sketch(rows(1)).checksum()) > 1e-5
 
 
-def test_tokens_in_parts_are_tokens_together() -> None:
+def test_a_sketch_of_parts_equals_the_sketch_of_all_tokens() -> None:
     whole = rows(2)
     parts = Sketch("layers.0").add(whole[:33], first=0).add(whole[33:], first=33)
     assert deviation(parts.checksum(), sketch(whole).checksum()) < 1e-8
@@ -57,7 +57,7 @@ def test_order_and_name_count() -> None:
     assert deviation(sketch(rows(3), "layers.1").checksum(), exact) > 0.1
 
 
-def test_a_loud_token_does_not_hide_another() -> None:
+def test_a_token_of_large_norm_does_not_hide_another() -> None:
     exact = rows(4)
     exact[0] *= 1e4
     near = exact.clone()
@@ -65,7 +65,7 @@ def test_a_loud_token_does_not_hide_another() -> None:
     assert deviation(sketch(near).checksum(), sketch(exact).checksum()) > 0.1
 
 
-def test_what_is_no_number_is_far() -> None:
+def test_nan_is_far() -> None:
     exact, broken = rows(5), rows(5)
     broken[3, 3] = math.nan
     assert deviation(sketch(broken).checksum(), sketch(exact).checksum()) == OVERFLOW
@@ -75,7 +75,7 @@ def test_what_is_no_number_is_far() -> None:
     assert deviation(sketch(zeros).checksum(), sketch(zeros).checksum()) == 0
 
 
-def test_a_size_that_every_token_shares_is_told_by_the_norm() -> None:
+def test_a_common_factor_shows_in_the_norm() -> None:
     """Projections are of tokens of size 1, and the mean is 0."""
     exact = rows(6)
     exact -= exact.mean()

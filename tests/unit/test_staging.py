@@ -120,13 +120,13 @@ def test_an_engine_that_came_meanwhile_is_not_replaced_unasked(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_the_lock_of_a_killed_build_holds_nobody(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_build_does_not_block(tmp_path: Path) -> None:
     (tmp_path / ".ingot-lock-engine").touch()
     stage(tmp_path / "engine")
     assert list(tmp_path.iterdir()) == [tmp_path / "engine"]
 
 
-def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     with (
         pytest.raises(BuildError, match="not enough disk space"),
         staged_folder(tmp_path / "engine", force=False, size=1 << 60),

@@ -130,7 +130,7 @@ def chunk(name: str, start: int, count: int) -> ScheduledRequest:
     return ScheduledRequest(request, start, count, samples=True)
 
 
-def test_a_captured_step_is_told_who_decodes() -> None:
+def test_a_captured_step_knows_which_rows_decode() -> None:
     """Then which tiles of chunks there are, the ones with most keys first; nothing stays of a step before."""
     buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"), tile_rows=2)
     none = (0, NO_TILE)
@@ -186,7 +186,7 @@ def test_the_keys_of_few_tiles_are_cut_into_parts() -> None:
     assert filled(decode("a", 6), chunk("c", 0, 3), chunk("b", 3000, 4)) == [*long, [1, 0, 0, 1]]
 
 
-def test_rows_hear_their_own_inputs_whoever_was_there_before() -> None:
+def test_rows_attend_to_their_own_inputs_after_other_requests() -> None:
     """A table that has not changed is not written again."""
 
     def buffer() -> StepBuffer:

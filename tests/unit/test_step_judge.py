@@ -37,7 +37,7 @@ def test_one_value_fails_and_its_tokens_are_counted() -> None:
     assert told.endswith("in 1 of 10 decoded tokens")
 
 
-def test_values_that_are_all_off_together_fail_by_less() -> None:
+def test_a_common_factor_fails_by_less() -> None:
     """Each is within its own limit; as a factor of all they are not."""
     computed = normal(1)
     assert judged(computed * (1 + UNIT / 4), computed) == []
@@ -46,7 +46,7 @@ def test_values_that_are_all_off_together_fail_by_less() -> None:
 
 
 @pytest.mark.parametrize(("exact", "passes"), [(2.52, True), (2.9, False)])
-def test_a_number_may_be_the_other_one_near_the_middle_alone(exact: float, passes: bool) -> None:
+def test_a_quantized_value_may_differ_only_near_a_tie(exact: float, passes: bool) -> None:
     values = normal(3).round()
     had, values[4, 7] = values.clone(), exact
     had[4, 7] = 2.0
@@ -55,7 +55,7 @@ def test_a_number_may_be_the_other_one_near_the_middle_alone(exact: float, passe
     assert (judge.failures() == []) == passes
 
 
-def test_what_is_no_whole_number_of_steps_fails() -> None:
+def test_a_value_off_the_grid_fails() -> None:
     """Nearer than half a step to the exact value, and not where a number is."""
     values = normal(3).round()
     exact = values + 0.2
@@ -90,7 +90,7 @@ def test_what_is_infinite_must_be_so_on_both_sides() -> None:
     assert [place for place, _ in judged(had, computed)] == [PLACE]
 
 
-def test_of_a_kind_the_first_place_is_told_and_the_others_counted() -> None:
+def test_the_first_place_of_a_kind_is_named_and_the_others_counted() -> None:
     judge, computed = Judge(UNIT, 2 * UNIT), normal(1)
     for kind, place in (("stream", "b"), ("stream", "a"), ("query", "c")):
         judge.value(kind, place, 2 * computed, computed, None, LABELS)

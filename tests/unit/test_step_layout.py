@@ -107,7 +107,7 @@ def test_a_layout_survives_a_pipe() -> None:
         assert np.array_equal(values, sides[1].host[name]), name
 
 
-def test_a_layout_says_what_is_pending_and_probed() -> None:
+def test_a_layout_marks_pending_and_probed_rows() -> None:
     layout = busy_layout()
     assert layout.feed_rows.tolist() == [6, -1, -1, -1, -1]
     assert layout.input_ids.tolist() == [0, 5, 6, 7, 8]

@@ -15,7 +15,7 @@ def closed(record: StepRecord, slots: list[int], *caches: torch.Tensor) -> StepR
     return record
 
 
-def test_what_is_seen_is_copied() -> None:
+def test_recorded_values_are_copies() -> None:
     record, hidden = StepRecord(), torch.ones(2, 3)
     rows = Int8Rows(torch.ones(2, 3, dtype=torch.int8), torch.ones(2), 0)
     record.see("stream", hidden)

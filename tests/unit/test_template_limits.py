@@ -134,7 +134,7 @@ def test_threads_share_one_process() -> None:
     assert wrong == []
 
 
-def test_a_process_that_dies_is_told_and_replaced() -> None:
+def test_a_process_that_dies_is_reported_and_replaced() -> None:
     with LimitedProcess(SANDBOX, LIMITS) as process:
         assert process.ask({"source": "{{ 1 + 1 }}", "variables": {}}) == {"text": "2"}
         assert process._running is not None
@@ -144,7 +144,7 @@ def test_a_process_that_dies_is_told_and_replaced() -> None:
         assert process.ask({"source": "a", "variables": {}}) == {"text": "a"}
 
 
-def test_what_is_interrupted_answers_nobody_else() -> None:
+def test_an_interrupted_answer_reaches_no_other_caller() -> None:
     """Ctrl-C while a template renders: the next prompt is its own, not the one that was given up."""
 
     class Interrupted(BaseException):

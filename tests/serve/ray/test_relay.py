@@ -74,7 +74,7 @@ async def test_a_request_that_is_not_taken_is_asked_again() -> None:
     assert (handle.asked, handle.cancelled) == (4, 0)
 
 
-async def test_nobody_takes_it() -> None:
+async def test_no_replica_is_a_503() -> None:
     with pytest.raises(ApiError, match="no replica takes requests") as caught:
         await got(Handle([RayError()]))
     assert (caught.value.status, caught.value.code) == (503, "engine_dead")
