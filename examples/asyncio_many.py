@@ -1,4 +1,4 @@
-"""Many asyncio tasks share one engine: answers together, a stream beside them, and one that is cancelled.
+"""Many asyncio tasks share one engine: several answers, a stream, and a task that is cancelled.
 
 python examples/asyncio_many.py [ENGINE]
 """
@@ -29,7 +29,7 @@ async def main() -> None:
     )
     sums = (llm.agenerate([ask(f"How much is {n} + 30?")], params) for n in (12, 47, 61))
     tale, *outputs = await asyncio.gather(story(), *sums)
-    too_long.cancel()  # as a server does when its client has gone: only this request ends
+    too_long.cancel()  # as a server does when its client disconnects: only this request ends
     print(tale)
     for (output,) in outputs:
         print(output.text)

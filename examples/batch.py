@@ -1,4 +1,4 @@
-"""Many prompts at once, each with its own sampling values; answers come in the prompts' order.
+"""Many prompts at once, each with its own sampling values; answers are in the prompts' order.
 
 python examples/batch.py [ENGINE]
 """

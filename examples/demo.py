@@ -1,4 +1,4 @@
-"""Ingot in a few seconds on the pocket models: build, inspect, chat, summarise, measure, hear, see.
+"""Ingot in a few seconds on the pocket models: build, inspect, chat, summarise, measure, transcribe, see.
 
 make demo, or: python examples/demo.py [CHECKPOINT ENGINE]
 """
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEECH, TALK = ROOT / "models" / "pocket-whisper", ROOT / "examples" / "speech" / "talk.ogg"
 VISION, SCENE = ROOT / "models" / "pocket-vision" / "minigpt4.yaml", 12
 ABOUT_IT = ("Describe this image.", "What colour is the star?")
-COLUMNS = 56  # of a picture in the terminal
+COLUMNS = 56  # width of a picture in the terminal
 
 
 def main(checkpoint: Path, engine: Path) -> None:
@@ -60,18 +60,18 @@ def main(checkpoint: Path, engine: Path) -> None:
     step(console, "Measure", f"on {llm.engine.device}, {llm.engine.dtype}".replace("torch.", ""))
     for count in (1, BATCH):
         console.print(f"{count:>3} at once: [bold]{tokens_per_second(llm, count):,.0f} tokens/s[/bold]")
-    heard = engine.with_name(SPEECH.name)
-    step(console, "Hear", f"ingot transcribe {heard} {TALK.relative_to(ROOT)} -f srt")
-    hear(console, heard)
-    seen, picture = engine.with_name(VISION.parent.name), engine.with_name("scene.png")
-    step(console, "See", f"ingot chat {seen} --image {picture}")
-    see(console, seen, picture)
+    speech = engine.with_name(SPEECH.name)
+    step(console, "Transcribe", f"ingot transcribe {speech} {TALK.relative_to(ROOT)} -f srt")
+    transcribe(console, speech)
+    vision, picture = engine.with_name(VISION.parent.name), engine.with_name("scene.png")
+    step(console, "Describe a picture", f"ingot chat {vision} --image {picture}")
+    show_picture(console, vision, picture)
     step(console, "What to type next", ". .venv/bin/activate")
     console.print(next_steps(engine), markup=False, soft_wrap=True)
 
 
 def step(console: Console, title: str, command: str) -> None:
-    """A heading with the command that does the same."""
+    """A heading with the equivalent command."""
     console.print()
     console.rule(f"[bold cyan]{title}[/bold cyan]  [dim]{escape(command)}[/dim]", align="left")
 
@@ -84,21 +84,21 @@ def ask(console: Console, llm: LLM, question: str) -> None:
     console.print()
 
 
-def hear(console: Console, engine: Path, lines: int = 5) -> None:
-    """Build the speech model and show the first sentences of a recording as they are heard."""
+def transcribe(console: Console, engine: Path, lines: int = 5) -> None:
+    """Build the speech model and show the first sentences of a recording as they are transcribed."""
     build(SPEECH, engine, force=True)
     transcriber, start = Transcriber(engine), time.perf_counter()
-    heard = []
+    segments = []
     for segment in transcriber.stream(TALK):
-        heard.append(segment)
-        if len(heard) <= lines:
+        segments.append(segment)
+        if len(segments) <= lines:
             times = f"[cyan]{segment.start:5.2f} – {segment.end:5.2f} s[/cyan]"
             console.print(times + escape(segment.text), soft_wrap=True)
     seconds = time.perf_counter() - start
-    console.print(f"… {len(heard)} sentences in [bold]{seconds:.1f} s[/bold]")
+    console.print(f"… {len(segments)} sentences in [bold]{seconds:.1f} s[/bold]")
 
 
-def see(console: Console, engine: Path, file: Path) -> None:
+def show_picture(console: Console, engine: Path, file: Path) -> None:
     """Build the picture model, draw a scene that it was not trained on, and ask about it in two rounds."""
     build(VISION, engine, force=True)
     picture = draw([held_out_scene(SCENE)])[0]
@@ -116,7 +116,7 @@ def see(console: Console, engine: Path, file: Path) -> None:
 
 
 def half_blocks(picture: torch.Tensor, columns: int = COLUMNS) -> Text:
-    """A picture uint8 [3, height, width] as characters, each of two pixels one above the other."""
+    """A picture uint8 [3, height, width] as characters of two stacked pixels each."""
     height = picture.shape[1] * columns // picture.shape[2] // 2 * 2
     small = torch.nn.functional.adaptive_avg_pool2d(picture.float(), (height, columns)).round().int()
     rows = small.permute(1, 2, 0).tolist()
@@ -139,7 +139,7 @@ def news_item() -> tuple[str, str | None]:
 
 
 def tokens_per_second(llm: LLM, count: int, length: int = 64) -> float:
-    """Output tokens a second of ``count`` requests in flight together, after a few that are not timed."""
+    """Output tokens per second of ``count`` concurrent requests, after an untimed warm-up."""
     prompts = [llm.chat_ids([{"role": "user", "content": f"How much is {i} + {i}?"}]) for i in range(count)]
     llm.generate(prompts, SamplingParams(max_new_tokens=4, ignore_eos=True))
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Put rows of a tensor into a prompt, where tokens would stand: a soft prompt, or what your own encoder made.
+"""Put rows of a tensor into a prompt in place of tokens: a soft prompt, or the output of your own encoder.
 
 python examples/embeddings.py [ENGINE]
 """
@@ -15,10 +15,10 @@ with LLM(sys.argv[1] if len(sys.argv) > 1 else "engines/pocket-chat") as llm:
     )
     with llm.tap("embed_tokens") as seen:
         llm.logits(fire)
-    rows = seen["embed_tokens"]  # what the embedding layer gives: float [tokens, hidden_size]
+    rows = seen["embed_tokens"]  # outputs of the embedding layer: float [tokens, hidden_size]
 
     prompts = [Prompt([start, fire]), Prompt([start, Embeddings(rows)])]
     print([one.text for one in llm.generate(prompts, max_new_tokens=12, temperature=0.0)])  # equal
 
-    between = Embeddings((rows + rows.mean(0)) / 2)  # of no token
+    between = Embeddings((rows + rows.mean(0)) / 2)  # of no real token
     print(llm.generate(Prompt([start, between]), max_new_tokens=12, temperature=0.0)[0].text)

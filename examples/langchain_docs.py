@@ -1,7 +1,7 @@
 """Questions about Ingot's own documentation, answered with LangChain, with their sources.
 
-Passages are found by their words (BM25) and by an engine's embeddings, joined by reciprocal rank fusion. An
-engine in this process answers from them, or with --url a server (`ingot serve`), by words alone. Needs
+Passages are found by words (BM25) and by an engine's embeddings, joined by reciprocal rank fusion. An engine
+in this process answers from them, or with --url a server (`ingot serve`), by words alone. Needs
 `pip install '.[langchain]' rank-bm25`, and for a server `langchain-openai`.
 
 python examples/langchain_docs.py [ENGINE]
@@ -29,9 +29,9 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 QUESTIONS = HERE / "docs_questions.jsonl"
 LONGEST = 1200  # characters of a passage
-EMBEDDED = 400  # of them are embedded, the headings before them included
+EMBEDDED = 400  # characters are embedded, headings included
 PROMPT = ChatPromptTemplate([("human", "Text: {text}\n\nQuestion: {question}")])
-WEIGHTS = {"words": 0.9, "vectors": 0.1}  # of the pocket model: what each finds alone. Measure your own.
+WEIGHTS = {"words": 0.9, "vectors": 0.1}  # for the pocket model, by what each finds alone; measure your own
 
 
 def passages(folder: Path = DOCS) -> list[Document]:
@@ -59,7 +59,7 @@ def words(text: str) -> list[str]:
 
 
 class DocsRetriever(BaseRetriever):
-    """The ``k`` passages that are best by their weighted ranks together."""
+    """The ``k`` passages with the best sum of weighted ranks."""
 
     passages: list[Document]
     embeddings: Any

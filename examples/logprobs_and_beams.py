@@ -1,4 +1,4 @@
-"""How sure the model is of each token, and the best of several beams.
+"""Log-probabilities of each token, and the best of several beams.
 
 python examples/logprobs_and_beams.py [ENGINE]
 """

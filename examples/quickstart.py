@@ -1,4 +1,4 @@
-"""Build an engine from a checkpoint, and ask it something.
+"""Build an engine from a checkpoint and ask a question.
 
 python examples/quickstart.py [CHECKPOINT ENGINE]
 """

@@ -1,4 +1,4 @@
-"""Print an answer while it is being made; text never ends in half a character.
+"""Print an answer as it is generated; pieces never end in half a character.
 
 python examples/streaming.py [ENGINE]
 """

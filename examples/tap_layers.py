@@ -1,4 +1,4 @@
-"""Look at the hidden states of every layer while a prompt runs; the output stays the same.
+"""Collect the hidden states of every layer while a prompt runs; the output does not change.
 
 python examples/tap_layers.py [ENGINE]
 """

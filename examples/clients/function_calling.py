@@ -1,4 +1,4 @@
-"""A function that the model calls, with a server of Ingot: ingot serve engines/qwen3
+"""Function calling with OpenAI's client: ingot serve engines/qwen3
 
 The model's chat template must take tools, as those of Qwen2.5 and Qwen3 do.
 
@@ -15,7 +15,7 @@ from openai import OpenAI
 
 
 def add(a: int, b: int) -> int:
-    """What the model may call."""
+    """The function that the model may call."""
     return a + b
 
 

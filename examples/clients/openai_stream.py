@@ -1,4 +1,4 @@
-"""Streams of OpenAI's client, two at once, with a server of Ingot: ingot serve engines/pocket-chat
+"""Two streams at once with OpenAI's client: ingot serve engines/pocket-chat
 
 python examples/clients/openai_stream.py [URL]
 """

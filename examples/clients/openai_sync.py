@@ -1,4 +1,4 @@
-"""OpenAI's client with a server of Ingot: ingot serve engines/pocket-chat
+"""OpenAI's client: ingot serve engines/pocket-chat
 
 python examples/clients/openai_sync.py [URL]
 """

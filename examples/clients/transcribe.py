@@ -1,4 +1,4 @@
-"""Recordings to text with OpenAI's client and a server of Ingot: ingot serve engines/pocket-whisper
+"""Speech to text with OpenAI's client: ingot serve engines/pocket-whisper
 
 python examples/clients/transcribe.py FILE [URL]
 """

@@ -47,5 +47,5 @@ with triton.InferenceServerClient(args.url) as client:
             print(text[0].decode(), end="", flush=True)
         if result.get_response().parameters["triton_final_response"].bool_param:
             break
-    client.stop_stream()  # to give an answer up: stop_stream(cancel_requests=True)
+    client.stop_stream()  # to cancel: stop_stream(cancel_requests=True)
 print()

@@ -1,8 +1,6 @@
 """Small faults in products by blocks (RPTQ), in engines whose hashes are right.
 
-Owns a list of faults by name. Each is of one block of a layer's product. Knows no verdict.
-
-    with block_fault("a scale x 1.01", "layers.0.mlp.down_proj", block=1): ...     # engines that are loaded
+with block_fault("a scale x 1.01", "layers.0.mlp.down_proj", block=1): ...     # engines that are loaded
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Faults as a kernel, a driver or a broken load may cause them, in engines whose hashes are right.
 
-Owns a list of faults by name, and the schemes that they are tried under. Knows no verdict.
-
-    with faulty("silu"): verify(engine)
+with faulty("silu"): verify(engine)
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def _scaled(linear: str, factor: float) -> Callable[[Decoder], None]:
 
 
 def _whole(linear: str, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Decoder], None]:
-    """Every tensor of a layer's weight that tells of rows of outputs, changed alike."""
+    """Every tensor of a layer's weight that has rows of outputs, changed alike."""
 
     def change(model: Decoder) -> None:
         module = model.get_submodule(linear)

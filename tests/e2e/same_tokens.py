@@ -1,8 +1,6 @@
 """Random requests run alone and in every other way at once, in every scheme; what differs.
 
-Owns the requests, the engines, and the logits that each token was chosen from. A run of many requests:
-
-    python -m tests.e2e.same_tokens 300 --json docs/results/same_tokens.json
+python -m tests.e2e.same_tokens 300 --json docs/results/same_tokens.json
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ def run(llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]]) -> tuple[li
 
 
 def alone(llm: LLM, asked: Asked) -> tuple[list[list[int]], Rows]:
-    """Each request by itself, its prompt whole."""
+    """Each request alone, its prompt in one piece."""
     found: list[list[int]] = []
     rows: Rows = {}
     for one in asked:

@@ -48,7 +48,7 @@ def shared(checkpoint: Path) -> tuple[LLM, list[int]]:
 
 @pytest.fixture
 def llm(shared: tuple[LLM, list[int]]) -> Iterator[LLM]:
-    """The shared LLM; after the test nothing is under way and it says what it said."""
+    """The shared LLM; after the test nothing is in flight and its answers are unchanged."""
     model, expected = shared
     yield model
     check_idle(model)

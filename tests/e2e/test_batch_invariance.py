@@ -1,6 +1,7 @@
 """With ``batch_invariant`` a request's logits have the same bits however it is run; on a GPU in 16 bits.
 
-Every run is compared with the request alone, whole and uncached; every way of running it is seen to happen.
+Every run is compared with the request alone, in one piece and uncached; each test proves that its way of
+running happened.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def run(llm: LLM, prompts: Sequence[list[int]]) -> Rows:
 
 @pytest.fixture
 def expected(make: Make) -> Callable[..., Rows]:
-    """Each prompt alone, whole, never from the cache, without graphs."""
+    """Each prompt alone, in one piece, never from the cache, without graphs."""
     return functools.partial(_alone, make)
 
 

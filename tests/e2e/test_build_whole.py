@@ -1,4 +1,4 @@
-"""A build is written whole or not at all, in the memory of one shard."""
+"""A build is atomic and needs the memory of one shard."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ build(sys.argv[1], sys.argv[2], device="cpu", force=True, dtype="bf16", progress
         assert contents(engine) == before
 
     def test_the_build_of_another_target_is_let_be(self, checkpoint: Path, tmp_path: Path) -> None:
-        """``llama-7`` under way is no orphan of ``llama`` by a process 7."""
+        """A running build of ``llama-7`` is no orphan of ``llama`` by process 7."""
         live = tmp_path / f".ingot-build-llama-{dead_pid()}-{os.getpid()}"
         live.mkdir()
         build(checkpoint, tmp_path / "llama", device="cpu")

@@ -1,4 +1,4 @@
-"""Flags that would do nothing are refused, and slips are told before an engine is loaded."""
+"""Flags without effect are refused, and mistakes are reported before an engine is loaded."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def engine(checkpoint: Path) -> Path:
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> SetMemory:
-    """available(bytes): from now on the machine has so many left for an engine and its process."""
+    """available(bytes): from now on the machine has this many left for an engine and its process."""
 
     def set_memory(num_bytes: int) -> None:
         found = HostMemory("this machine's memory", 64 * GIB, num_bytes, 0)
@@ -76,7 +76,7 @@ def bill(path: Path, **values: Any) -> Ledger:
 
 
 def lacking(found: Ledger, short: int) -> int:
-    """Available memory of which the setting's share is so many bytes too small."""
+    """Available memory of which the setting's share is ``missing`` bytes too small."""
     return math.ceil((found.least - short) / found.setting.runtime.memory_fraction)
 
 

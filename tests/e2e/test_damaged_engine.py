@@ -34,7 +34,7 @@ def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], obj
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
-    """Tensors are changed, and the file is whole."""
+    """Tensors are changed, and the file is intact."""
 
     def tamper(engine: Path) -> None:
         tensors = load_file(engine / "weights.safetensors")

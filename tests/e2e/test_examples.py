@@ -48,7 +48,7 @@ def test_the_demo_shows_a_picture_and_what_is_in_it(tmp_path: Path) -> None:
     demo = runpy.run_path(str(ROOT / "examples/demo.py"))
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, color_system="truecolor", width=100, highlight=False)
-    demo["see"](console, tmp_path / "engine", tmp_path / "scene.png")
+    demo["show_picture"](console, tmp_path / "engine", tmp_path / "scene.png")
     scene = held_out_scene(demo["SCENE"])
     blocks, _, said = text.getvalue().partition(demo["ABOUT_IT"][0])
     assert blocks.count("▀") == demo["COLUMNS"] * demo["COLUMNS"] // 2

@@ -1,4 +1,4 @@
-"""The pocket model under grammars: every answer follows its own, and nobody else's changes."""
+"""The pocket model under grammars: every answer follows its own, and no other answer changes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_every_answer_follows_its_grammar(llm: LLM, kind: str) -> None:
 
 
 def test_any_json_object(llm: LLM) -> None:
-    """A text that the length ends is the start of one; where it stops it is whole."""
+    """An answer cut by the length is the start of a text of the grammar; one that stops is complete."""
     params = SAMPLED.replace(grammar=Grammar.json_object(), n=3, seed=2, max_new_tokens=60)
     answers = llm.chat(MESSAGES, params).answers
     for answer in answers:

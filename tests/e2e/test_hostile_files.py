@@ -153,7 +153,7 @@ def test_yaml(text: str, tmp_path: Path) -> None:
 
 
 def test_depths_and_sizes(tmp_path: Path) -> None:
-    """100 levels pass, and 101 do not; a file of another's is not read whole before its size is known."""
+    """100 levels pass, and 101 do not; a file is not read before its size is known."""
     assert parse_json("[" * 100 + "]" * 100)
     for text in ("[" * 101 + "]" * 101, '{"a":' * 101 + "[]" + "}" * 101):
         with pytest.raises(JsonError, match="100 levels"):
@@ -309,7 +309,7 @@ def on_a_terminal(code: str, *arguments: object) -> str:
 
 
 def test_on_a_terminal_only_our_colours_are_codes(engine: Path, tmp_path: Path) -> None:
-    """A file that the manifest does not name is told by its name, whatever that is."""
+    """A file that the manifest does not name is reported by its name, whatever that is."""
     other = Path(shutil.copytree(engine, tmp_path / "engine"))
     (other / EVIL.replace("/", "")).touch()
     code = f"{MAY_FORK}\nimport sys; from ingot.cli.main import app; app(sys.argv[1:])"

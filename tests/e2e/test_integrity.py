@@ -57,7 +57,7 @@ def failures(engine: Path) -> list[str]:
 
 
 class TestEveryByte:
-    """Every file of an engine but verify.json, which is told and not trusted."""
+    """Every file of an engine except verify.json, which is shown and not trusted."""
 
     FILES = ("manifest.json", "weights.safetensors", "plan.json", "proof.json", TOKENS)
 
@@ -162,7 +162,7 @@ class TestStrangers:
         assert str(caught.value.fix).endswith("out of its folder; build the engine again")
 
     def test_what_ingot_itself_leaves_is_none(self, engine: Path) -> None:
-        """What a killed ``tune`` or ``verify`` left half written, or one that runs now has under way."""
+        """Files half written by a killed ``tune`` or ``verify``, or by one that runs now."""
         for name in (".plan.json-123", ".proof.json-9", ".verify.json-4711"):
             (engine / name).write_text("{")
         (engine / "verify.json").write_text("{")

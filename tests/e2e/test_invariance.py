@@ -1,5 +1,5 @@
-"""How a request is run never changes what it gives: alone or in a batch, whole or in chunks, preempted, on
-cached beginnings, watched, in blocks of any size, with graphs or without.
+"""A request's results never depend on how it is run: alone or in a batch, in one piece or in chunks,
+preempted, on cached beginnings, under a tap, in blocks of any size, with graphs or without.
 
 Every test proves that the mechanism it is about did happen.
 """

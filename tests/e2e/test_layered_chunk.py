@@ -71,7 +71,7 @@ def far(rows: Rows, others: Rows) -> float:
 
 
 def test_a_tap_sees_every_token_of_every_layer(llama: Path) -> None:
-    """While it is open nothing goes by layers, and what was under way begins anew."""
+    """While it is open nothing runs by layers, and a chunk in flight starts over."""
     llm = llm_of(llama, LAYERED)
     for index, (ids, params) in enumerate(ASKED[:2]):
         llm.executor.add(f"r{index}", ids, params)
@@ -94,7 +94,7 @@ def test_a_tap_sees_every_token_of_every_layer(llama: Path) -> None:
 def test_layers_go_on_while_a_lone_grammar_waits_for_its_mask(
     llama: Path, run_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In steps without requests, whose times tell nothing of decodes."""
+    """In steps without requests, whose times say nothing about decodes."""
     llm, told = llm_of(llama, LAYERED), list[float | None]()
     layered = llm.executor.runner.layered
     assert layered is not None

@@ -55,6 +55,6 @@ def test_held_out_items(llm: LLM) -> None:
 
 
 def _spread(items: list[dict[str, str]], task: str) -> list[dict[str, str]]:
-    """Items of a task, evenly from the whole file, so that both languages are there."""
+    """Items of a task, spread evenly over the file, so that both languages occur."""
     found = [i for i in items if i["task"] == task]
     return found[:: len(found) // EACH][:EACH]

@@ -1,4 +1,4 @@
-"""What `verify` makes of a proof that tells of something else, and how an engine stands afterwards."""
+"""How `verify` judges a proof of something else, and the engine's state afterwards."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(params=["weights", "cache"])
 def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SetCard:
-    """card(bytes): from now on the device has so many, and lacks them while it loads or sizes its cache."""
+    """card(bytes): from now on the device has this many, and runs out while it loads or sizes its cache."""
     there: list[Capacity] = []
 
     def setting_of(*args: Any) -> MemorySetting:
@@ -95,7 +95,7 @@ def bill(engine: Path, runtime: RuntimeConfig = DEFAULT) -> Ledger:
 
 
 def card_lacking(found: Ledger, short: int) -> int:
-    """The size of a card on which so many bytes are missing for one longest request."""
+    """The size of a card that lacks ``missing`` bytes for one longest request."""
     setting = found.setting
     needed = found.fixed + setting.blocks_per_request * setting.block_bytes
     return math.ceil((needed - short) / setting.runtime.memory_fraction)

@@ -1,4 +1,4 @@
-"""One LLM under many threads and tasks: equal answers, and whoever leaves takes his own requests alone."""
+"""One LLM under many threads and tasks: equal answers, and a cancelled caller ends only its own requests."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_a_cancelled_task_ends_its_request_before_the_next_step(
 
 
 def test_an_event_loop_that_closes_leaves_nothing(llm: LLM) -> None:
-    """A stream that outlives its event loop: the loop of steps finds nobody there."""
+    """A stream that outlives its event loop: the loop of steps finds no listener."""
     kept: list[AsyncIterator[Any]] = []
 
     async def begin() -> None:

@@ -1,6 +1,6 @@
 """A tiny Qwen v1 checkpoint with random weights and a vocabulary of single bytes.
 
-Owns a checkpoint that chats (nonsense) in milliseconds. Knows nothing of Ingot.
+It chats (nonsense) in milliseconds.
 
     checkpoint = write_tiny(tmp_path / "tiny")
 """

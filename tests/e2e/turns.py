@@ -1,8 +1,5 @@
-"""A pace that follows no clock, so that tests meet the same chunks and layers on any machine.
-
-Owns small chunks for small prompts, and parts of a model's layers of every kind. Changes nothing else.
-
-    with turns(): llm = LLM(folder, runtime=RuntimeConfig(prompt_chunk=3, prompt_share=0.1))
+"""A pace without a clock, so that tests get the same chunks and layers on any machine.
+with turns(): llm = LLM(folder, runtime=RuntimeConfig(prompt_chunk=3, prompt_share=0.1))
 """
 
 from __future__ import annotations

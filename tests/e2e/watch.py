@@ -1,9 +1,6 @@
-"""What an executor did, step by step.
-
-Owns a record of the steps that a runner was given. Changes nothing.
-
-    with watch(llm) as steps: llm.generate(...)
-    assert steps.chunks > 0
+"""A record of the steps that a runner was given.
+with watch(llm) as steps: llm.generate(...)
+assert steps.chunks > 0
 """
 
 from __future__ import annotations
@@ -125,7 +122,7 @@ def before_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch, act: Callable[[Sched
 
 
 def check_idle(llm: LLM) -> None:
-    """Nothing is under way and every block is free."""
+    """Nothing is in flight and every block is free."""
     executor = llm.executor
     assert not executor.has_work
     assert executor.blocks.num_free == executor.blocks.num_blocks

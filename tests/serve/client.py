@@ -1,10 +1,7 @@
-"""A server in processes of its own, and a client that hides nothing.
+"""A server in its own processes, and a client of the standard library that shows every byte.
 
-Owns the start and the end of servers, plain requests, and server-sent events as they come. Uses the standard
-library alone: what the official client does with the same bytes is another test's business.
-
-    with started(engine, "--max-queue", 1) as server:
-        server.post("/v1/completions", {"model": "m", "prompt": "Hi"}).json
+with started(engine, "--max-queue", 1) as server:
+    server.post("/v1/completions", {"model": "m", "prompt": "Hi"}).json
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass
 class Reply:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: dict[str, str]
@@ -178,7 +175,7 @@ def launch(*words: object, faults: Path | None = None) -> tuple[subprocess.Popen
 
 
 class Gate:
-    """Lets engines' processes start, or has them wait; its folder is for ``launch``.
+    """Lets engine processes start, or makes them wait; its folder is for ``launch``.
 
     Args:
         more: code that each engine's process runs behind the gate.
@@ -221,7 +218,7 @@ def started(*words: object, faults: Path | None = None) -> Iterator[Server]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet, too."""
+    """Whether a process has ended, zombies included."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -76,7 +76,7 @@ def completion(prompt: object = "A fire broke out in a", **values: Any) -> dict[
 
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that hears."""
+    """A checkpoint of a speech model."""
     return write_whisper(tmp_path_factory.mktemp("serve") / EARS)
 
 

@@ -1,6 +1,6 @@
-"""A process that speaks as an engine's does, and dies as it is told.
+"""A process that speaks the engine's protocol and fails on request.
 
-Owns the behaviours, one for each start, by the file ``plan`` beside the engine's folder: ``serve``; ``die``,
+The file ``plan`` beside the engine's folder has one behaviour per start: ``serve``; ``die``,
 ``garbage``: at the first request; ``refuse``, ``exit``, ``hang``: instead of loading.
 """
 
@@ -54,7 +54,7 @@ def main(descriptor: int) -> int:
 
 
 def _answer(connection: socket.socket, message: Add | ScorePrompt, how: str) -> None:
-    """Do with a request as it is told; one with a prompt of one token is never answered."""
+    """Handle a request as planned; a prompt of one token is never answered."""
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "garbage":

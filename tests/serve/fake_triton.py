@@ -1,8 +1,6 @@
 """What Triton's Python backend gives a model, as far as Ingot uses it.
 
-Owns a stand-in for ``triton_python_backend_utils`` that notes whoever breaks the rules of a response sender.
-Knows no engine.
-
+It stands in for ``triton_python_backend_utils`` and records violations of a response sender's rules.
     sys.modules["triton_python_backend_utils"] = module()
     request = Request({"text_input": "A fire"}); backend.execute([request]); request.sender.parts()
 """

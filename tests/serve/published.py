@@ -1,8 +1,6 @@
 """OpenAI's published schema, as JSON Schema.
 
-Owns the reading of single components of openai-openapi.yaml (87,000 lines, of which a test needs hundreds),
-and of its ``nullable``, which JSON Schema does not have.
-
+Reads single components of openai-openapi.yaml (87,000 lines), and its ``nullable``, which JSON Schema lacks.
     Published(path).check("CreateChatCompletionResponse", answer)
 """
 

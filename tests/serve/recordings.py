@@ -36,7 +36,7 @@ def encoded(samples: np.ndarray, kind: str = "WAV", rate: int = 16000) -> bytes:
 
 
 def write_whisper(folder: Path) -> Path:
-    """A checkpoint that hears: Whisper's architecture and ids, tiny and random, with words of its own."""
+    """A tiny random checkpoint with Whisper's architecture and ids, and its own vocabulary."""
     from tests.encoders.speech import write_multilingual, write_words
 
     write_multilingual(folder)

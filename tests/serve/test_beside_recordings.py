@@ -1,4 +1,4 @@
-"""A recording under way holds nobody up: neither text of another engine nor other recordings."""
+"""A recording in flight delays neither text of another engine nor other recordings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAMS, TOKENS = 16, 24
 
 @pytest.fixture(scope="module")
 def both(engine: Path, whisper: Path) -> Iterator[Server]:
-    """A server of an engine of text and of one that hears."""
+    """A server of a text engine and a speech engine."""
     names = ("--name", NAME, "--name", EARS)
     with started(engine, whisper, *names, "--unproven", "--max-seq-len", HEARD) as found:
         yield found

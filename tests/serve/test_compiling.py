@@ -238,7 +238,7 @@ class TestGrammarChecks:
         assert waits == [1, 5, 3]  # the 429 at once; then two trials of 5 s in two processes, and one
 
     def test_cancelled_trials_are_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Clients that ask for 150 slow grammars and leave keep no one out."""
+        """150 slow grammars whose clients disconnect do not block others."""
         monkeypatch.setattr(grammar_checks, "try_grammar", slow_trial)
         monkeypatch.setattr(grammar_checks, "_MOST_WAITING", 1000)
 

@@ -1,4 +1,4 @@
-"""``--config``: what a file says counts behind the command line, and what is wrong in it is named."""
+"""``--config``: the command line overrides the file, and errors in it are named."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def is_closed(peer: Peer) -> bool:
 
 
 def inherited() -> socket.socket:
-    """As a supervisor hands it over: nobody named the protocol."""
+    """As a supervisor hands it over, without a protocol."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     found.bind(("127.0.0.1", 0))
     assert found.proto == 0

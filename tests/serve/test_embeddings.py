@@ -84,7 +84,7 @@ def test_the_published_shape(server: Server, published: Schema, llm: LLM) -> Non
 
 
 def test_openais_client(server: Server, llm: LLM) -> None:
-    """It asks for base64 unless told otherwise, and decodes it."""
+    """It asks for base64 by default, and decodes it."""
     url = f"http://127.0.0.1:{server.port}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as api:
         found = api.embeddings.create(model=NAME, input=TEXTS)

@@ -76,8 +76,8 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path, tmp_path: Path)
 
 
 def test_sigterm_lets_answers_end(engine: Path) -> None:
-    """A full batch, a queue, and clients that keep coming: whoever was let in gets the whole answer, the
-    others a refusal, and the exit code is 0.
+    """A full batch, a queue, and new clients: accepted requests get their complete answers, the others
+    a refusal, and the exit code is 0.
     """
     values = {"max_tokens": 40, "ignore_eos": True}
     with started(engine, "--max-batch-size", 8) as server, ThreadPoolExecutor(48) as pool:
@@ -104,9 +104,7 @@ def test_sigterm_lets_answers_end(engine: Path) -> None:
 
 
 def test_a_second_interrupt_waits_for_no_thread(engine: Path) -> None:
-    """Not for those whose processes hang, nor for those behind them; their clients hear that the server
-    stops.
-    """
+    """Not for processes that hang, nor for those after them; clients learn that the server stops."""
     bodies = {
         "prompt_worker": [completion("a " * LONG_TEXT)] * 5,
         "grammar_probe": [completion(guided_regex="b" * i, max_tokens=1) for i in range(1, 6)],

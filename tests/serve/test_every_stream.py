@@ -444,7 +444,7 @@ class TestSpeech:
         run(main)
 
     def test_a_stop_waits_for_no_file_that_is_being_decoded(self) -> None:
-        """Its process hangs; who waits for it is told that the server stops."""
+        """Its process hangs; waiting clients learn that the server stops."""
 
         async def main() -> None:
             async with self.service() as (service, engine):

@@ -103,7 +103,7 @@ def test_any_object(server: Server) -> None:
 
 @pytest.mark.parametrize(("values", "field"), BAD, ids=lambda value: str(value)[:50])
 def test_an_unsupported_form_is_a_400(server: Server, values: dict[str, Any], field: str) -> None:
-    """The engine never hears of it."""
+    """The engine never gets the request."""
     tokens = server.metric("ingot_prompt_tokens_total")
     for path, body in ((CHAT, chat(stream=True)), (COMPLETIONS, completion())):
         reply = server.post(path, body | values)

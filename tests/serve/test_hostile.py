@@ -1,4 +1,4 @@
-"""What nobody sends by accident: a 4xx each, in bounded memory, and the server goes on."""
+"""Hostile requests: a 4xx each, in bounded memory, and the server goes on."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_special_tokens_as_text_everywhere(server: Server) -> None:
 
 
 def test_bodies_of_200_mb(server: Server) -> None:
-    """One that tells its size and one that does not, at once: refused as soon as they are too large."""
+    """With and without Content-Length: refused as soon as they are too large."""
     total, piece = 200 << 20, b"x" * (1 << 20)
 
     def send(chunked: bool) -> bytes:

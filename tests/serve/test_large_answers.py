@@ -155,7 +155,7 @@ class TestWholeAnswers:
             await asyncio.Event().wait()
 
         async def told(reads: int) -> bytes:
-            """What a client has that takes so many pieces."""
+            """What a client gets that reads ``count`` pieces."""
             taken: list[bytes] = []
 
             async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""A client that leaves frees its place; one that reads slowly loses its request, and nobody else anything."""
+"""A client that disconnects frees its place; one that reads slowly loses only its own request."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_who_reads_nothing_loses_the_request_alone(small: Server) -> None:
 
 
 def test_a_full_queue(small: Server) -> None:
-    """Two run, one waits, and the next is told when to come again; then there is room again."""
+    """Two run, one waits, and the next gets Retry-After; then there is room again."""
     streams = [small.stream(COMPLETIONS, completion(**LONG)) for _ in range(2)]
     waiting = opened(small, completion(max_tokens=1))
     wait_for("the queue to be full", lambda: small.metric("ingot_num_requests_waiting") == 1)

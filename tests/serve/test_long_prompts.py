@@ -1,4 +1,4 @@
-"""Long prompts are tokenized in a process of their own, to the same ids; who waits for it keeps nobody up."""
+"""Long prompts are tokenized in another process, to the same ids, without delaying other requests."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_errors_are_the_clients_own_types(
 
 
 def test_it_assembles_streamed_calls(tool_server: Server) -> None:
-    """Its own accumulator gives the call of the whole answer; and it reads a form into an object."""
+    """Its own accumulator assembles the call of the full answer; and it parses a form into an object."""
     asked: Any = {**CHAT, "model": TOOLS, "tools": [ADD], "tool_choice": "required", "max_tokens": 150}
     with client(tool_server) as api:
         (whole,) = api.chat.completions.create(**asked, parallel_tool_calls=False).choices

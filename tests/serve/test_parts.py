@@ -173,7 +173,7 @@ class TestEngineLoop:
         return found, executor
 
     def test_steps_go_on_while_a_grammar_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The request behind it is answered first; then the grammar's error comes, as it always would."""
+        """The request after it is answered first; then the grammar's error arrives."""
         done, slow = threading.Event(), PARAMS.replace(grammar=Grammar.choice(["a"]))
 
         def prepare(self: Grammars, values: SamplingParams, *given: Any, tried: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Recordings that cannot be served are refused by name, before they cost much; faults under way are told."""
+"""Unusable recordings are refused by name, before they cost much; later faults are reported."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ def test_each_model_lists_its_input_modalities(hearing: Server, server: Server) 
 
 
 def test_bounds_and_a_sigterm_that_lets_recordings_end(whisper: Path) -> None:
-    """Bytes before they are read, seconds before they are decoded: an hour of silence is 30 kB. Recordings
-    under way have all their windows transcribed, and the exit code is 0.
+    """Bytes before they are read, seconds before they are decoded: an hour of silence is 30 kB. Recordings in
+    flight have all their windows transcribed, and the exit code is 0.
     """
     words = ("--max-audio", 1 << 20, "--max-audio-seconds", 60, "--max-batch-size", 2, "--max-queue", 0)
     with started(whisper, "--unproven", "--max-seq-len", HEARD, *words) as server:
@@ -282,8 +282,8 @@ def test_who_leaves_frees_the_place(hearing: Server) -> None:
 
 
 def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
-    """Streams and whole answers end by an error, new recordings are refused, the other model goes on. What is
-    open at the deadline ends by an error, too.
+    """Streams and full answers end with an error, new recordings are refused, the other model goes on. What
+    is open at the deadline ends with an error, too.
     """
     words = ("--name", "a", "--name", "b", "--unproven", "--max-seq-len", 2 * HEARD, "--drain-seconds", 0.2)
     with started(whisper, whisper, *words) as server, ThreadPoolExecutor(2) as pool:

@@ -79,7 +79,7 @@ def test_a_response_and_its_stream(tool_server: Server, published: Schema, name:
 
 
 def put_together(events: list[Any]) -> list[Any]:
-    """The items that events tell of; each event fits those before it."""
+    """The items that events describe; each event fits those before it."""
     items: list[Any] = []
     for event in events:
         kind, place = event["type"].removeprefix("response."), event["output_index"]

@@ -119,7 +119,7 @@ async def refusal(engine: EngineClient) -> ApiError:
 
 
 def test_it_comes_back(case: Callable[[str], Case], caplog: pytest.LogCaptureFixture) -> None:
-    """Its requests end by an error at once, the next are told when to come again, and then it serves. The
+    """Its requests end with an error at once, the next get Retry-After, and then it serves. The
     log names the signal, and no zombie is left.
     """
     made = case("die serve")
@@ -201,7 +201,7 @@ def test_counters_of_a_new_process_begin_at_zero(case: Callable[[str], Case]) ->
 
 @pytest.mark.parametrize("plan", ["die refuse", "die exit", "die"])
 def test_a_crash_loop_ends(case: Callable[[str], Case], plan: str) -> None:
-    """After three failures in a row; nobody is told to come again, and whoever asked to know does."""
+    """After three failures in a row; no Retry-After, and listeners are notified."""
     made, calls = case(plan), []
 
     async def test() -> None:

@@ -127,7 +127,7 @@ def without_first_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_a_reason(chunk: dict[str, Any]) -> dict[str, Any]:
-    """The chunk with a reason where a stream has null: the schema is that of whole answers."""
+    """The chunk with a reason where a stream has null: the schema is that of full answers."""
     choices = [{**one, "finish_reason": one["finish_reason"] or "stop"} for one in chunk["choices"]]
     return {**chunk, "choices": choices}
 

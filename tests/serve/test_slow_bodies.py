@@ -91,7 +91,7 @@ def test_requests_are_bounded_before_their_bodies_are_read() -> None:
 
 
 def test_the_slowest_body_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that has just begun, nor one that is complete; its client is told why."""
+    """Not one that has just begun, nor one that is complete; its client learns why."""
 
     async def main() -> None:
         app = App()

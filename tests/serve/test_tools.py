@@ -1,4 +1,4 @@
-"""Tools and thoughts over HTTP: calls as messages and as deltas, what the model is told, what is refused.
+"""Tools and thoughts over HTTP: calls as messages and as deltas, the model's prompt, refusals.
 
 The model has never seen a tool. Where it must call one, its grammar makes it.
 """
@@ -269,7 +269,7 @@ def test_a_tool_that_is_named_is_called_once(choice: Any, many: bool, parallel: 
 
 
 def described(name: str, size: int) -> dict[str, Any]:
-    """A tool whose JSON has about so many bytes."""
+    """A tool whose JSON has about ``size`` bytes."""
     return tool(name, a={"type": "integer", "description": "a" * size})
 
 

@@ -161,7 +161,7 @@ def test_a_prompt_for_every_window(hearing: Server, alone: Transcriber) -> None:
 
 
 def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
-    """Each hears what it hears alone."""
+    """Each gets the text that it gets alone."""
     recordings = [encoded(noise(2.0 + i, seed=i)) for i in range(6)]
     before = hearing.metric("ingot_audio_seconds_total"), hearing.metric("ingot_audio_requests_total")
     with ThreadPoolExecutor(6) as pool:

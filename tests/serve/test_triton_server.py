@@ -77,7 +77,7 @@ def test_64_streams_each_get_the_text_that_they_would_get_alone(server: TritonSe
 
 def test_a_cancel_frees_its_place_within_a_step_of_being_asked_for(server: TritonServer) -> None:
     """All places are taken and one request waits. Another stream's tokens are the clock: between the cancel
-    and the first token of the one that waited lie the step under way, the one in which Triton is asked, and
+    and the first token of the one that waited lie the current step, the one in which Triton is asked, and
     that token's own.
     """
     others = [{"text_input": f"Story {i}: a", "values": LONG} for i in range(SMALL - 1)]

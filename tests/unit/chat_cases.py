@@ -1,6 +1,6 @@
 """Chat templates and conversations for the tests of chat prompts.
 
-Owns five template shapes that published models use, written for these tests, and three conversations.
+Five template shapes that published models use, written for these tests, and three conversations.
 
     TEMPLATES["chatml"], CONVERSATIONS["turns"]
 """

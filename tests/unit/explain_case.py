@@ -1,8 +1,6 @@
 """A request to an engine without weights, explained.
 
-Owns the manifest that such a request needs. Knows no test.
-
-    differs(explained("Hi", {"temperature": 0.7}, tokenizer=tokenizer), "stays greedy")
+differs(explained("Hi", {"temperature": 0.7}, tokenizer=tokenizer), "stays greedy")
 """
 
 from __future__ import annotations

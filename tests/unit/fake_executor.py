@@ -1,7 +1,7 @@
 """An executor without a model: its "keys and values" are the tokens themselves.
 
-Owns a runner whose cache remembers what was written where, and which checks, before it answers, that a
-request's blocks hold exactly its tokens. Logits are a pure function of those tokens, so that two runs can be
+Its runner's cache remembers what was written where, and checks before it answers that a request's blocks hold
+exactly its tokens. Logits are a pure function of those tokens, so that two runs can be
 compared token by token.
 
     executor, runner = fake_executor(num_blocks=16, block_size=4)

@@ -1,8 +1,6 @@
 """config.json as published: one checkpoint or more per family and era, and the quirks of fine-tunes.
 
-Owns files to read; knows nothing of Ingot.
-
-    REAL["llama-1"]["model_type"]
+REAL["llama-1"]["model_type"]
 """
 
 from __future__ import annotations

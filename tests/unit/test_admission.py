@@ -152,7 +152,7 @@ def test_what_may_be_warmed_up() -> None:
 
 
 def test_a_gpu_s_room_is_what_is_free_less_all_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the whole card a tenth stays free; weights are loaded, and no longer counted."""
+    """A tenth of the card stays free; loaded weights no longer count."""
     free, total, activations, bill = 7_000, 10_000, 600, {"reserve": 250, "encoders": 130}
     asked: list[Any] = []
 

@@ -154,7 +154,7 @@ def element(name: str, *parts: bytes) -> bytes:
 
 @pytest.mark.parametrize("tracks", [90, 60_000])
 def test_thousands_of_tracks(process: LimitedProcess, tracks: int) -> None:
-    """The first is heard; those behind the hundredth are not even looked at."""
+    """The first is read; those after the hundredth are not even examined."""
     sound = element(
         "e1", element("b5", struct.pack(">f", 16000.0)), element("9f", b"\1"), element("6264", b"\x10")
     )

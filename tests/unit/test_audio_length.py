@@ -132,7 +132,7 @@ def test_a_wav_whose_recorder_was_killed_or_wrote_into_a_pipe(size: int, riff: i
 
 
 def test_a_wav_whose_recorder_was_killed_between_two_updates_of_its_header() -> None:
-    """Samples go on behind those that the header counts. What is a chunk is none of them."""
+    """Samples continue after those that the header counts; another chunk is none of them."""
     wanted = np.frombuffer(PCM, "<i2") / np.float32(32768)
     for size in (32_000, 200_000):
         np.testing.assert_array_equal(read_samples(wav(PCM, size=size)), wanted)

@@ -56,7 +56,7 @@ def likely_and_unlikely(model: PreTrainedModel, count: int, likely: bool) -> fro
 def search(
     model: PreTrainedModel, params: SamplingParams, eos: frozenset[int], room: int
 ) -> list[BeamResult]:
-    """Drive BeamSearch with every live beam recomputed whole at every step."""
+    """Drive BeamSearch with every live beam recomputed from scratch at every step."""
     beams = BeamSearch(params, len(PROMPT), eos, room)
     while not beams.done:
         rows = torch.tensor([[*PROMPT, *beam.output_ids] for beam in beams.live])

@@ -97,7 +97,7 @@ def test_plain_conversations_encode_as_their_text(name: str, llama: Tokenizer, g
     ],
 )
 def test_typed_special_tokens_stay_text(name: str, content: str, qwen2: Tokenizer) -> None:
-    """The frame makes as many special tokens as for an innocent text, and the typed text comes back whole."""
+    """The frame has as many special tokens as for an innocent text, and the typed text is unchanged."""
     chat = jinja(TEMPLATES[name], bos_token="")
     innocent = chat.prompt_ids(user("x"), qwen2)
     ids = chat.prompt_ids(user(content), qwen2)

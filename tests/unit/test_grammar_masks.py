@@ -132,7 +132,7 @@ def test_an_unexpected_matcher_error_ends_only_its_request(
 
 
 def test_whoever_prepares_a_grammar_spares_the_loop_of_it() -> None:
-    """``add`` compiles a grammar only if nobody has: an executor without grammars refuses to."""
+    """``add`` compiles a grammar only if needed: an executor without grammars refuses to."""
 
     executor, _ = made()
     params = GREEDY.replace(grammar=Grammar.regex("a"), ignore_eos=False, stop_token_ids=(5,))

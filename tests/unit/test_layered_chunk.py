@@ -28,7 +28,7 @@ SIZES = (2, 4, 8)
 
 
 def chunking(beyond: int = 12) -> Chunking:
-    """Chunks of up to 4 tokens of prompts with more than so many, a layer per step."""
+    """Chunks of up to 4 tokens of longer prompts, a layer per step."""
     return Chunking(5, beyond, Pace(0.1, LAYERS, SIZES))
 
 
@@ -369,8 +369,8 @@ class Clock:
 def test_the_pace_gets_the_times_of_layers_and_decode_steps(
     counts: tuple[int, ...], decodes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a chunk's rows with their padding; a step that did more than decode, or nothing, tells nothing of
-    decodes. The next step tells it, so that nothing waits.
+    """Of a chunk's rows with their padding; a step that did more than decode, or nothing, says nothing about
+    decodes. The next step reports it, so that nothing waits.
     """
     clock, told = Clock(), []
     monkeypatch.setattr(moment, "time", clock)

@@ -42,7 +42,7 @@ class TestSchedule:
                 assert (shares(step), layers(step)) == ([], ("long", start, 4, layer, layer + 1))
 
     def test_a_full_batch_still_runs_beside_it(self) -> None:
-        """Its last token is not read yet; a step of a whole chunk would keep those who come next."""
+        """Its last token is not read yet; a step of a full chunk would delay the next requests."""
         s = scheduler()
         s.add(request("long", 30))
         run(s)

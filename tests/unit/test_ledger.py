@@ -186,7 +186,7 @@ class TestFixes:
         assert [fix.changes for fix in options] == [{"cache_tokens": 4096}, {"max_seq_len": 128}]
 
     def test_all_of_the_gpu_and_one_limit(self) -> None:
-        """Neither the whole GPU nor a limit is enough alone, where others hold most of it."""
+        """Neither all of the GPU nor a limit is enough alone, if others hold most of it."""
         crowded = Capacity("H200", H200.total, int(122.8e9))
         found = ledger(seven_b(max_seq_len=8192), crowded)
         first = fixes(found, "loads")[0]

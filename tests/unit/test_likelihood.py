@@ -1,4 +1,4 @@
-"""What is kept of a prompt's logits and hidden states, beside what PyTorch makes of the whole prompt."""
+"""What is kept of a prompt's logits and hidden states, compared with PyTorch over the full prompt."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_mixed_step_runs_both_kernels(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_a_graph_is_captured_over_gives_the_same(
     kind: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Static buffers, in which the device is told who decodes; padding of tokens and requests."""
+    """Static buffers that mark decoding rows for the device; padding of tokens and requests."""
     save_model(tiny_config(kind), tmp_path, seed=3)
     runtime = RuntimeConfig(prefix_reuse=False, token_budget=40)
     llm = LLM(tmp_path, device="cpu", quant=quant, runtime=runtime)

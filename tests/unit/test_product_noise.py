@@ -1,4 +1,4 @@
-"""What a product's rounding does to the places behind it: never less than what the places do with it."""
+"""The bound on a product's rounding at later places is never below the actual effect."""
 
 from __future__ import annotations
 

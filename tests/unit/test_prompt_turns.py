@@ -207,7 +207,7 @@ class TestThoseThatLeave:
         assert shares(run(s))[1] == ("a", 0, 5)
 
     def test_a_preempted_one_whose_turn_is_over_waits_before_the_others(self) -> None:
-        """It has begun to answer, and another long one is under way."""
+        """It has begun to answer, and another long prompt is in flight."""
         s = scheduler()
         a, b, c = (request(name, 30, first=1000 * (i + 1)) for i, name in enumerate("abc"))
         s.add(a)

@@ -1,4 +1,4 @@
-"""How verify tells a limit."""
+"""How verify words a limit."""
 
 from __future__ import annotations
 

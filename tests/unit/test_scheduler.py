@@ -653,7 +653,7 @@ def test_a_request_knows_what_it_found_when_it_first_came() -> None:
 
 @pytest.mark.parametrize("values", [{}, {"n": 2}, {"num_beams": 2}])
 def test_a_salt_keeps_requests_apart(values: dict[str, int]) -> None:
-    """Whatever is made of them; what keeps prompts apart without a salt keeps them apart with it."""
+    """Prompts that are distinct without a salt stay distinct with it."""
     executor, _ = fake_executor(num_blocks=64, block_size=4)
 
     def found(ids: list[int], salt: str) -> bool:

@@ -20,7 +20,7 @@ def select(*params: SamplingParams) -> list[Choice]:
 
 
 def test_log_probabilities_are_the_model_s_own() -> None:
-    """A penalty changes the choice, and not what is told of it."""
+    """A penalty changes the choice, not the reported log-probability."""
     (choice,) = select(SamplingParams(repetition_penalty=50.0, logprobs=4))
     expected = LOGITS[0].log_softmax(-1)
     assert choice.logprobs is not None

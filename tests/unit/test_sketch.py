@@ -1,4 +1,4 @@
-"""Eight projections tell how far two activations are apart."""
+"""Eight projections estimate the distance of two activations."""
 
 from __future__ import annotations
 

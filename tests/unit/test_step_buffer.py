@@ -107,7 +107,7 @@ def test_a_chunk_s_tokens_lie_in_its_blocks() -> None:
 
 
 def test_decodes_beside_chunks() -> None:
-    """Decodes in front and a last token behind a chunk; a chunk that does not sample wants no logits."""
+    """Decodes first and a last token after a chunk; a chunk that does not sample wants no logits."""
     request = Request("a", list(range(50, 60)), SamplingParams(), 99, rope_offset=7, blocks=[5, 2, 9])
     chunk = ScheduledRequest(request, 1, 3, samples=False)
     buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"))

@@ -22,7 +22,7 @@ from tests.tiny_models import random_ids, save_model, tiny_config
 
 
 def drafted(*wanted: int) -> tuple[StepLayout, list[list[int]]]:
-    """A decode, a request with three drafts behind its last token, and a chunk of a prompt."""
+    """A decode, a request with three drafts after its last token, and a chunk of a prompt."""
     blocks = [[5, 2], [0, 7, 1], [3]]
     ids = np.arange(10, 18)
     layout = StepLayout.of([5, 8, 0], [1, 4, 3], blocks, 4, wanted=wanted, input_ids=ids)

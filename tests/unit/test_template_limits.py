@@ -67,7 +67,7 @@ def test_a_limit_holds(body: str) -> None:
 
 
 def test_the_limits_are_those_that_were_set() -> None:
-    """For good in memory, and anew for each answer in time."""
+    """Memory is limited once per process, time per answer."""
     with LimitedProcess("tests.unit.limits_worker", LIMITS) as process:
         for _ in range(2):
             found = process.ask(None)
@@ -168,7 +168,7 @@ def test_an_interrupted_answer_reaches_no_other_caller() -> None:
 
 
 def test_an_end_waits_for_no_question() -> None:
-    """The one under way fails, and so do those behind it; the process hears nothing, as one that hangs."""
+    """The current call fails, and so do those after it; the process does not answer, as if it hung."""
     process = LimitedProcess(SANDBOX, LIMITS)
     question = {"source": "a", "variables": {}}
     assert process.ask(question) == {"text": "a"}

@@ -1,4 +1,4 @@
-"""Thoughts apart from the answer: the same parts however the text is split."""
+"""Thoughts are separated from the answer, however the text is split."""
 
 from __future__ import annotations
 

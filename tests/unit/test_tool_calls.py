@@ -154,7 +154,7 @@ def test_brackets_without_end_are_no_name() -> None:
 
 
 def test_an_end_tag_that_broke_a_call_is_the_only_one() -> None:
-    """Behind it other end tags, whole or cut, are text."""
+    """After it other end tags, complete or cut, are text."""
     text = '<tool_call>\n{"name": "f", "arguments": {"a": <</tool_call> and </tool_call> then </'
     for size in (1, 7, len(text)):
         parser = ToolCallParser()

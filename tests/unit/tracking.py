@@ -1,7 +1,7 @@
 """Bytes that tensors hold while a block runs, counted at every operation.
 
-Owns the count: a storage joins when an operation makes it and leaves when it is freed. What an operation uses
-inside itself is not seen.
+A storage counts from the operation that makes it until it is freed. What an operation uses internally is
+not counted.
 
     with AllocationTracker() as tracker: model(x)
     tracker.peak

@@ -1,8 +1,5 @@
-"""Vocabularies for the tests of tokenizers: one folder a layout, and the 47 awkward strings.
-
-Owns reading a GGUF file's metadata and writing checkpoint folders from third-party vocabularies.
-
-    folder = qwen2_slow_folder(data, tmp_path)
+"""Vocabularies for the tests of tokenizers: one folder per layout, and the 47 awkward strings.
+folder = qwen2_slow_folder(data, tmp_path)
 """
 
 from __future__ import annotations

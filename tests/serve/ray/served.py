@@ -1,8 +1,5 @@
-"""``serve run`` of a YAML file in processes of its own.
-
-Owns their start and end, and who is who among them. The HTTP client is ``tests/serve/client.py``.
-
-    with ray_served(config, key="sesame") as server: ...
+"""``serve run`` of a YAML file in its own processes. The HTTP client is ``tests/serve/client.py``.
+with ray_served(config, key="sesame") as server: ...
 """
 
 from __future__ import annotations
@@ -76,9 +73,7 @@ class RayServer(Server):
 
 @contextmanager
 def ray_served(config: dict[str, Any], folder: Path, key: str | None = None) -> Iterator[RayServer]:
-    """A server of this configuration (YAML's content) on a free port, until the block ends; all its replicas
-    have told their facts.
-    """
+    """A server of this configuration (YAML) on a free port until the block ends; its replicas are ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -52,7 +52,7 @@ async def asked(path: str, query: bytes = b"") -> Any:
 
 
 async def posted(front: Front, size: int) -> int:
-    """The status of a POST of so many bytes."""
+    """The status of a POST of ``size`` bytes."""
     headers = [(b"content-type", b"application/json")]
     scope = {
         "type": "http",
