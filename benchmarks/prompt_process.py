@@ -26,7 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from neighbours import Maker  # noqa: E402
 
 from ingot.errors import RequestError  # noqa: E402
-from ingot.llm.prompt_inputs import Chat, chat_ids  # noqa: E402
+from ingot.llm.prompt_inputs import Chat, prompt_entry  # noqa: E402
 from ingot.serve.long_prompts import LongPromptError, LongPrompts  # noqa: E402
 from ingot.serve.served_model import TextSide  # noqa: E402
 
@@ -73,7 +73,7 @@ def main() -> None:
 
                 def work(way: str = way, chat: Chat = chat) -> None:
                     try:
-                        long.chat_ids(chat) if way == "process" else chat_ids(chat, side.text)
+                        long.chat_ids(chat) if way == "process" else prompt_entry(chat, side.text)
                     except (RequestError, LongPromptError):
                         return
 

@@ -1,11 +1,4 @@
-"""Requests in flight, each with its results so far.
-
-Covers the meeting of the executor's updates with the calls that they belong to: many calls are open at once,
-and every step serves them all. All of it runs in one thread (``loop.py``).
-
-    requests.start(Call([ActiveRequest(prompt_ids, params, tokenizer, [])], post))
-    while requests.wanted: requests.step()
-"""
+"""Requests in flight, each with its results so far; all in one thread (``engine_loop.py``)."""
 
 from __future__ import annotations
 
@@ -29,9 +22,7 @@ News = list[tuple[int, Piece]] | BaseException | None
 
 
 class ActiveRequest:
-    """One request for answers; their text continues that of the ``context`` ids. ``matcher``: of its grammar,
-    prepared.
-    """
+    """One request for answers, whose text continues that of the ``context`` ids."""
 
     def __init__(
         self,
@@ -49,20 +40,17 @@ class ActiveRequest:
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
-        """Queue the request."""
         executor.add(request_id, self.prompt_ids, self._params, self._inputs, self._matcher)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
-        """Take an update in; returns what it adds, and whether a stop string ended that answer before the
-        executor did.
-        """
+        """What an update adds, and whether a stop string ended its answer before the executor did."""
         assembler = self.answers[update.index]
         piece = assembler.add(update)
         return piece, assembler.done and update.finish_reason is None
 
     def close(self, executor: Executor, request_id: str) -> list[Piece]:
-        """The executor has ended the request. A beam search may end with fewer answers than asked for; the
-        rest will never come, and if none has, the first is aborted.
+        """Pieces when the executor has ended the request. A beam search may end with fewer answers than asked
+        for; if there is none, the first is aborted.
         """
         finished = [a for a in self.answers if a.done]
         self.answers = finished or self.answers[:1]
@@ -70,17 +58,16 @@ class ActiveRequest:
 
     @property
     def done(self) -> bool:
-        """Whether all answers have ended."""
         return all(answer.done for answer in self.answers)
 
     def output(self) -> Output:
-        """The finished answers."""
         return Output(self.prompt_ids, [a.answer for a in self.answers])
 
 
 class LogitsRequest:
-    """A prompt whose logits (or last ``hidden`` states) at every position are wanted: ``kept`` is what
-    ``keep`` leaves of them. ``scores`` are those of ``heads`` of cross-attention, where there are any.
+    """A prompt that is only read: ``kept`` is what ``keep`` leaves of its logits (or last ``hidden`` states)
+    at every position, ``scores`` are those of ``heads`` of cross-attention, float32 [tokens, heads,
+    positions].
     """
 
     def __init__(
@@ -100,18 +87,16 @@ class LogitsRequest:
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
-        """Queue the prompt."""
         if self._hidden:
             executor.add_hidden(request_id, self._prompt_ids, self._keep, self._inputs)
         else:
             executor.add_logits(request_id, self._prompt_ids, self._keep, self._inputs, self._heads)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
-        """The prompt has been computed: there is no text."""
+        """An empty piece: there is no text."""
         return Piece(""), False
 
     def close(self, executor: Executor, request_id: str) -> list[Piece]:
-        """The executor has computed the prompt."""
         reading = executor.take_reading(request_id)
         self.kept, self.scores = reading.kept, reading.scores
         return []
@@ -119,12 +104,11 @@ class LogitsRequest:
 
 @dataclass(eq=False)
 class Call:
-    """What one caller asked for together.
+    """Requests of one caller.
 
     Attributes:
-        requests: its requests.
         post: takes the call's news, in the stepping thread; must not block. News are pieces, each with its
-            request's position, if ``by_piece``; in the end None, or the error that ended the call.
+            request's position, if ``by_piece``; at the end None, or the error that ended the call.
         num_threads: PyTorch's threads that the caller wants on a CPU.
         ended: its last news are posted, or it was cancelled.
     """
@@ -148,7 +132,6 @@ class ActiveRequests:
 
     @property
     def wanted(self) -> bool:
-        """Whether any call waits."""
         return bool(self._waiting)
 
     def start(self, call: Call) -> None:
@@ -168,12 +151,11 @@ class ActiveRequests:
             self._close_ended([call])
 
     def wait(self, call: Call) -> None:
-        """Take steps until the call has news; a call that has ended has them."""
+        """Take steps until the call has news."""
         if call in self._open:
             self._waiting.add(call)
 
     def cancel(self, call: Call) -> None:
-        """End a call's requests now."""
         call.ended = True
         for request_id in self._open.pop(call, ()):
             del self._owner[request_id]
@@ -186,9 +168,8 @@ class ActiveRequests:
             self._fail(call, EngineError("the LLM was closed before the answer"))
 
     def step(self) -> None:
-        """Run one step and post its news to the calls that they belong to.
-
-        When a step fails, the executor has dropped all requests: every call gets the error.
+        """Run one step and post its news. When it fails, the executor has dropped all requests: every call
+        gets the error.
         """
         try:
             updates = self._executor.step()
@@ -201,21 +182,18 @@ class ActiveRequests:
             if update.request_id in self._owner:
                 call, position = self._owner[update.request_id]
                 try:
-                    news.setdefault(call, []).append((position, self._delivered(call, position, update)))
+                    if update.error is not None:
+                        raise update.error
+                    piece, cut = call.requests[position].take(update)
+                    if cut:
+                        self._executor.abort(update.request_id, update.index)
+                    news.setdefault(call, []).append((position, piece))
                 except Exception as error:
                     self._fail(call, error)
         for call, pieces in news.items():
             if call.by_piece and call in self._open:
                 self._post(call, pieces)
         self._close_ended(list(self._open))
-
-    def _delivered(self, call: Call, position: int, update: Update) -> Piece:
-        if update.error is not None:
-            raise update.error
-        piece, cut = call.requests[position].take(update)
-        if cut:
-            self._executor.abort(update.request_id, update.index)
-        return piece
 
     def _close_ended(self, calls: list[Call]) -> None:
         running = self._executor.active_ids()
@@ -237,7 +215,7 @@ class ActiveRequests:
         self._post(call, error)
 
     def _post(self, call: Call, news: News) -> None:
-        """Post news; a caller who cannot take them (his event loop is closed) has left."""
+        """Post news; a caller that cannot take them (its event loop is closed) has disconnected."""
         self._waiting.discard(call)
         try:
             call.post(news)

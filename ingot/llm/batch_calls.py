@@ -1,10 +1,4 @@
-"""What callers ask of a loop, and how they wait for it: threads and coroutines alike.
-
-Covers the way from prompts and values to calls, and from their news to outputs and pieces.
-
-    calls = Calls(executor, engine.text)
-    calls.generate(calls.requests([Entry(prompt_ids)], [params]))[0].text
-"""
+"""Calls to an engine's loop, and how threads and coroutines wait for them."""
 
 from __future__ import annotations
 
@@ -23,18 +17,17 @@ from ingot.llm.engine_loop import ExecutorLoop
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompt_inputs import Entry, with_chat_stops
 from ingot.runtime.executor import Executor
-from ingot.runtime.likelihood import Keep
+from ingot.runtime.likelihood import Keep, keep_last, keep_sum
 from ingot.runtime.step.cross_scores import Head
 from ingot.text.grammar.grammar_compiler import with_text_start
 
 Pieces = list[tuple[int, Piece]]
 Progress = Callable[[int, int], None]  # prompts that are answered, prompts
+_KEPT = {"mean": keep_sum, "last": keep_last}
 
 
 class Calls:
-    """Calls to one executor, from any thread. Whoever stops waiting, by an error, an interrupt, a cancelled
-    task or a closed generator, ends his own requests alone.
-    """
+    """Calls to one executor, from any thread. A caller that stops waiting ends its own requests alone."""
 
     def __init__(self, executor: Executor, text: TextParts) -> None:
         self.loop = ExecutorLoop(executor)
@@ -49,56 +42,45 @@ class Calls:
         """
         requests = []
         for position, (entry, values) in enumerate(zip(entries, params, strict=True), start=1):
+            tokenizer, context = self._text.tokenizer, entry.context
             values = with_chat_stops(values, self._text) if entry.is_chat else values
-            context = entry.context
-            values = with_text_start(values, self._text.tokenizer, context)
-            with _named(_which(position, entries)):
+            values = with_text_start(values, tokenizer, context)
+            with _numbered(position, entries):
                 self._executor.admission.check(entry.ids, values, entry.inputs)
                 matcher = self._executor.admission.matcher(values)
-            tokenizer = self._text.tokenizer
             requests.append(ActiveRequest(entry.ids, values, tokenizer, context, entry.inputs, matcher))
         return requests
 
     def generate(self, requests: Sequence[ActiveRequest], progress: Progress | None = None) -> list[Output]:
-        """Answer requests, all in flight together."""
         if progress is None:
             self._finish(requests)
         else:
-            self._finish_by_piece(requests, progress)
+            ended: set[int] = set()
+            with closing(self.stream(requests)) as pieces:
+                for position, piece in pieces:
+                    if piece.finish_reason is not None and position not in ended and requests[position].done:
+                        ended.add(position)
+                        progress(len(ended), len(requests))
         return [request.output() for request in requests]
 
-    def read(self, entry: Entry, keep: Keep) -> torch.Tensor:
-        """What ``keep`` leaves of a prompt's logits.
+    def read(self, entry: Entry, keep: Keep, heads: Sequence[Head] = ()) -> LogitsRequest:
+        """What ``keep`` leaves of a prompt's logits, and scores of heads of cross-attention.
 
         Raises:
             RequestError: the prompt is empty, too long, or holds unknown ids; or the model does not take its
                 inputs.
         """
-        reading = self._reading(entry, keep)
-        self._finish([reading])
-        return reading.kept
-
-    def read_cross(
-        self, entry: Entry, keep: Keep, heads: Sequence[Head]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``read``, and the scores of heads of cross-attention, float32 [tokens, heads, positions].
-
-        Raises:
-            RequestError: as ``read``.
-        """
         reading = self._reading(entry, keep, heads=heads)
         self._finish([reading])
-        return reading.kept, reading.scores
+        return reading
 
     def read_hidden(self, entries: Sequence[Entry], keep: Keep) -> list[torch.Tensor]:
-        """What ``keep`` leaves of each prompt's last hidden states; the prompts share steps.
-
-        Raises:
-            RequestError: as ``read``, of one of the prompts; nothing is computed then.
+        """What ``keep`` leaves of each prompt's last hidden states; the prompts share steps. Raises as
+        ``read``, before anything is computed.
         """
         readings = []
         for position, entry in enumerate(entries, start=1):
-            with _named(_which(position, entries)):
+            with _numbered(position, entries):
                 readings.append(self._reading(entry, keep, hidden=True))
         self._finish(readings)
         return [reading.kept for reading in readings]
@@ -115,7 +97,6 @@ class Calls:
             self.loop.end(call)
 
     async def agenerate(self, requests: Sequence[ActiveRequest]) -> list[Output]:
-        """``generate`` for a coroutine."""
         call, news = _async_call(requests)
         try:
             self.loop.start(call)
@@ -125,7 +106,6 @@ class Calls:
         return [request.output() for request in requests]
 
     async def astream(self, requests: Sequence[ActiveRequest]) -> AsyncGenerator[tuple[int, Piece], None]:
-        """``stream`` for a coroutine."""
         call, news = _async_call(requests, by_piece=True)
         try:
             self.loop.start(call)
@@ -143,14 +123,6 @@ class Calls:
             self._next(call, news)
         finally:
             self.loop.end(call)
-
-    def _finish_by_piece(self, requests: Sequence[ActiveRequest], progress: Progress) -> None:
-        ended: set[int] = set()
-        with closing(self.stream(requests)) as pieces:
-            for position, piece in pieces:
-                if piece.finish_reason is not None and position not in ended and requests[position].done:
-                    ended.add(position)
-                    progress(len(ended), len(requests))
 
     def _next(self, call: Call, news: SimpleQueue[News]) -> Pieces | None:
         try:
@@ -176,18 +148,15 @@ class Calls:
 
 
 @contextmanager
-def _named(which: str) -> Iterator[None]:
-    """What is refused inside is refused with ``which`` before the message."""
+def _numbered(position: int, entries: Sequence[Entry]) -> Iterator[None]:
+    """Put the prompt's number before the message of a refusal, where there are several prompts."""
     try:
         yield
     except RequestError as error:
+        what = f"prompt {position}: {error.what}" if len(entries) > 1 else error.what
         raise RequestError(
-            which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, field=error.fields
+            what, seen=error.seen, allowed=error.allowed, fix=error.fix, field=error.fields
         ) from None
-
-
-def _which(position: int, entries: Sequence[Entry]) -> str:
-    return f"prompt {position}: " if len(entries) > 1 else ""
 
 
 def only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Generator[Piece, None, None]:
@@ -198,7 +167,6 @@ def only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Generator[P
 
 
 async def only_async_pieces(pieces: AsyncGenerator[tuple[int, Piece], None]) -> AsyncGenerator[Piece, None]:
-    """``only_pieces`` for a coroutine."""
     async with aclosing(pieces):
         async for _, piece in pieces:
             yield piece
@@ -221,3 +189,15 @@ def _opened(news: News) -> Pieces | None:
     if isinstance(news, BaseException):
         raise news
     return news
+
+
+def keeping(pooling: str) -> Keep:
+    """What is kept of each chunk's hidden states; raises RequestError where the pooling is unknown."""
+    if pooling not in _KEPT:
+        raise RequestError("unknown pooling", seen=pooling, allowed=", ".join(_KEPT), field="pooling")
+    return _KEPT[pooling]
+
+
+def pooled(chunks: torch.Tensor, num_tokens: int, pooling: str) -> torch.Tensor:
+    """What was kept of a prompt's chunks, float32 [chunks, hidden_size], as its vector [hidden_size]."""
+    return chunks[-1] if pooling == "last" else chunks.sum(0) / num_tokens

@@ -1,10 +1,4 @@
-"""A chat with an engine that remembers.
-
-Covers which turns of a conversation still fit.
-
-    talk = Conversation(llm, system="Be brief.")
-    for piece in talk.ask("Hello"): print(piece.text, end="")
-"""
+"""A chat with an engine that remembers the turns that still fit."""
 
 from __future__ import annotations
 
@@ -39,11 +33,6 @@ class Conversation(Turns[Piece]):
         return {"type": "input", "input": self._llm.read_image(path), "path": path}  # decoded once
 
     def _begin(self, question: Question) -> tuple[list[Turn], Generator[Piece, None, None]]:
-        kept = self._fitting(question)
-        return kept, self._llm.stream(self._messages(kept, question), self._params)
-
-    def _fitting(self, question: Question) -> list[Turn]:
-        """The newest turns that fit beside the question and its answer."""
         longest = self._llm.executor.max_seq_len
         room = longest // _ANSWER_SHARE
         if self._params.max_new_tokens is not None:
@@ -51,4 +40,4 @@ class Conversation(Turns[Piece]):
         kept = self.turns
         while kept and len(self._llm.chat_ids(self._messages(kept, question))) > longest - room:
             kept = kept[1:]
-        return kept
+        return kept, self._llm.stream(self._messages(kept, question), self._params)

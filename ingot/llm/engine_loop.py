@@ -1,14 +1,7 @@
 """The one thread that steps for every caller.
 
-Covers the way between callers and executor. What callers want goes in by one queue, which any thread may
-fill, also from a finalizer: orders, run between two steps. Results go out by a queue of each
-caller. Nothing else is shared, so there is no lock, and an interrupt of a caller's thread meets no step.
-
-    loop.start(call)
-    loop.wait(call)      # now the call's news are on their way
-
-Steps are taken while a caller waits. A stream that nobody advances moves on beside the others, holds up none
-of them, and does not run by itself.
+Orders go in by one queue, which any thread may fill, also from a finalizer, and run between two steps.
+Results go out by a queue per caller. Nothing else is shared, so there is no lock.
 """
 
 from __future__ import annotations
@@ -30,7 +23,10 @@ Orders = SimpleQueue[Callable[[], None] | None]
 
 
 class ExecutorLoop:
-    """Callers' side of an executor; safe to use from any thread. Its thread ends with it."""
+    """Callers' side of an executor, for any thread; the loop's thread ends with it. Steps are taken while a
+    call waits: a stream that nobody advances moves on beside the others, holds up none, and does not run by
+    itself.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._requests = ActiveRequests(executor)
@@ -44,7 +40,6 @@ class ExecutorLoop:
         self._stop()
 
     def start(self, call: Call) -> None:
-        """Queue a call's requests."""
         self._order(partial(self._requests.start, call))
 
     def wait(self, call: Call) -> None:
@@ -70,8 +65,8 @@ class ExecutorLoop:
         return value
 
     def settle(self, work: Callable[[], object]) -> None:
-        """``between_steps`` for what finalizers call: in the thread of a loop, which cannot wait for itself,
-        if garbage is collected there, or when the process ends and the loop has ended before.
+        """``between_steps`` for finalizers, which may run in the thread of a loop, which cannot wait for
+        itself, or after the loop has ended.
         """
         if self._thread.is_alive() and not isinstance(threading.current_thread(), _LoopThread):
             self.between_steps(work)

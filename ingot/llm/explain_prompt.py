@@ -1,16 +1,9 @@
-"""A request explained before it runs.
-
-Covers the collection of what decides an answer beside the weights: the exact prompt and its split into
-tokens, what ends it, and where every sampling value is from. Runs nothing and needs no weights; what Hugging
-Face would do is compared in ``generate_rules``.
-
-    explain_request(manifest, text, [{"role": "user", "content": "Hi"}], {"temperature": 0.7})
-"""
+"""A request explained before it runs, without weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from ingot.config.decoder_config import DecoderConfig
@@ -18,8 +11,14 @@ from ingot.config.sampling_params import VALUE_NAMES, SamplingParams, named_valu
 from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
 from ingot.errors import RequestError
-from ingot.llm.explanation import Explanation, SamplingValue, TokenPiece
-from ingot.llm.generate_rules import GenerateCall, generate_differences
+from ingot.llm.explanation import Explanation, Origin, SamplingValue, StopRule, TokenPiece
+from ingot.llm.generate_rules import (
+    CONFIG,
+    CONFIG_OR_TOKENIZER,
+    GenerateCall,
+    eos_ids,
+    generate_differences,
+)
 from ingot.llm.picture_prompts import with_inputs
 from ingot.llm.prompt_inputs import (
     Chat,
@@ -29,9 +28,9 @@ from ingot.llm.prompt_inputs import (
     prompt_pieces,
     with_chat_stops,
 )
-from ingot.llm.sampling_defaults import SAMPLED_FIELDS, Defaults, read_defaults
-from ingot.llm.stop_origins import stop_rules
+from ingot.llm.sampling_defaults import READ_FIELDS, SAMPLED_FIELDS, Defaults, read_defaults
 from ingot.runtime.scheduling.inputs import no_inputs
+from ingot.text.chat.chat_format import ChatML
 from ingot.text.chat.chat_pictures import MARK
 from ingot.text.prompt import Embeddings, Input, Piece, Prompt
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -55,24 +54,29 @@ def explain_request(
     """
     defaults = read_defaults(manifest.generation)
     wanted, given = _values(defaults, params)
-    prompt = _unread(prompt) if manifest.model.modality.in_messages else prompt
-    pieces, is_chat = prompt_pieces(prompt, text)
-    read = _Read.of(pieces, manifest.model, text.tokenizer)
-    ids = read.ids
-    used = with_chat_stops(wanted, text) if is_chat else wanted
+    chat = Chat.of(prompt) if is_conversation(prompt) else None  # type: ignore[arg-type]
+    if chat is not None and manifest.model.modality.in_messages:
+        chat = replace(chat, messages=with_inputs(chat.messages, lambda part, where: Input(None)))
+    pieces, _ = prompt_pieces(prompt if chat is None else chat, text)
+    ids, tokens, prompt_text = _read(pieces, manifest.model, text.tokenizer)
+    used = wanted if chat is None else with_chat_stops(wanted, text)
     limit = manifest.build.max_seq_len
     room = max(limit - len(ids), 0)
-    chat = Chat.of(prompt) if is_chat else None  # type: ignore[arg-type]
-    messages = None if chat is None else chat.messages
-    rendered = None if chat is None else _rendered(chat, text)
-    stops = stop_rules(manifest, text, used, wanted)
+    messages = rendered = chat_format = None
+    notes = list(_notes(ids, text, used, manifest))
+    if chat is not None and text.chat is not None:
+        messages, chat_format = chat.messages, text.chat.name
+        rendered = text.chat.prompt_text(messages, tokenizer=text.tokenizer, variables=chat.variables)
+        if len(text.chat.prompt_text(messages, variables=chat.variables)) > len(rendered):
+            notes.append("the chat format's window dropped the oldest turns of the conversation")
+    stops = tuple(_stop_rules(manifest, text, used, wanted))
     call = GenerateCall(manifest, text, wanted, given, len(ids), room, messages, rendered, stops)
     return Explanation(
-        kind=_kind(prompt, is_chat),
-        chat_format=text.chat.name if is_chat and text.chat is not None else None,
-        prompt_text=read.text,
+        kind=_kind(prompt) if chat is None else "conversation",
+        chat_format=chat_format,
+        prompt_text=prompt_text,
         rendered_text=rendered,
-        tokens=read.tokens,
+        tokens=tokens,
         num_prompt_tokens=len(ids),
         max_seq_len=limit,
         room=room,
@@ -83,52 +87,8 @@ def explain_request(
         choice=_choice(used),
         seed=_seed_rule(used),
         differences=tuple(generate_differences(call)),
-        notes=tuple(_notes(chat, ids, text, used, manifest)),
+        notes=tuple(notes),
     )
-
-
-def _unread(prompt: PromptLike | Messages) -> PromptLike | Messages:
-    """A conversation with an input of no values in the place of each picture; all else as it is."""
-    if not is_conversation(prompt):
-        return prompt
-    chat = Chat.of(prompt)  # type: ignore[arg-type]
-    return replace(chat, messages=with_inputs(chat.messages, lambda part, where: Input(None)))
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A prompt as the model reads it; a picture, which is not read, as its placeholders."""
-
-    ids: list[int]
-    tokens: tuple[TokenPiece, ...]
-    text: str | None
-
-    @classmethod
-    def of(cls, pieces: Sequence[Piece], model: DecoderConfig, tokenizer: Tokenizer | None) -> _Read:
-        """Raises:
-        RequestError: the model takes no such input.
-        """
-        ids: list[int] = []
-        tokens: list[TokenPiece] = []
-        texts: list[str | None] = []
-        for piece in pieces:
-            if isinstance(piece, Embeddings):
-                what = "only text and token ids are taken here"
-                raise RequestError(what, seen="embeddings", fix="the prompt")
-            if isinstance(piece, Input) and not model.placeholders:
-                raise no_inputs()
-            if isinstance(piece, Input):
-                assert model.encoder is not None
-                stands = TokenPiece(model.encoder.placeholder_id, MARK, None, special=True)
-                ids += [stands.id] * model.placeholders
-                tokens += [stands] * model.placeholders
-                texts.append(MARK)
-            else:
-                ids += piece
-                tokens += [_piece(i, tokenizer) for i in piece]
-                texts.append(_joined(piece, tokenizer))
-        whole = None if tokenizer is None else "".join(text or "" for text in texts)
-        return cls(ids, tuple(tokens), whole)
 
 
 def _values(defaults: Defaults, params: Given) -> tuple[SamplingParams, frozenset[str]]:
@@ -142,9 +102,7 @@ def _values(defaults: Defaults, params: Given) -> tuple[SamplingParams, frozense
     return defaults.params.replace(**named), frozenset(named)
 
 
-def _kind(prompt: object, is_chat: bool) -> Literal["text", "conversation", "token ids", "parts"]:
-    if is_chat:
-        return "conversation"
+def _kind(prompt: object) -> Literal["text", "token ids", "parts"]:
     if isinstance(prompt, str):
         return "text"
     parts = Prompt.of(prompt).parts
@@ -153,27 +111,74 @@ def _kind(prompt: object, is_chat: bool) -> Literal["text", "conversation", "tok
     return "text" if isinstance(parts[0], str) else "token ids"
 
 
-def _rendered(chat: Chat, text: TextParts) -> str:
-    assert text.chat is not None  # prompt_entry has made its ids
-    return text.chat.prompt_text(chat.messages, tokenizer=text.tokenizer, variables=chat.variables)
+def _read(
+    pieces: Sequence[Piece], model: DecoderConfig, tokenizer: Tokenizer | None
+) -> tuple[list[int], tuple[TokenPiece, ...], str | None]:
+    """Ids, tokens and text of a prompt as the model reads it; a picture is not read: its placeholders stand
+    for it. Raises RequestError where the model takes no such input.
+    """
+    ids: list[int] = []
+    tokens: list[TokenPiece] = []
+    texts: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, Embeddings):
+            what = "only text and token ids are taken here"
+            raise RequestError(what, seen="embeddings", fix="the prompt")
+        if isinstance(piece, Input):
+            if not model.placeholders:
+                raise no_inputs()
+            assert model.encoder is not None
+            stands = TokenPiece(model.encoder.placeholder_id, MARK, None, special=True)
+            ids += [stands.id] * model.placeholders
+            tokens += [stands] * model.placeholders
+            texts.append(MARK)
+            continue
+        ids += piece
+        tokens += [_token(i, tokenizer) for i in piece]
+        if tokenizer is not None and tokenizer.joins_bytes:
+            texts.append(b"".join(map(tokenizer.token_bytes, piece)).decode("utf-8", "backslashreplace"))
+        elif tokenizer is not None:
+            texts.append(tokenizer.decode(piece, skip_special_tokens=False))
+    return ids, tuple(tokens), None if tokenizer is None else "".join(texts)
 
 
-def _joined(ids: list[int], tokenizer: Tokenizer | None) -> str | None:
-    """The text of all ids, special tokens included."""
-    if tokenizer is None:
-        return None
-    if not tokenizer.joins_bytes:
-        return tokenizer.decode(ids, skip_special_tokens=False)
-    return b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "backslashreplace")
-
-
-def _piece(token_id: int, tokenizer: Tokenizer | None) -> TokenPiece:
+def _token(token_id: int, tokenizer: Tokenizer | None) -> TokenPiece:
     data = b"" if tokenizer is None else tokenizer.token_bytes(token_id)
     if tokenizer is None or not data:
         return TokenPiece(token_id, None, None, False)
     text = data.decode("utf-8", "backslashreplace")
     whole = data == data.decode("utf-8", "replace").encode()
     return TokenPiece(token_id, text, None if whole else data.hex(" "), tokenizer.is_special(token_id))
+
+
+def _stop_rules(
+    manifest: Manifest, text: TextParts, used: SamplingParams, wanted: SamplingParams
+) -> Iterator[StopRule]:
+    """Every id and string that can end the answer; ``used``: the ``wanted`` values with the chat format's
+    stop strings. An engine does not keep config.json: an id that nothing else names was named there.
+    """
+    tokenizer, chat = text.tokenizer, text.chat
+    named = eos_ids(manifest.generation)
+    of_chat = () if tokenizer is None or chat is None else chat.stop_ids(tokenizer)
+    for token in sorted({*manifest.stop_ids, *used.stop_token_ids}):
+        asked = token in used.stop_token_ids
+        origins = []
+        if token in manifest.stop_ids:
+            is_eos = tokenizer is not None and token == tokenizer.eos_id
+            origins += ["generation_config"] if token in named else []
+            origins += ["tokenizer"] if is_eos and token in of_chat else []
+            origins += (
+                ["chat format"] if token in of_chat and (not is_eos or isinstance(chat, ChatML)) else []
+            )
+            origins = origins or [CONFIG_OR_TOKENIZER if is_eos and not named else CONFIG]
+        shown = None if tokenizer is None else tokenizer.token_text(token) or None
+        yield StopRule(
+            shown, token, (*origins, *(["request"] if asked else [])), asked or not used.ignore_eos
+        )
+    own = used.stop[len(wanted.stop) :]
+    for string in dict.fromkeys(used.stop):
+        places = (("request", wanted.stop), ("chat format", own))
+        yield StopRule(string, None, tuple(name for name, given in places if string in given), True)
 
 
 def _sampling(
@@ -183,50 +188,34 @@ def _sampling(
     defaults: Defaults,
     generation: Mapping[str, Any],
 ) -> Iterator[SamplingValue]:
-    whole = wanted is not defaults.params
-    for name in VALUE_NAMES:
-        value = getattr(used, name)
-        same = not whole or getattr(wanted, name) == getattr(defaults.params, name)
-        if name in given:
-            yield SamplingValue(name, value, "request", _given_note(name, used, generation))
-        elif name in defaults.used and same:
-            yield SamplingValue(name, value, "generation_config", _used_note(name, used, generation))
-        else:
-            yield SamplingValue(
-                name, value, "default", _default_note(name, used, wanted, defaults, generation)
-            )
-
-
-def _given_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
-    if name in SAMPLED_FIELDS[1:] and used.temperature == 0:
-        return "no effect: temperature 0 is greedy"
-    stored, value = generation.get(name), getattr(used, name)
-    is_read = name in (*SAMPLED_FIELDS, "repetition_penalty", "max_new_tokens")
-    return f"generation_config says {stored}" if is_read and stored not in (None, value) else None
-
-
-def _used_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
-    if name == "temperature" and generation.get(name) is None:
-        return "do_sample is true and no temperature is given"
-    return "no effect: temperature 0 is greedy" if name in SAMPLED_FIELDS and used.temperature == 0 else None
-
-
-def _default_note(
-    name: str, used: SamplingParams, wanted: SamplingParams, defaults: Defaults, generation: Mapping[str, Any]
-) -> str | None:
-    stored = generation.get(name)
-    if name in defaults.refused:
-        return f"generation_config says {stored}, which is out of range"
-    if name in defaults.used:
-        return f"the request sets all values; generation_config says {stored}"
-    if (
-        name in SAMPLED_FIELDS
-        and stored not in (None, getattr(used, name))
-        and not generation.get("do_sample")
-    ):
-        return f"generation_config says {stored}, but not do_sample: true"
+    greedy = "no effect: temperature 0 is greedy" if used.temperature == 0 else None
     extra = used.stop[len(wanted.stop) :]
-    return f"from the chat format: {', '.join(map(repr, extra))}" if name == "stop" and extra else None
+    for name in VALUE_NAMES:
+        value, stored = getattr(used, name), generation.get(name)
+        differs = stored not in (None, value)
+        sampled = name in SAMPLED_FIELDS
+        origin: Origin = "default"
+        note = None
+        if name in given:
+            origin = "request"
+            if greedy and sampled and name != "temperature":
+                note = greedy
+            elif differs and (sampled or name in READ_FIELDS):
+                note = f"generation_config says {stored}"
+        elif name in defaults.used and getattr(wanted, name) == getattr(defaults.params, name):
+            origin = "generation_config"
+            note = greedy if sampled else None
+            if name == "temperature" and stored is None:
+                note = "do_sample is true and no temperature is given"
+        elif name in defaults.refused:
+            note = f"generation_config says {stored}, which is out of range"
+        elif name in defaults.used:
+            note = f"the request sets all values; generation_config says {stored}"
+        elif sampled and differs and not generation.get("do_sample"):
+            note = f"generation_config says {stored}, but not do_sample: true"
+        elif name == "stop" and extra:
+            note = f"from the chat format: {', '.join(map(repr, extra))}"
+        yield SamplingValue(name, value, origin, note)
 
 
 def _rules(params: SamplingParams, manifest: Manifest) -> Iterator[str]:
@@ -278,9 +267,7 @@ def _seed_rule(params: SamplingParams) -> str:
     )
 
 
-def _notes(
-    chat: Chat | None, ids: list[int], text: TextParts, params: SamplingParams, manifest: Manifest
-) -> Iterator[str]:
+def _notes(ids: list[int], text: TextParts, params: SamplingParams, manifest: Manifest) -> Iterator[str]:
     limit, vocabulary = manifest.build.max_seq_len, manifest.model.vocab_size
     if not ids:
         yield "refused: the prompt is empty"
@@ -298,7 +285,3 @@ def _notes(
         yield "beam search ends at stop ids only: stop strings cut the text afterwards"
     if params.stop and text.tokenizer is None:
         yield "refused: the engine has no tokenizer to find stop strings with"
-    if chat is not None and text.chat is not None:
-        whole = text.chat.prompt_text(chat.messages, variables=chat.variables)
-        if len(whole) > len(_rendered(chat, text)):
-            yield "the chat format's window dropped the oldest turns of the conversation"

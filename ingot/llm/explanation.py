@@ -1,9 +1,4 @@
-"""What an explanation of a request says.
-
-Covers its shape, which travels as JSON.
-
-    Explanation.from_json(explanation.to_json()) == explanation
-"""
+"""What an explanation of a request says."""
 
 from __future__ import annotations
 
@@ -97,5 +92,4 @@ class Explanation(JsonConfig):
     notes: tuple[str, ...]
 
     def value(self, name: str) -> SamplingValue:
-        """The sampling value of this name."""
         return next(v for v in self.sampling if v.name == name)

@@ -1,11 +1,8 @@
 """What Hugging Face's ``generate`` would do differently for a request.
 
-Covers the rules of transformers 5 (read in 5.23: ``GenerationMixin``, ``GenerationConfig``) that differ from
-Ingot's. Imports nothing of it: the rules are written down, not run. The call compared with is
-``model.generate`` with the prompt of the same tokenizer, the checkpoint's generation_config, and the values
-that the request names.
-
-    for sentence in generate_differences(call): print(sentence)
+The rules of transformers 5 (read in 5.23: ``GenerationMixin``, ``GenerationConfig``) are written down, not
+run. The call compared with is ``model.generate`` with the prompt of the same tokenizer, the checkpoint's
+generation_config, and the values that the request names.
 """
 
 from __future__ import annotations
@@ -19,43 +16,22 @@ from ingot.engine.engine_text import TextParts
 from ingot.engine.manifest import Manifest
 from ingot.llm.explanation import StopRule
 from ingot.llm.sampling_defaults import read_defaults
-from ingot.llm.stop_origins import CONFIG, CONFIG_OR_TOKENIZER, eos_ids
 from ingot.text.chat.chat_format import ChatML, FramedFormat
 
+CONFIG, CONFIG_OR_TOKENIZER = "config.json", "config.json or tokenizer"  # origins of a stop id
 _NEW_TOKENS = 20  # when neither call nor generation_config names a length
-_VALUES = {
-    "top_k": 50,
-    "top_p": 1.0,
-    "min_p": None,
-    "temperature": 1.0,
-}  # what generate takes where none is named
+# What generate takes where none is named.
+_DEFAULTS = {"top_k": 50, "top_p": 1.0, "min_p": None, "temperature": 1.0}
 # Keys of a generation_config that generate obeys and Ingot does not read → values that change nothing.
 _OBEYED: dict[str, tuple[Any, ...]] = {
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "no_repeat_ngram_size": (0,),
-    "bad_words_ids": ([],),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "exponential_decay_length_penalty": (),
-    "sequence_bias": ({},),
-    "guidance_scale": (1,),
-    "renormalize_logits": (False,),
-    "stop_strings": ([],),
-    "max_time": (),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "watermarking_config": (),
-}
-_OBEYED_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "typical_p": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "top_h": (),
-}
-_OBEYED_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,), "early_stopping": (False,)}
+    "min_length": (0,), "min_new_tokens": (0,), "no_repeat_ngram_size": (0,), "bad_words_ids": ([],),
+    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "forced_bos_token_id": (),
+    "forced_eos_token_id": (), "exponential_decay_length_penalty": (), "sequence_bias": ({},),
+    "guidance_scale": (1,), "renormalize_logits": (False,), "stop_strings": ([],), "max_time": (),
+    "num_beams": (1,), "num_return_sequences": (1,), "watermarking_config": (),
+}  # fmt: skip
+_OBEYED_SAMPLING = {"typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": ()}
+_OBEYED_BEAMS = {"length_penalty": (1,), "early_stopping": (False,)}
 _OUR_NAMES = {"num_return_sequences": "n", "stop_strings": "stop", "min_length": "min_new_tokens"}
 
 
@@ -95,6 +71,16 @@ class GenerateCall:
         """Whether generate draws: the request has no name for do_sample."""
         return bool(self.generation.get("do_sample"))
 
+    @property
+    def hf_ends(self) -> tuple[Sequence[int], str]:
+        """The ids that end generate's answer, and where they are from."""
+        if self.params.stop_token_ids:
+            return self.params.stop_token_ids, "the call, which overrides generation_config"
+        if self.generation:
+            return eos_ids(self.generation), "generation_config"
+        own = {CONFIG, CONFIG_OR_TOKENIZER}
+        return [s.id for s in self.stops if s.id is not None and own & set(s.origins)], CONFIG
+
     def hf_value(self, name: str, default: Any) -> Any:
         """The value that generate takes: the request's, generation_config's, its default."""
         if name in self.given:
@@ -103,15 +89,16 @@ class GenerateCall:
         return default if stored is None else stored
 
 
+def eos_ids(generation: dict[str, Any]) -> tuple[int, ...]:
+    """``eos_token_id`` of a generation_config, which is an id, a list of ids, or absent."""
+    named = generation.get("eos_token_id")
+    return tuple(named) if isinstance(named, (list, tuple)) else () if named is None else (named,)
+
+
 def generate_differences(call: GenerateCall) -> Iterator[str]:
     """A sentence for each difference that this request meets on this engine; its subject is ``generate``."""
-    yield from _prompt(call)
-    yield from _length(call)
-    yield from _ends(call)
-    yield from _choice(call)
-    yield from _penalties(call)
-    yield from _obeyed(call)
-    yield from _answers(call)
+    for rule in (_prompt, _length, _ends, _choice, _values, _answers):
+        yield from rule(call)
 
 
 def _prompt(call: GenerateCall) -> Iterator[str]:
@@ -130,23 +117,17 @@ def _prompt(call: GenerateCall) -> Iterator[str]:
                 f"gets a second {shown} (id {token}) at the start when the rendered prompt is "
                 "encoded by tokenizer(text), unless add_special_tokens=False"
             )
-    typed = [] if isinstance(chat, ChatML) else _typed(call.messages, tokenizer.special_tokens)
-    if typed:
+    contents = " ".join(str(message.get("content")) for message in call.messages)
+    typed = [text for text in tokenizer.special_tokens if text in contents]
+    if typed and not isinstance(chat, ChatML):
         yield (
             f"turns {', '.join(typed)} inside a message into a control token, as its tokenizer does "
             "in any text; in Ingot it stays text"
         )
 
 
-def _typed(messages: Any, specials: dict[str, int]) -> list[str]:
-    """Special tokens that are spelled inside messages."""
-    contents = " ".join(str(message.get("content")) for message in messages)
-    return [text for text in specials if text in contents]
-
-
 def _length(call: GenerateCall) -> Iterator[str]:
     wanted, stored = call.params.max_new_tokens, call.generation.get("max_length")
-    stored = stored if isinstance(stored, int) else None
     ours = call.room if wanted is None else min(wanted, call.room)
     theirs = call.hf_value("max_new_tokens", None)
     if theirs is not None:
@@ -154,7 +135,7 @@ def _length(call: GenerateCall) -> Iterator[str]:
             limit = f"the engine's limit is {call.manifest.build.max_seq_len} tokens in total"
             reason = limit if ours == call.room else "the request's limit"
             yield f"stops after {theirs} new tokens; Ingot after {ours}: {reason}"
-    elif stored is not None:
+    elif isinstance(stored, int):
         left = stored - call.num_prompt_tokens
         if left != ours:
             does = f"stops after {left} new tokens" if left > 0 else "raises ValueError"
@@ -169,13 +150,13 @@ def _length(call: GenerateCall) -> Iterator[str]:
 
 
 def _ends(call: GenerateCall) -> Iterator[str]:
-    theirs, source = _hf_ends(call)
-    ours = [s for s in call.stops if s.id is not None and s.active]
-    extra = [s for s in ours if s.id not in theirs]
+    theirs, source = call.hf_ends
+    ours = {s.id: s.text for s in call.stops if s.id is not None and s.active}
+    extra = [token for token in ours if token not in theirs]
     if extra:
-        named = ", ".join(f"{s.id} {s.text}" if s.text else str(s.id) for s in extra)
+        named = ", ".join(f"{token} {ours[token]}" if ours[token] else str(token) for token in extra)
         yield f"does not stop at {named}: its eos_token_id is {list(theirs) or None}, from {source}"
-    missed = [i for i in theirs if i not in {s.id for s in ours}]
+    missed = [token for token in theirs if token not in ours]
     if missed:
         yield f"still stops at {', '.join(map(str, missed))}: it has no ignore_eos"
     strings = [s.text for s in call.stops if s.id is None]
@@ -187,19 +168,8 @@ def _ends(call: GenerateCall) -> Iterator[str]:
     if call.params.min_new_tokens and extra:
         yield (
             f"bans only its eos_token_id before {call.params.min_new_tokens} new tokens are "
-            "generated; Ingot bans "
-            f"{', '.join(str(s.id) for s in extra)} too"
+            f"generated; Ingot bans {', '.join(map(str, extra))} too"
         )
-
-
-def _hf_ends(call: GenerateCall) -> tuple[Sequence[int], str]:
-    """The ids that end generate's answer, and where they are from."""
-    if call.params.stop_token_ids:
-        return call.params.stop_token_ids, "the call, which overrides generation_config"
-    if call.generation:
-        return eos_ids(call.generation.get("eos_token_id")), "generation_config"
-    from_config = {CONFIG, CONFIG_OR_TOKENIZER}
-    return [s.id for s in call.stops if s.id is not None and from_config & set(s.origins)], "config.json"
 
 
 def _choice(call: GenerateCall) -> Iterator[str]:
@@ -225,13 +195,12 @@ def _choice(call: GenerateCall) -> Iterator[str]:
 def _draw(call: GenerateCall) -> Iterator[str]:
     """Both draw: the values that differ."""
     refused = read_defaults(call.generation).refused
-    for name, default in _VALUES.items():
+    for name, default in _DEFAULTS.items():
         theirs, ours = call.hf_value(name, default), getattr(call.params, name)
         if name in refused and name not in call.given:
             yield f"uses generation_config's {name} {theirs} as it is; Ingot refuses it and uses {ours:g}"
         elif (theirs or 0) != ours:
-            stored = name in call.generation and call.generation[name] is not None
-            source = "generation_config" if stored else "its own default"
+            source = "its own default" if call.generation.get(name) is None else "generation_config"
             all_tokens = " (all tokens)" if name == "top_k" and ours == 0 else ""
             yield f"uses {name} {theirs}, {source}; Ingot uses {ours:g}{all_tokens}"
     if call.params.seed is not None:
@@ -241,43 +210,34 @@ def _draw(call: GenerateCall) -> Iterator[str]:
         )
 
 
-def _penalties(call: GenerateCall) -> Iterator[str]:
+def _values(call: GenerateCall) -> Iterator[str]:
+    """Penalties, and what only generate reads of a generation_config."""
     theirs, ours = call.hf_value("repetition_penalty", 1.0), call.params.repetition_penalty
     if theirs != ours:
         yield f"uses repetition_penalty {theirs}, generation_config; Ingot uses {ours:g}"
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(call.params, name):
             yield f"has no {name} (here {getattr(call.params, name):g})"
-
-
-def _obeyed(call: GenerateCall) -> Iterator[str]:
-    obeyed = dict(_OBEYED)
-    if call.hf_samples:
-        obeyed |= _OBEYED_SAMPLING
-    if call.params.num_beams > 1:
-        obeyed |= _OBEYED_BEAMS
+    obeyed = _OBEYED | (_OBEYED_SAMPLING if call.hf_samples else {})
+    obeyed |= _OBEYED_BEAMS if call.params.num_beams > 1 else {}
     for name, neutral in obeyed.items():
         stored = call.generation.get(name)
-        if stored is None or stored in neutral or _OUR_NAMES.get(name, name) in call.given:
-            continue
-        yield f"applies {name} {stored} from generation_config, which Ingot does not read"
+        if not (stored is None or stored in neutral or _OUR_NAMES.get(name, name) in call.given):
+            yield f"applies {name} {stored} from generation_config, which Ingot does not read"
 
 
 def _answers(call: GenerateCall) -> Iterator[str]:
-    params = call.params
-    if params.n == 1:
+    count = call.params.n
+    if count == 1:
         return
-    if params.num_beams == 1 and not call.hf_samples:
+    if call.params.num_beams == 1 and not call.hf_samples:
         unless = " unless the call sets do_sample=True" if call.samples else ""
-        yield f"raises ValueError{unless}: greedy search gives one answer, not {params.n}"
+        yield f"raises ValueError{unless}: greedy search gives one answer, not {count}"
         return
-    theirs, source = _hf_ends(call)
-    pad = call.generation.get("pad_token_id")
-    filler = pad if pad is not None else next(iter(theirs), None)
+    theirs, source = call.hf_ends
+    filler, why = call.generation.get("pad_token_id"), "pad_token_id"
+    if filler is None:
+        filler = next(iter(theirs), None)
+        why = f"the first eos_token_id, from {source}, since there is no pad_token_id"
     if filler is not None:
-        why = (
-            "pad_token_id"
-            if pad is not None
-            else f"the first eos_token_id, from {source}, since there is no pad_token_id"
-        )
-        yield f"pads the shorter of the {params.n} answers with id {filler} ({why}); Ingot does not pad"
+        yield f"pads the shorter of the {count} answers with id {filler} ({why}); Ingot does not pad"

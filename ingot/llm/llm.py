@@ -1,10 +1,4 @@
-"""The Python API: an engine that answers.
-
-Covers the way from prompts and messages to outputs.
-
-    llm = LLM("engine", device="auto")
-    llm.generate(["Hello"], SamplingParams(max_new_tokens=16))[0].text
-"""
+"""The Python API: an engine that answers."""
 
 from __future__ import annotations
 
@@ -27,16 +21,14 @@ from ingot.device import dtype_name, resolve_device
 from ingot.engine.engine_loader import Engine
 from ingot.errors import EngineError, RequestError
 from ingot.llm.active_requests import ActiveRequest
-from ingot.llm.batch_calls import Calls, Progress, only_async_pieces, only_pieces
-from ingot.llm.cross_attention_call import cross_attention
-from ingot.llm.embedding_call import embed, with_text
+from ingot.llm.batch_calls import Calls, Progress, keeping, only_async_pieces, only_pieces, pooled
 from ingot.llm.explain_prompt import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.open_engine import executor_of, open_engine
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.picture_prompts import Pictures, encoded
 from ingot.llm.prompt_inputs import Chat, Entry, Messages, PromptLike, prompt_entry, split_prompts
-from ingot.llm.sampling_defaults import default_params, named_params, params_for
+from ingot.llm.sampling_defaults import default_params, params_for
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.tap import Seen, tap
 from ingot.text.chat.chat_renderer import ChatFormat
@@ -46,16 +38,17 @@ from ingot.text.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from ingot.image.image_reader import Source
 
+Prompts = PromptLike | Messages | Sequence[PromptLike | Messages]
+Params = SamplingParams | Sequence[SamplingParams] | None  # one for all prompts, or one for each
+
 
 class LLM:
-    """An engine, or a checkpoint assembled in memory, ready to generate.
+    """An engine, or a checkpoint assembled in memory, ready to generate; a context manager that closes it.
 
-    Any number of threads and asyncio tasks may use it at once: their requests share steps. Whoever is
-    interrupted or cancelled, or drops a stream, ends his own requests alone. ``with LLM(path) as llm`` closes
-    it at the end.
+    Any number of threads and asyncio tasks may use it at once: their requests share steps. A caller that is
+    interrupted or cancelled, or drops a stream, ends its own requests alone.
 
-    An engine without a proof, or one whose last ``ingot verify`` on this machine failed, says so in a warning
-    that is logged.
+    An engine without a proof, or whose last ``ingot verify`` on this machine failed, is logged as a warning.
 
     Args:
         path: an engine folder, a checkpoint folder, or a Hugging Face id.
@@ -69,7 +62,7 @@ class LLM:
     Raises:
         ConfigError: a limit is larger than the engine's, or a value is the build's alone.
         EngineError, CheckpointError: the folder cannot be loaded.
-        DeviceError: the device is not there, or too small.
+        DeviceError: the device is missing, or too small.
     """
 
     def __init__(
@@ -98,10 +91,8 @@ class LLM:
 
     @classmethod
     def of_engine(cls, engine: Engine, runtime: RuntimeConfig | None = None) -> Self:
-        """An engine that is loaded already, whatever its proof says.
-
-        Raises:
-            OutOfMemoryError: the device is too small.
+        """An engine that is loaded already, whatever its proof says; OutOfMemoryError where the device is too
+        small.
         """
         llm = cls.__new__(cls)
         llm._setup(engine, runtime or RuntimeConfig())
@@ -129,7 +120,7 @@ class LLM:
 
         Raises:
             CheckpointError: the config cannot be read, or its architecture is unknown.
-            DeviceError: the device is not there, or too small.
+            DeviceError: the device is missing, or too small.
         """
         place = resolve_device(device)
         engine = engine_from_config(
@@ -169,8 +160,8 @@ class LLM:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
-        """End all requests, and let go of weights and caches. Calls that wait get an EngineError, and so does
-        whoever uses it later. Closing it again does nothing.
+        """End all requests, and free weights and caches. Calls that wait, and later ones, get an EngineError.
+        Closing it again does nothing.
         """
         if "_calls" in vars(self):
             self._calls.loop.close()
@@ -201,8 +192,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        params: Params = None,
         *,
         progress: Progress | None = None,
         **values: Unpack[SamplingValues],
@@ -223,10 +214,7 @@ class LLM:
         return self._calls.generate(self._requests(prompts, params, values), progress)
 
     async def agenerate(
-        self,
-        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **values: Unpack[SamplingValues],
+        self, prompts: Prompts, params: Params = None, **values: Unpack[SamplingValues]
     ) -> list[Output]:
         """``generate`` for asyncio; a task that is cancelled ends its requests."""
         return await self._calls.agenerate(self._requests(prompts, params, values))
@@ -290,8 +278,7 @@ class LLM:
             RequestError: it cannot be read, or the engine takes no pictures.
         """
         picture = image if isinstance(image, Input) else self.read_image(image)
-        encode = partial(encoded, self.engine, picture)
-        return self._calls.loop.between_steps(encode)
+        return self._calls.loop.between_steps(partial(encoded, self.engine, picture))
 
     def read_image(self, image: Source) -> Input:
         """A picture as a ``Prompt`` takes it, and a message in a part ``{"type": "input", "input": …}``: what
@@ -310,11 +297,8 @@ class LLM:
     ) -> Generator[Piece, None, None]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
 
-        The request is checked at once, starts with the first piece, and is aborted when the iterator is
-        closed. Several streams, and calls of ``generate``, may be open side by side.
-
-        Raises:
-            RequestError: as ``generate``.
+        The request is checked at once, as by ``generate``, starts with the first piece, and is aborted when
+        the iterator is closed. Several streams, and calls of ``generate``, may be open side by side.
         """
         return only_pieces(self._calls.stream(self._requests(prompt, params, values, one=True)))
 
@@ -324,39 +308,24 @@ class LLM:
         params: SamplingParams | None = None,
         **values: Unpack[SamplingValues],
     ) -> AsyncGenerator[Piece, None]:
-        """``stream`` for asyncio. Cancelling the task that reads, or ``aclose()``, ends the request.
-
-        Raises:
-            RequestError: as ``generate``.
-        """
+        """``stream`` for asyncio. Cancelling the task that reads, or ``aclose()``, ends the request."""
         return only_async_pieces(self._calls.astream(self._requests(prompt, params, values, one=True)))
 
     def stream_many(
-        self,
-        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **values: Unpack[SamplingValues],
+        self, prompts: Prompts, params: Params = None, **values: Unpack[SamplingValues]
     ) -> Iterator[tuple[int, Piece]]:
-        """Answer prompts, all in flight together, piece by piece: (position of the prompt, piece).
-
-        The requests are checked at once, start with the first piece, and are aborted when the iterator is
-        closed.
-
-        Raises:
-            RequestError: as ``generate``.
-        """
+        """``stream`` for several prompts, all in flight together: (position of the prompt, piece)."""
         return self._calls.stream(self._requests(prompts, params, values))
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
-        """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.
-
-        Row i is what the model expects after token i.
+        """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU; row i is what the
+        model expects after token i.
 
         Raises:
             RequestError: the prompt is empty, too long, holds unknown ids, or inputs that the model does not
                 take.
         """
-        return self._calls.read(self._read_entry(prompt), keep_logits)
+        return self._calls.read(self._read_entry(prompt), keep_logits).kept
 
     def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
         """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
@@ -364,7 +333,7 @@ class LLM:
         embeddings it is NaN: they are no tokens.
         """
         entry = self._read_entry(prompt)
-        found = self._calls.read(entry, keep_likelihood(entry.ids))
+        found = self._calls.read(entry, keep_likelihood(entry.ids)).kept
         for rows in (given for given in entry.inputs if not given.encodes):
             found[max(rows.place - 1, 0) : rows.end - 1] = torch.nan
         return found
@@ -386,7 +355,16 @@ class LLM:
             RequestError: as ``logits``; or the prompt has no input, the model no such head.
         """
         entry, model = self._read_entry(prompt), self.engine.manifest.model
-        return cross_attention(self._calls, entry, model, heads, below)
+        if not model.crosses or not entry.inputs:
+            seen = f"{len(entry.inputs)} inputs, a model of wiring {model.wiring}"
+            fix = "a prompt with an input, for a model whose layers attend to one"
+            raise RequestError("there is no cross-attention", seen=seen, fix=fix)
+        bad = [(i, j) for i, j in heads if not (0 <= i < model.num_layers and 0 <= j < model.num_heads)]
+        if bad or not heads:
+            allowed = f"layer 0 to {model.num_layers - 1}, head 0 to {model.num_heads - 1}"
+            raise RequestError("the model has no such heads", seen=bad, allowed=allowed, fix="the heads")
+        reading = self._calls.read(entry, keep_likelihood(entry.ids, below), heads)
+        return reading.kept, reading.scores
 
     def embed(self, prompts: PromptLike | Sequence[PromptLike], pooling: str = "mean") -> torch.Tensor:
         """One vector per prompt, of its tokens' hidden states behind the final norm (not of unit length):
@@ -401,8 +379,15 @@ class LLM:
         Raises:
             RequestError: unknown pooling, or a prompt is empty (or too long …, as in ``logits``).
         """
-        entries = [self._read_entry(prompt) for prompt in with_text(split_prompts(prompts))]
-        return embed(self._calls, entries, pooling, self.engine.manifest.model.hidden_size)
+        texts = split_prompts(prompts)
+        for position, prompt in enumerate(texts, start=1):
+            if isinstance(prompt, str) and not prompt:  # a tokenizer's BOS would hide it
+                raise RequestError(f"prompt {position}: the text is empty", fix="leave it out")
+        entries, keep = [self._read_entry(prompt) for prompt in texts], keeping(pooling)  # type: ignore[arg-type]
+        if not entries:
+            return torch.empty(0, self.engine.manifest.model.hidden_size)
+        chunks = self._calls.read_hidden(entries, keep)
+        return torch.stack([pooled(c, len(e.ids), pooling) for c, e in zip(chunks, entries, strict=True)])
 
     def explain(
         self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
@@ -453,22 +438,14 @@ class LLM:
         expect_text(self.engine.manifest.model.modality, "a conversation", "Transcriber(ENGINE)")
 
     def _read_entry(self, prompt: PromptLike) -> Entry:
-        """Of a prompt that is no conversation."""
+        """The entry of a prompt that is no conversation."""
         return self._entry(Prompt.of(prompt))
 
-    def _params(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, values: Mapping[str, Any], count: int
-    ) -> list[SamplingParams]:
-        named = named_params(params, self.default_params, values)
-        return params_for(named, self.default_params, self.tokenizer, count)
+    def _params(self, params: Params, values: Mapping[str, Any], count: int) -> list[SamplingParams]:
+        return params_for(params, self.default_params, values, self.tokenizer, count)
 
     def _requests(
-        self,
-        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        values: Mapping[str, Any],
-        *,
-        one: bool = False,
+        self, prompts: Prompts, params: Params, values: Mapping[str, Any], *, one: bool = False
     ) -> list[ActiveRequest]:
         """Checked requests for one prompt, or for as many as there are."""
         many = [prompts] if one else split_prompts(prompts)

@@ -1,10 +1,4 @@
-"""From a path to an engine in memory, and to the executor that runs it.
-
-Covers the choice between an engine folder and a checkpoint, and the warning about an engine that is not
-proven.
-
-    executor = executor_of(open_engine("engine", torch.device("cpu")), runtime)
-"""
+"""From a path to an engine in memory, and to the executor that runs it."""
 
 from __future__ import annotations
 
@@ -52,17 +46,14 @@ def open_engine(
         return engine_in_memory(folder, device, compute_dtype, **given, **limits)
     refuse_build_values(Path(path), given)
     engine = load_engine(Path(path), device, compute_dtype, **limits)
-    doubt = standing(Path(path))
-    if doubt is not None:
+    if (doubt := standing(Path(path))) is not None:
         _log.warning("%s", doubt)
     return engine
 
 
 def executor_of(engine: Engine, runtime: RuntimeConfig) -> Executor:
-    """The executor of an engine; ``runtime`` without ``auto`` (``RuntimeConfig.of_engine``).
-
-    Raises:
-        OutOfMemoryError: the device is too small.
+    """The executor of an engine; ``runtime`` without ``auto`` (``RuntimeConfig.of_engine``). Raises
+    OutOfMemoryError where the device is too small.
     """
     limits = engine.manifest.build
     return make_executor(

@@ -1,10 +1,4 @@
-"""What a caller gets back, and how it is put together from the executor's updates.
-
-Covers the outputs' shapes, incremental text and stop strings.
-
-    assembler = AnswerAssembler(tokenizer, params, context=[])
-    piece = assembler.add(update)
-"""
+"""What a caller gets back, and how it is assembled from the executor's updates."""
 
 from __future__ import annotations
 
@@ -26,9 +20,9 @@ Reason = Literal["stop", "length", "abort"]
 class Answer:
     """One answer to a prompt.
 
-    ``text`` is None when the engine has no tokenizer. ``finish_reason`` is ``stop`` (an end token or stop
-    string, in ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token, of which
-    ``stop_logprob`` is the log-probability where these are wanted. ``score`` is a beam's.
+    ``text`` is None without a tokenizer. ``finish_reason`` is ``stop`` (by the end token or stop string in
+    ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token; ``stop_logprob`` is its
+    log-probability where these are wanted. ``score`` is a beam's.
     """
 
     text: str | None
@@ -49,32 +43,26 @@ class Output:
 
     @property
     def text(self) -> str | None:
-        """Text of the first answer."""
         return self.answers[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Token ids of the first answer, without an end token."""
         return self.answers[0].token_ids
 
     @property
     def finish_reason(self) -> Reason | None:
-        """Why the first answer ended."""
         return self.answers[0].finish_reason
 
     @property
     def stopped_by(self) -> int | str | None:
-        """The end token or stop string that ended the first answer."""
         return self.answers[0].stopped_by
 
     @property
     def score(self) -> float | None:
-        """Score of the first answer, when it is a beam's."""
         return self.answers[0].score
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Log-probabilities of the first answer's tokens, when they were asked for."""
         return self.answers[0].logprobs
 
 
@@ -104,13 +92,10 @@ class AnswerAssembler:
 
     @property
     def done(self) -> bool:
-        """Whether the answer has ended."""
         return self.answer.finish_reason is not None
 
     def add(self, update: Update) -> Piece:
-        """Take an update in; returns what it adds. After a stop string ``done`` is true before the
-        executor's end.
-        """
+        """What an update adds. After a stop string ``done`` is true before the executor ends the answer."""
         answer = self.answer
         text, kept = self._read(update.token_ids)
         answer.token_ids += kept
@@ -125,14 +110,13 @@ class AnswerAssembler:
         return Piece(text, tuple(kept), self._index, answer.finish_reason, tuple(logprobs))
 
     def abort(self) -> Piece:
-        """End the answer where it is."""
         text = self._finish(FinishReason.ABORT, None)
         if self.answer.text is not None:
             self.answer.text += text
         return Piece(text, (), self._index, self.answer.finish_reason)
 
     def _read(self, token_ids: tuple[int, ...]) -> tuple[str, list[int]]:
-        """Text that the tokens add, up to a stop string, and the tokens that were read until then."""
+        """Text that the tokens add up to a stop string, and the tokens up to there."""
         if self._detokenizer is None:
             return "", list(token_ids)
         text, kept = "", []

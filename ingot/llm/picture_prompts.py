@@ -1,10 +1,4 @@
-"""Pictures in conversations, made into inputs.
-
-Covers which parts of a message are pictures, and what they may be given as. Independent of chat formats.
-
-    pictures = Pictures(PictureFeatures(side=224))
-    messages = pictures.in_messages([{"role": "user", "content": [{"type": "image", "image": "cat.jpg"}, …]}])
-"""
+"""Pictures in conversations, made into inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +40,7 @@ class Pictures:
 
     @classmethod
     def of(cls, config: DecoderConfig, *, files: bool = True) -> Pictures | None:
-        """For a model of pictures; None for any other."""
+        """For a model that takes pictures; None for any other."""
         if config.modality is not PICTURE or config.encoder is None:
             return None
         return cls(PictureFeatures(config.encoder.features[-1]), files=files)
@@ -60,32 +54,20 @@ class Pictures:
         self._reader.end()
 
     def read(self, source: Source) -> Input:
-        """A picture as a model takes it: a path, a data URL, bytes, an open file, a PIL image, or RGB values
-        [3, height, width].
-
-        Raises:
-            RequestError: it cannot be read.
-        """
+        """A picture as a model takes it; raises RequestError where it cannot be read."""
         picture = self._reader.read(source, self._features.side)
         for note in picture.notes:
             _log.warning(note)
         return Input(picture.pixels(self._features))
 
     def in_messages(self, messages: Messages) -> Messages:
-        """The messages with each picture's part as ``{"type": "input", "input": Input(…)}``; all else as it
-        is, whatever it is.
-
-        Raises:
-            RequestError: a picture cannot be read; it names the part.
+        """The messages with each picture's part as ``{"type": "input", "input": Input(…)}``; anything else
+        stays as it is. Raises as ``of_part``.
         """
         return with_inputs(messages, self.of_part)
 
     def of_part(self, part: Mapping[str, Any], where: str) -> Input:
-        """The picture of a part whose type is one of ``PARTS``; ``where``: its place, for errors.
-
-        Raises:
-            RequestError: it cannot be read.
-        """
+        """The picture of a part whose type is one of ``PARTS``; a RequestError names the part, ``where``."""
         try:
             return self.read(self._source(part, part["type"]))
         except RequestError as error:
@@ -113,7 +95,7 @@ class Pictures:
 
 
 def with_inputs(messages: Messages, read: Callable[[Mapping[str, Any], str], Input]) -> Messages:
-    """The messages with what ``read`` makes of each picture's part and its place; all else as it is."""
+    """The messages with what ``read`` makes of each picture's part and its place."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         return messages
 

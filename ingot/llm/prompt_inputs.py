@@ -1,9 +1,4 @@
-"""What a call may give as its prompt, and the token ids and inputs that it becomes.
-
-Covers the difference between text, ids and conversations, and the chat format's own stop strings.
-
-    entry = prompt_entry([{"role": "user", "content": "Hi"}], engine.text)
-"""
+"""What a call may give as its prompt, and the token ids and inputs that it becomes."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation with what its chat template takes beside messages. Taken wherever a prompt is.
+    """A conversation with what its chat template takes beside messages; accepted wherever a prompt is.
 
     Attributes:
         messages: ``[{"role": "user", "content": "..."}]``.
@@ -52,12 +47,11 @@ class Chat:
 
     @classmethod
     def of(cls, prompt: Chat | Messages) -> Chat:
-        """A conversation, with nothing beside it if it is only messages."""
+        """A conversation; one of messages alone has no tools or variables."""
         return prompt if isinstance(prompt, cls) else cls(prompt)  # type: ignore[arg-type]
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the template is given beside messages."""
         return {**({"tools": list(self.tools)} if self.tools else {}), **self.template_kwargs}
 
 
@@ -85,42 +79,18 @@ def prompt_entry(
     pictures: Pictures | None = None,
     rows: RowRules | None = None,
 ) -> Entry:
-    """What a prompt becomes; ``rules`` of a model that takes inputs, ``pictures`` of one that takes these,
-    ``rows`` of embeddings.
+    """What a prompt becomes; ``rules`` and ``pictures`` of a model that takes these, ``rows`` of embeddings.
 
     Raises:
         RequestError: it is no prompt, needs a tokenizer or chat format that the engine lacks, or has an input
             that the model does not take.
     """
     pieces, is_chat = prompt_pieces(prompt, text, pictures)
-    return _entry(pieces, rules, None if is_chat else rows, is_chat=is_chat)
-
-
-def prompt_pieces(
-    prompt: PromptLike | Messages, text: TextParts, pictures: Pictures | None = None
-) -> tuple[Sequence[Piece], bool]:
-    """Token ids, inputs and embeddings of a prompt in order, and whether it is a conversation.
-
-    Raises:
-        RequestError: as ``prompt_entry``, but for what the model takes.
-    """
-    if is_conversation(prompt):
-        return chat_pieces(prompt, text, pictures), True  # type: ignore[arg-type]
-    return Prompt.of(prompt).pieces(text.tokenizer), False
-
-
-def _entry(
-    pieces: Sequence[Piece],
-    rules: InputRules | None,
-    rows: RowRules | None = None,
-    *,
-    is_chat: bool = False,
-) -> Entry:
     ids: list[int] = []
     inputs = []
     for piece in pieces:
         if isinstance(piece, Embeddings):
-            if rows is None:
+            if rows is None or is_chat:
                 what = "only text and token ids are taken here"
                 raise RequestError(what, seen="embeddings", fix="leave them out")
             inputs.append(rows.read(piece.rows, len(ids)))
@@ -135,19 +105,23 @@ def _entry(
     return Entry(ids, is_chat, tuple(inputs))
 
 
-def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
-    """Token ids of the prompt that a conversation becomes.
-
-    Raises:
-        RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
+def prompt_pieces(
+    prompt: PromptLike | Messages, text: TextParts, pictures: Pictures | None = None
+) -> tuple[Sequence[Piece], bool]:
+    """Token ids, inputs and embeddings of a prompt in order, and whether it is a conversation. Raises as
+    ``prompt_entry``, except for what the model takes.
     """
-    return _entry(chat_pieces(messages, text), None).ids
+    if is_conversation(prompt):
+        return chat_pieces(prompt, text, pictures), True  # type: ignore[arg-type]
+    return Prompt.of(prompt).pieces(text.tokenizer), False
 
 
 def chat_pieces(
     messages: Messages | Chat, text: TextParts, pictures: Pictures | None = None
 ) -> list[list[int] | Input]:
-    """As ``chat_ids``, with inputs in order; ``pictures`` reads parts that are no inputs yet."""
+    """Token ids and inputs of a conversation in order; ``pictures`` reads parts that are no inputs yet.
+    Raises RequestError where the engine has no tokenizer or chat format, or the messages do not fit it.
+    """
     chat = Chat.of(messages)
     if text.tokenizer is None:
         raise RequestError(
@@ -181,6 +155,5 @@ def split_prompts(
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether a prompt is a list of messages, or a ``Chat``."""
     listed = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
     return listed or isinstance(prompt, Chat)

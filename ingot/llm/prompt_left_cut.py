@@ -1,10 +1,4 @@
-"""Prompts that are too long, cut from the left as MiniGPT-4's demonstration cuts them.
-
-Covers what is left of a prompt, a picture that is cut included. Independent of sampling.
-
-    prompt = left_cut(llm, messages, most=2000, max_new_tokens=300)
-    llm.generate(prompt, max_new_tokens=300, stop=["###"])[0]
-"""
+"""Prompts that are too long, cut from the left as MiniGPT-4's demonstration cuts them."""
 
 from __future__ import annotations
 
@@ -18,11 +12,7 @@ DEMO_MOST = 2000  # tokens of prompt and answer
 
 
 def read_prompt(llm: LLM, prompt: PromptLike | Messages) -> Prompt:
-    """A prompt or conversation as token ids and inputs, whose pictures are read.
-
-    Raises:
-        RequestError: it is no prompt, or a picture cannot be read.
-    """
+    """A prompt or conversation as token ids and inputs, with its pictures read; raises RequestError."""
     pictures = Pictures.of(llm.engine.manifest.model)
     try:
         return Prompt(prompt_pieces(prompt, llm.engine.text, pictures)[0])
@@ -34,9 +24,9 @@ def read_prompt(llm: LLM, prompt: PromptLike | Messages) -> Prompt:
 def left_cut(
     llm: LLM, prompt: PromptLike | Messages, most: int = DEMO_MOST, *, max_new_tokens: int = 300
 ) -> Prompt:
-    """The prompt without as many of its first tokens as it takes for prompt and answer to fit in ``most``.
-
-    The start of the text goes, too. Of a picture in which the cut is, the last rows stay, as embeddings.
+    """The prompt without as many of its first tokens, the text's start token among them, as it takes for
+    prompt and answer to fit in ``most``. Of a picture in which the cut falls the last rows stay, as
+    embeddings.
 
     Raises:
         RequestError: as ``read_prompt``, or nothing would be left.

@@ -1,10 +1,4 @@
-"""Sampling values that a checkpoint recommends.
-
-Covers the reading of generation_config.json as sampling parameters, which of them it gave, and the values of
-each prompt of a call.
-
-    default_params({"do_sample": True, "top_p": 0.8})
-"""
+"""Sampling values that a checkpoint's generation_config.json recommends."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ from ingot.errors import RequestError
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 SAMPLED_FIELDS = ("temperature", "top_k", "top_p", "min_p")
-_ALWAYS = ("repetition_penalty", "max_new_tokens")
+READ_FIELDS = ("repetition_penalty", "max_new_tokens")
 
 
 @dataclass(frozen=True)
@@ -36,10 +30,8 @@ class Defaults:
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of a generation_config: sampling only when it says ``do_sample``.
-
-    Values outside their range (``top_k: -1``, ``top_p: null`` …) fall back to Ingot's defaults, as do absent
-    ones.
+    """SamplingParams of a generation_config: sampling only when it says ``do_sample``. Values outside their
+    range (``top_k: -1``, ``top_p: null`` …) fall back to Ingot's defaults, as absent ones do.
     """
     return read_defaults(generation).params
 
@@ -50,7 +42,7 @@ def read_defaults(generation: Mapping[str, Any]) -> Defaults:
     params = SamplingParams(temperature=1.0 if sampling else 0.0)
     used = {"temperature"} if sampling else set()
     refused = {}
-    for name in (*SAMPLED_FIELDS, *_ALWAYS) if sampling else _ALWAYS:
+    for name in (*SAMPLED_FIELDS, *READ_FIELDS) if sampling else READ_FIELDS:
         if generation.get(name) is None:
             continue
         try:
@@ -61,39 +53,24 @@ def read_defaults(generation: Mapping[str, Any]) -> Defaults:
     return Defaults(params, frozenset(used), refused)
 
 
-def named_params(
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    default: SamplingParams,
-    values: Mapping[str, Any],
-) -> SamplingParams | Sequence[SamplingParams] | None:
-    """The parameters of a call with the values that it names itself.
-
-    Raises:
-        RequestError: there is no such value, or it is out of range.
-    """
-    if not values:
-        return params
-    if params is None or isinstance(params, SamplingParams):
-        return (params or default).replace(**values)
-    return [one.replace(**values) if isinstance(one, SamplingParams) else one for one in params]
-
-
 def params_for(
     params: SamplingParams | Sequence[SamplingParams] | None,
     default: SamplingParams,
+    values: Mapping[str, Any],
     tokenizer: Tokenizer | None,
     count: int,
 ) -> list[SamplingParams]:
-    """The values of each of ``count`` prompts.
+    """The parameters of each of ``count`` prompts, with the ``values`` that a call names itself over them.
 
     Raises:
-        RequestError: not as many as prompts, no SamplingParams, or stop strings without a tokenizer.
+        RequestError: not as many as prompts, no SamplingParams, a value that is unknown or out of range, or
+            stop strings without a tokenizer.
     """
-    if params is None:
-        params = default
-    if isinstance(params, SamplingParams):
-        params = [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(v, SamplingParams) for v in params):
+    if params is None or isinstance(params, SamplingParams):
+        params = [(params or default).replace(**values)] * count
+    elif isinstance(params, Sequence) and all(isinstance(v, SamplingParams) for v in params):
+        params = [one.replace(**values) for one in params]
+    else:
         raise RequestError(
             "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"
         )
@@ -105,4 +82,4 @@ def params_for(
         raise RequestError(
             "the engine has no tokenizer to find stop strings with", seen="stop", field="stop_token_ids"
         )
-    return list(params)
+    return params

@@ -1,11 +1,4 @@
-"""One call of the API for answers, of either kind.
-
-Covers the order of things: room in the queue, ids, answers, chunks. What a body or a chunk looks like, the
-two kinds say (``chat.py``, ``completions.py``).
-
-    await ChatCall(model, body).answer()
-    async for event in ChatCall(model, body).events(): ...
-"""
+"""One call of the API for answers: room in the queue, ids, answers, chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +15,6 @@ from typing import Any
 import msgspec
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.llm.outputs import Piece
 from ingot.llm.prompt_inputs import PromptLike
 from ingot.serve.api_errors import ApiError
 from ingot.serve.engine_calls.answering import Answering, Job
@@ -36,7 +28,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def event(value: Any) -> bytes:
-    """A server-sent event."""
     return b"data: " + _encoder.encode(value) + b"\n\n"
 
 
@@ -48,7 +39,7 @@ class ApiCall(ABC):
         count: answers that it asks for.
         messages: of its conversation; none of plain prompts.
         slots: of the conversation's pictures.
-        cancelled: set when the client has left.
+        cancelled: set when the client has disconnected.
         form: what the answers must be; None for any text.
     """
 
@@ -74,21 +65,13 @@ class ApiCall(ABC):
         self._no_usage = {"usage": None} if self._with_usage and self.names_no_usage else {}
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer; its lists may be ``LazyList``.
-
-        Raises:
-            ApiError: it cannot be served.
-        """
+        """The whole answer, whose lists may be ``LazyList``; raises ApiError."""
         async with self.begun(by_piece=False) as found:
             await found.finish()
             return self.full_answer(found)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events; closing it ends the request.
-
-        Raises:
-            ApiError: it cannot be served, or was ended.
-        """
+        """The answer as events; closing it ends the request. Raises ApiError."""
         async with self.begun(by_piece=True) as found:
             async for data in self.chunks(found):
                 yield data
@@ -96,12 +79,10 @@ class ApiCall(ABC):
             yield DONE
 
     def full_answer(self, found: Answering) -> dict[str, Any]:
-        """The body of the whole answer."""
         choices = LazyList(lambda: self.choices(found), flat=False)
         return self.head(self.kind) | {"choices": choices, "usage": usage(found)}
 
     async def chunks(self, found: Answering) -> AsyncGenerator[bytes, None]:
-        """The events of an answer that has begun."""
         head = self.head(self.chunk_kind)
         async for choice in self.parts(found):
             usage_field = {"usage": usage(found)} if self._usage_always else self._no_usage
@@ -116,21 +97,17 @@ class ApiCall(ABC):
 
     @abstractmethod
     def asked(self) -> tuple[Sequence[PromptLike], SamplingParams | None]:
-        """The prompts and the values of their answers, before a chat format's stop strings; None: prompts are
-        only scored.
+        """The prompts and the values of their answers, without a chat format's stop strings; None: prompts
+        are only scored.
         """
 
     @abstractmethod
     def jobs(self) -> list[Job]:
-        """What the engine is asked; runs in a thread of its own.
-
-        Raises:
-            ApiError: a prompt cannot be served.
-        """
+        """What the engine is asked; runs in a thread. Raises ApiError."""
 
     @abstractmethod
     def choices(self, found: Answering) -> Iterator[dict[str, Any]]:
-        """Of the whole answer, made one after another."""
+        """The choices of the whole answer, made one after another."""
 
     @abstractmethod
     def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
@@ -138,11 +115,7 @@ class ApiCall(ABC):
 
     @asynccontextmanager
     async def begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
-        """What the engine answers, until the block ends.
-
-        Raises:
-            ApiError: it cannot be served, or was ended.
-        """
+        """What the engine answers, until the block ends. Raises ApiError."""
         with (
             self.model.engine.places(self.count),
             self.model.picture_slots(self.messages) as self.slots,
@@ -162,11 +135,6 @@ class ApiCall(ABC):
     def head(self, kind: str) -> dict[str, Any]:
         """What every chunk of one answer begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
-
-
-def shown(piece: Piece, *, is_first: bool) -> bool:
-    """Whether a piece makes a chunk: text that is held back comes with a later one."""
-    return bool(is_first or piece.text or piece.finish_reason or piece.logprobs)
 
 
 def usage(found: Answering) -> dict[str, int]:

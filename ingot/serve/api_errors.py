@@ -1,9 +1,4 @@
-"""Errors as clients of the OpenAI API expect them.
-
-Covers their JSON shape, HTTP status and names.
-
-    raise ApiError(404, "no such model", code="model_not_found", param="model")
-"""
+"""Errors as clients of the OpenAI API expect them."""
 
 from __future__ import annotations
 
@@ -55,7 +50,6 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that cannot be served as it is."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -64,30 +58,32 @@ def unsupported(field: str, what: str) -> ApiError:
     return bad_request(f"{field}: {what} is not supported by this server", field, "unsupported_parameter")
 
 
-def too_busy(name: str, limit: int) -> ApiError:
-    """The queue of an engine, or the whole server, is full."""
-    text = f"{name} already has {limit} requests in flight or waiting; try again later"
+def queue_full(what: str) -> ApiError:
+    text = f"{what}; try again later"
     return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
+def too_busy(name: str, limit: int) -> ApiError:
+    return queue_full(f"{name} already has {limit} requests in flight or waiting")
+
+
 def unavailable(message: str, code: str, seconds: int | None = RETRY_SECONDS) -> ApiError:
-    """An engine, or the whole server, takes no requests; ``seconds``: after which it may, None if never."""
+    """An engine, or the whole server, takes no requests; ``seconds`` until it may, None: never."""
     headers = None if seconds is None else {"Retry-After": str(seconds)}
     return ApiError(503, message, code=code, headers=headers)
 
 
 def stopping() -> ApiError:
-    """The server takes no requests any more, and ends those that it has."""
     return unavailable("the server is stopping", "server_stopping")
 
 
-def refused(error: IngotError) -> ApiError:
-    """What Ingot's own checks say of a request, with the field by its name in the API."""
+def refused(error: IngotError, param: str | None = None) -> ApiError:
+    """A refusal by Ingot's own checks, of ``param`` or of the field that it names, by its name in the API."""
     field = next((one for one in (error.field, error.fix) if one is not None and _FIELD.fullmatch(one)), None)
     message = str(error)
     for ours, theirs in _CLIENT_NAMES.items():
         message = message.replace(ours, theirs)
-    return bad_request(message, _PARAMS.get(field or "", field))
+    return bad_request(message, param or _PARAMS.get(field or "", field))
 
 
 def invalid_body(error: Exception) -> ApiError:

@@ -1,14 +1,7 @@
-"""The routes.
-
-Covers which path does what, and the shape of everything that goes wrong.
-
-    app = make_app(ServerState({"pocket-chat": model}, config, metrics), api_key=None)
-"""
+"""The routes, and the shape of errors."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
@@ -19,6 +12,7 @@ from starlette.responses import Response
 from ingot.config.allowed_hosts import HostRule
 from ingot.config.server_config import ServeConfig
 from ingot.models.speech_tokens import Task
+from ingot.serve import request_schemas as schemas
 from ingot.serve.api.chat_completions import ChatCall
 from ingot.serve.api.completions import CompletionCall
 from ingot.serve.api.embeddings_endpoint import EmbeddingCall
@@ -43,33 +37,18 @@ from ingot.serve.http.http_bodies import (
 )
 from ingot.serve.openapi_page import document
 from ingot.serve.picture_service import BODY_BYTES
-from ingot.serve.request_schemas import (
-    AUDIO_LISTS,
-    AudioRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ResponsesRequest,
-    Sampling,
-    SimpleChatRequest,
-    TokenizeRequest,
-    decode,
-)
 from ingot.serve.served_model import ServedModel
 from ingot.serve.speech_service import SpeechService
 from ingot.version import VERSION
 
-_SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
-_DISCONNECTED = 499  # nobody reads it
+_SPARE = 64  # requests beyond those in the engines' queues, so that these report what is full
+_DISCONNECTED = 499  # never read
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-_log = logging.getLogger(__name__)
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 @dataclass
 class ServerState:
-    """What all requests share; ``stopping``: no new ones are taken."""
+    """What all requests share; no new ones are taken while ``stopping``."""
 
     models: dict[str, ServedModel]
     config: ServeConfig
@@ -84,10 +63,8 @@ class ServerState:
         return max(self.config.max_body, BODY_BYTES if taken else 0)
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of a request; None is the only one.
-
-        Raises:
-            ApiError: there is none of this name (404), or the server is stopping (503).
+        """The model of a request, by default the only one; raises ApiError where there is none of this name
+        (404), or the server is stopping (503).
         """
         if self.stopping:
             raise stopping()
@@ -99,11 +76,7 @@ class ServerState:
         return self.models[name]
 
     def reader(self, name: str | None) -> ServedModel:
-        """``find``, of a model that takes text.
-
-        Raises:
-            ApiError: it is a speech model.
-        """
+        """``find``; raises ApiError for a speech model."""
         found = self.find(name)
         if found.speech is not None:
             text = f"{found.name} transcribes speech and takes no text; send a file to {TRANSCRIPTIONS}"
@@ -111,11 +84,7 @@ class ServerState:
         return found
 
     def listener(self, name: str) -> SpeechService:
-        """The speech service of ``find``'s model.
-
-        Raises:
-            ApiError: it takes no speech.
-        """
+        """The speech service of ``find``'s model; raises ApiError for any other."""
         found = self.find(name)
         if found.speech is None:
             text = f"{found.name} does not take speech; name a model whose input_modalities have audio"
@@ -139,32 +108,31 @@ def bare_app(api_key: str | None, most_open: int, hosts: HostRule | None = None)
     """An application without routes: the guard, and the shape of errors. FastAPI's own pages are off."""
     app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
     app.add_middleware(Guard, api_key=api_key, most_open=most_open, hosts=hosts)
-    for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientDisconnectedError, _gone)):
-        app.add_exception_handler(kind, handler)
-    app.add_exception_handler(Exception, _broken)
+    for kind in (ApiError, HTTPException, ClientDisconnectedError, Exception):
+        app.add_exception_handler(kind, _failed)
     return app
 
 
 def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = decode(ChatRequest, await read_body(request, state.most_with_pictures))
+        body = schemas.decode(schemas.ChatRequest, await read_body(request, state.most_with_pictures))
         return await _respond(request, body, ChatCall(state.reader(body.model), body))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = decode(CompletionRequest, await read_body(request, state.config.max_body))
+        body = schemas.decode(schemas.CompletionRequest, await read_body(request, state.config.max_body))
         return await _respond(request, body, CompletionCall(state.reader(body.model), body))
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        body = decode(ResponsesRequest, await read_body(request, state.most_with_pictures))
+        body = schemas.decode(schemas.ResponsesRequest, await read_body(request, state.most_with_pictures))
         _refuse_explanation(request)
         return await _respond(request, body, ResponseCall(state.reader(body.model), body))
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
+        body = schemas.decode(schemas.EmbeddingRequest, await read_body(request, state.config.max_body))
         return await full_answer(request, EmbeddingCall(state.reader(body.model), body).answer())
 
 
@@ -179,10 +147,10 @@ def _add_speech(app: FastAPI, state: ServerState) -> None:
 
     async def speech_answer(request: Request, task: Task) -> Response:
         _refuse_explanation(request)
-        reading = read_form(request, state.config.max_audio, AUDIO_LISTS)
+        reading = read_form(request, state.config.max_audio, schemas.AUDIO_LISTS)
         async with state.uploads.one() as complete, reading as form:
             complete()
-            body = decode(AudioRequest, form.json, strict=False)
+            body = schemas.decode(schemas.AudioRequest, form.json, strict=False)
             call = TranscriptionCall(state.listener(body.model), body, task, form.data)
             if body.stream:
                 return await event_stream(request, call.events())
@@ -193,29 +161,28 @@ def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
     @app.post("/chat")
     @app.post("/chat/")
     async def simple_chat(request: Request) -> Response:
-        body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
-        return json_answer(
-            await until_disconnected(request, SimpleChat(state.reader(body.model), body).answer())
-        )
+        body = schemas.decode(schemas.SimpleChatRequest, await read_body(request, state.config.max_body))
+        answer = SimpleChat(state.reader(body.model), body).answer()
+        return json_answer(await until_disconnected(request, answer))
 
     @app.post("/stream_chat")
     @app.post("/stream_chat/")
     async def simple_stream(request: Request) -> Response:
-        body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
+        body = schemas.decode(schemas.SimpleChatRequest, await read_body(request, state.config.max_body))
         return await event_stream(request, SimpleChat(state.reader(body.model), body).events())
 
 
 def _add_tokens(app: FastAPI, state: ServerState) -> None:
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
-        body = decode(TokenizeRequest, await read_body(request, state.most_with_pictures))
+        body = schemas.decode(schemas.TokenizeRequest, await read_body(request, state.most_with_pictures))
         model = state.find(body.model)
         with model.engine.places(1):
             return json_answer(await until_disconnected(request, model.in_thread(tokenize, model, body)))
 
     @app.post("/detokenize")
     async def to_text(request: Request) -> Response:
-        body = decode(DetokenizeRequest, await read_body(request, state.config.max_body))
+        body = schemas.decode(schemas.DetokenizeRequest, await read_body(request, state.config.max_body))
         model = state.find(body.model)
         with model.engine.places(1):
             return json_answer(await until_disconnected(request, model.in_thread(detokenize, model, body)))
@@ -258,7 +225,7 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
         return Response(state.metrics.text(), headers={"content-type": _PROMETHEUS})
 
 
-async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
+async def _respond(request: Request, body: schemas.Sampling, call: ApiCall) -> Response:
     explained = wants_explanation(request.headers.get(HEADER))
     found = ExplainedCall(call) if explained else call
     if body.stream:
@@ -271,22 +238,13 @@ def _refuse_explanation(request: Request) -> None:
         raise bad_request(f"{HEADER} goes with chats and completions", HEADER)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer to an error. Of a bug the log has the details, the client has none."""
+    if isinstance(error, ClientDisconnectedError):
+        return Response(status_code=_DISCONNECTED)
+    if isinstance(error, HTTPException):  # no such path, or not with this method
+        text = f"{request.method} {request.url.path:.200}: {error.detail}"
+        error = ApiError(error.status_code, text, headers=dict(error.headers or {}))
+    elif not isinstance(error, ApiError):
+        error = ApiError(500, "internal error", code="internal_error")
     return error_answer(error)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=_DISCONNECTED)
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path:.200}: {error.detail}"
-    return error_answer(ApiError(error.status_code, text, headers=dict(error.headers or {})))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    """A bug: the log has the details, the client has none."""
-    return error_answer(ApiError(500, "internal error", code="internal_error"))

@@ -1,11 +1,4 @@
-"""Grammars of requests, tried before an engine gets them.
-
-Covers the threads and processes in which they are compiled, off the event loop, and the bounds on these: how
-many wait, how long, and what the grammars of all requests may take together.
-
-    size = await checks.check(params.grammar, "response_format")
-    with checks.room({params.grammar: size}): ...
-"""
+"""Grammars of requests, tried in limited processes before an engine gets them."""
 
 from __future__ import annotations
 
@@ -23,11 +16,11 @@ from queue import SimpleQueue
 from ingot.config.grammar_spec import Grammar
 from ingot.errors import RequestError
 from ingot.sandbox.limited_process import LimitedProcess
-from ingot.serve.api_errors import ApiError, refused, stopping, too_busy, unavailable
+from ingot.serve.api_errors import refused, stopping, too_busy, unavailable
 from ingot.text.grammar.grammar_check import COMPILE_LIMITS, TrialDiedError, new_probe, try_grammar
 from ingot.text.grammar.vocabulary import STATES_BYTES
 
-_WORKERS = 2  # each asks a process of its own, which may take seconds for a hostile grammar
+_WORKERS = 2  # each has its own process, which may take seconds for a hostile grammar
 _MOST_WAITING = 64
 _MOST_KNOWN = 256
 _SECONDS = 20.0
@@ -37,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Trial:
-    """A grammar that is tried, or was; ``result``: its bytes or why it is refused."""
+    """A trial of a grammar; ``result``: its bytes, or why it is refused."""
 
     grammar: Grammar
     result: Future[int | RequestError] = field(init=False)
@@ -47,13 +40,12 @@ class _Trial:
     probe: LimitedProcess | None = None  # while it is asked
 
     def may_pass_now(self) -> bool:
-        """Whether it says nothing of its grammar: the machine failed it, or its process died."""
+        """Whether the trial itself failed: the machine failed it, or its process died."""
         if not self.result.done():
             return False
         return self.result.exception() is not None or isinstance(self.result.result(), TrialDiedError)
 
     def abandon(self) -> None:
-        """End it: nobody waits for it."""
         self.cancelled.set()
         if not self.result.cancel():
             with self.lock:
@@ -76,11 +68,8 @@ class GrammarChecks:
         self._used = 0  # bytes
 
     async def check(self, grammar: Grammar, field: str | None) -> int:
-        """The bytes of a grammar; one that cannot be compiled is refused. What has been tried once is known,
-        unless the trial itself failed. A trial that nobody waits for any more is ended.
-
-        Args:
-            field: of the request, in which the grammar is.
+        """The bytes of a grammar, from the request's ``field``. Results are kept, unless the trial itself
+        failed. A trial is ended when nobody waits for it.
 
         Raises:
             ApiError: the grammar is refused (400), too many wait (429), it took too long to get a turn,
@@ -100,16 +89,12 @@ class GrammarChecks:
             return found
         if self._closed:
             raise stopping()
-        error = refused(found)
-        error.param = field
-        raise error
+        raise refused(found, field)
 
     @contextmanager
     def room(self, sizes: Mapping[Grammar, int]) -> Iterator[None]:
-        """Room for the compiled grammars of a request, which those that share one take once.
-
-        Raises:
-            ApiError: there is none now (503).
+        """Room for the compiled grammars of a request; requests that share one take it once. Raises ApiError
+        (503) where there is none now.
         """
         added = sum(sizes[one] + STATES_BYTES for one in sizes if one not in self._users)
         if self._users and self._used + added > _MOST_BYTES:
@@ -127,7 +112,7 @@ class GrammarChecks:
                     self._used -= sizes[one] + STATES_BYTES
 
     def close(self) -> None:
-        """Take no more; a trial under way ends."""
+        """Take no more; running trials end."""
         self._closed = True
         self._pool.shutdown(wait=False)
         for probe in self._all:
@@ -139,22 +124,19 @@ class GrammarChecks:
             async with asyncio.timeout(_SECONDS):
                 return await asyncio.shield(asyncio.wrap_future(trial.result))  # others may wait for it, too
         except TimeoutError:
-            raise self._busy("other grammars are still being checked; try again later") from None
+            seconds = self._waiting() * COMPILE_LIMITS.seconds / _WORKERS  # that trials before it may take
+            text = "other grammars are still being checked; try again later"
+            raise unavailable(text, "grammars_busy", max(1, math.ceil(seconds))) from None
         except (OSError, MemoryError):
             _log.exception("a grammar cannot be tried")
             text = "the grammar cannot be checked now; try again later"
             raise unavailable(text, "grammars_busy") from None
 
-    def _busy(self, text: str) -> ApiError:
-        """With the time that trials before it may take at most."""
-        seconds = self._waiting() * COMPILE_LIMITS.seconds / _WORKERS
-        return unavailable(text, "grammars_busy", max(1, math.ceil(seconds)))
-
     def _waiting(self) -> int:
         return sum(not trial.result.done() for trial in self._known.values())
 
     def _trial(self, grammar: Grammar) -> _Trial:
-        """The one trial of a grammar, under way or done."""
+        """The one trial of a grammar, running or done."""
         found = self._known.get(grammar)
         if found is None or found.may_pass_now():
             waiting = self._waiting()

@@ -1,9 +1,7 @@
 """Large answers as JSON, made a part at a time.
 
 The event loop makes them, and every stream waits for it: a part takes a few milliseconds, and between two
-parts the loop goes on. Independent of what the values mean.
-
-    async for data in in_parts({"choices": LazyList(lambda: map(entry, tokens))}): ...
+parts the loop goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -22,12 +21,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class LazyList:
-    """A list whose items are made when it is read.
-
-    Args:
-        make: gives the items from the first on.
-        flat: whether no item holds rows itself.
-    """
+    """A list whose items ``make`` gives when it is read; ``flat``: no item holds a ``LazyList`` itself."""
 
     def __init__(self, make: Callable[[], Iterable[Any]], *, flat: bool = True) -> None:
         self._make, self.flat = make, flat
@@ -37,14 +31,12 @@ class LazyList:
 
 
 class _Count:
-    """How many answers are being made."""
-
-    now = 0
+    now = 0  # answers that are being made
 
 
 async def in_parts(value: Any, before: bytes = b"", after: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """A JSON value that may hold ``LazyList``, as bytes between two others. Several at once share the time of
-    a part.
+    """A JSON value that may hold ``LazyList``, in parts, between two other texts. Several answers at once
+    share the time of a part.
     """
     _Count.now += 1
     try:
@@ -60,7 +52,7 @@ async def in_parts(value: Any, before: bytes = b"", after: bytes = b"") -> Async
 
 
 def _parts(value: Any, before: bytes, after: bytes) -> Iterator[bytes]:
-    """Bytes after so much of them, or so much time."""
+    """Parts of ``PART_BYTES``, or of less where they take too long."""
     held, start = bytearray(before), time.perf_counter()
     for piece in _pieces(value):
         held += piece
@@ -72,11 +64,16 @@ def _parts(value: Any, before: bytes, after: bytes) -> Iterator[bytes]:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """Bytes, little by little."""
     if isinstance(value, LazyList):
-        yield b"["
-        yield from _flat_items(value) if value.flat else _items(value)
-        yield b"]"
+        items, comma = iter(value), b"["
+        while held := list(islice(items, _AT_ONCE if value.flat else 1)):
+            yield comma
+            if value.flat:
+                yield _encoder.encode(held)[1:-1]
+            else:
+                yield from _pieces(held[0])
+            comma = b","
+        yield b"[]" if comma == b"[" else b"]"
     elif isinstance(value, dict) and any(isinstance(one, (LazyList, dict)) for one in value.values()):
         comma = b"{"
         for key, one in value.items():
@@ -86,22 +83,3 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield b"}"
     else:
         yield _encoder.encode(value)
-
-
-def _items(rows: LazyList) -> Iterator[bytes]:
-    comma = b""
-    for item in rows:
-        yield comma
-        yield from _pieces(item)
-        comma = b","
-
-
-def _flat_items(rows: LazyList) -> Iterator[bytes]:
-    comma, held = b"", []
-    for item in rows:
-        held.append(item)
-        if len(held) == _AT_ONCE:
-            yield comma + _encoder.encode(held)[1:-1]
-            comma, held = b",", []
-    if held:
-        yield comma + _encoder.encode(held)[1:-1]

@@ -1,11 +1,7 @@
-"""Long prompts, tokenized where they hold nobody up.
+"""Long prompts, tokenized in a process of a lower priority than the engine's.
 
-Covers what counts as long, and one process per model for it, at a lower priority than the engine's. A thread
-would not do: it shares the interpreter with the event loop, which then waits for it
+A thread would share the interpreter with the event loop, which would wait for it
 (benchmarks/prompt_process.py has both). Short prompts are not worth the way.
-
-    long = LongPrompts(folder, manifest, most=131072)
-    if is_long(messages): ids, _ = long.chat_ids(Chat(messages))
 """
 
 from __future__ import annotations
@@ -23,11 +19,11 @@ from ingot.sandbox.limited_process import LimitedProcess, ProcessEndedError
 from ingot.text.prompt_worker import LIMITS, ids_of
 
 LONG = 8192  # characters, with those below
-_VALUE = 32  # characters that a value of its own counts as
+_VALUE = 32  # characters that each value counts as
 
 
 class LongPromptError(Exception):
-    """A prompt has more ids than anybody asks for; ``count``: so many."""
+    """A prompt has ``count`` ids, more than are given."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} ids")
@@ -35,7 +31,8 @@ class LongPromptError(Exception):
 
 
 class LongPrompts:
-    """Ids of prompts, one after another; for threads that may wait. All methods raise ``LongPromptError``.
+    """Ids of prompts, one after another; for threads that may wait. All methods raise ``LongPromptError``,
+    and RequestError where a prompt cannot be encoded, or takes more than the limits of the process.
 
     Args:
         folder: with the files of tokenizer and chat template (``TextFiles``).
@@ -49,36 +46,26 @@ class LongPrompts:
         self._process = LimitedProcess("ingot.text.prompt_worker", LIMITS)
 
     def chat_ids(self, chat: Chat, inputs: Sequence[tuple[int, int]] = ()) -> tuple[list[int], list[int]]:
-        """Ids of a conversation, and how many are before each of the ``inputs``: message and part.
-
-        Raises:
-            RequestError: as ``llm.prompts.chat_ids``, or it takes more than the limits of the process.
-        """
+        """Ids of a conversation, and how many are before each of the ``inputs``: message and part."""
         messages = chat.messages
         return self._ids({"messages": messages, "variables": chat.variables, "inputs": inputs})
 
     def prompt_ids(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text.
-
-        Raises:
-            RequestError: it cannot be encoded, or takes more than the limits of the process.
-        """
         return self._ids({"prompt": prompt, "add_special_tokens": add_special_tokens})[0]
 
     def check(self, count: int) -> None:
-        """Whether a prompt of so many ids is given."""
+        """Raises LongPromptError for more ids than are given."""
         if count > self._most:
             raise LongPromptError(count)
 
     def close(self) -> None:
-        """End the process; who waits for it has an error."""
+        """End the process; callers that wait for it get an error."""
         self._process.end()
 
     def _ids(self, question: dict[str, Any]) -> tuple[list[int], list[int]]:
         try:
-            found = self._process.ask(
-                msgspec.json.encode({"text": self._text, "most": self._most, **question})
-            )
+            asked = {"text": self._text, "most": self._most, **question}
+            found = self._process.ask(msgspec.json.encode(asked))
         except ProcessEndedError as error:
             raise RequestError(f"the prompt {error}", fix="a shorter prompt") from None
         if "error" in found:
@@ -89,7 +76,7 @@ class LongPrompts:
 
 
 def is_long(value: Any) -> bool:
-    """Whether a JSON value has so much text, or so many values, that a process of its own is worth it."""
+    """Whether a JSON value has enough text or values to be worth a process."""
     left, todo = LONG, [value]
     while todo and left > 0:
         one = todo.pop()

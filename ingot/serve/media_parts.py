@@ -1,10 +1,4 @@
-"""Parts of messages that are no text.
-
-Covers where pictures are, and the refusal of what an engine does not take: by the part's name alone, so that
-nothing is fetched or decoded.
-
-    refuse_media([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:…"}}]}])
-"""
+"""Parts of messages that are not text; refused by name, so that nothing is fetched or decoded."""
 
 from __future__ import annotations
 
@@ -25,11 +19,8 @@ _KINDS = {
 
 
 def refuse_media(messages: Sequence[Mapping[str, Any]], *, images: bool = False) -> None:
-    """Refuse messages with parts of these kinds, of an engine that takes ``images`` with all but these;
-    what else is wrong with a message, the chat format says.
-
-    Raises:
-        ApiError: there is such a part.
+    """Raises ApiError for messages with media other than ``images``, where an engine takes these; other
+    faults are for the chat format.
     """
     for i, message in enumerate(messages):
         content = message.get("content")

@@ -1,10 +1,4 @@
-"""``/openapi.json``.
-
-Covers the description of each path. Bodies are described by the types that decode them, so that the two
-cannot differ.
-
-    document()["paths"]["/v1/chat/completions"]["post"]
-"""
+"""``/openapi.json``; bodies are described by the types that decode them."""
 
 from __future__ import annotations
 
@@ -14,35 +8,23 @@ from typing import Any
 
 import msgspec
 
+from ingot.serve import request_schemas as schemas
 from ingot.serve.api.explain_endpoint import HEADER
-from ingot.serve.request_schemas import (
-    NOTHING,
-    REFUSED,
-    SERVED,
-    AudioRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ResponsesRequest,
-    SimpleChatRequest,
-    TokenizeRequest,
-)
 from ingot.version import VERSION
 
 _EXPLAINED = ("/v1/chat/completions", "/v1/completions")
 _STREAMS = (*_EXPLAINED, "/v1/responses", "/stream_chat", "/stream_chat/")
 _POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
-    "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
-    "/v1/completions": ("Continue prompts.", CompletionRequest),
-    "/v1/responses": ("Answer a conversation, in the shape of the newer API.", ResponsesRequest),
-    "/v1/embeddings": ("Turn inputs into vectors of unit length.", EmbeddingRequest),
-    "/chat": ("Answer a question with its history.", SimpleChatRequest),
-    "/chat/": ("Answer a question with its history.", SimpleChatRequest),
-    "/stream_chat": ("Stream the answer to a question with its history.", SimpleChatRequest),
-    "/stream_chat/": ("Stream the answer to a question with its history.", SimpleChatRequest),
-    "/tokenize": ("The token ids of a prompt or a conversation.", TokenizeRequest),
-    "/detokenize": ("The text of token ids.", DetokenizeRequest),
+    "/v1/chat/completions": ("Answer a conversation.", schemas.ChatRequest),
+    "/v1/completions": ("Continue prompts.", schemas.CompletionRequest),
+    "/v1/responses": ("Answer a conversation, in the shape of the newer API.", schemas.ResponsesRequest),
+    "/v1/embeddings": ("Turn inputs into vectors of unit length.", schemas.EmbeddingRequest),
+    "/chat": ("Answer a question with its history.", schemas.SimpleChatRequest),
+    "/chat/": ("Answer a question with its history.", schemas.SimpleChatRequest),
+    "/stream_chat": ("Stream the answer to a question with its history.", schemas.SimpleChatRequest),
+    "/stream_chat/": ("Stream the answer to a question with its history.", schemas.SimpleChatRequest),
+    "/tokenize": ("The token ids of a prompt or a conversation.", schemas.TokenizeRequest),
+    "/detokenize": ("The text of token ids.", schemas.DetokenizeRequest),
 }
 _FORMS = {
     "/v1/audio/transcriptions": "Write down what is said in a recording.",
@@ -97,11 +79,10 @@ _ERROR = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    """The whole document, of OpenAPI 3.1."""
-    kinds: list[type[msgspec.Struct]] = [*(kind for _, kind in _POSTS.values()), AudioRequest]
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
-    served = {kind.__name__: fields for kind, fields in SERVED.items()}
-    for name, schema in schemas.items():
+    kinds: list[type[msgspec.Struct]] = [*(kind for _, kind in _POSTS.values()), schemas.AudioRequest]
+    _, described = msgspec.json.schema_components(kinds, ref_template=_REF)
+    served = {kind.__name__: fields for kind, fields in schemas.SERVED.items()}
+    for name, schema in described.items():
         _describe(schema.get("properties", {}), served.get(name, ()))
     paths: dict[str, Any] = {path: {"post": _post(path)} for path in _POSTS}
     paths |= {path: {"post": _form(path)} for path in _FORMS}
@@ -111,7 +92,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "Ingot", "version": VERSION},
         "paths": paths,
         "components": {
-            "schemas": {**schemas, "Error": _ERROR},
+            "schemas": {**described, "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
@@ -119,10 +100,10 @@ def document() -> dict[str, Any]:
 
 
 def _describe(properties: dict[str, Any], served: Sequence[str]) -> None:
-    """Say what the types leave open: messages, and fields that take only values which ask for nothing."""
-    for name in properties.keys() & REFUSED.keys() - set(served):
-        allowed: list[Any] = [None, False, 0, "", [], {}, *NOTHING.get(name, ())]
-        properties[name] = {"enum": allowed, "description": f"Not supported: {REFUSED[name]}."}
+    """Describe what the types leave open: messages, and fields that take only values that ask for nothing."""
+    for name in properties.keys() & schemas.REFUSED.keys() - set(served):
+        allowed: list[Any] = [None, False, 0, "", [], {}, *schemas.NOTHING.get(name, ())]
+        properties[name] = {"enum": allowed, "description": f"Not supported: {schemas.REFUSED[name]}."}
     if "messages" in properties:
         found = properties["messages"]
         for one in found.get("anyOf", [found]):
@@ -146,7 +127,7 @@ def _post(path: str) -> dict[str, Any]:
 def _form(path: str) -> dict[str, Any]:
     """A body with a file; what is no list comes once, and numbers and booleans are text."""
     file = {"type": "object", "properties": {"file": _FILE}, "required": ["file"]}
-    schema = {"allOf": [file, {"$ref": _REF.format(name=AudioRequest.__name__)}]}
+    schema = {"allOf": [file, {"$ref": _REF.format(name=schemas.AudioRequest.__name__)}]}
     body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     types = ["application/json", "text/plain", "text/event-stream"]
     return {**_operation(_FORMS[path], types), "requestBody": body}
@@ -159,7 +140,6 @@ def _get(path: str) -> dict[str, Any]:
 
 
 def _operation(summary: str, types: list[str]) -> dict[str, Any]:
-    """``types`` of the answer."""
     error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     responses = {"default": {"description": "An error.", "content": error}}
     content: dict[str, Any] = {one: {} for one in types}

@@ -1,12 +1,4 @@
-"""Pictures of requests, on their way to an engine.
-
-Covers how many are held at once, the slots that they are written to, and their placeholders in the prompt.
-Independent of HTTP and of chat formats.
-
-    with pictures.slots(2) as slots:
-        ids, starts = pictures.with_placeholders(ids, places)
-        pictures.read(messages, slots, cancelled)       # in a thread
-"""
+"""Pictures of requests, on their way to an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +11,7 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig
 from ingot.errors import RequestError
 from ingot.llm.picture_prompts import Pictures
-from ingot.serve.api_errors import RETRY_SECONDS, ApiError, bad_request
+from ingot.serve.api_errors import bad_request, queue_full
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.speech_windows import Windows
 from ingot.serve.media_parts import picture_places
@@ -29,8 +21,8 @@ BODY_BYTES = 16 << 20  # of a body with pictures, in base64
 
 
 class ServedPictures:
-    """Of one model. A request has its slots before anything is decoded, so that what waits for the process
-    that decodes has a bound.
+    """Pictures of one model. A request has its slots before anything is decoded, which bounds what waits for
+    the decoding process.
     """
 
     def __init__(self, pictures: Pictures, encoder: EncoderConfig, engine: EngineClient) -> None:
@@ -57,32 +49,24 @@ class ServedPictures:
         return windows
 
     def num_tokens(self, count: int) -> int:
-        """Placeholders of so many pictures."""
         return count * self._encoder.max_positions
 
     @contextmanager
     def slots(self, count: int) -> Iterator[list[int]]:
-        """Room for the pictures of a request; for the event loop's thread.
-
-        Raises:
-            ApiError: there is none now (429), or never will be (400).
+        """Room for the pictures of a request, in the event loop's thread; raises ApiError where there is none
+        now (429), or never will be (400).
         """
         windows, name = self._windows, self._engine.name
         if count > MOST_HELD:
-            text = f"the request has {count} images; {name} takes {MOST_HELD} at once"
-            raise bad_request(text, "messages")
+            raise bad_request(f"the request has {count} images; {name} takes {MOST_HELD} at once", "messages")
         if windows.taken + count > MOST_HELD:
-            text = f"{name} already holds {windows.taken} of {MOST_HELD} images; try again later"
-            wait = {"Retry-After": str(RETRY_SECONDS)}
-            raise ApiError(429, text, code="queue_full", headers=wait)
+            raise queue_full(f"{name} already holds {windows.taken} of {MOST_HELD} images")
         with ExitStack() as stack:
             yield [stack.enter_context(windows.slot()) for _ in range(count)]
 
     def with_placeholders(self, ids: Sequence[int], places: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The ids with each picture's placeholders, and where these begin.
-
-        Args:
-            places: how many of the ids are before each picture.
+        """The ids with each picture's placeholders, and where these begin; ``places``: how many of the ids
+        are before each picture.
         """
         size, token = self._encoder.max_positions, self._encoder.placeholder_id
         found: list[int] = []
@@ -98,10 +82,8 @@ class ServedPictures:
     def read(
         self, messages: Sequence[Mapping[str, Any]], slots: Sequence[int], cancelled: threading.Event
     ) -> None:
-        """Decode each picture into its slot, one after another; none any more once ``cancelled`` is set.
-
-        Raises:
-            RequestError: one cannot be read; it names the part.
+        """Decode each picture into its slot, until ``cancelled`` is set; a RequestError names the part that
+        cannot be read.
         """
         for (i, j), slot in zip(picture_places(messages), slots, strict=True):
             where = f"messages[{i}].content[{j}]"

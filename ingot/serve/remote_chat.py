@@ -1,11 +1,4 @@
-"""A conversation with a server, any that speaks OpenAI's API.
-
-Covers the requests and what their failures mean. Uses the standard library alone, so that nothing else must
-be installed or loaded.
-
-    talk = RemoteConversation(RemoteServer("http://127.0.0.1:8000"), "pocket-chat", None, {})
-    for piece in talk.ask("Hello"): print(piece.text, end="")
-"""
+"""A conversation with any OpenAI-compatible server, by the standard library alone."""
 
 from __future__ import annotations
 
@@ -28,8 +21,6 @@ _FIXES = {401: "`api_key`", 403: "`api_key`", 404: "`url`, or `model`", 429: "tr
 
 
 class RemotePiece(NamedTuple):
-    """A part of an answer."""
-
     text: str
     finish_reason: str | None
 
@@ -39,11 +30,7 @@ class RemoteTooLongError(RequestError):
 
 
 class RemoteServer:
-    """A server by its address; ``/v1`` is added where the address has no path.
-
-    Raises:
-        RequestError: it is no http or https address.
-    """
+    """A server by its address, http or https (else RequestError); ``/v1`` is added where it has no path."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
@@ -80,7 +67,7 @@ class RemoteServer:
         """An answer as it comes; the request is sent now.
 
         Raises:
-            TooLongError: the messages are too long.
+            RemoteTooLongError: the messages are too long.
             IngotError: it cannot be reached, refuses, or breaks off.
         """
         connection, response = self._sent("POST", "/chat/completions", {**body, "stream": True})
@@ -172,11 +159,8 @@ class RemoteConversation(Turns[RemotePiece]):
 
 
 def _read(chunk: Any) -> list[RemotePiece]:
-    """The pieces of an event.
-
-    Raises:
-        IngotError: it is an error.
-        TypeError, AttributeError: it is no event of a chat.
+    """The pieces of an event. Raises IngotError where it is an error, TypeError or AttributeError where it is
+    no event of a chat.
     """
     if chunk.get("error"):
         raise IngotError("the server ended the answer", seen=_message(chunk))
@@ -196,9 +180,8 @@ def _refusal(status: int, data: bytes) -> IngotError:
     except ValueError:
         body = None
     message = _message(body)
-    code = (
-        body["error"].get("code") if isinstance(body, dict) and isinstance(body.get("error"), dict) else None
-    )
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
     if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # of pictures in all turns
         return RemoteTooLongError("the conversation is too large for the server", seen=message)
     if code == "context_length_exceeded" or (status == 400 and "context length" in message):

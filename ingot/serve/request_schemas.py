@@ -1,20 +1,19 @@
 """The bodies that clients send.
 
-Covers their fields, types and bounds. Decoding refuses what is out of bounds, NaN and Infinity, and ignores
-fields that are not here. Fields that change the answer and are not served yet are listed in ``REFUSED``.
-
-    decode(ChatRequest, b'{"model": "m", "messages": []}')
+Decoding refuses what is out of bounds, NaN and Infinity, and ignores fields that are not here. Fields that
+would change the answer and are not supported are in ``REFUSED``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
 from ingot.config.sampling_params import MAX_LOGPROBS
-from ingot.serve.api_errors import invalid_body, unsupported
+from ingot.serve.api_errors import bad_request, invalid_body, unsupported
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -247,3 +246,19 @@ def decode(kind: type[Body], data: bytes, *, strict: bool = True) -> Body:
         if value and value not in NOTHING.get(field, ()):
             raise unsupported(field, what)
     return body
+
+
+def prompts_of(given: str | list[Any], field: str) -> Sequence[str | list[int]]:
+    """The prompts of ``prompt`` or ``input``, which is a text, token ids, or a list of either.
+
+    Raises:
+        ApiError: texts and token ids are mixed.
+    """
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(one) for one in given}
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    if len(kinds) > 1:
+        raise bad_request(f"{field}: texts and token ids are mixed in one list", field)
+    return given

@@ -1,10 +1,4 @@
-"""The form that a request wants its answer in.
-
-Covers the fields that name one (``response_format``, vLLM's ``guided_*`` and ``structured_outputs``) and the
-bound on their size.
-
-    read_format(body)       # Form(Grammar.json_object(), "response_format"), or None
-"""
+"""The form that a request wants its answer in, as OpenAI's ``response_format`` or vLLM's fields name it."""
 
 from __future__ import annotations
 
@@ -15,10 +9,15 @@ import msgspec
 
 from ingot.config.grammar_spec import Grammar
 from ingot.errors import RequestError
-from ingot.serve.api_errors import ApiError, bad_request, refused, unsupported
+from ingot.serve.api_errors import bad_request, refused, unsupported
 from ingot.serve.request_schemas import Sampling
 
 MAX_SCHEMA_BYTES = 64 << 10
+_GUIDED: dict[str, Callable[..., Grammar]] = {
+    "guided_json": Grammar.json_schema,
+    "guided_regex": Grammar.regex,
+    "guided_choice": Grammar.choice,
+}
 
 
 class AnswerFormat(NamedTuple):
@@ -34,7 +33,9 @@ def read_format(body: Sampling) -> AnswerFormat | None:
     Raises:
         ApiError: there are several, one is malformed or too large, or its kind is not supported.
     """
-    found = [form for read in _READERS if (form := read(body)) is not None]
+    guided = ((make, getattr(body, name), name) for name, make in _GUIDED.items())
+    given = (_response_format(body), *(_form(*one) for one in guided), _structured_outputs(body))
+    found = [form for form in given if form is not None]
     if len(found) > 1:
         names = ", ".join(form.field for form in found)
         raise bad_request(f"an answer has one form; the request names {names}", found[1].field)
@@ -42,30 +43,15 @@ def read_format(body: Sampling) -> AnswerFormat | None:
 
 
 def made(make: Callable[..., Grammar], *args: Any, field: str, **kwargs: Any) -> Grammar:
-    """A grammar of a request's values, whose faults name the field.
-
-    Raises:
-        ApiError: it is malformed.
-    """
+    """A grammar of a request's values; an ApiError names the field."""
     try:
         return make(*args, **kwargs)
     except RequestError as error:
-        raise field_error(error, field) from None
-
-
-def field_error(error: RequestError, field: str) -> ApiError:
-    """The error as the field's."""
-    found = refused(error)
-    found.param = field
-    return found
+        raise refused(error, field) from None
 
 
 def check_size(value: object, field: str) -> None:
-    """Refuse a value that is longer than ``MAX_SCHEMA_BYTES`` as JSON.
-
-    Raises:
-        ApiError: it is.
-    """
+    """Raises ApiError for a value that is longer than ``MAX_SCHEMA_BYTES`` as JSON."""
     size = len(value.encode()) if isinstance(value, str) else len(msgspec.json.encode(value))
     if size > MAX_SCHEMA_BYTES:
         raise bad_request(f"{field}: {size} bytes; at most {MAX_SCHEMA_BYTES} are taken", field)
@@ -84,19 +70,7 @@ def _response_format(body: Sampling) -> AnswerFormat | None:
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if not isinstance(schema, Mapping):
         raise bad_request(f"{field}.json_schema.schema must be a JSON schema, an object", field)
-    return _schema(schema, field)
-
-
-def _guided_json(body: Sampling) -> AnswerFormat | None:
-    return None if body.guided_json is None else _schema(body.guided_json, "guided_json")
-
-
-def _guided_regex(body: Sampling) -> AnswerFormat | None:
-    return None if body.guided_regex is None else _regex(body.guided_regex, "guided_regex")
-
-
-def _guided_choice(body: Sampling) -> AnswerFormat | None:
-    return None if body.guided_choice is None else _choice(body.guided_choice, "guided_choice")
+    return _form(Grammar.json_schema, schema, field)
 
 
 def _structured_outputs(body: Sampling) -> AnswerFormat | None:
@@ -108,32 +82,19 @@ def _structured_outputs(body: Sampling) -> AnswerFormat | None:
     field = f"structured_outputs.{name}"
     if more:
         raise bad_request(f"structured_outputs has one key, not {', '.join(given)}", "structured_outputs")
-    if name == "json" and isinstance(one, (str, Mapping)):
-        return _schema(one, field)
-    if name == "regex" and isinstance(one, str):
-        return _regex(one, field)
-    if name == "choice" and isinstance(one, list):
-        return _choice(one, field)
     if name == "json_object" and one is True:
         return AnswerFormat(Grammar.json_object(), field)
-    if name in ("json", "regex", "choice", "json_object"):
+    types: dict[str, tuple[type, ...]]
+    types = {"json": (str, Mapping), "regex": (str,), "choice": (list,), "json_object": ()}
+    if name not in types:
+        raise unsupported(field, f"the form {name!r:.80}")
+    if not isinstance(one, types[name]):
         raise bad_request(f"{field} is of the wrong type: {type(one).__name__}", field)
-    raise unsupported(field, f"the form {name!r:.80}")
+    return _form(_GUIDED[f"guided_{name}"], one, field)
 
 
-def _schema(schema: str | Mapping[str, Any], field: str) -> AnswerFormat:
-    check_size(schema, field)
-    return AnswerFormat(made(Grammar.json_schema, schema, field=field), field)
-
-
-def _regex(pattern: str, field: str) -> AnswerFormat:
-    check_size(pattern, field)
-    return AnswerFormat(made(Grammar.regex, pattern, field=field), field)
-
-
-def _choice(texts: list[Any], field: str) -> AnswerFormat:
-    check_size(texts, field)
-    return AnswerFormat(made(Grammar.choice, texts, field=field), field)
-
-
-_READERS = (_response_format, _guided_json, _guided_regex, _guided_choice, _structured_outputs)
+def _form(make: Callable[..., Grammar], value: Any, field: str) -> AnswerFormat | None:
+    if value is None:
+        return None
+    check_size(value, field)
+    return AnswerFormat(made(make, value, field=field), field)

@@ -1,10 +1,4 @@
-"""A model that clients name: an engine's process and its text side.
-
-Covers the way from a request's prompt to checked token ids, and the facts that the API gives about the model.
-Reads no weights.
-
-    model.chat_prompt([{"role": "user", "content": "Hi"}], {})
-"""
+"""A model that clients name: an engine's process and its text side."""
 
 from __future__ import annotations
 
@@ -28,7 +22,7 @@ from ingot.engine.proof_file import standing
 from ingot.errors import DeviceError, EngineError, RequestError
 from ingot.llm.explain_prompt import explain_request
 from ingot.llm.explanation import Explanation
-from ingot.llm.prompt_inputs import Chat, PromptLike, chat_pieces, prompt_entry, with_chat_stops
+from ingot.llm.prompt_inputs import Chat, PromptLike, chat_pieces, prompt_entry
 from ingot.llm.sampling_defaults import Defaults, read_defaults
 from ingot.serve.api_errors import ApiError, bad_request, refused, stopping, unsupported
 from ingot.serve.engine_calls.answering import Job
@@ -55,8 +49,8 @@ CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engin
 
 @dataclass(frozen=True)
 class TextSide:
-    """What is known of a model without its weights; ``doubt``: why it is not to be trusted, None: it is.
-    ``files``: copies of what its text was read from.
+    """A model without its weights; ``doubt``: why it is not to be trusted, None: it is; ``files``: copies of
+    the files that its text was read from.
     """
 
     name: str
@@ -70,7 +64,7 @@ class TextSide:
 
     @property
     def speech_features(self) -> tuple[int, int] | None:
-        """The shape of a window's features; None: the model reads text."""
+        """The shape of a window's features; None for a model that takes text."""
         config = self.manifest.model
         if config.encoder is None or config.modality.takes_text:
             return None
@@ -78,26 +72,20 @@ class TextSide:
 
     @property
     def features(self) -> tuple[int, ...] | None:
-        """The shape of one input; None: it takes text alone."""
-        config = self.manifest.model
-        speech = self.speech_features
-        return speech if config.encoder is None else speech or config.encoder.features
+        """The shape of one input; None for a model that takes text alone."""
+        encoder = self.manifest.model.encoder
+        return None if encoder is None else self.speech_features or encoder.features
 
     @classmethod
     def read(cls, name: str, folder: Path) -> TextSide:
-        """Of an engine's or a checkpoint's folder.
-
-        Raises:
-            EngineError, CheckpointError: it cannot be read, or has no tokenizer.
+        """Read an engine's or a checkpoint's folder; raises EngineError or CheckpointError where it cannot be
+        read, or has no tokenizer.
         """
         manifest, text = read_text_side(folder)
         if text.tokenizer is None:
-            raise EngineError(
-                "the engine has no tokenizer, so it cannot be served",
-                seen=folder,
-                fix="add the tokenizer's files to the checkpoint and build it again",
-            )
-        if text.tokenizer is not None and not manifest.model.modality.takes_text:
+            fix = "add the tokenizer's files to the checkpoint and build it again"
+            raise EngineError("the engine has no tokenizer, so it cannot be served", seen=folder, fix=fix)
+        if not manifest.model.modality.takes_text:
             check_packages(name)
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
         files = TextFiles(folder, manifest, text.tokenizer.files)
@@ -105,10 +93,8 @@ class TextSide:
         return cls(name, folder, manifest, text, text.tokenizer, defaults, doubt, files)
 
     def check_proof(self, *, unproven: bool, allow: str) -> None:
-        """Refuse a model that is not to be trusted, unless it is served ``unproven``; ``allow`` says how.
-
-        Raises:
-            EngineError: as said.
+        """Raises EngineError for a model that is not to be trusted, unless it is served ``unproven``;
+        ``allow`` says how.
         """
         if self.doubt is not None and not unproven:
             fix = f"prove it with `ingot build` and `ingot verify`, or {allow}"
@@ -116,8 +102,8 @@ class TextSide:
 
 
 class ServedModel:
-    """A text side and the engine that runs it; ``speech``: of a speech model, which takes no text;
-    ``pictures``: of a model that takes these beside text.
+    """A text side and the engine that runs it; ``speech`` of a speech model, which takes no text,
+    ``pictures`` of a model that takes them beside text.
     """
 
     def __init__(
@@ -136,18 +122,16 @@ class ServedModel:
         self.max_seq_len = engine.limits.max_seq_len
         self.pictures = ServedPictures.of(side.manifest.model, engine)
         self._long = LongPrompts(side.files.folder, side.manifest, self.max_seq_len + _MOST_IDS)
-        self.speech = (
-            None
-            if side.speech_features is None
-            else SpeechService(side.manifest, self.tokenizer, engine, config)
-        )
-        # One each, so that nobody waits for a thread in which a long prompt waits for its process.
+        self.speech = None
+        if side.speech_features is not None:
+            self.speech = SpeechService(side.manifest, self.tokenizer, engine, config)
+        # One thread per answer, so that no request waits for another's long prompt.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
         self._closed = False
         self._closes_objects = config.closed_objects
 
     def close(self) -> None:
-        """Take no more; who waits for a process has an error. The engine has a ``close`` of its own."""
+        """Take no more; callers that wait for a process get an error. The engine has its own ``close``."""
         self._closed = True
         self._threads.shutdown(wait=False)
         self._long.close()
@@ -162,18 +146,14 @@ class ServedModel:
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Chat:
-        """A conversation as a prompt.
-
-        Raises:
-            ApiError: a part is no text, a variable has the name of something else, or the chat format has no
-                place for tools.
+        """A conversation as a prompt; raises ApiError where a part is not text, a variable has the name of
+        something else, or the chat format has no place for tools.
         """
         refuse_media(messages, images=self.pictures is not None)
         chat = self.side.text.chat
         if tools and chat is not None and "tools" not in chat.variables:
-            raise unsupported(
-                "tools", f"telling {self.name} of tools (its chat format has no place for them)"
-            )
+            what = f"telling {self.name} of tools (its chat format has no place for them)"
+            raise unsupported("tools", what)
         try:
             return Chat(messages, tools, variables)
         except RequestError as error:
@@ -186,10 +166,8 @@ class ServedModel:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[list[int], list[int]]:
         """Ids of a conversation, and where the placeholders of each picture begin; special tokens that a user
-        typed stay text, and no picture is read. May take seconds.
-
-        Raises:
-            ApiError: the messages or tools do not fit the chat format.
+        typed stay text, and no picture is read. May take seconds. Raises ApiError where the messages or tools
+        do not fit the chat format.
         """
         try:
             chat = self.conversation(messages, variables, tools)
@@ -210,10 +188,8 @@ class ServedModel:
             raise self._too_long(error.count, 1, "messages") from None
 
     def picture_slots(self, messages: Sequence[Mapping[str, Any]]) -> AbstractContextManager[Sequence[int]]:
-        """A slot for each picture, until the block ends.
-
-        Raises:
-            ApiError: there are too many pictures, or too many are held already.
+        """A slot for each picture, until the block ends; raises ApiError where there are too many pictures,
+        or too many are held already.
         """
         count = len(picture_places(messages)) if self.pictures else 0
         if self.pictures is None or not count:
@@ -226,10 +202,8 @@ class ServedModel:
     def read_pictures(
         self, messages: Sequence[Mapping[str, Any]], slots: Sequence[int], cancelled: threading.Event
     ) -> None:
-        """Decode the pictures into their slots. May take seconds.
-
-        Raises:
-            ApiError: one cannot be read.
+        """Decode the pictures into their slots. May take seconds. Raises ApiError where one cannot be
+        read.
         """
         if self.pictures is None or not slots:
             return
@@ -242,9 +216,7 @@ class ServedModel:
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, field: str = "prompt"
     ) -> list[int]:
         """Ids of a prompt that is used as it is; its special tokens are parsed, as ``LLM.generate`` does.
-
-        Raises:
-            ApiError: it cannot be encoded.
+        Raises ApiError where it cannot be encoded.
         """
         try:
             if isinstance(prompt, str) and is_long(prompt):
@@ -258,10 +230,8 @@ class ServedModel:
             raise self._too_long(error.count, 1, field) from None
 
     def explained(self, prompt: PromptLike, values: Mapping[str, Any]) -> Explanation:
-        """What ``ingot explain`` says of a request that names these values. May take seconds.
-
-        Raises:
-            ApiError: the prompt cannot be encoded.
+        """What ``ingot explain`` says of a request that names these values. May take seconds. Raises ApiError
+        where the prompt cannot be encoded.
         """
         served = replace(self.side.manifest.build, max_seq_len=self.max_seq_len)
         try:
@@ -272,10 +242,8 @@ class ServedModel:
             raise self._api_error(error, "prompt") from None
 
     def check_ids(self, ids: Sequence[int], new_tokens: int, field: str) -> None:
-        """Refuse a prompt that the engine cannot take, with so many new tokens.
-
-        Raises:
-            ApiError: it is empty, holds unknown ids, or is too long (``context_length_exceeded``).
+        """Raises ApiError for a prompt that is empty, holds unknown ids, or is too long with ``new_tokens``
+        (``context_length_exceeded``).
         """
         limits = self.engine.limits
         if not ids:
@@ -300,14 +268,9 @@ class ServedModel:
 
     @asynccontextmanager
     async def checked_grammars(self, jobs: Sequence[Job], field: str | None) -> AsyncIterator[list[Job]]:
-        """The jobs with the bytes of their grammars, which have room until the block ends. What an engine
-        could not compile is refused. May take seconds.
-
-        Args:
-            field: of the request, in which the grammar is.
-
-        Raises:
-            ApiError: a grammar cannot be served, or there is no room for it now.
+        """The jobs with the bytes of their grammars, which have room until the block ends; the grammars are
+        from ``field`` of the request. May take seconds. Raises ApiError where a grammar cannot be compiled,
+        or there is no room for it now.
         """
         wanted = {job.params.grammar: job.params for job in jobs if job.params is not None}
         sizes: dict[Grammar, int] = {}
@@ -321,18 +284,15 @@ class ServedModel:
                 raise self._api_error(error, field or "grammar") from None
             sizes[grammar] = await self._grammars.check(grammar, field)
         with self._grammars.room(sizes):
-            yield [
-                replace(job, grammar_bytes=sizes[job.params.grammar])
-                if job.params is not None and job.params.grammar is not None
-                else job
-                for job in jobs
-            ]
+            grammars = [None if job.params is None else job.params.grammar for job in jobs]
+            found = zip(jobs, grammars, strict=True)
+            yield [replace(job, grammar_bytes=sizes[one]) if one else job for job, one in found]
 
     async def in_thread(
         self, work: Callable[..., Value], *args: Any, cancelled: threading.Event | None = None
     ) -> Value:
-        """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
-        place in the queue is taken as long as it runs. ``cancelled`` is set then.
+        """What ``work`` returns, which may take seconds. A cancelled caller sets ``cancelled`` and waits all
+        the same: its place in the queue is taken as long as the work runs.
         """
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
@@ -344,7 +304,7 @@ class ServedModel:
         finally:
             await asyncio.wait({running})
             if not running.cancelled():
-                running.exception()  # who was cancelled does not ask, and asyncio would log it
+                running.exception()  # a cancelled caller does not ask, and asyncio would log it
 
     def held(
         self,
@@ -359,10 +319,6 @@ class ServedModel:
         grammar = closed_grammar(form.grammar) if self._closes_objects else form.grammar
         grammar = grammar if thoughts == "no" else grammar.replace(thinking=thoughts)
         return with_text_start(params.replace(grammar=grammar), self.tokenizer, context)
-
-    def with_chat_stops(self, params: SamplingParams) -> SamplingParams:
-        """The values with the chat format's own stop strings."""
-        return with_chat_stops(params, self.side.text)
 
     def facts(self) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it; ``unproven`` says why it is."""

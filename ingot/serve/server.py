@@ -1,9 +1,7 @@
 """The server's life: start engines, listen, stop.
 
-Covers the order of these, and the signals: SIGTERM and Ctrl-C stop accepting and let unfinished answers go on
-for ``drain_seconds``; a second one ends at once.
-
-    asyncio.run(serve([TextSide.read("pocket-chat", folder)], {"pocket-chat": Load(path)}, ServeConfig()))
+SIGTERM and Ctrl-C stop accepting and let unfinished answers go on for ``drain_seconds``; a second one ends at
+once.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -36,7 +35,7 @@ from ingot.serve.served_model import ServedModel, TextSide
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-_UNREAD_BYTES = 128 << 10  # that the system keeps for a client; by default it would be megabytes
+_UNREAD_BYTES = 128 << 10  # that the system buffers for a client; megabytes by default
 _LAST_SECONDS = 5.0  # for the last errors to be read, after the drain
 
 
@@ -93,7 +92,7 @@ async def serve(
 
 
 async def _started(starts: Sequence[Coroutine[Any, Any, EngineClient]]) -> list[EngineClient]:
-    """All engines; where one cannot be loaded, or a signal comes, the others end, too."""
+    """All engines; where one cannot be loaded, or a signal comes, the others end too."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         return await asyncio.gather(*tasks)
@@ -108,11 +107,7 @@ async def _started(starts: Sequence[Coroutine[Any, Any, EngineClient]]) -> list[
 
 @contextlib.contextmanager
 def listening(config: ServeConfig) -> Iterator[socket.socket]:
-    """A bound socket, so that a taken port is known before engines are loaded.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
+    """A bound socket, so that a taken port (ConfigError) is known before engines are loaded."""
     try:
         infos = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = infos[0]
@@ -128,7 +123,7 @@ def listening(config: ServeConfig) -> Iterator[socket.socket]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: it would end by the signal, and not with 0."""
+    """uvicorn without its own signal handlers, which would end the process by the signal, not with 0."""
 
     def __init__(self, state: ServerState, api_key: str | None, hosts: HostRule) -> None:
         self._state = state
@@ -155,31 +150,26 @@ class _Server(uvicorn.Server):
         """Accept connections of the one listening socket."""
         assert sockets is not None
         (listener,) = sockets
-        accepting = Accepting(listener, self._new_connection, self._connections)
+        values = {"config": self.config, "server_state": self.server_state, "app_state": {}}
+        connect = partial(Connection, **values, connections=self._connections)
+        accepting = Accepting(listener, connect, self._connections)
         self.servers = [cast(asyncio.Server, accepting)]
         accepting.start()
         self.started = True
 
-    def _new_connection(self) -> Connection:
-        values = {"config": self.config, "server_state": self.server_state, "app_state": {}}
-        return Connection(**values, connections=self._connections)
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals as they are."""
         yield
 
     def stop(self, *, at_once: bool) -> None:
-        """Take no more requests; let those under way go on to the deadline."""
+        """Take no more requests; let those in flight go on to the deadline."""
         self._state.stopping = self.should_exit = True
         self.force_exit = at_once
         loop = asyncio.get_running_loop()
         loop.call_later(0 if at_once else self._state.config.drain_seconds, self._fail_all)
 
     def check_engines(self) -> None:
-        """Raises:
-        EngineError: the server has ended because every engine has died for good.
-        """
+        """Raises EngineError where the server has ended because every engine has died for good."""
         if self._has_no_engine():
             lost = "; ".join(f"{name}: {model.engine.lost}" for name, model in self._state.models.items())
             raise EngineError("every engine has died", seen=lost, fix="see the log; start the server again")
@@ -219,15 +209,11 @@ class _Stop:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def then(self, stop: Callable[..., None]) -> None:
-        """What a signal does from now on; ``at_once``: it is the second one."""
+        """Set what a signal does from now on; ``at_once``: it is the second one."""
         self._stop = stop
 
     async def or_result(self, work: asyncio.Future[list[EngineClient]]) -> list[EngineClient]:
-        """What ``work`` returns.
-
-        Raises:
-            _StoppedError: a signal came first; the work is cancelled.
-        """
+        """What ``work`` returns; a signal before that cancels it and raises _StoppedError."""
         waiting = asyncio.ensure_future(self._first.wait())
         both: set[asyncio.Future[Any]] = {work, waiting}
         try:

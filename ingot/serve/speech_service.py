@@ -1,11 +1,4 @@
-"""Transcription for the server: recordings to transcripts, window by window, on a shared engine.
-
-Covers the processes that decode files, how much audio is held at once, and the way of a window to the engine
-and back. What is asked of a window, ``ingot.speech`` says.
-
-    async with aclosing(service.segments(data, options)) as found:
-        async for item in found: ...       # segments, then a TranscriptionResult
-"""
+"""Transcription for the server: recordings to transcripts, window by window, on a shared engine."""
 
 from __future__ import annotations
 
@@ -28,7 +21,7 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import EngineError, RequestError, to_install
 from ingot.llm.outputs import Output
 from ingot.sandbox.limited_process import LimitedProcess, ProcessEndedError
-from ingot.serve.api_errors import RETRY_SECONDS, ApiError, bad_request, refused, stopping
+from ingot.serve.api_errors import ApiError, bad_request, queue_full, refused, stopping
 from ingot.serve.engine_calls.answering import Job
 from ingot.serve.engine_calls.engine_client import EngineClient
 from ingot.serve.engine_calls.process_protocol import MOST_BYTES
@@ -37,7 +30,7 @@ from ingot.speech.dtw_alignment import alignment_heads
 from ingot.speech.recording_features import Transcript, transcribe_recording
 from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
-from ingot.speech.window_decoding import DecodeRequest, Vocabulary
+from ingot.speech.window_decoding import Vocabulary
 from ingot.speech.word_times import Scored, ScoreRequest
 from ingot.text.prompt import Input
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -49,7 +42,7 @@ _HELD = 4  # recordings of the most seconds, whose samples and features are held
 
 @dataclass(frozen=True)
 class TranscriptionResult:
-    """A transcript, and how many tokens and encoded positions it took."""
+    """A transcript, and the tokens and encoded positions that it took."""
 
     transcript: Transcript
     prompt_tokens: int
@@ -58,11 +51,7 @@ class TranscriptionResult:
 
 
 def check_packages(name: str) -> None:
-    """Refuse to serve a speech model where recordings could not be read.
-
-    Raises:
-        EngineError: a package is missing.
-    """
+    """Raises EngineError where a package that reads recordings is missing."""
     missing = [one for one in (*PACKAGES, "python_multipart") if importlib.util.find_spec(one) is None]
     if missing:
         text = f"{name} is a speech model, and packages that read recordings are missing"
@@ -85,7 +74,7 @@ class SpeechService:
         self._most_seconds = config.max_audio_seconds
         self._held = 0.0
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="audio")
-        # One each, so that nobody waits for a thread in which another's window is made.
+        # One thread per answer, so that no request waits for another's window.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="window")
         kept = limits(self._most_seconds)
         self._all = [LimitedProcess("ingot.audio.audio_worker", kept) for _ in range(_WORKERS)]
@@ -105,14 +94,12 @@ class SpeechService:
     async def segments(
         self, data: Callable[[], bytes], options: TranscribeOptions
     ) -> AsyncGenerator[Segment | TranscriptionResult, None]:
-        """Segments as they are transcribed, then the result; closing the generator cancels the work.
-
-        Args:
-            data: gives the file's bytes; called in a thread.
+        """Segments as they are transcribed, then the result; closing the generator cancels the work. ``data``
+        gives the file's bytes, in a thread.
 
         Raises:
-            ApiError: the file or an option cannot be served, too much is under way (429), or the engine is
-                lost.
+            ApiError: the file or an option cannot be served, too much is in flight (429), or the engine is
+            lost.
         """
         engine, windows = self._engine, self._engine.windows
         assert windows is not None
@@ -129,7 +116,7 @@ class SpeechService:
                     job = await _in(self._threads, work.next, output)
                     for segment in work.take_segments():
                         yield segment
-                engine.count_recording(seconds)
+                engine.metrics.count_audio_seconds(seconds)
                 yield work.result(self._positions)
 
     def _check(self, options: TranscribeOptions) -> None:
@@ -153,7 +140,7 @@ class SpeechService:
             return logprobs, scores.view(len(job.ids), len(job.attend[0]), -1)
 
     def _samples(self, data: Callable[[], bytes]) -> torch.Tensor:
-        """Of a file, decoded where it can do no harm."""
+        """Samples of a file, decoded in a limited process."""
         process = self._processes.get()
         try:
             asked = question(data(), self._most_seconds)
@@ -164,23 +151,15 @@ class SpeechService:
             text = f"decoding the recording {error}; send a shorter one, or convert it to wav or flac"
             raise ApiError(400, text, param="file") from None
         except RequestError as error:
-            found = refused(error)
-            found.param = "file"
-            raise found from None
+            raise refused(error, "file") from None
         finally:
             self._processes.put(process)
 
     @contextmanager
     def _room(self, seconds: float) -> Iterator[None]:
-        """For samples and features.
-
-        Raises:
-            ApiError: so much is held already.
-        """
+        """Room for samples and features; raises ApiError where too much is held already."""
         if self._held + seconds > _HELD * self._most_seconds:
-            text = f"{self._engine.name} already holds {self._held:.0f} s of audio; try again later"
-            wait = {"Retry-After": str(RETRY_SECONDS)}
-            raise ApiError(429, text, code="queue_full", headers=wait)
+            raise queue_full(f"{self._engine.name} already holds {self._held:.0f} s of audio")
         self._held += seconds
         try:
             yield
@@ -218,21 +197,6 @@ class _Work:
         except StopIteration as ended:
             self._transcript = ended.value
             return None
-        return self._job(asked)
-
-    def take_segments(self) -> list[Segment]:
-        """Segments since the last call."""
-        found = self._segments.copy()
-        self._segments.clear()
-        return found
-
-    def result(self, positions: int) -> TranscriptionResult:
-        """The result; ``positions``: of an encoded window."""
-        assert self._transcript is not None
-        audio = self._num_windows * positions
-        return TranscriptionResult(self._transcript, self._prompt_tokens, audio, self._new_tokens)
-
-    def _job(self, asked: DecodeRequest | ScoreRequest) -> Job:
         given, ids = asked.prompt.parts
         assert isinstance(given, Input)
         assert given.name is not None
@@ -246,9 +210,21 @@ class _Work:
         self._prompt_tokens += len(ids)  # type: ignore[arg-type]
         return Job(list(ids), asked.params, slot=self._slot)  # type: ignore[arg-type]
 
+    def take_segments(self) -> list[Segment]:
+        """Segments since the last call."""
+        found = self._segments.copy()
+        self._segments.clear()
+        return found
+
+    def result(self, positions: int) -> TranscriptionResult:
+        """The result; ``positions``: of an encoded window."""
+        assert self._transcript is not None
+        audio = self._num_windows * positions
+        return TranscriptionResult(self._transcript, self._prompt_tokens, audio, self._new_tokens)
+
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[..., Value], *args: object) -> Value:
-    """What ``work`` returns. Who is cancelled waits for it all the same, once it has begun: it writes where
+    """What ``work`` returns. A cancelled caller waits for it all the same once it has begun: it writes where
     others will.
     """
     running = pool.submit(work, *args)

@@ -61,7 +61,7 @@ class TestCompiling:
             compiling.start(self.add(name, {"type": "integer"}))
         for _ in "abc":
             assert woken.acquire(timeout=PATIENCE)
-        assert ["index out of bounds" in str(one.error) for one in compiling.finished()] == [True] * 3
+        assert ["index out of bounds" in str(one.result) for one in compiling.finished()] == [True] * 3
 
     def test_cancelled_requests_are_neither_compiled_nor_kept(self) -> None:
         """The queue holds requests that have a place in the engine's, and no others."""
@@ -107,10 +107,11 @@ class TestCompiling:
             found |= {one.add.id: one for one in compiling.finished()}
         assert set(found) == {"a", "b"}
         assert len(compiling) == 0
-        assert found["a"].params == SamplingParams.from_json(good.params)
-        assert "the grammar is refused" in str(found["b"].error)
-        assert found["a"].matcher is not None
-        assert found["b"].matcher is None
+        params, matcher = found["a"].result  # type: ignore[misc]
+        assert params == SamplingParams.from_json(good.params)
+        assert matcher is not None
+        assert isinstance(found["b"].result, RequestError)
+        assert "the grammar is refused" in str(found["b"].result)
 
 
 class TestGrammarChecks:

@@ -144,7 +144,7 @@ def test_metrics_count_what_a_request_took(side: TextSide, kind: str, reason: st
                 engine.client._receive(StepNews(news, [], Gauges(3, 4, 0.25, 20, 8)))
             engine.client._receive(StepNews([], [], Gauges(1, 2, 0.5, 25, 9)))
             await task
-            engine.client.count_recording(2.5)
+            engine.client.metrics.count_audio_seconds(2.5)
             metrics, lengths = engine.metrics, [len(one.prompt_ids) for one in engine.asked(Add)]
             metrics.of("m").state(engine.client.gauges, proven=True, alive=True)
             read_of = partial(metrics.registry.get_sample_value, labels={"model_name": "m"})

@@ -10,9 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.adapters.ray.merged_answers import ReplicaAnswer, merged
-from ingot.adapters.ray.prompt_prefix import model_and_key
 from ingot.adapters.ray.ray_settings import RayArgs
-from ingot.adapters.ray.replica_choice import ranked
+from ingot.adapters.ray.replica_choice import model_and_key, ranked
 from ingot.errors import ConfigError
 from ingot.serve.api_errors import ApiError
 from ingot.serve.engine_calls.process_protocol import Gauges

@@ -1,10 +1,4 @@
-"""LangChain's interfaces over an engine in this process.
-
-Covers the translation between LangChain's messages, values and results and those of ``LLM``.
-
-    chat = ChatIngot(model="engines/qwen", temperature=0.7, max_tokens=128)
-    print(chat.invoke("Why is the sky blue?").text)
-"""
+"""LangChain's chat model and embeddings over an engine in this process."""
 
 from importlib.util import find_spec
 

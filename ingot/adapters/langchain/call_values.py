@@ -1,9 +1,4 @@
-"""What LangChain calls a value, as sampling parameters.
-
-Covers the names that differ, and those that are refused.
-
-    sampling_values({"max_tokens": 64}, {"temperature": 0.5})
-"""
+"""LangChain's names of sampling values as those of ``SamplingParams``."""
 
 from __future__ import annotations
 
@@ -18,11 +13,9 @@ _NOT_OURS = ("stream",)  # LangChain's own, for choosing between ``invoke`` and 
 
 
 def sampling_values(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the names of ``SamplingParams``: a model's fields, and those of a call over them. None and
-    an empty list mean that nothing is asked for.
-
-    Raises:
-        RequestError: there is no such value, or the call asks for functions or another model.
+    """Values by the names of ``SamplingParams``: a model's fields, and those of a call over them; None and an
+    empty list ask for nothing. Raises RequestError where there is no such value, or the call asks for
+    functions or another model.
     """
     given = {name: value for name, value in call.items() if value not in (None, [], ())}
     for name in given:

@@ -1,9 +1,4 @@
-"""An engine as LangChain's chat model.
-
-Covers ``ChatIngot``.
-
-    ChatIngot(model=LLM("engines/qwen"), temperature=0.7).invoke("Hello").text
-"""
+"""An engine as LangChain's chat model."""
 
 from __future__ import annotations
 
@@ -104,9 +99,9 @@ class ChatIngot(BaseChatModel):
         """What decides an answer, for LangChain's caches and traces."""
         manifest = self.llm.engine.manifest
         # A checkpoint in memory has no hashes: what it answers is known only while it is there.
-        known = (
-            json.dumps(manifest.to_json(), sort_keys=True) if manifest.tensors else f"object {id(self.llm)}"
-        )
+        known = f"object {id(self.llm)}"
+        if manifest.tensors:
+            known = json.dumps(manifest.to_json(), sort_keys=True)
         return {
             "model_name": self.model_name,
             "engine": hashlib.sha256(known.encode()).hexdigest(),
@@ -115,7 +110,10 @@ class ChatIngot(BaseChatModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """The engine's own tokens of a text, without special ones."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        if self.llm.tokenizer is None:
+            fix = "add its files to the checkpoint and build again"
+            raise RequestError("the engine has no tokenizer", fix=fix)
+        return self.llm.tokenizer.encode(text, add_special_tokens=False)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
@@ -211,14 +209,6 @@ class ChatIngot(BaseChatModel):
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
-    @property
-    def _tokenizer(self) -> Any:
-        if self.llm.tokenizer is None:
-            raise RequestError(
-                "the engine has no tokenizer", fix="add its files to the checkpoint and build again"
-            )
-        return self.llm.tokenizer
-
     def _params(self, stop: list[str] | None, kwargs: dict[str, Any]) -> SamplingParams:
         fields = {name: getattr(self, name) for name in _FIELDS}
         if stop:
@@ -257,7 +247,7 @@ class ChatIngot(BaseChatModel):
         return ChatResult(generations=generations)
 
     def _chunks(self, asked: _Asked) -> Callable[[Piece], ChatGenerationChunk | None]:
-        """What makes chunks of one answer's pieces; a piece that adds nothing gives None."""
+        """A function from pieces of one answer to chunks; None for a piece that adds nothing."""
         num_tokens, calls = 0, ToolStream(asked.use)
 
         def chunk_of(piece: Piece) -> ChatGenerationChunk | None:
@@ -288,7 +278,7 @@ class ChatIngot(BaseChatModel):
 
 
 class _Asked(NamedTuple):
-    """A call: the conversation with its tools, the values, and what the answer may call."""
+    """The conversation with its tools, the values, and what the answer may call."""
 
     chat: Chat
     params: SamplingParams

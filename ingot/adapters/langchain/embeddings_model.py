@@ -1,9 +1,4 @@
-"""An engine as LangChain's embeddings.
-
-Covers ``IngotEmbeddings``.
-
-    IngotEmbeddings("engines/qwen").embed_query("Why is the sky blue?")
-"""
+"""An engine as LangChain's embeddings."""
 
 from __future__ import annotations
 
@@ -34,18 +29,12 @@ class IngotEmbeddings(Embeddings):
         self.pooling = pooling
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """A vector of ``hidden_size`` numbers for each text.
-
-        Raises:
-            RequestError: a text is empty or longer than the engine takes, or the pooling is unknown.
+        """A vector of ``hidden_size`` values per text. Raises RequestError where a text is empty or longer
+        than the engine takes, or the pooling is unknown.
         """
         vectors: list[list[float]] = normalize(self.llm.embed(texts, self.pooling)).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of one text, the same as of a document.
-
-        Raises:
-            RequestError: as ``embed_documents``.
-        """
+        """The vector of one text, the same as of a document."""
         return self.embed_documents([text])[0]

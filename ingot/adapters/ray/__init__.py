@@ -1,0 +1,1 @@
+"""Engines behind Ray Serve: replicas, and prompts that go where their beginning is cached."""

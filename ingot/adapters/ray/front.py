@@ -1,10 +1,4 @@
-"""The deployment that clients reach.
-
-Covers the key, the size of bodies, the model's name, and which replica is asked. Holds no engine and no
-tokenizer: it reads of a body what decides the replica, and passes the rest on. Any number of it may run.
-
-    serve.deployment(serve.ingress()(Front)).bind(args, api_key, *engines)
-"""
+"""The Ray deployment that clients reach. It holds no engine and no tokenizer; any number of it may run."""
 
 from __future__ import annotations
 
@@ -16,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.adapters.ray.merged_answers import FACTS, ReplicaAnswer, merged, take_images
-from ingot.adapters.ray.prompt_prefix import model_and_key
 from ingot.adapters.ray.ray_settings import RayArgs
 from ingot.adapters.ray.relay import relayed
+from ingot.adapters.ray.replica_choice import model_and_key
 from ingot.serve.api_errors import ApiError
 from ingot.serve.app import bare_app
 from ingot.serve.http.http_bodies import read_body
 from ingot.serve.picture_service import BODY_BYTES
 
 MOST_OPEN = 1024  # requests that one front has open; replicas say before what is full
-_FRESH_SECONDS = 5.0  # how long a replica's facts are believed
+_FRESH_SECONDS = 5.0  # a replica that has sent no facts for so long is left out
 
 
 class Front:
@@ -57,17 +51,22 @@ class Front:
             self._most_bytes = max(self._most_bytes, BODY_BYTES)
 
     async def post(self, request: Request) -> Response:
-        """An answer of one replica."""
         body = await read_body(request, self._most_bytes)
         model, key = model_and_key(body, self._args.prefix_bytes)
         name = next(iter(self._engines)) if model is None else model  # its application says what is missing
         return await self._relayed(name, key, request, body)
 
     async def get(self, request: Request) -> Response:
-        """What is known of all replicas, or an answer of one."""
         path = request.url.path
         if path in FACTS:
-            return merged(path, self._fresh(path))
+            oldest = time.monotonic() - _FRESH_SECONDS
+            for known in self._facts.values():
+                for replica in [name for name, (updated, _) in known.items() if updated < oldest]:
+                    del known[replica]
+            facts = self._facts.items()
+            return merged(
+                path, {model: {r: f[path] for r, (_, f) in known.items()} for model, known in facts}
+            )
         name = request.query_params.get("model", next(iter(self._engines)))
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
@@ -78,13 +77,3 @@ class Front:
             text = f"no such model: {name!r:.200}; this server has {', '.join(self._engines)}"
             raise ApiError(404, text, param="model", code="model_not_found")
         return await relayed(self._engines[name], name, key, request, body)
-
-    def _fresh(self, path: str) -> dict[str, dict[str, ReplicaAnswer]]:
-        """The replicas' answers, without those that have said nothing for a while."""
-        oldest = time.monotonic() - _FRESH_SECONDS
-        for known in self._facts.values():
-            for replica in [name for name, (updated, _) in known.items() if updated < oldest]:
-                del known[replica]
-        return {
-            model: {r: facts[path] for r, (_, facts) in known.items()} for model, known in self._facts.items()
-        }

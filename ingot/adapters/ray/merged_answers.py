@@ -1,10 +1,4 @@
-"""One answer made of all replicas'.
-
-Covers which facts replicas tell, and how they are joined: models are listed once, metrics get the label
-``replica``, and all is well when each model has a replica that says so.
-
-    merged("/metrics", {"pocket-chat": {"5jqjnhb0": whole}})
-"""
+"""One answer to ``/health``, ``/metrics``, ``/version`` and ``/v1/models`` from those of all replicas."""
 
 from __future__ import annotations
 
@@ -25,18 +19,15 @@ FACTS = ("/health", "/metrics", "/version", "/v1/models")
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """A whole answer of one replica."""
-
     status: int
     headers: dict[bytes, bytes]
     body: bytes
 
 
 def merged(path: str, found: Mapping[str, Mapping[str, ReplicaAnswer]]) -> Response:
-    """The answer to ``GET path`` of replicas, by model and replica.
-
-    Raises:
-        ApiError: ``/health``, and a model has no healthy replica; or there is no replica at all (503).
+    """The answer to ``GET path`` from those by model and replica: models are listed once, metrics get the
+    label ``replica``. Raises ApiError (503) where there is no replica, or for ``/health`` no healthy one of a
+    model.
     """
     good = {name: {r: one for r, one in some.items() if one.status == 200} for name, some in found.items()}
     lost = [name for name, some in good.items() if not some]

@@ -1,9 +1,4 @@
-"""The arguments of the application in a YAML file of ``serve run``.
-
-Covers their names, defaults and checks. Imports no Ray, so that they are checked anywhere.
-
-    RayArgs.from_json({"engines": [{"path": "engines/pocket-chat"}]})
-"""
+"""The arguments of the Ray application in a YAML file; imports no Ray, so they are checked anywhere."""
 
 from __future__ import annotations
 
@@ -44,7 +39,6 @@ class EngineArgs(JsonConfig):
         return self.name or Path(self.path).resolve().name
 
     def load(self) -> LoadEngine:
-        """The settings for the engine's process."""
         sizes = self.max_batch_size, self.max_seq_len
         return LoadEngine(
             os.path.abspath(self.path), self.device, self.threads, *sizes, self.runtime.to_json()
@@ -82,5 +76,4 @@ class RayArgs(JsonConfig):
         self.serve_config()
 
     def serve_config(self) -> ServeConfig:
-        """The limits of each replica."""
         return ServeConfig(max_queue=self.max_queue, max_body=self.max_body)

@@ -1,10 +1,4 @@
-"""A request's way from the front to a replica and its answer's way back.
-
-Covers the call through Ray, what is tried again, and the error that a client gets when a replica dies or all
-are full.
-
-    return await relayed(handle, "pocket-chat", key, request, body)
-"""
+"""A request's way from the front to a replica, and its answer's way back."""
 
 from __future__ import annotations
 
@@ -27,20 +21,15 @@ _KEPT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
 _EVENTS = b"text/event-stream"
 
 
-def plain_scope(request: Request) -> dict[str, Any]:
-    """The request's scope without objects of this process; the path as the application knows it."""
-    scope = {name: request.scope[name] for name in _KEPT if name in request.scope}
-    return {**scope, "root_path": "", "headers": [tuple(pair) for pair in request.scope["headers"]]}
-
-
 async def relayed(handle: Any, name: str, key: str, request: Request, body: bytes) -> Response:
     """The answer of one of the engine's replicas. It begins with its first piece, so that an error before it
-    has a status of its own.
-
-    Raises:
-        ApiError: the queues are full or no replica is there (503), or the replica died (500).
+    has a status of its own: ApiError where the queues are full or no replica is there (503), or it died
+    (500).
     """
-    messages = _messages(handle, name, key, plain_scope(request), body)
+    # Without objects of this process, and the path as the application knows it.
+    scope = {name: request.scope[name] for name in _KEPT if name in request.scope}
+    scope |= {"root_path": "", "headers": [tuple(pair) for pair in request.scope["headers"]]}
+    messages = _messages(handle, name, key, scope, body)
     try:
         begun = [await anext(messages), await anext(messages)]
     except BaseException:
@@ -74,8 +63,8 @@ class Relayed(Response):
 async def _messages(
     handle: Any, name: str, key: str, scope: dict[str, Any], body: bytes
 ) -> AsyncGenerator[Message, None]:
-    """Messages of the application. A request that no replica has taken is tried again and again. One that was
-    taken, and whose answer has not begun, is sent to another replica once: it may be what the engine died of.
+    """Messages of the application. A request that no replica has taken is retried. One that was taken, and
+    whose answer has not begun, is sent to another replica only once: it may be what the engine died of.
     """
     again = True
     for left in reversed(range(_TRIES)):

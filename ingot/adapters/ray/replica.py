@@ -1,11 +1,4 @@
-"""One replica: an engine's process and its application.
-
-Covers the way of a request through the application without a socket, and the replica's life: it ends with its
-engine, so that Ray puts another in its place. It tells the fronts its facts every second, because a question
-through Ray would wait behind the requests of a full replica.
-
-    serve.deployment(EngineReplica).options(name="pocket-chat").bind("pocket-chat", args, config)
-"""
+"""A Ray replica: an engine's process and its application. It ends with its engine, and Ray starts another."""
 
 from __future__ import annotations
 
@@ -32,18 +25,14 @@ from ingot.serve.served_model import ServedModel, TextSide
 
 Message = MutableMapping[str, Any]
 _TELL_SECONDS = 1.0
-_LAST_SECONDS = 0.5  # for the errors of the streams under way to be read
+_LAST_SECONDS = 0.5  # for the errors of open streams to be read
 _log = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """An engine behind its application."""
-
     async def __init__(self, name: str, args: EngineArgs, config: ServeConfig, front: str) -> None:  # type: ignore[misc]
-        """Load the engine. ``front``: the deployment that receives the facts.
-
-        Raises:
-            EngineError, CheckpointError, OutOfMemoryError: it cannot be loaded, or is not to be served.
+        """Load the engine, or raise EngineError, CheckpointError or OutOfMemoryError. ``front``: the
+        deployment that receives the facts.
         """
         side = TextSide.read(name, Path(args.path))
         side.check_proof(unproven=args.unproven, allow="set unproven: true")
@@ -56,10 +45,8 @@ class EngineReplica:
 
     async def answer(self, scope: Message, body: bytes) -> AsyncGenerator[list[Message], None]:
         """What the application sends, in order; messages that wait come together. An empty list comes first:
-        the request is taken. Closing the generator ends the request.
-
-        Raises:
-            RuntimeError: the engine is lost, and the answer has not begun.
+        the request is taken. Closing the generator ends the request. Raises as ``check_health``, before the
+        answer.
         """
         self.check_health()
         yield []
@@ -81,17 +68,15 @@ class EngineReplica:
                 self._end()
 
     def check_health(self) -> None:
-        """Called by Ray.
-
-        Raises:
-            RuntimeError: the engine is lost; the replica ends.
-        """
+        """Called by Ray; raises RuntimeError where the engine is lost, and the replica ends."""
         if self._engine.lost is not None:
             self._end()
             raise RuntimeError(f"{self._engine.name}: {self._engine.lost}")
 
     async def _broadcast_facts(self, front: Any) -> None:
-        """Tell all fronts the facts, again and again."""
+        """Send the facts to all fronts every second: a question through Ray would wait behind the requests of
+        a full replica.
+        """
         replica = serve.get_replica_context().replica_id.unique_id
         while self._engine.lost is None:
             try:
@@ -100,7 +85,7 @@ class EngineReplica:
                 await responses.results_async(timeout_s=10 * _TELL_SECONDS, return_exceptions=True)
             except (RayError, RayServeException, TimeoutError) as error:
                 _log.debug("no front listens: %s", error)  # it may not have started
-            except Exception:  # untold facts make a replica look dead, so one failure is not the last word
+            except Exception:  # a replica without facts looks dead, so try again
                 _log.exception("cannot send facts to the fronts")
             await asyncio.sleep(_TELL_SECONDS)
 

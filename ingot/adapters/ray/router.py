@@ -1,10 +1,4 @@
-"""Ray Serve's router of requests to an engine's replicas.
-
-Covers the step from Ray's view of replicas to the rule in ``choice.py``. The key of a prompt comes as the
-session id of the call. Runs in the process that calls the engine.
-
-    RequestRouterConfig(request_router_class=PrefixRouter, request_router_kwargs={"most_ahead": 8})
-"""
+"""Ray Serve's router to an engine's replicas; the key of a prompt is the session id of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ class PrefixRouter(RequestRouter):
     """Equal keys go to the same replica while the load is near even; without a key the idlest is taken."""
 
     def initialize_state(self, most_ahead: int) -> None:
-        """Take the ``request_router_kwargs``; ``most_ahead`` as in ``ranked``."""
+        """Called with the ``request_router_kwargs``; ``most_ahead`` as in ``ranked``."""
         self._most_ahead = most_ahead
 
     async def choose_replicas(
@@ -28,10 +22,8 @@ class PrefixRouter(RequestRouter):
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         replicas = {one.replica_id.unique_id: one for one in candidate_replicas}
-        loads = {name: self._load(one) for name, one in replicas.items()}
+        # As the replicas last reported; 0 where one has not for seconds.
+        queues = self._replica_queue_len_cache
+        loads = {name: queues.get(one.replica_id) or 0 for name, one in replicas.items()}
         order = ranked(pending_request.metadata.session_id, loads, self._most_ahead)
         return [[replicas[name]] for name in order]
-
-    def _load(self, replica: RunningReplica) -> int:
-        """Requests under way, as the replica last said; 0 where it has said nothing for seconds."""
-        return self._replica_queue_len_cache.get(replica.replica_id) or 0

@@ -1,10 +1,4 @@
-"""What a generated model.py gives its calls to.
-
-Covers the translation between Triton's objects and Ingot's; only the backend's own process can import it.
-
-    backend = Backend(args)    # of ``initialize``
-    backend.execute(requests)
-"""
+"""What a generated model.py calls; only the process of Triton's Python backend can import it."""
 
 from __future__ import annotations
 
@@ -34,10 +28,8 @@ _CODES = {
 
 
 class Backend:
-    """One instance of a model: the engine that config.pbtxt names, in a process of its own.
-
-    Raises:
-        TritonModelException: it cannot be loaded; the message says what to do.
+    """One instance of a model: the engine that config.pbtxt names, in a process of its own. Raises
+    TritonModelException where it cannot be loaded.
     """
 
     def __init__(self, args: dict[str, str]) -> None:
@@ -66,25 +58,30 @@ class Backend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests."""
         return self._service.lost is None
 
     def close(self) -> None:
-        """End the engine."""
         self._service.close()
 
 
 class _Channel:
-    """A request's response sender."""
-
     asked: Generate | None = None
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
 
     def send(self, part: Part) -> None:
+        extras = self.asked.extras if self.asked else ()
+        outputs = [_text("text_output", part.text)]
+        if tensors.FINISH_REASON in extras:
+            reason = str(part.finish_reason)  # "None" before the last, as vLLM's
+            outputs.append(_text(tensors.FINISH_REASON, reason))
+        if tensors.NUM_INPUT_TOKENS in extras:
+            outputs.append(_count(tensors.NUM_INPUT_TOKENS, part.num_input_tokens))
+        if tensors.NUM_OUTPUT_TOKENS in extras:
+            outputs.append(_count(tensors.NUM_OUTPUT_TOKENS, part.num_tokens))
         flags = _FINAL if part.finish_reason is not None else 0
-        self._sender.send(pb_utils.InferenceResponse(list(self._outputs(part))), flags=flags)
+        self._sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
 
     def fail(self, error: ApiError) -> None:
         code = _CODES.get(error.status, pb_utils.TritonError.INTERNAL)
@@ -94,22 +91,10 @@ class _Channel:
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
 
-    def _outputs(self, part: Part) -> Any:
-        yield _text("text_output", part.text)
-        extras = self.asked.extras if self.asked else ()
-        if tensors.FINISH_REASON in extras:
-            yield _text(tensors.FINISH_REASON, str(part.finish_reason))  # "None" before the last, as vLLM's
-        if tensors.NUM_INPUT_TOKENS in extras:
-            yield _count(tensors.NUM_INPUT_TOKENS, part.num_input_tokens)
-        if tensors.NUM_OUTPUT_TOKENS in extras:
-            yield _count(tensors.NUM_OUTPUT_TOKENS, part.num_tokens)
-
 
 def _tensors(request: Any) -> dict[str, Any]:
-    """What was sent, by name.
-
-    Raises:
-        ApiError: a tensor holds another number of values than one, or bytes that are no text.
+    """What was sent, by name. Raises ApiError where a tensor has the wrong number of values, or is not
+    UTF-8.
     """
     found: dict[str, Any] = {}
     for one in tensors.INPUTS:

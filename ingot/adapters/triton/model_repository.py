@@ -1,9 +1,4 @@
-"""The model repository that Triton Inference Server reads.
-
-Covers config.pbtxt, model.py and where the engine lies. Starts nothing.
-
-    write_model(Path("repository"), "pocket-chat", settings, gpu=None, copy=False)
-"""
+"""The model repository that Triton Inference Server reads: config.pbtxt, model.py and the engine."""
 
 from __future__ import annotations
 
@@ -49,9 +44,6 @@ class TritonPythonModel:
     def finalize(self):
         self._backend.close()
 '''
-_PARAMETERS = """
-# What the engine may take. A line that is commented out has the library's default.
-"""
 
 
 def write_model(
@@ -92,7 +84,6 @@ def write_model(
 
 
 def config_text(name: str, settings: Settings, gpu: int | None) -> str:
-    """A model's config.pbtxt, in protobuf's text format."""
     kind = "kind: KIND_CPU" if gpu is None else f"kind: KIND_GPU gpus: [ {gpu} ]"
     parts = [
         f"{_HEAD} The tensors are those of Triton's vLLM backend.",
@@ -103,8 +94,12 @@ def config_text(name: str, settings: Settings, gpu: int | None) -> str:
         *(_tensor("input", one) for one in INPUTS),
         *(_tensor("output", one) for one in OUTPUTS),
         f"instance_group [ {{ count: 1 {kind} }} ]  # each instance is an engine of its own",
-        _PARAMETERS.rstrip("\n"),
-        *(_parameter(key, value) for key, value in settings.parameters().items()),
+        "\n# What the engine may take. A line that is commented out has the library's default.",
+        *(
+            f"{'# ' if value is None else ''}parameters {{ key: {_quoted(name)} "
+            f"value {{ string_value: {_quoted(value or '')} }} }}"
+            for name, value in settings.parameters().items()
+        ),
     ]
     return "\n".join(parts) + "\n"
 
@@ -115,11 +110,6 @@ def _tensor(field: str, one: Tensor) -> str:
     return f"{field} [ {{ name: {_quoted(one.name)} data_type: {kind} dims: [ {one.size} ]{optional} }} ]"
 
 
-def _parameter(name: str, value: str | None) -> str:
-    mark = "# " if value is None else ""
-    return f"{mark}parameters {{ key: {_quoted(name)} value {{ string_value: {_quoted(value or '')} }} }}"
-
-
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
@@ -127,7 +117,14 @@ def _quoted(text: str) -> str:
 @contextmanager
 def _replacing(target: Path, force: bool) -> Iterator[Path]:
     """An empty folder that becomes ``target`` at the end; on an error nothing stays of it."""
-    _check_free(target, force)
+    config = target / CONFIG
+    if target.exists():
+        if not config.is_file() or not config.read_text(encoding="utf-8").startswith(_HEAD):
+            fix = "choose another `name` or `output`; `force=True` does not replace it"
+            raise BuildError("something else is there already", seen=target, fix=fix)
+        if not force:
+            fix = "`force=True` replaces it, or choose another `name`"
+            raise BuildError("the model exists", seen=target, fix=fix)
     target.parent.mkdir(parents=True, exist_ok=True)
     folder, old = (target.with_name(f".{target.name}-{os.getpid()}{end}") for end in ("", "-old"))
     try:
@@ -141,16 +138,3 @@ def _replacing(target: Path, force: bool) -> Iterator[Path]:
             old.rename(target)
         for left in (folder, old):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _check_free(target: Path, force: bool) -> None:
-    if not target.exists():
-        return
-    config = target / CONFIG
-    if not config.is_file() or not config.read_text(encoding="utf-8").startswith(_HEAD):
-        fix = "choose another `name` or `output`; `force=True` does not replace it"
-        raise BuildError("something else is there already", seen=target, fix=fix)
-    if not force:
-        raise BuildError(
-            "the model exists", seen=target, fix="`force=True` replaces it, or choose another `name`"
-        )

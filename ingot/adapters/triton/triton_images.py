@@ -1,10 +1,4 @@
-"""Pictures of a request to Triton.
-
-Covers where they stand in ``text_input``: at the marks of the original prompts. Without pictures a mark is
-text.
-
-    ids, starts = prompt_of(model, "###Human: <Img><ImageHere></Img> What is it?###Assistant: ", 1)
-"""
+"""Pictures of a request to Triton, which stand at the marks in ``text_input``."""
 
 from __future__ import annotations
 
@@ -27,11 +21,7 @@ def as_messages(images: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def slots_of(model: ServedModel, images: Sequence[str]) -> AbstractContextManager[Sequence[int]]:
-    """As ``ServedModel.picture_slots``.
-
-    Raises:
-        ApiError: too many, or the model takes none.
-    """
+    """As ``ServedModel.picture_slots``; raises ApiError also where the model takes none."""
     if images and model.pictures is None:
         raise bad_request(f"{FIELD}: {model.name} does not take images", FIELD, "unsupported_parameter")
     try:
@@ -41,11 +31,9 @@ def slots_of(model: ServedModel, images: Sequence[str]) -> AbstractContextManage
 
 
 def prompt_of(model: ServedModel, text: str, count: int) -> tuple[list[int], list[int]]:
-    """Ids of a prompt with so many pictures, and where each begins. Texts between them are encoded apart, and
-    the tokenizer's start stands once.
-
-    Raises:
-        ApiError: it cannot be encoded, or has another number of marks.
+    """Ids of a prompt with ``count`` pictures, and where each begins; without pictures a mark is text. Texts
+    between them are encoded apart, with the tokenizer's start token once. Raises ApiError where it cannot be
+    encoded, or has another number of marks.
     """
     if not count or model.pictures is None:
         return model.prompt_ids(text), []
@@ -63,11 +51,7 @@ def prompt_of(model: ServedModel, text: str, count: int) -> tuple[list[int], lis
 def read_images(
     model: ServedModel, images: Sequence[str], slots: Sequence[int], cancelled: threading.Event
 ) -> None:
-    """As ``ServedModel.read_pictures``.
-
-    Raises:
-        ApiError: one cannot be read; it says which.
-    """
+    """As ``ServedModel.read_pictures``."""
     try:
         model.read_pictures(as_messages(images), slots, cancelled)
     except ApiError as error:
@@ -76,8 +60,7 @@ def read_images(
 
 def _named(error: ApiError) -> ApiError:
     """The error with this request's own names."""
-    error.message = error.message.replace("messages[0].content[", f"{FIELD}[").replace("messages", FIELD)
-    error.param = (
-        (error.param or FIELD).replace("messages[0].content[", f"{FIELD}[").replace("messages", FIELD)
-    )
+    for old, new in (("messages[0].content[", f"{FIELD}["), ("messages", FIELD)):
+        error.message = error.message.replace(old, new)
+        error.param = (error.param or FIELD).replace(old, new)
     return error

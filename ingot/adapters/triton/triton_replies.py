@@ -1,12 +1,4 @@
-"""From an engine's pieces to Triton's responses.
-
-Covers the two threads that wait for Triton, so that nothing else does: one sends, one asks which requests
-were cancelled. What comes for a request while its last response is sent goes out as one.
-
-    reply = replies.open(channel)
-    reply.add("Hello", 1)
-    reply.finish(" world", 1, "stop")
-"""
+"""Responses to Triton, sent by one thread; another asks Triton which requests were cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +12,7 @@ from typing import Protocol
 
 from ingot.serve.api_errors import ApiError
 
-_LONGEST = 0.05  # seconds between two looks at the requests, where no step tells of itself
+_LONGEST = 0.05  # seconds between two looks at the requests while no step ends
 _log = logging.getLogger(__name__)
 
 
@@ -44,15 +36,12 @@ class Channel(Protocol):
         """Send the last response: an error."""
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given the request up; may not be asked after the last response."""
+        """Whether the client has cancelled the request; may not be asked after the last response."""
 
 
 class Reply:
-    """The answer to one request.
-
-    Attributes:
-        num_input_tokens: of its prompt, once they are counted.
-        closed: whether the last response was sent.
+    """The answer to one request. What comes while its last response is being sent goes out as one.
+    ``closed``: the last response was sent.
     """
 
     def __init__(self, channel: Channel, queue: SimpleQueue[Reply | None], stepped: threading.Event) -> None:
@@ -69,11 +58,11 @@ class Reply:
         self.closed = False
 
     def on_cancel(self, call: Callable[[], object]) -> None:
-        """What to call once, from another thread, when the client gives the request up."""
+        """Have ``call`` called once, from another thread, when the client cancels the request."""
         self._on_cancel = call
 
     def stepped(self) -> None:
-        """The engine has made a step for it."""
+        """Note that the engine has made a step for it."""
         self._stepped.set()
 
     def add(self, text: str, num_tokens: int, finish_reason: str | None = None) -> None:
@@ -112,7 +101,7 @@ class Reply:
                 self._cancel()
 
     def look(self) -> None:
-        """Ask whether the client has given up; waits for Triton."""
+        """Ask whether the client has cancelled; waits for Triton."""
         with self._open:
             try:
                 given_up = not self.closed and self._channel.is_cancelled()
@@ -135,7 +124,7 @@ class Reply:
 
 
 class Replies:
-    """All replies under way, and the threads that serve them."""
+    """All replies in flight, and the threads that serve them."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Reply | None] = SimpleQueue()
@@ -148,7 +137,6 @@ class Replies:
             thread.start()
 
     def open(self, channel: Channel) -> Reply:
-        """The reply to a request."""
         reply = Reply(channel, self._queue, self._stepped)
         with self._lock:
             self._in_flight.add(reply)

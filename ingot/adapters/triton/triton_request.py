@@ -1,9 +1,4 @@
-"""A request's tensors as what is asked of an engine.
-
-Covers their meaning, which is that of Triton's vLLM backend, and the defaults.
-
-    read({"text_input": "A fire", "stream": True}, '{"max_tokens": 8}')
-"""
+"""A request's tensors, with the meaning and defaults of Triton's vLLM backend."""
 
 from __future__ import annotations
 
@@ -46,24 +41,15 @@ class Generate:
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens the answer may have."""
         return DEFAULT_TOKENS if self.body.max_tokens is None else self.body.max_tokens
 
     @property
     def form(self) -> AnswerFormat | None:
-        """What the answer must be; None for any text.
-
-        Raises:
-            ApiError: as ``read_format``.
-        """
+        """What the answer must be; None for any text. Raises as ``read_format``."""
         return read_format(self.body)
 
     def params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
-        """The sampling values; ``defaults`` and ``vocab_size`` are the engine's.
-
-        Raises:
-            ApiError: a value is out of range.
-        """
+        """The sampling values; ``defaults`` and ``vocab_size`` are the engine's. Raises ApiError."""
         return sampling_params(self.body, defaults, vocab_size, max_tokens=self.new_tokens, logprobs=None)
 
 

@@ -1,11 +1,4 @@
-"""An engine process and the requests that Triton gives it.
-
-Covers the event loop in which ``EngineClient`` lives, and the way of a request: a place in the queue, ids,
-pieces, the reply.
-
-    service = Service.start("pocket-chat", settings, "cpu", folder)
-    service.submit(read(tensors, "{}"), replies.open(channel))
-"""
+"""An engine process and the requests that Triton gives it."""
 
 from __future__ import annotations
 
@@ -68,10 +61,8 @@ class Service:
 
     @classmethod
     def start(cls, name: str, settings: Settings, device: str, version: Path) -> Service:
-        """Load the engine of a model whose model.py is in ``version``; waits until it is loaded.
-
-        Raises:
-            IngotError: it cannot be loaded, or is not to be trusted.
+        """Load the engine of a model whose model.py is in ``version``, and wait for it. Raises IngotError
+        where it cannot be loaded, or is not to be trusted.
         """
         side = trusted_side(name, settings.folder(version), unproven=settings.unproven)
         service = cls(side, settings)
@@ -91,7 +82,6 @@ class Service:
         return self._model.engine.lost
 
     def refuse(self, channel: Channel, error: ApiError) -> None:
-        """Answer a request with an error."""
         self._replies.open(channel).fail(error)
 
     def submit(self, asked: Generate, channel: Channel) -> None:
@@ -139,7 +129,7 @@ class Service:
                 reply.add(text, len(answer.token_ids), answer.finish_reason)
 
     def _job(self, asked: Generate, reply: Reply, slots: Sequence[int], cancelled: threading.Event) -> Job:
-        """What the engine is asked; runs in a thread of its own."""
+        """What the engine is asked; runs in a thread."""
         model = self._model
         params = asked.params(model.defaults.params, model.engine.limits.vocab_size)
         ids, starts = prompt_of(model, asked.prompt, len(asked.images))

@@ -1,9 +1,4 @@
-"""The parameters of a model's config.pbtxt.
-
-Covers their names, how their text is read, and the order to an engine process that they become.
-
-    Settings.read({"engine": "/engines/pocket-chat", "max_batch_size": "64"}).load("cpu", folder)
-"""
+"""The parameters of a model's config.pbtxt."""
 
 from __future__ import annotations
 
@@ -76,15 +71,12 @@ class Settings:
         return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
 
     def folder(self, version: Path) -> Path:
-        """The engine's folder for a model in this folder."""
         return version / self.engine
 
     def serve_config(self) -> ServeConfig:
-        """The bounds on requests."""
         return ServeConfig() if self.max_queue is None else ServeConfig(max_queue=self.max_queue)
 
     def load(self, device: str, version: Path) -> LoadEngine:
-        """What an engine process is to open."""
         return LoadEngine(
             str(self.folder(version).resolve()),
             device=device,

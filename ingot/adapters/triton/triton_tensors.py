@@ -1,9 +1,4 @@
-"""The tensors of a model in Triton Inference Server.
-
-Covers their names, types and shapes: those of Triton's vLLM backend, so that its clients work.
-
-    [one.name for one in INPUTS if not one.optional]    # text_input
-"""
+"""The tensors of a model in Triton: names, types and shapes of its vLLM backend."""
 
 from __future__ import annotations
 

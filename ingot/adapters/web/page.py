@@ -1,10 +1,4 @@
-"""The page itself.
-
-Covers what is on it and which event does what. Chat, stop, retry, undo and clear are Gradio's own; what an
-answer is comes from ``answers.py``.
-
-    make_page(api, inputs=frozenset()).launch()
-"""
+"""What is on the page, and which event does what."""
 
 from __future__ import annotations
 
@@ -42,21 +36,19 @@ if (window.innerWidth >= 768) {
 
 
 def make_page(api: Api, inputs: frozenset[str]) -> gr.Blocks:
-    """The page.
-
-    Args:
-        inputs: what the server's models take beside text: ``image``, ``audio``.
-    """
+    """The page; ``inputs``: what the server's models take beside text: ``image``, ``audio``."""
     cache = (_KEPT_SECONDS // 6, _KEPT_SECONDS) if inputs else None
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True, delete_cache=cache) as page:
         with gr.Sidebar(width=320, open=False):
             fields = _fields()
             state = gr.Markdown(visible=False)
+        # Which sources it has, the chosen model says.
+        box = gr.MultimodalTextbox(sources=[], file_types=sorted(inputs), stop_btn=True) if inputs else None
         chat = _Chat(
             _answering(api),
             title=TITLE,
             multimodal=bool(inputs),
-            textbox=_files_box(inputs) if inputs else None,
+            textbox=box,
             chatbot=gr.Chatbot(
                 label="Chat",
                 buttons=["copy"],
@@ -77,7 +69,7 @@ def make_page(api: Api, inputs: frozenset[str]) -> gr.Blocks:
 
 
 class _Chat(gr.ChatInterface):
-    """Gradio's chat, in which nothing happens where nothing is said."""
+    """Gradio's chat, which ignores empty messages."""
 
     def get_block_name(self) -> str:
         return "chatinterface"
@@ -108,11 +100,6 @@ def _fields() -> list[Any]:
     return [model, system, own, *chosen, longest, seed]
 
 
-def _files_box(inputs: frozenset[str]) -> gr.MultimodalTextbox:
-    """The box of a server whose models take more than text; which sources it has, the chosen model says."""
-    return gr.MultimodalTextbox(sources=[], file_types=sorted(inputs), stop_btn=True)
-
-
 def _sources(api: Api) -> Any:
     async def sources(name: str | None) -> Any:
         """The paperclip and the microphone, as the model takes files."""
@@ -139,11 +126,7 @@ def _models(api: Api) -> Any:
             return gr.skip(), gr.skip(), gr.Markdown(f"**{error}**", visible=True)
         names = [model.name for model in models]
         longest = max((model.max_len or 0 for model in models), default=0) or _TO_THE_END
-        return (
-            gr.Dropdown(names, value=names[0]),
-            gr.Slider(maximum=longest),
-            gr.Markdown(visible=False),
-        )
+        return gr.Dropdown(names, value=names[0]), gr.Slider(maximum=longest), gr.Markdown(visible=False)
 
     return load
 

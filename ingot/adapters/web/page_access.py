@@ -1,17 +1,12 @@
-"""What of the page's own server is open to whom.
+"""Who may ask the page's own server for what.
 
-Gradio serves more than the page asks for: uploads for every component, calls by API. Here a request must come
-by a name that the page answers to, may send to a few paths alone, and may upload files where a model takes
-them, within bounds of their size and number. Independent of what is on the page.
-
-    app_kwargs={"middleware": [Middleware(Doors, DoorRules(hosts, takes_files=True, folder=folder))]}
+Gradio serves more than the page asks for: uploads for every component, calls by API.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +26,8 @@ _FILE = b"filename="
 
 @dataclass
 class DoorRules:
-    """What is open.
-
-    Attributes:
-        hosts: names that the page answers to; may change while it runs.
-        takes_files: a model of the server takes pictures or recordings.
-        folder: where uploads are kept.
+    """What is open: the ``hosts`` that the page answers to, which may change while it runs, and uploads to a
+    ``folder`` where a model of the server ``takes_files``.
     """
 
     hosts: HostRule
@@ -65,7 +56,7 @@ class Doors:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
-        headers = _headers(scope)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._rules.hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
         if refusal is not None:
             return 403, refusal
@@ -74,11 +65,8 @@ class Doors:
         method, path = scope["method"], scope["path"]
         if method in _READS or (method == "POST" and _POSTS.fullmatch(path)):
             return None
-        if method == "POST" and _UPLOAD.fullmatch(path):
-            return self._why_no_upload(headers)
-        return 403, f"the page does not take {method} here"
-
-    def _why_no_upload(self, headers: Mapping[bytes, str]) -> tuple[int, str] | None:
+        if method != "POST" or not _UPLOAD.fullmatch(path):
+            return 403, f"the page does not take {method} here"
         if not self._rules.takes_files:
             return 403, "no model of this server takes files"
         length = headers.get(b"content-length", "")
@@ -117,10 +105,6 @@ class Doors:
 
 class _TooManyFilesError(Exception):
     """An upload has more files than it may."""
-
-
-def _headers(scope: Any) -> dict[bytes, str]:
-    return {name: value.decode("latin-1") for name, value in scope["headers"]}
 
 
 async def _refuse(scope: Any, send: Any, status: int, why: str) -> None:

@@ -1,11 +1,4 @@
-"""An answer as the page shows it while it grows.
-
-Covers the order of things: which model is asked, how often the page is updated, and that an error follows
-    what
-came before it.
-
-    async for shown in answers(api, None, "", [], "Hello", Values()): ...
-"""
+"""An answer as the page shows it while it grows."""
 
 from __future__ import annotations
 
@@ -20,8 +13,8 @@ from typing import Any
 from ingot.adapters.web.page_client import AnswerError, Api, ConversationTooLongError, TextDelta
 from ingot.adapters.web.page_messages import PictureTooLargeError, Values, body, files, without_oldest
 
-SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
-BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets a picture
+SHOW_SECONDS = 0.05  # between two updates: each holds the whole answer
+BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets an update
 
 
 @dataclass(frozen=True)
@@ -48,11 +41,11 @@ async def answers(
     message: Any,
     values: Values,
 ) -> AsyncGenerator[Shown, None]:
-    """Pictures of one answer, the last of them ended; closing the generator ends it on the server.
+    """One answer as it grows, the last state ``ended``; closing the generator ends it on the server.
 
     Args:
         model: None: the server's first, which was not there when the page was opened.
-        history, said: as ``messages.body`` takes them.
+        history, message: as ``page_messages.body`` takes them.
     """
     shown, last_update = Shown(), 0.0
     try:
@@ -69,9 +62,7 @@ async def answers(
                 if time.monotonic() - last_update >= SHOW_SECONDS:
                     yield shown
                     last_update = time.monotonic()
-    except AnswerError as error:
-        shown = replace(shown, error=str(error))
-    except PictureTooLargeError as error:
+    except (AnswerError, PictureTooLargeError) as error:
         shown = replace(shown, error=str(error))
     except FileNotFoundError as error:
         gone = Path(error.filename).name
@@ -80,13 +71,12 @@ async def answers(
 
 
 def is_empty(message: Any) -> bool:
-    """Whether a message has neither text nor files."""
     text = message.get("text") if isinstance(message, Mapping) else message
     return not (text or "").strip() and not files(message)
 
 
 async def _fitting(api: Api, asked: dict[str, Any]) -> AsyncGenerator[TextDelta, None]:
-    """The answer to a request; its oldest turns are left out where the server finds it too long."""
+    """The answer to a request; its oldest turns are dropped where the server finds it too long."""
     while True:
         try:
             async with aclosing(api.answer(asked)) as deltas:

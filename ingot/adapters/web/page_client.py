@@ -1,10 +1,4 @@
-"""The server that the page asks.
-
-Covers the requests, the key, and what goes wrong in words for readers of the page.
-
-    async with Api("http://127.0.0.1:8000", key=None) as api:
-        async for delta in api.answer({"model": "m", "messages": [...]}): ...
-"""
+"""The page's client of an OpenAI-compatible server; errors are in words for the reader."""
 
 from __future__ import annotations
 
@@ -27,7 +21,7 @@ _BAD_KEY = "The server refused the key. Start the page with the server's key in 
 
 
 class AnswerError(Exception):
-    """Why there is no answer, or no more of it, for the reader of the page."""
+    """Why an answer failed or broke off, in words for the reader of the page."""
 
 
 class ConversationTooLongError(AnswerError):
@@ -59,11 +53,8 @@ class TextDelta:
 
 
 class Api:
-    """An OpenAI-compatible server.
-
-    Args:
-        base: its URL without ``/v1``.
-        key: what it wants as ``Authorization: Bearer``; it is in no message.
+    """An OpenAI-compatible server. ``base``: its URL without ``/v1``; ``key``: for ``Authorization:
+    Bearer``.
     """
 
     def __init__(self, base: str, key: str | None) -> None:
@@ -82,16 +73,16 @@ class Api:
         await self._client.aclose()
 
     async def models(self) -> list[ListedModel]:
-        """What the server serves.
-
-        Raises:
-            AnswerError: it does not say.
-        """
+        """The models that the server lists; raises AnswerError where there are none."""
         try:
             response = await self._client.get("/v1/models", timeout=_CONNECT_SECONDS)
             if response.status_code != httpx.codes.OK:
                 raise _refusal(response)
-            found = [_model(one) for one in response.json()["data"]]
+            found = []
+            for one in response.json()["data"]:
+                length, inputs = one.get("max_model_len"), frozenset(one.get("input_modalities") or ())
+                length = length if isinstance(length, int) else None
+                found.append(ListedModel(one["id"], length, inputs - {"text"}, inputs == {"audio"}))
         except httpx.HTTPError as error:
             raise self._away(error) from None
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -101,10 +92,10 @@ class Api:
         return found
 
     async def answer(self, body: Mapping[str, Any]) -> AsyncGenerator[TextDelta, None]:
-        """The answer to a chat as it comes; whoever closes the iterator ends it on the server, too.
+        """The answer to a chat as it comes; closing the iterator ends it on the server too.
 
         Raises:
-            TooLongError: the conversation is longer than the model's context.
+            ConversationTooLongError: the conversation is longer than the model's context.
             AnswerError: it failed, or ended early.
         """
         try:
@@ -125,7 +116,7 @@ class Api:
             raise self._away(error) from None
 
     async def transcripts(self, model: str, files: Sequence[Path]) -> AsyncGenerator[TextDelta, None]:
-        """What is said in recordings, one after another; as ``answer`` otherwise."""
+        """Transcripts of recordings, one after another; raises as ``answer``."""
         for number, file in enumerate(files):
             try:
                 fields = {"model": model, "response_format": "verbose_json"}
@@ -145,13 +136,6 @@ class Api:
         if isinstance(error, httpx.TimeoutException):
             return AnswerError("The server did not answer in time.")
         return AnswerError("The connection to the server was lost.")
-
-
-def _model(one: Mapping[str, Any]) -> ListedModel:
-    length = one.get("max_model_len")
-    inputs = frozenset(one.get("input_modalities") or ())
-    is_speech = inputs == {"audio"}
-    return ListedModel(one["id"], length if isinstance(length, int) else None, inputs - {"text"}, is_speech)
 
 
 def _choice(line: str) -> dict[str, Any]:
@@ -195,16 +179,14 @@ def _refusal(response: httpx.Response) -> AnswerError:
     again = f" Try again in {wait} s." if wait and wait.isdecimal() else ""
     if status == httpx.codes.TOO_MANY_REQUESTS:
         return AnswerError(f"The server is busy: {message or 'too many requests'}.{again}")
-    too_large = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE  # of pictures in all turns
-    kind = ConversationTooLongError if too_large or _is_too_long(body) else AnswerError
-    return kind(f"The server refused the request ({status}): {message or response.reason_phrase}.{again}")
-
-
-def _is_too_long(body: Any) -> bool:
-    """Whether an error is about the length of the conversation; some servers say so in words alone."""
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    return code == "context_length_exceeded" or "context length" in _message(body)
+    too_large = status == httpx.codes.REQUEST_ENTITY_TOO_LARGE  # of pictures in all turns
+    is_too_long = (
+        code == "context_length_exceeded" or "context length" in message
+    )  # some say so in words alone
+    kind = ConversationTooLongError if too_large or is_too_long else AnswerError
+    return kind(f"The server refused the request ({status}): {message or response.reason_phrase}.{again}")
 
 
 def _message(body: Any) -> str:

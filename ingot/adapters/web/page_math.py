@@ -1,17 +1,12 @@
-"""Formulas in answers: which dollar signs begin and end one.
-
-Covers the brackets by which the page knows formulas, and takes them away again. Independent of Gradio.
-
-    unmarked(marked("$x^2$ costs $5")) == "$x^2$ costs $5"
-"""
+"""Formulas in answers: which dollar signs begin and end one."""
 
 from __future__ import annotations
 
 import re
 
-LEFT, RIGHT = r"\({}", r"{}\)"  # the brackets of a formula, with what is nothing there and tells it apart
-# Code and displayed formulas are passed over. As in Pandoc, a formula neither begins nor ends with white
-# space, and no digit follows it: amounts of money are none.
+LEFT, RIGHT = r"\({}", r"{}\)"  # brackets of a formula; the empty braces mark them as ours
+# Code and displayed formulas are skipped. As in Pandoc, a formula neither begins nor ends with white space,
+# and no digit follows it: amounts of money are not formulas.
 _PARTS = re.compile(
     r"(?P<kept>```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]*`|\$\$.*?(?:\$\$|\Z))"
     r"|(?<![\\$\w])\$(?P<formula>(?=[^\s$])(?:[^$`\n\\]|\\.)*)(?<![\s\\])\$(?![\d$])",
@@ -25,5 +20,4 @@ def marked(text: str) -> str:
 
 
 def unmarked(text: str) -> str:
-    """The text as it was."""
     return text.replace(LEFT, "$").replace(RIGHT, "$")

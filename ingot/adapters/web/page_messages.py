@@ -1,9 +1,4 @@
-"""What the page shows, as a request.
-
-Covers the way from Gradio's history and the values of the page to the body of ``/v1/chat/completions``.
-
-    body("m", "Answer briefly.", history, "Hello", Values(own=True))
-"""
+"""Gradio's history and the page's values as the body of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ MOST_PICTURE = 11 << 20  # bytes of a file: in base64 it fits into the body that
 
 
 class PictureTooLargeError(Exception):
-    """A picture's file is larger than ``MOST_PICTURE``; the text is for the reader of the page."""
+    """A picture's file is larger than ``MOST_PICTURE``."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,6 @@ class Values:
     seed: int = ANY_SEED
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a request."""
         found: dict[str, Any] = {}
         if not self.own:
             names = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -76,15 +70,18 @@ def body(
         if kept and kept[-1][0] == one["role"] == "user":
             kept.pop()
         kept.append((one["role"], text, given))
-    messages = [{"role": role, "content": _content(text, given)} for role, text, given in kept]
+    messages: list[dict[str, Any]] = []
+    for role, text, given in kept:
+        parts = [*map(_file_part, given), *([{"type": "text", "text": text}] if text else [])]
+        messages.append({"role": role, "content": parts if given else text})
     if system.strip():
         messages.insert(0, {"role": "system", "content": system})
     return {"model": model, "messages": messages, **values.to_json()}
 
 
 def without_oldest(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
-    """A request's messages without their oldest turn: a question and what follows it. None where that is the
-    last one.
+    """A request's messages without their oldest turn, a question and what follows it; None if it is the
+    last.
     """
     asked = [place for place, one in enumerate(messages) if one["role"] == "user"]
     if len(asked) < 2:
@@ -93,7 +90,6 @@ def without_oldest(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def files(message: Any) -> list[Path]:
-    """The files of a message."""
     found = (message.get("files") or ()) if isinstance(message, Mapping) else ()
     return [Path(one if isinstance(one, str) else one["path"]) for one in found]
 
@@ -120,13 +116,6 @@ def _parts(shown: Any) -> tuple[str, list[Path]]:
         return unmarked(shown.get("text") or ""), files(shown)
     texts = [part["text"] for part in shown if part.get("type") == "text"]
     return unmarked("".join(texts)), files({"files": [p["file"] for p in shown if p.get("type") == "file"]})
-
-
-def _content(text: str, given: Sequence[Path]) -> str | list[dict[str, Any]]:
-    """A message's content in OpenAI's form: a text, or parts where it has files."""
-    if not given:
-        return text
-    return [*map(_file_part, given), *([{"type": "text", "text": text}] if text else [])]
 
 
 def _file_part(path: Path) -> dict[str, Any]:

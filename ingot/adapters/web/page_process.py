@@ -1,11 +1,4 @@
-"""The page as a running program.
-
-Covers what Gradio may not do (nothing leaves this machine but by ``share``), the launch, and the process of a
-page beside a server.
-
-    with launched(WebConfig("http://127.0.0.1:8000"), key=None) as urls: ...
-    with PageProcess(config, key): ...      # the same in a process of its own
-"""
+"""The page as a running program, in this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,63 +69,53 @@ def launched(config: WebConfig, key: str | None) -> Iterator[list[str]]:
         ConfigError, EngineError: it cannot start.
     """
     check_page(config)
-    _keep_inside(os.environ)
+    # Gradio and what it imports read these; they would ask for updates and count their users.
+    os.environ.update(_QUIET)
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), _LOCAL)))
     with tempfile.TemporaryDirectory(prefix="ingot-page-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # which Gradio reads when it is imported, and for each upload
-        with _launched(config, key, Path(folder)) as urls:
-            yield urls
+        import gradio as gr
 
+        from ingot.adapters.web.page import HEAD, make_page
+        from ingot.adapters.web.page_client import AnswerError, Api
 
-@contextlib.contextmanager
-def _launched(config: WebConfig, key: str | None, folder: Path) -> Iterator[list[str]]:
-    import gradio as gr
+        async def inputs() -> frozenset[str]:
+            async with Api(config.base, key) as asked:
+                return frozenset[str]().union(*(model.inputs for model in await asked.models()))
 
-    from ingot.adapters.web.page import HEAD, make_page
-    from ingot.adapters.web.page_client import AnswerError, Api
-
-    async def inputs() -> frozenset[str]:
-        async with Api(config.base, key) as asked:
-            return frozenset[str]().union(*(model.inputs for model in await asked.models()))
-
-    try:
-        found = asyncio.run(inputs())
-    except AnswerError:  # the page says so; it has no files then
-        found = frozenset()
-    hosts = HostRule.of(str(_address(config)[4][0]), config.allowed_host)
-    rules = DoorRules(hosts, takes_files=bool(found), folder=folder)
-    fonts = ["system-ui", "sans-serif"]
-    page = make_page(Api(config.base, key), found)
-    _, local, shared = page.launch(
-        server_name=config.server_name,
-        server_port=config.web_port,
-        share=config.share,
-        inbrowser=config.inbrowser,
-        theme=gr.themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
-        app_kwargs={"middleware": [(_Policy, (), {}), (Doors, (rules,), {})]},
-        head=HEAD,
-        footer_links=[],
-        run_history=False,
-        enable_monitoring=False,
-        ssr_mode=False,
-        mcp_server=False,
-        pwa=False,
-        max_file_size=MOST_UPLOAD,
-        quiet=True,
-        prevent_thread_lock=True,
-    )
-    if shared:
-        rules.hosts = hosts.with_name(urlsplit(shared).hostname or "")
-    try:
-        yield [url for url in (local, shared) if url]
-    finally:
-        page.close(verbose=False)
-
-
-def _keep_inside(environment: MutableMapping[str, str]) -> None:
-    """Gradio and what it imports read these; they would ask for news and count their users."""
-    environment.update(_QUIET)
-    for name in ("NO_PROXY", "no_proxy"):
-        environment[name] = ",".join(filter(None, (environment.get(name), _LOCAL)))
+        try:
+            found = asyncio.run(inputs())
+        except AnswerError:  # the page says so; it has no files then
+            found = frozenset()
+        hosts = HostRule.of(str(_address(config)[4][0]), config.allowed_host)
+        rules = DoorRules(hosts, takes_files=bool(found), folder=Path(folder))
+        fonts = ["system-ui", "sans-serif"]
+        page = make_page(Api(config.base, key), found)
+        _, local, shared = page.launch(
+            server_name=config.server_name,
+            server_port=config.web_port,
+            share=config.share,
+            inbrowser=config.inbrowser,
+            theme=gr.themes.Default(font=fonts, font_mono=["ui-monospace", "monospace"]),
+            app_kwargs={"middleware": [(_Policy, (), {}), (Doors, (rules,), {})]},
+            head=HEAD,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            max_file_size=MOST_UPLOAD,
+            quiet=True,
+            prevent_thread_lock=True,
+        )
+        if shared:
+            rules.hosts = hosts.with_name(urlsplit(shared).hostname or "")
+        try:
+            yield [url for url in (local, shared) if url]
+        finally:
+            page.close(verbose=False)
 
 
 class _Policy:
@@ -177,7 +160,6 @@ class PageProcess:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
-        """End it."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._pipe.close()
@@ -208,7 +190,6 @@ def main(read_line: Callable[[], str] = sys.stdin.readline) -> int:
 
 
 def started_text(urls: list[str]) -> str:
-    """The message when a page has started."""
     local, *shared = urls
     text = f"the page is on {local.rstrip('/')}"
     return f"{text} and, for anybody who has the link, on {shared[0]}" if shared else text

@@ -1,14 +1,9 @@
-"""An answer's text taken apart while it comes: thoughts, content, calls of tools.
-
-Covers the order of the parsers.
-
-    parts = AnswerParts(thoughts="may", calls=True, most_calls=None)
-    parts.feed("<think>Hm.</think>Yes", final=True)     # [ReasoningDelta("Hm."), ContentDelta("Yes")]
-"""
+"""An answer's text taken apart while it comes: thoughts, content, tool calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.config.grammar_spec import Thinking
 from ingot.text.parsing.thinking import ThinkingSplitter, ThoughtSplit
@@ -20,16 +15,6 @@ from ingot.text.parsing.tool_calls import (
     ToolCallParser,
     new_call_id,
 )
-
-__all__ = [
-    "AnswerParts",
-    "ArgumentsDelta",
-    "CallStart",
-    "ContentDelta",
-    "Part",
-    "ReasoningDelta",
-    "WholeCall",
-]
 
 
 @dataclass(frozen=True)
@@ -72,40 +57,58 @@ class AnswerParts:
 
     def feed(self, text: str, *, final: bool) -> list[Part]:
         """What ``text`` makes certain; ``final``: nothing comes after it."""
-        split = self._split(text, final=final)
+        split = ThoughtSplit("", text)
+        if self._thinking is not None:
+            split = self._thinking.feed(text)
+            rest = self._thinking.flush() if final else ThoughtSplit()
+            split = ThoughtSplit(split.reasoning + rest.reasoning, split.content + rest.content)
         parts: list[Part] = [ReasoningDelta(split.reasoning)] if split.reasoning else []
         if self._calls is None:
             parts += [ContentDelta(split.content)] if split.content else []
         else:
             found = self._calls.feed(split.content) + (self._calls.flush() if final else [])
-            parts += [part for part in found if not self._is_beyond(part)]
+            most = self._most_calls
+            parts += [p for p in found if isinstance(p, ContentDelta) or most is None or p.index < most]
         for part in parts:
-            self._keep(part)
+            match part:
+                case ReasoningDelta(text):
+                    self.reasoning += text
+                case ContentDelta(text):
+                    self.content += text
+                case CallStart(_, name, function):
+                    self.tool_calls.append(WholeCall(name, function))
+                case ArgumentsDelta(index, text):
+                    self.tool_calls[index].arguments += text
         return parts
+
+    def message(self) -> dict[str, Any]:
+        """The message of ``/v1/chat/completions`` so far; ``reasoning_content`` where there are thoughts."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.tool_calls
+        ]
+        content = None if calls and not self.content else self.content
+        found: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if calls:
+            found["tool_calls"] = calls
+        return found
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Why the answer ended, in the API's words."""
         return "tool_calls" if reason == "stop" and self.tool_calls else reason
 
-    def _split(self, text: str, *, final: bool) -> ThoughtSplit:
-        if self._thinking is None:
-            return ThoughtSplit("", text)
-        split = self._thinking.feed(text)
-        rest = self._thinking.flush() if final else ThoughtSplit()
-        return ThoughtSplit(split.reasoning + rest.reasoning, split.content + rest.content)
 
-    def _is_beyond(self, part: Delta) -> bool:
-        if isinstance(part, ContentDelta) or self._most_calls is None:
-            return False
-        return part.index >= self._most_calls
-
-    def _keep(self, part: Part) -> None:
-        match part:
-            case ReasoningDelta(text):
-                self.reasoning += text
-            case ContentDelta(text):
-                self.content += text
-            case CallStart(_, name, function):
-                self.tool_calls.append(WholeCall(name, function))
-            case ArgumentsDelta(index, text):
-                self.tool_calls[index].arguments += text
+def delta(part: Part) -> dict[str, Any]:
+    """What one part adds to a message of ``/v1/chat/completions``."""
+    match part:
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ContentDelta(text):
+            return {"content": text}
+        case CallStart(index, name, function):
+            call = {"index": index, "id": name, "type": "function"}
+            return {"tool_calls": [call | {"function": {"name": function, "arguments": ""}}]}
+        case ArgumentsDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -1,9 +1,4 @@
-"""``/v1/chat/completions``.
-
-Covers the way from a conversation to jobs, and the shape of choices.
-
-    await ChatCall(model, decode(ChatRequest, data)).answer()
-"""
+"""``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -13,9 +8,8 @@ from typing import Any
 from ingot.config.grammar_spec import Thinking
 from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import TokenLogprobs
-from ingot.llm.prompt_inputs import PromptLike
-from ingot.serve.api.answer_messages import delta, message
-from ingot.serve.api.answer_parts import AnswerParts
+from ingot.llm.prompt_inputs import PromptLike, with_chat_stops
+from ingot.serve.api.answer_parts import AnswerParts, delta
 from ingot.serve.api.logprob_text import finite
 from ingot.serve.api.sampling_fields import sampling_params
 from ingot.serve.api.tool_fields import read_tools
@@ -30,11 +24,7 @@ from ingot.serve.served_model import ServedModel
 
 
 class ChatCall(ApiCall):
-    """A conversation to answer.
-
-    Raises:
-        ApiError: a value cannot be served.
-    """
+    """A conversation to answer; raises ApiError where a value cannot be served."""
 
     id_prefix = "chatcmpl"
     kind = "chat.completion"
@@ -54,7 +44,7 @@ class ChatCall(ApiCall):
         vocab_size = model.engine.limits.vocab_size
         params = sampling_params(body, model.defaults.params, vocab_size, max_tokens=limit, logprobs=logprobs)
         self._wanted = params
-        self.params = model.with_chat_stops(params)
+        self.params = with_chat_stops(params, model.side.text)
         self.tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read_format(body))
         self.form = self.tools.form
         self._thoughts: Thinking = "no"
@@ -63,14 +53,12 @@ class ChatCall(ApiCall):
         self.messages = body.messages
 
     def asked(self) -> tuple[list[PromptLike], SamplingParams]:
-        """The conversation."""
         if picture_places(self.messages):
             raise bad_request("X-Ingot-Explain explains prompts of text, without images", "messages")
         variables = self._body.chat_template_kwargs or {}
         return [self.model.conversation(self.messages, variables, self.tools.offered)], self._wanted
 
     def jobs(self) -> list[Job]:
-        """One prompt."""
         variables = self._body.chat_template_kwargs or {}
         ids, starts = self.model.chat_prompt(self.messages, variables, self.tools.offered)
         self.model.check_ids(ids, self._asked or 1, "messages")
@@ -80,16 +68,14 @@ class ChatCall(ApiCall):
         return [Job(ids, self.model.held(self.params, self.form, (), self._thoughts), pictures=pictures)]
 
     def new_parts(self) -> AnswerParts:
-        """What takes one answer apart."""
         calls = bool(self.tools.offered)
         return AnswerParts(thoughts=self._thoughts, calls=calls, most_calls=self.tools.most_calls)
 
     def choices(self, found: Answering) -> Iterator[dict[str, Any]]:
-        """A message for each answer."""
         for index, answer in enumerate(found.answers(0)):
             parts = self.new_parts()
             parts.feed(answer.text or "", final=True)
-            choice = {"index": index, "message": message(parts)}
+            choice = {"index": index, "message": parts.message()}
             choice |= {"logprobs": self._logprobs(answer.logprobs or [])}
             yield choice | {"finish_reason": parts.finish_reason(answer.finish_reason)}
 
@@ -107,12 +93,7 @@ class ChatCall(ApiCall):
                 role = {"role": "assistant"} if is_first and place == 1 else {}
                 reason = parts.finish_reason(piece.finish_reason) if place == len(deltas) else None
                 logprobs = self._logprobs(piece.logprobs if place == 1 else ())
-                yield {
-                    "index": index,
-                    "delta": role | one,
-                    "logprobs": logprobs,
-                    "finish_reason": reason,
-                }
+                yield {"index": index, "delta": role | one, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self.params.logprobs is None:

@@ -1,9 +1,4 @@
-"""``/v1/completions``.
-
-Covers prompts of every form, ``echo``, and the shape of choices.
-
-    await CompletionCall(model, decode(CompletionRequest, data)).answer()
-"""
+"""``/v1/completions``."""
 
 from __future__ import annotations
 
@@ -14,13 +9,12 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.llm.outputs import Answer
 from ingot.llm.prompt_inputs import PromptLike
 from ingot.serve.api.logprob_text import LogprobLists
-from ingot.serve.api.prompt_field import prompts_of
 from ingot.serve.api.sampling_fields import sampling_params
-from ingot.serve.api_call import ApiCall, shown
+from ingot.serve.api_call import ApiCall
 from ingot.serve.api_errors import bad_request, unsupported
 from ingot.serve.engine_calls.answering import MOST_LOGPROBS, Answering, Job, too_large
 from ingot.serve.json_parts import LazyList
-from ingot.serve.request_schemas import CompletionRequest
+from ingot.serve.request_schemas import CompletionRequest, prompts_of
 from ingot.serve.response_formats import read_format
 from ingot.serve.served_model import ServedModel
 
@@ -28,11 +22,7 @@ _MAX_TOKENS = 16  # the API's default
 
 
 class CompletionCall(ApiCall):
-    """Prompts to continue, each ``n`` times.
-
-    Raises:
-        ApiError: a value cannot be served.
-    """
+    """Prompts to continue, each ``n`` times; raises ApiError where a value cannot be served."""
 
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -61,11 +51,9 @@ class CompletionCall(ApiCall):
         self.form = read_format(body)
 
     def asked(self) -> tuple[Sequence[PromptLike], SamplingParams | None]:
-        """The prompts as they were given."""
         return self._prompts, self._params
 
     def jobs(self) -> list[Job]:
-        """One for each prompt."""
         score = self._logprobs if self._echo else None
         jobs = []
         for prompt in self._prompts:
@@ -100,8 +88,8 @@ class CompletionCall(ApiCall):
         begun: dict[int, LogprobLists | None] = {}
         async for index, piece in found.pieces():
             is_first = index not in begun
-            if not shown(piece, is_first=is_first):
-                continue
+            if not (is_first or piece.text or piece.finish_reason or piece.logprobs):
+                continue  # text that is held back comes with a later piece
             text = piece.text
             if is_first:
                 before, begun[index] = self._begin(found, index // self._n)

@@ -1,9 +1,4 @@
-"""``/v1/embeddings``.
-
-Covers the bounds of a request, the order in which its inputs run, and the shape of vectors.
-
-    await EmbeddingCall(model, decode(EmbeddingRequest, data)).answer()
-"""
+"""``/v1/embeddings``."""
 
 from __future__ import annotations
 
@@ -13,11 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingot.serve.api.prompt_field import prompts_of
 from ingot.serve.api_errors import bad_request
 from ingot.serve.engine_calls.answering import Job
 from ingot.serve.json_parts import LazyList
-from ingot.serve.request_schemas import EmbeddingRequest
+from ingot.serve.request_schemas import EmbeddingRequest, prompts_of
 from ingot.serve.served_model import ServedModel
 
 MAX_INPUTS = 2048
@@ -25,11 +19,9 @@ MAX_TOKENS = 300_000  # of all inputs together
 
 
 class EmbeddingCall:
-    """Inputs whose vectors are wanted. At most as many as the engine's batch holds are under way at once, so
-    that a long list takes no other client's place in the queue.
-
-    Raises:
-        ApiError: a value cannot be served.
+    """Inputs whose vectors are wanted; raises ApiError where a value cannot be served. At most as many as the
+    engine's batch holds are in flight at once, so that a long list takes no other client's place in the
+    queue.
     """
 
     def __init__(self, model: ServedModel, body: EmbeddingRequest) -> None:
@@ -48,11 +40,7 @@ class EmbeddingCall:
             raise bad_request(f"{text}; leave it out", "dimensions")
 
     async def answer(self) -> dict[str, Any]:
-        """The vectors in the order of the inputs.
-
-        Raises:
-            ApiError: an input cannot be served.
-        """
+        """The vectors in the order of the inputs; raises ApiError."""
         engine = self._model.engine
         together = min(len(self._inputs), engine.limits.max_batch_size)
         with engine.places(together):
@@ -70,7 +58,6 @@ class EmbeddingCall:
         return {"object": "list", "data": rows, "model": self._model.name, "usage": usage}
 
     def _jobs(self) -> list[Job]:
-        """One for each input."""
         jobs, room = [], MAX_TOKENS
         for position, given in enumerate(self._inputs):
             field = "input" if len(self._inputs) == 1 else f"input[{position}]"
@@ -86,12 +73,13 @@ class EmbeddingCall:
 
     def _data(self, vectors: list[bytes]) -> list[dict[str, Any]]:
         """Entries with their vectors as JSON already: Python's floats would take ten times the room."""
-        return [
-            {"object": "embedding", "index": index, "embedding": msgspec.Raw(self._text(vector))}
-            for index, vector in enumerate(vectors)
-        ]
 
-    def _text(self, vector: bytes) -> bytes:
-        if self._as_base64:
-            return b'"' + base64.b64encode(vector) + b'"'
-        return msgspec.json.encode(np.frombuffer(vector, "<f4").tolist())
+        def encode(vector: bytes) -> bytes:
+            if self._as_base64:
+                return b'"' + base64.b64encode(vector) + b'"'
+            return msgspec.json.encode(np.frombuffer(vector, "<f4").tolist())
+
+        return [
+            {"object": "embedding", "index": index, "embedding": msgspec.Raw(text)}
+            for index, text in enumerate(map(encode, vectors))
+        ]

@@ -1,9 +1,5 @@
-"""``X-Ingot-Explain: 1``: an answer with what ``ingot explain`` says of its request.
-
-Covers where the explanation stands in answers and streams. It is made in the server's process, of the text
-side alone: no engine works for it.
-
-    call = ExplainedCall(ChatCall(model, body)) if wants_explanation(header) else ChatCall(model, body)
+"""``X-Ingot-Explain: 1``: an answer with what ``ingot explain`` says of its request, by the text side
+alone.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.config.sampling_params import VALUE_NAMES
-from ingot.llm.explanation import Explanation
 from ingot.serve.api_call import DONE, ApiCall, event
 from ingot.serve.api_errors import bad_request
 
@@ -26,22 +21,14 @@ _CLIENT_NAMES = {
 
 
 def wants_explanation(header: str | None) -> bool:
-    """What the header's value means.
-
-    Raises:
-        ApiError: it is none of those it can have.
-    """
+    """What the header's value means; raises ApiError where it is not 0 or 1."""
     if header not in (None, "0", "1"):
         raise bad_request(f"{HEADER} is 1 or 0, not {header!r:.40}", HEADER)
     return header == "1"
 
 
 class ExplainedCall:
-    """A call whose answer carries its explanation.
-
-    Raises:
-        ApiError: it asks for several prompts, or for no answer.
-    """
+    """A call whose answer carries its explanation; raises ApiError for several prompts, or for no answer."""
 
     def __init__(self, call: ApiCall) -> None:
         self._call = call
@@ -52,12 +39,12 @@ class ExplainedCall:
         self._prompt, self._params = prompts[0], params
 
     async def answer(self) -> dict[str, Any]:
-        """As of the call, with the explanation beside the choices; raises as that does."""
+        """The call's answer with the explanation; raises as that does."""
         explanation = await self._explanation()
         return await self._call.answer() | {KEY: explanation}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """As of the call; the last chunk has no choices and the explanation."""
+        """The call's events; the last chunk has no choices and the explanation."""
         explanation = await self._explanation()
         events = self._call.events()
         try:
@@ -73,30 +60,18 @@ class ExplainedCall:
             return await self._call.model.in_thread(self._explained)
 
     def _explained(self) -> dict[str, Any]:
-        model, given = self._call.model, self._given()
+        model, body = self._call.model, self._call.body
+        given = {
+            name
+            for name in VALUE_NAMES
+            if any(getattr(body, one, None) is not None for one in _CLIENT_NAMES.get(name, (name,)))
+        }
         usual = model.defaults.params
         names = (*VALUE_NAMES, "grammar")
         named = [n for n in names if n in given or getattr(self._params, n) != getattr(usual, n)]
-        values = {name: getattr(self._params, name) for name in named}
-        return _with_origin(model.explained(self._prompt, values), given).to_json()
-
-    def _given(self) -> frozenset[str]:
-        """The sampling values that the body names, by their names in ``SamplingParams``."""
-        body = self._call.body
-        names = {name: _CLIENT_NAMES.get(name, (name,)) for name in VALUE_NAMES}
-        return frozenset(
-            name
-            for name, theirs in names.items()
-            if any(getattr(body, one, None) is not None for one in theirs)
-        )
-
-
-def _with_origin(found: Explanation, given: frozenset[str]) -> Explanation:
-    """Where the API sets the length, neither the request nor a file did."""
-    if "max_new_tokens" in given or found.value("max_new_tokens").origin != "request":
-        return found
-    own = [
-        replace(one, origin="default", note="the API's own") if one.name == "max_new_tokens" else one
-        for one in found.sampling
-    ]
-    return replace(found, sampling=tuple(own))
+        found = model.explained(self._prompt, {name: getattr(self._params, name) for name in named})
+        limit = found.value("max_new_tokens")
+        if "max_new_tokens" not in given and limit.origin == "request":  # neither request nor file set it
+            own = replace(limit, origin="default", note="the API's own")
+            found = replace(found, sampling=tuple(own if one is limit else one for one in found.sampling))
+        return found.to_json()

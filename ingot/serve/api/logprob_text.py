@@ -1,9 +1,4 @@
-"""Log-probabilities in the shape of ``/v1/completions``.
-
-Covers the four lists, and where each token begins in the text.
-
-    LogprobLists(tokenizer).of(tokens)
-"""
+"""Log-probabilities in the shape of ``/v1/completions``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The input of ``/v1/responses`` as a chat.
-
-Covers the kinds of items and where each goes in a conversation.
-
-    as_chat(ResponsesRequest(model="m", input="Hi")).body.messages == [{"role": "user", "content": "Hi"}]
-"""
+"""The input of ``/v1/responses`` as a chat."""
 
 from __future__ import annotations
 
@@ -30,28 +25,31 @@ class AsChat(NamedTuple):
 
 
 def as_chat(body: ResponsesRequest) -> AsChat:
-    """The same request to ``/v1/chat/completions``.
-
-    Raises:
-        ApiError: an item, tool or format is malformed or not supported.
+    """The same request to ``/v1/chat/completions``; raises ApiError where an item, tool or format is
+    malformed or not supported.
     """
     values = {name: getattr(body, name) for name in Sampling.__struct_fields__}
     format = None if body.text is None else body.text.format
+    if format is not None and format.get("type") == "json_schema":
+        schema = {name: one for name, one in format.items() if name != "type"}
+        format = {"type": "json_schema", "json_schema": schema}
     if format is not None:
-        values["response_format"] = _format(format)
+        values["response_format"] = dict(format)
     values |= {"n": None, "max_tokens": None, "stream_options": None}
     if "message.output_text.logprobs" in (body.include or ()):
         raise unsupported("include", "a list of log-probabilities in a response")
     messages, pictures = _messages(body)
     places = (f"messages[{i}].content[{j}]" for i, j in picture_places(messages))
+    tools = None if body.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    choice = body.tool_choice
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and "name" in choice:
+        choice = {"type": "function", "function": {"name": choice["name"]}}
     request = ChatRequest(
         **values,
         messages=messages,
         max_completion_tokens=body.max_output_tokens,
-        tools=None
-        if body.tools is None
-        else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)],
-        tool_choice=_choice(body.tool_choice),
+        tools=tools,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
     )
@@ -59,8 +57,8 @@ def as_chat(body: ResponsesRequest) -> AsChat:
 
 
 class _Conversation:
-    """Messages so far; parts of one turn of the assistant come as items of their own. ``pictures``: the place
-    of each, in order.
+    """Messages so far, and the places of their ``pictures``; parts of an assistant's turn come as items of
+    their own.
     """
 
     def __init__(self) -> None:
@@ -99,7 +97,7 @@ class _Conversation:
             self.messages.append({"role": role, "content": _text(given, where, _TEXTS)})
 
     def _parts(self, given: list[Any], where: str) -> list[Message]:
-        """Of a message with pictures; texts beside each other are one."""
+        """The parts of a message with pictures; neighbouring texts become one."""
         found: list[Message] = []
         for place, part in enumerate(given):
             if _is_picture(part):
@@ -141,7 +139,6 @@ class _Conversation:
 
 
 def _messages(body: ResponsesRequest) -> tuple[list[Message], list[str]]:
-    """The messages, and the places of their pictures."""
     conversation = _Conversation()
     if isinstance(body.input, str):
         conversation.messages.append({"role": "user", "content": body.input})
@@ -190,18 +187,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> Message:
     if tool.get("type") != "function":
         raise unsupported(where, f"a tool of type {tool.get('type')!r:.80}")
     return {"type": "function", "function": {name: one for name, one in tool.items() if name != "type"}}
-
-
-def _choice(choice: str | Mapping[str, Any] | None) -> Any:
-    if isinstance(choice, Mapping) and choice.get("type") == "function" and "name" in choice:
-        return {"type": "function", "function": {"name": choice["name"]}}
-    return choice
-
-
-def _format(format: Mapping[str, Any]) -> Message:
-    if format.get("type") != "json_schema":
-        return dict(format)
-    return {"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}}
 
 
 def in_words_of_responses(error: ApiError, places: Mapping[str, str] = MappingProxyType({})) -> ApiError:

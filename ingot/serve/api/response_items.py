@@ -1,11 +1,4 @@
-"""The output of a response: its items, and the events by which they come.
-
-Covers the shape and the order of both.
-
-    items = ResponseItems()
-    events = [*items.add(ContentDelta("Hi")), *items.finish(complete=True)]
-    items.output[0]["content"][0]["text"] == "Hi"
-"""
+"""The output of a response: its items, and the events by which they come."""
 
 from __future__ import annotations
 
@@ -13,7 +6,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from ingot.serve.api.answer_parts import ArgumentsDelta, CallStart, ContentDelta, Part, ReasoningDelta
+from ingot.serve.api.answer_parts import Part, ReasoningDelta
+from ingot.text.parsing.tool_calls import ArgumentsDelta, CallStart, ContentDelta
 
 Event = dict[str, Any]
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -21,11 +15,7 @@ _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class ResponseItems:
-    """Of one answer, part by part. One item is open at a time.
-
-    Attributes:
-        output: the items so far, the open one among them.
-    """
+    """Of one answer, part by part; ``output`` holds the items so far, of which the last may be open."""
 
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []

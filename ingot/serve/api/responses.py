@@ -1,9 +1,4 @@
-"""``/v1/responses``, without storage.
-
-Covers the response object and the events around its items. The work is that of a chat.
-
-    await ResponseCall(model, decode(ResponsesRequest, data)).answer()
-"""
+"""``/v1/responses``, without storage."""
 
 from __future__ import annotations
 
@@ -27,10 +22,8 @@ _encoder = msgspec.json.Encoder()
 
 
 class ResponseCall(ChatCall):
-    """A chat whose answer is a response. Nothing is stored: ``store`` is answered by false.
-
-    Raises:
-        ApiError: a value cannot be served.
+    """A chat whose answer is a response; raises ApiError where a value cannot be served. Nothing is stored:
+    ``store`` is answered by false.
     """
 
     id_prefix = "resp"
@@ -57,7 +50,6 @@ class ResponseCall(ChatCall):
             raise in_words_of_responses(error, self._places) from None
 
     def full_answer(self, found: Answering) -> dict[str, Any]:
-        """The response."""
         (answer,) = found.answers(0)
         items, parts = ResponseItems(), self.new_parts()
         for part in parts.feed(answer.text or "", final=True):
@@ -93,27 +85,23 @@ class ResponseCall(ChatCall):
     def _ended(
         self, found: Answering, items: ResponseItems, reason: str | None, thoughts: str
     ) -> dict[str, Any]:
-        """The response at its end."""
         status = "completed" if reason == "stop" else "incomplete"
-        ending: dict[str, Any] = {"output": items.output, "usage": self._usage(found, thoughts)}
+        counts = usage(found)
+        # Tokens of thoughts are those that their text has by itself.
+        thought = len(self.model.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
+        spent = {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": sum(found.reused.values()), "cache_write_tokens": 0},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": counts["total_tokens"],
+        }
+        ending: dict[str, Any] = {"output": items.output, "usage": spent}
         if status == "completed":
             ending["completed_at"] = int(time.time())
         else:
             ending["incomplete_details"] = {"reason": "max_output_tokens"}
         return self._response(status) | ending
-
-    def _usage(self, found: Answering, thoughts: str) -> dict[str, Any]:
-        """Tokens of thoughts are those that their text has by itself."""
-        counts = usage(found)
-        thought = len(self.model.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
-        cached = sum(found.reused.values())
-        return {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": thought},
-            "total_tokens": counts["total_tokens"],
-        }
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response before its end: what was asked for, with the values that are used."""

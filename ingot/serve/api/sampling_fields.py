@@ -1,9 +1,4 @@
-"""A request's values as sampling parameters.
-
-Covers the names of the API and its defaults where they differ from Ingot's.
-
-    params = sampling_params(body, defaults, vocab_size, max_tokens=64, logprobs=None)
-"""
+"""A request's values as sampling parameters."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""``/chat/`` and ``/stream_chat/``, for clients of the demonstration servers of 2023.
-
-Covers their bodies: a question with a history of pairs, and the answer with the longer history. Everything
-else is ``ChatCall``'s.
-
-    await SimpleChat(model, decode(SimpleChatRequest, b'{"prompt": "Hi", "history": []}')).answer()
-"""
+"""``/chat/`` and ``/stream_chat/``, for clients of the demonstration servers of 2023."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from typing import Any
 from ingot.serve.api.chat_completions import ChatCall
 from ingot.serve.api_call import event
 from ingot.serve.api_errors import bad_request
-from ingot.serve.engine_calls.answering import Job
+from ingot.serve.engine_calls.answering import Answering, Job
 from ingot.serve.request_schemas import ChatRequest, SimpleChatRequest
 from ingot.serve.served_model import ServedModel
 
@@ -24,11 +18,9 @@ _ROLES = ("user", "assistant")
 
 
 class SimpleChat(ChatCall):
-    """A question with the turns before it.
+    """A question with the turns before it; raises ApiError where a value cannot be served."""
 
-    Raises:
-        ApiError: a value cannot be served.
-    """
+    ends_with_done = False  # these clients read every event as JSON
 
     def __init__(self, model: ServedModel, body: SimpleChatRequest) -> None:
         if (body.prompt is None) == (body.query is None):
@@ -48,32 +40,24 @@ class SimpleChat(ChatCall):
             return [job]
         room = min(self._max_length, self.model.max_seq_len) - len(job.ids)
         if room < 1:
-            text = (
-                f"prompt and history have {len(job.ids)} tokens; max_length ({self._max_length}) counts them"
-            )
-            raise bad_request(text, "max_length")
+            text = f"prompt and history have {len(job.ids)} tokens"
+            raise bad_request(f"{text}; max_length ({self._max_length}) counts them", "max_length")
         limit = min(room, self._asked or room)
         return [replace(job, params=job.params.replace(max_new_tokens=limit))]
 
-    async def answer(self) -> dict[str, Any]:
-        """``response``, the longer ``history``, ``status`` and ``time``; raises as ``ChatCall.answer``."""
-        found = await super().answer()
-        return self._finished(next(iter(found["choices"]))["message"]["content"])
+    def full_answer(self, found: Answering) -> dict[str, Any]:
+        """``response``, the longer ``history``, ``status`` and ``time``."""
+        return self._finished(next(self.choices(found))["message"]["content"])
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The text so far and what is new of it; the last event has what ``answer`` has. There is no
-        ``[DONE]``: these clients read every event as JSON. Raises as ``ChatCall.events``.
-        """
+    async def chunks(self, found: Answering) -> AsyncGenerator[bytes, None]:
+        """The text so far and what is new of it; the last event has what ``full_answer`` has."""
         text = ""
-        with self.model.engine.places(1):
-            jobs = await self.model.in_thread(self.jobs)
-            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
-                async for _, piece in found.pieces():
-                    text += piece.text
-                    finished = piece.finish_reason is not None
-                    body = self._finished(text) if finished else {"response": text}
-                    if piece.text or finished:
-                        yield event({"delta": piece.text, "finished": finished} | body)
+        async for _, piece in found.pieces():
+            text += piece.text
+            finished = piece.finish_reason is not None
+            body = self._finished(text) if finished else {"response": text}
+            if piece.text or finished:
+                yield event({"delta": piece.text, "finished": finished} | body)
 
     def _finished(self, text: str) -> dict[str, Any]:
         return {

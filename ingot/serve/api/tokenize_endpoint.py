@@ -1,9 +1,4 @@
-"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``.
-
-Covers their answers, in vLLM's shape.
-
-    tokenize(model, TokenizeRequest(prompt="Hello"))["count"]
-"""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, in vLLM's shape."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
-
-Covers what the fields of a request mean, the five formats of an answer, and the events of a stream.
-
-    await TranscriptionCall(ears, decode(AudioRequest, data), "transcribe", file).answer()
-"""
+"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
 
 from __future__ import annotations
 
@@ -21,7 +16,6 @@ from ingot.serve.http.http_bodies import json_answer
 from ingot.serve.request_schemas import AudioRequest
 from ingot.serve.speech_service import SpeechService, TranscriptionResult
 from ingot.speech.recording_features import Transcript
-from ingot.speech.segments import Segment
 from ingot.speech.speech_options import TranscribeOptions
 from ingot.speech.transcript_writers import WRITERS
 from ingot.text.languages import NAMES
@@ -35,13 +29,8 @@ _OF_A_SEGMENT = (
 
 
 class TranscriptionCall:
-    """A checked request.
-
-    Args:
-        file: gives the recording's bytes; called in a thread.
-
-    Raises:
-        ApiError: a value cannot be served.
+    """A checked request; raises ApiError where a value cannot be served. ``file`` gives the recording's bytes
+    and is called in a thread.
     """
 
     def __init__(
@@ -62,11 +51,6 @@ class TranscriptionCall:
         self._options = _options(body, task, self._wants_words)
 
     async def answer(self) -> Response:
-        """The whole answer.
-
-        Raises:
-            ApiError: it cannot be served.
-        """
         async with aclosing(self._service.segments(self._file, self._options)) as found:
             async for one in found:
                 if isinstance(one, TranscriptionResult):
@@ -74,30 +58,32 @@ class TranscriptionCall:
         raise AssertionError("a recording ends with its whole")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """A delta for each segment, then the whole text; closing it ends the request.
-
-        Raises:
-            ApiError: it cannot be served, or was ended.
-        """
+        """A delta for each segment, then the whole text; closing it ends the request. Raises ApiError."""
         begun = False
         async with aclosing(self._service.segments(self._file, self._options)) as found:
             async for one in found:
                 if isinstance(one, TranscriptionResult):
-                    yield event(_done(one))
+                    text, given = one.transcript.text.strip(), one.prompt_tokens + one.audio_tokens
+                    details = {"text_tokens": one.prompt_tokens, "audio_tokens": one.audio_tokens}
+                    usage = {  # in tokens: OpenAI's schema has no other here
+                        "type": "tokens",
+                        "input_tokens": given,
+                        "input_token_details": details,
+                        "output_tokens": one.new_tokens,
+                        "total_tokens": given + one.new_tokens,
+                    }
+                    yield event({"type": "transcript.text.done", "text": text, "usage": usage})
                 elif text := one.text if begun else one.text.lstrip():
                     begun = True
                     yield event({"type": "transcript.text.delta", "delta": text})
 
     def _response(self, found: Transcript) -> Response:
-        if self._format == "text":
-            return _text(found.text.strip() + "\n")
-        if self._format in ("srt", "vtt"):
-            return _text(WRITERS[self._format](found))
+        if self._format in ("text", "srt", "vtt"):
+            text = found.text.strip() + "\n" if self._format == "text" else WRITERS[self._format](found)
+            return Response(text, media_type="text/plain; charset=utf-8")
+        usage = {"type": "duration", "seconds": found.duration}
         if self._format == "json":
-            return json_answer({"text": found.text.strip(), "usage": _seconds(found)})
-        return json_answer(self._verbose(found))
-
-    def _verbose(self, found: Transcript) -> dict[str, Any]:
+            return json_answer({"text": found.text.strip(), "usage": usage})
         code = "en" if self._task == "translate" or found.language is None else found.language
         body: dict[str, Any] = {
             "task": self._task,
@@ -106,10 +92,13 @@ class TranscriptionCall:
             "text": found.text.strip(),
         }
         if self._wants_words:
-            body["words"] = [word for segment in found.segments for word in _words(segment)]
+            words = [word for segment in found.segments for word in segment.words or ()]
+            body["words"] = [{"word": w.text.strip(), "start": w.start, "end": w.end} for w in words]
         if self._wants_segments:
-            body["segments"] = [_segment(segment) for segment in found.segments if segment.text]
-        return body | {"usage": _seconds(found)}
+            body["segments"] = [
+                {name: getattr(one, name) for name in _OF_A_SEGMENT} for one in found.segments if one.text
+            ]
+        return json_answer(body | {"usage": usage})
 
 
 def _options(body: AudioRequest, task: Task, words: bool) -> TranscribeOptions:
@@ -127,32 +116,3 @@ def _options(body: AudioRequest, task: Task, words: bool) -> TranscribeOptions:
         )
     except RequestError as error:
         raise refused(error) from None
-
-
-def _text(text: str) -> Response:
-    return Response(text, media_type="text/plain; charset=utf-8")
-
-
-def _seconds(found: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": found.duration}
-
-
-def _done(result: TranscriptionResult) -> dict[str, Any]:
-    """The last event, whose usage is in tokens: OpenAI's schema has no other there."""
-    given = result.prompt_tokens + result.audio_tokens
-    usage = {
-        "type": "tokens",
-        "input_tokens": given,
-        "input_token_details": {"text_tokens": result.prompt_tokens, "audio_tokens": result.audio_tokens},
-        "output_tokens": result.new_tokens,
-        "total_tokens": given + result.new_tokens,
-    }
-    return {"type": "transcript.text.done", "text": result.transcript.text.strip(), "usage": usage}
-
-
-def _segment(segment: Segment) -> dict[str, Any]:
-    return {name: getattr(segment, name) for name in _OF_A_SEGMENT}
-
-
-def _words(segment: Segment) -> list[dict[str, Any]]:
-    return [{"word": one.text.strip(), "start": one.start, "end": one.end} for one in segment.words or ()]

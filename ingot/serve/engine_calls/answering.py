@@ -1,11 +1,4 @@
-"""What one HTTP request asked of an engine, and its answers so far.
-
-Covers the text of its answers, stop strings, and the bounded buffer between an engine that never waits and a
-client that may read slowly. Lives in the event loop's thread.
-
-    async with engine.answering([Job(ids, params)], by_piece=True) as found:
-        async for choice, piece in found.pieces(): ...
-"""
+"""What one HTTP request asked of an engine, and its answers so far; in the event loop's thread."""
 
 from __future__ import annotations
 
@@ -28,19 +21,27 @@ MOST_LOGPROBS = 1 << 20  # in a whole answer, about 80 bytes each
 
 
 def too_large(what: str, lower: str) -> ApiError:
-    """An answer has, or would have, more log-probabilities than are held."""
+    """The error where an answer has, or would have, more log-probabilities than are held."""
     text = f"{what} has more than {MOST_LOGPROBS} log-probabilities; lower {lower}, or ask for a stream"
     return bad_request(text, "logprobs", "answer_too_large")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt and its values. ``context``: ids that the answers' text continues. ``score``: the prompt's own
-    log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
-    nothing else is. ``slot``: of the features that the prompt begins with. ``attend``: what it
-    attends to there is wanted, of these heads, with log-probabilities among the ids ``below``.
-    ``grammar_bytes``: of its compiled grammar. ``salt``: of its part of the prefix cache. ``pictures``: the
-    slot of each and its place in the prompt."""
+    """A prompt, and what is wanted of it.
+
+    Attributes:
+        params: values of its answers; None: no answer is wanted.
+        context: ids that the answers' text continues.
+        score: as many likeliest tokens with each of the prompt's own log-probabilities.
+        pooling: of its vector.
+        slot: of the features that the prompt begins with.
+        attend: heads whose scores over these features are wanted, and the limit of the ids among which
+            log-probabilities are.
+        grammar_bytes: of its compiled grammar.
+        salt: of its part of the prefix cache.
+        pictures: the slot of each and its place in the prompt.
+    """
 
     ids: list[int]
     params: SamplingParams | None
@@ -78,18 +79,17 @@ class Answering:
         self.started = time.monotonic()
         self.last: dict[tuple[int, int], float] = {}
         self.error: ApiError | None = None
-        self._assemblers = [
-            [AnswerAssembler(tokenizer, job.params, list(job.context), i) for i in range(job.params.n)]
-            if job.params is not None
-            else []
-            for job in jobs
-        ]
-        self._open = sum(map(len, self._assemblers))
-        self._open += sum(
-            (job.score is not None) + (job.pooling is not None) + (job.attend is not None) for job in jobs
-        )
+        self._assemblers: list[list[AnswerAssembler]] = [[] for _ in jobs]
+        for job, own in zip(jobs, self._assemblers, strict=True):
+            if job.params is not None:
+                own += [
+                    AnswerAssembler(tokenizer, job.params, list(job.context), i) for i in range(job.params.n)
+                ]
+        answers = sum(map(len, self._assemblers))
+        read = (one is not None for job in jobs for one in (job.score, job.pooling, job.attend))
+        self._open = answers + sum(read)
         self._by_piece = by_piece
-        self._most_unread = most_unread * max(1, sum(map(len, self._assemblers)))
+        self._most_unread = most_unread * max(1, answers)
         self._unread: deque[tuple[int, Piece]] = deque()
         self._held = 0  # log-probabilities of a whole answer
         self._wake = asyncio.Event()
@@ -100,21 +100,22 @@ class Answering:
         return self._open == 0 or self.error is not None
 
     def job_done(self, position: int) -> bool:
-        """Whether all answers to one prompt have ended."""
         return all(assembler.done for assembler in self._assemblers[position])
 
     def answers(self, position: int) -> list[Answer]:
-        """The answers to one prompt."""
         return [assembler.answer for assembler in self._assemblers[position]]
 
     def take(self, position: int, news: News) -> bool:
-        """Take in what a step brought; returns whether a stop string ended the answer ahead of the engine."""
+        """Take what a step brought; whether a stop string ended the answer ahead of the engine."""
         assembler = self._assemblers[position][news.index]
         if news.index == 0:  # the others may find what this one has just put there
             self.reused[position] = news.num_reused
         if assembler.done:  # the engine learns of a stop string one step late
             return False
-        piece = assembler.add(_update(news))
+        reason = None if news.finish_reason is None else FinishReason(news.finish_reason)
+        logprobs = tuple(map(_logprobs, news.logprobs))
+        given = news.id, news.index, news.token_ids, reason, news.stop_id, logprobs
+        piece = assembler.add(Update(*given, stop_logprob=news.stop_logprob))
         self.num_tokens += len(piece.token_ids)
         if assembler.answer.logprobs and self._by_piece:
             assembler.answer.logprobs.clear()  # the pieces have them
@@ -124,14 +125,18 @@ class Answering:
                 self.fail(too_large("the answer", "max_tokens, n or the log-probabilities per token"))
         if piece.finish_reason is not None:
             self._open -= 1
-        if self._by_piece:
-            self._keep(sum(map(len, self._assemblers[:position])) + news.index, piece)
+        if self._by_piece and len(self._unread) >= self._most_unread:
+            self._unread.clear()
+            text = f"the client left {self._most_unread} pieces of the answer unread"
+            self.fail(ApiError(500, text, code="client_too_slow"))
+        elif self._by_piece:
+            self._unread.append((sum(map(len, self._assemblers[:position])) + news.index, piece))
+            self._wake.set()
         elif self.done:
             self._wake.set()
         return assembler.done and news.finish_reason is None
 
     def take_scores(self, position: int, logprobs: Sequence[Logprob], *, last: bool = True) -> None:
-        """Take in the next log-probabilities of a prompt."""
         self._scored.setdefault(position, []).extend(map(_logprobs, logprobs))
         if last:
             self.scores[position] = self._scored.pop(position)
@@ -139,7 +144,6 @@ class Answering:
             self._wake.set()
 
     def take_vector(self, position: int, vector: bytes) -> None:
-        """Take in the vector of a prompt."""
         self.vectors[position] = vector
         self._open -= 1
         self._wake.set()
@@ -151,11 +155,7 @@ class Answering:
             self._wake.set()
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """(choice, piece) as they come.
-
-        Raises:
-            ApiError: the request was ended.
-        """
+        """(choice, piece) as they come; raises ApiError where the request was ended."""
         while True:
             while self._unread:
                 yield self._unread.popleft()
@@ -181,23 +181,6 @@ class Answering:
                 raise self.error
             self._wake.clear()
             await self._wake.wait()
-
-    def _keep(self, choice: int, piece: Piece) -> None:
-        if len(self._unread) >= self._most_unread:
-            self._unread.clear()
-            text = f"the client left {self._most_unread} pieces of the answer unread"
-            self.fail(ApiError(500, text, code="client_too_slow"))
-            return
-        self._unread.append((choice, piece))
-        self._wake.set()
-
-
-def _update(news: News) -> Update:
-    reason = None if news.finish_reason is None else FinishReason(news.finish_reason)
-    logprobs = tuple(map(_logprobs, news.logprobs))
-    return Update(
-        news.id, news.index, news.token_ids, reason, news.stop_id, logprobs, stop_logprob=news.stop_logprob
-    )
 
 
 def _logprobs(one: Logprob) -> TokenLogprobs:

@@ -1,11 +1,4 @@
-"""The server's side of an engine: its process, and whose news are whose.
-
-Covers the requests that the engine has, the bound on them, and its restarts. Never blocks: what comes is read
-at once, whatever clients do.
-
-    engine = await EngineClient.start("pocket-chat", Load(path), config, metrics)
-    with engine.places(1): ...
-"""
+"""The server's side of an engine: its process, its requests, its restarts. Never blocks."""
 
 from __future__ import annotations
 
@@ -76,7 +69,7 @@ class EngineClient:
         self.windows = None if features is None else Windows(features)
         self._load = load
         self._config = config
-        self._metrics = metrics
+        self.metrics = metrics
         self._owners: dict[str, tuple[Answering, int]] = {}
         self._ids = map(str, itertools.count())
         self._taken = 0
@@ -117,10 +110,8 @@ class EngineClient:
 
     @contextmanager
     def places(self, count: int) -> Iterator[None]:
-        """Room for this many answers, from before their prompts are tokenized until they end.
-
-        Raises:
-            ApiError: there is no room now (429), there never will be (400), or the engine is lost (503).
+        """Room for this many answers, from before their prompts are tokenized until they end. Raises ApiError
+        where there is no room now (429), there never will be (400), or the engine is lost (503).
         """
         if self.lost is not None:
             raise self._unavailable()
@@ -139,13 +130,13 @@ class EngineClient:
     def answering(
         self, jobs: Sequence[Job], tokenizer: Tokenizer | None, *, by_piece: bool
     ) -> Iterator[Answering]:
-        """Start jobs; leaving the block ends what is left of them before the engine's next step."""
+        """Start jobs; leaving the block aborts the rest of them before the engine's next step."""
         if self.lost is not None:
             raise self._unavailable()
         if self._ending is not None:
             raise self._ending
         found = Answering(jobs, tokenizer, by_piece=by_piece, most_unread=self._config.max_unread)
-        self._metrics.prompt_tokens.inc(sum(len(job.ids) for job in jobs))
+        self.metrics.prompt_tokens.inc(sum(len(job.ids) for job in jobs))
         try:
             asked = list(self._asked(jobs))
             self._owners.update({message.id: (found, position) for position, message in asked})
@@ -153,10 +144,6 @@ class EngineClient:
             yield found
         finally:
             self._drop(found)
-
-    def count_recording(self, seconds: float) -> None:
-        """A recording has been transcribed by this engine."""
-        self._metrics.count_audio_seconds(seconds)
 
     def fail_all(self, error: ApiError) -> None:
         """End every request by an error, and those that ask in several parts with their next one."""
@@ -194,7 +181,11 @@ class EngineClient:
                 failures += 1
                 delay = policy.delay(failures)
                 if delay is None or not self._is_unchanged(stamp):
-                    self._give_up(failures)
+                    self._back_at = None
+                    self.given_up = True
+                    self.lost = f"{self.lost}; given up after {failures} failures in a row"
+                    _log.error("%s: %s", self.name, self.lost)
+                    self.on_given_up()
                     return
                 await self._restart(delay, failures)
 
@@ -203,7 +194,7 @@ class EngineClient:
         self._back_at = time.monotonic() + delay + self._load_seconds
         _log.warning("%s: starting the engine again in %g s (failure %d)", self.name, delay, failures)
         await asyncio.sleep(delay)
-        self._metrics.restarted()
+        self.metrics.restarted()
         try:
             await self._begin()
         except (IngotError, OSError) as error:
@@ -223,19 +214,11 @@ class EngineClient:
             self.lost = f"{self.lost}; its folder has changed since, so the server must be started again"
         return unchanged
 
-    def _give_up(self, failures: int) -> None:
-        self._back_at = None
-        self.given_up = True
-        self.lost = f"{self.lost}; given up after {failures} failures in a row"
-        _log.error("%s: %s", self.name, self.lost)
-        self.on_given_up()
-
     def _receive(self, step: StepNews) -> None:
-        """Take what a step brought."""
-        self._metrics.prefix_cache(self.gauges, step.gauges)
+        self.metrics.prefix_cache(self.gauges, step.gauges)
         self.gauges = step.gauges
         now = time.monotonic()
-        self._metrics.new_tokens.inc(sum(len(one.token_ids) for one in step.news))
+        self.metrics.new_tokens.inc(sum(len(one.token_ids) for one in step.news))
         for one in step.news:
             self._deliver(one, now)
         for two in step.scored:
@@ -260,7 +243,7 @@ class EngineClient:
             )
         else:
             try:
-                self._metrics.tokens(answering, position, news, now)
+                self.metrics.tokens(answering, position, news, now)
                 if answering.take(position, news):
                     self._run.send(Abort(news.id, news.index))
             except Exception:
@@ -270,7 +253,7 @@ class EngineClient:
             self._drop(answering)
         elif answering.job_done(position):
             del self._owners[news.id]
-            self._metrics.finished(answering, position, now)
+            self.metrics.finished(answering, position, now)
 
     def _asked(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Add | ScorePrompt | Embed | Attend]]:
         """What the engine is asked for, with the position of its job."""

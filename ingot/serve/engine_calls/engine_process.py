@@ -1,10 +1,7 @@
 """The process of one engine: an executor and its loop.
 
-Covers the loop: messages in, a step, one frame of news out. Its thread alone touches the executor; others
-only compile grammars (``compiling.py``), and text never costs a step anything. Knows token ids; text, HTTP
-and clients are the server's.
-
-    main(descriptor)      # of a connected socket whose other end says Load first
+The loop's thread alone touches the executor; others only compile grammars. It knows token ids; text, HTTP and
+clients are the server's.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.device import resolve_device
 from ingot.errors import IngotError, RequestError, printable
-from ingot.llm.embedding_call import keeping, pooled
+from ingot.llm.batch_calls import keeping, pooled
 from ingot.llm.open_engine import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.likelihood import keep_likelihood
@@ -55,8 +52,8 @@ from ingot.serve.engine_calls.prompt_scoring import keep_scores, scores
 from ingot.serve.engine_calls.speech_windows import WindowReader
 from ingot.serve.engine_calls.text_files import check_manifest
 
-# What a step takes of one prompt beside decodes, where no --prompt-chunk says. On a GPU the prompts of most
-# chats are whole: at 64 tokens a step the first token of 512 took three times as long
+# What a step takes of one prompt beside decodes, unless `prompt_chunk` says. On a GPU the
+# prompts of most chats run whole: at 64 tokens per step the first token of 512 took three times as long
 # (docs/results/load_curve/).
 PROMPT_CHUNKS: dict[str, dict[str, Any]] = {
     "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget},
@@ -70,10 +67,9 @@ _REASONS: dict[FinishReason, Reason] = {
 
 
 def main(descriptor: int) -> int:
-    """Serve one engine over a socket; returns the process's exit code.
-
-    The process ends when the server closes the socket (0), or after an error, which it reports first (1).
-    Signals that stop a group of processes are the server's: it lets answers end.
+    """Serve one engine over a connected socket, whose other end sends ``LoadEngine`` first. Returns the exit
+    code: 0 when the server closes the socket, 1 after an error, which is reported first. Signals to a group
+    of processes are the server's: it lets answers end.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -111,11 +107,8 @@ class EngineLoop:
         self._compiling = Compiling(grammars, executor.stop_ids, wake=link.wake)
 
     def run(self) -> None:
-        """Step while there is work, else wait for messages; it ends by an exception.
-
-        Raises:
-            LinkClosedError: the server has gone.
-            BaseException: a step failed.
+        """Step while there is work, else wait for messages; ends by LinkClosedError, or the error of a
+        step.
         """
         while True:
             messages = self._link.exchange(wait=not (self._executor.has_work or self._scores))
@@ -135,7 +128,7 @@ class EngineLoop:
                 self._link.send(StepNews(news, scored, self._gauges(), embedded))
 
     def _obey(self, message: ToEngine) -> list[News]:
-        """Carry out a message; a request that cannot be served gives news of its error."""
+        """Carry out a message; news of the error of a request that cannot be served."""
         try:
             match message:
                 case Add(params=params) if params.get("grammar") is not None:
@@ -167,7 +160,7 @@ class EngineLoop:
         return []
 
     def _inputs(self, slot: int | None, pictures: Sequence[tuple[int, int]] = ()) -> list[RequestInput]:
-        """Of a request whose features are in a slot, or that has pictures in several."""
+        """Inputs of a request whose features are in a slot, or that has pictures in several."""
         rules = self._executor.admission.inputs
         windows = self._windows
         if windows is None or rules is None:
@@ -177,14 +170,15 @@ class EngineLoop:
 
     def _add_compiled(self, found: Compiled) -> list[News]:
         """Add a request whose grammar has been compiled; news of its error, if there is one."""
-        if found.params is None:
-            return [_refusal(found.add.id, found.error or RequestError("the grammar cannot be compiled"))]
+        add, compiled = found.add, found.result
         try:
-            add, matcher = found.add, found.matcher
+            if isinstance(compiled, IngotError):
+                raise compiled
+            params, matcher = compiled
             inputs = self._inputs(add.slot, add.pictures)
-            self._executor.add(add.id, add.prompt_ids, found.params, inputs, matcher=matcher, salt=add.salt)
+            self._executor.add(add.id, add.prompt_ids, params, inputs, matcher=matcher, salt=add.salt)
         except IngotError as error:
-            return [_refusal(found.add.id, error)]
+            return [_refusal(add.id, error)]
         return []
 
     def _next_scores(self) -> list[Scored]:
@@ -198,8 +192,8 @@ class EngineLoop:
         return [Scored(name, part, last)]
 
     def _read(self, name: str) -> Embedded | News | None:
-        """What a prompt that was only read gives; news of an error where that is not numbers. Scores come in
-        parts.
+        """Results of a prompt that was only read; news of an error where they are not finite. Scores are sent
+        in parts later.
         """
         asked = self._reading.pop(name)
         reading = self._executor.take_reading(name)
@@ -225,7 +219,7 @@ class EngineLoop:
 
 
 class _PrintableLog(logging.Formatter):
-    """Warnings of the loader go to the server's stderr; they hold names from files of others."""
+    """For warnings of the loader on stderr, which may hold names from files of others."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -251,9 +245,7 @@ def _open(load: ToEngine) -> Executor:
 
 
 def served_runtime(values: dict[str, Any], device: str) -> RuntimeConfig:
-    """A ``RuntimeConfig`` from JSON, with a server's own chunks on this kind of device where no flag names
-    their tokens.
-    """
+    """A ``RuntimeConfig`` from JSON, with a server's own chunks on this kind of device by default."""
     if values.get("prompt_chunk") is None:
         share = values.get("prompt_share")
         values = values | PROMPT_CHUNKS[device] | ({} if share is None else {"prompt_share": share})

@@ -1,11 +1,4 @@
-"""One process of an engine, from its start to its end.
-
-Covers the process, its socket, and what its end means. Independent of requests and of HTTP.
-
-    run = await EngineRun.start("pocket-chat", load, receive=print, lost=print)
-    run.send(Abort("7"))
-    print(await run.ended())        # "the engine's process was ended by SIGKILL"
-"""
+"""One process of an engine, from its start to its end."""
 
 from __future__ import annotations
 
@@ -46,11 +39,8 @@ _CHECK_SECONDS = 0.05
 
 
 class EngineRun(asyncio.Protocol):
-    """A process that has been started.
-
-    Args:
-        receive: called with what each step brought.
-        lost: called once, at once, when a loaded engine can no longer be used; not by ``close``.
+    """A process that has been started. ``receive`` is called with the news of each step; ``lost`` once, at
+    once, when a loaded engine can no longer be used, but not by ``close``.
     """
 
     _process: subprocess.Popen[bytes]
@@ -89,7 +79,7 @@ class EngineRun(asyncio.Protocol):
                 run._process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT, settings],
                     stdin=subprocess.DEVNULL,
-                    stdout=2,  # what libraries print is no data
+                    stdout=2,  # what libraries print is not data
                     pass_fds=[theirs.fileno(), *([windows.descriptor] if windows else [])],
                     start_new_session=True,  # Ctrl-C is the server's, which ends its engines
                 )
@@ -110,7 +100,7 @@ class EngineRun(asyncio.Protocol):
         self._transport.write(b"".join(map(frame, messages)))
 
     async def close(self) -> None:
-        """End the process: the closed socket tells it, and a signal if it does not listen, or still loads."""
+        """End the process by closing its socket, and by a signal if it does not react or is still loading."""
         self._why = self._why or "the engine's process is not needed any more"
         if self._transport is not None:
             self._transport.abort()
@@ -119,7 +109,7 @@ class EngineRun(asyncio.Protocol):
         await self._exit_code()
 
     async def ended(self) -> str:
-        """Wait until the process has ended, and say why; it leaves no zombie."""
+        """Wait for the end of the process; returns why it ended. It leaves no zombie."""
         await self._closed.wait()
         code = await self._exit_code()
         if self._why is not None:

@@ -1,12 +1,6 @@
-"""Grammars that an engine compiles while it decodes.
+"""Grammars that an engine compiles in threads while it decodes.
 
-Covers the threads that compile, and the requests that wait for them. llguidance lets go of Python's lock
-while it compiles, so steps keep their pace. Who is forgotten leaves the queue, so it holds no more than those
-whom the server lets in (``EngineClient.places``, 429 beyond).
-
-    compiling = Compiling(executor.admission.grammars, stop_ids, wake=link.wake)
-    compiling.start(add)
-    for compiled in compiling.finished(): ...
+llguidance releases Python's lock while it compiles, so steps keep their pace.
 """
 
 from __future__ import annotations
@@ -27,19 +21,15 @@ _THREADS = 2  # one slow grammar holds up no other
 
 @dataclass(frozen=True)
 class Compiled:
-    """A request with its values and its grammar's matcher; or the ``error`` that refuses it."""
+    """A request with its values and its grammar's matcher, or the error that refuses it."""
 
     add: Add
-    params: SamplingParams | None = None
-    matcher: GrammarMatcher | None = None
-    error: IngotError | None = None
+    result: tuple[SamplingParams, GrammarMatcher | None] | IngotError
 
 
 class Compiling:
-    """For the loop's thread alone.
-
-    Args:
-        wake: called by another thread when something has finished.
+    """Requests whose grammars are being compiled; for the loop's thread. It holds no more than the server
+    lets in (``EngineClient.places``). ``wake`` is called by another thread when something has finished.
     """
 
     def __init__(self, grammars: Grammars, stop_ids: frozenset[int], wake: Callable[[], None]) -> None:
@@ -53,11 +43,9 @@ class Compiling:
         self._threads: list[threading.Thread] = []
 
     def __len__(self) -> int:
-        """How many requests wait."""
         return len(self._waiting)
 
     def start(self, add: Add) -> None:
-        """Compile a request's grammar."""
         if not self._threads:
             self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_THREADS)]
             for thread in self._threads:
@@ -68,13 +56,13 @@ class Compiling:
             self._more.notify()
 
     def forget(self, name: str) -> None:
-        """The request was ended: nothing will come of it."""
+        """Drop a request that was ended."""
         self._waiting.discard(name)
         with self._more:
             self._asked.pop(name, None)
 
     def finished(self) -> list[Compiled]:
-        """What has been compiled since the last call."""
+        """Requests that have finished since the last call."""
         found: list[Compiled] = []
         while True:
             try:
@@ -90,17 +78,13 @@ class Compiling:
             with self._more:
                 self._more.wait_for(lambda: self._asked)
                 _, add = self._asked.popitem(last=False)
-            self._found.put(self._compiled(add))
+            try:
+                params = SamplingParams.from_json(add.params)
+                matcher = self._grammars.prepare(params, self._stop_ids, tried=add.grammar_bytes)
+                self._found.put(Compiled(add, (params, matcher)))
+            except IngotError as error:
+                self._found.put(Compiled(add, error))
+            except BaseException as error:  # a panic of the library, too: the thread serves others
+                text = f"the grammar cannot be compiled: {type(error).__name__}: {error}"
+                self._found.put(Compiled(add, IngotError(text)))
             self._wake()
-
-    def _compiled(self, add: Add) -> Compiled:
-        try:
-            params = SamplingParams.from_json(add.params)
-            matcher = self._grammars.prepare(params, self._stop_ids, tried=add.grammar_bytes)
-            return Compiled(add, params, matcher)
-        except BaseException as error:  # a panic of the library, too: the thread serves others
-            return Compiled(add, error=error if isinstance(error, IngotError) else _failed(error))
-
-
-def _failed(error: BaseException) -> IngotError:
-    return IngotError(f"the grammar cannot be compiled: {type(error).__name__}: {error}")

@@ -1,11 +1,4 @@
-"""The engine process's end of the socket.
-
-Covers sending and receiving without a thread: between two steps what has come is read, and as much is written
-as the socket takes. A server that reads slowly holds nobody up until ``MOST_UNSENT`` bytes wait for it.
-
-    link.send(Step([], [], gauges))
-    for message in link.exchange(wait=True): ...
-"""
+"""The engine process's end of the socket, read and written between two steps without a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +17,9 @@ class LinkClosedError(Exception):
 
 
 class Link:
-    """Messages over a connected stream socket; all but ``wake`` is for one thread."""
+    """Messages over a connected stream socket; all but ``wake`` is for one thread. A server that reads slowly
+    blocks nothing until ``MOST_UNSENT`` bytes wait for it.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -45,32 +40,24 @@ class Link:
         self._unsent += frame(message)
 
     def exchange(self, *, wait: bool) -> list[ToEngine]:
-        """Send what can be sent and return what has come; ``wait`` until something has, or ``wake``.
-
-        Raises:
-            LinkClosedError: the server has gone.
-            FrameError: what came is no message.
+        """Send what can be sent and return what has come; ``wait`` until something has, or ``wake``. Raises
+        LinkClosedError where the server has gone, FrameError where what came is no message.
         """
         while True:
             self._send()
             found = self._receive()
             if found or not (wait or len(self._unsent) > MOST_UNSENT) or self._was_woken():
                 return found
-            self._sleep()
+            self._wait(reads=[self._socket, self._woken], timeout=None)
 
     def flush(self) -> None:
-        """Wait until everything is sent."""
         self._send()
         while self._unsent:
             self._wait(reads=[], timeout=1000)
             self._send()
 
-    def _sleep(self) -> None:
-        """Until the socket has something, takes something that is to be sent, or another thread wakes us."""
-        self._wait(reads=[self._socket, self._woken], timeout=None)
-
     def _wait(self, reads: list[socket.socket], timeout: int | None) -> None:
-        """``poll``: the number of a descriptor that was inherited may be beyond what ``select`` takes."""
+        """By ``poll``: an inherited descriptor's number may be beyond what ``select`` takes."""
         poll, events = select.poll(), dict.fromkeys(reads, select.POLLIN)
         if self._unsent:
             events[self._socket] = events.get(self._socket, 0) | select.POLLOUT

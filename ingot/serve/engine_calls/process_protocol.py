@@ -1,15 +1,10 @@
 """What the server's process and an engine's process say to each other.
 
-Covers the messages and their frames: four bytes of length, big-endian, and a msgpack array whose first
-element names the type. Decoding builds these types and nothing else.
-
-    splitter = Splitter(ToEngine)
-    splitter.feed(frame(Abort("7"))) == [Abort("7")]
-
-The conversation: ``LoadEngine``; ``Ready`` or ``Failed``; then ``Add``, ``ScorePrompt``, ``Embed``,
-``Attend`` and ``Abort`` one way, and one ``StepNews`` per step of the executor the other way. ``Failed`` is
-the last thing an engine says. The end of the stream ends the engine's process; to the server it is the
-engine's death.
+Frames are four bytes of length, big-endian, and a msgpack array whose first element names the type; decoding
+builds these types and nothing else. The conversation: ``LoadEngine``; ``Ready`` or ``Failed``; then ``Add``,
+``ScorePrompt``, ``Embed``, ``Attend`` and ``Abort`` one way, and one ``StepNews`` per step of the executor
+the other way. ``Failed`` is the last thing an engine says. The end of the stream ends the engine's process;
+to the server it is the engine's death.
 """
 
 from __future__ import annotations
@@ -120,7 +115,6 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
-        """The message for an error."""
         if not isinstance(error, IngotError):
             return cls(f"the engine failed: {type(error).__name__}: {error}")
         seen, allowed = (None if value is None else str(value) for value in (error.seen, error.allowed))
@@ -130,7 +124,6 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
         return cls(error.what, seen, allowed, error.fix, error.fields)
 
     def error(self) -> IngotError:
-        """The error for people."""
         seen, allowed, fix = self.seen, self.allowed, self.fix
         if self.ledger is None:
             return EngineError(self.what, seen=seen, allowed=allowed, fix=fix, field=self.fields)
@@ -215,7 +208,6 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """A message as it is sent."""
     data = _encoder.encode(message)
     return len(data).to_bytes(_HEAD, "big") + data
 

@@ -1,10 +1,4 @@
-"""Log-probabilities of a prompt's own tokens.
-
-Covers what is kept of each chunk's logits, and its way to messages.
-
-    executor.add_logits("7", ids, keep_scores(ids, top=5))
-    scores(ids, executor.take_logits("7"))
-"""
+"""Log-probabilities of a prompt's own tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +30,8 @@ def keep_scores(prompt_ids: Sequence[int], top: int) -> Keep:
 
 
 def scores(prompt_ids: Sequence[int], kept: torch.Tensor) -> Iterator[tuple[list[Logprob], bool]]:
-    """What was kept of a whole prompt, as one entry for each token but the first; in parts, each with whether
-    it is the last. A part takes a few milliseconds, for which other requests wait.
+    """What was kept of a prompt, as one entry for each token but the first; in parts, each with whether it is
+    the last. Other requests wait for a part, a few milliseconds.
     """
     width = (kept.shape[1] - 1) // 2
     count = max(1, PART_VALUES // (1 + width))

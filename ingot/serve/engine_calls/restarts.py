@@ -1,10 +1,4 @@
-"""When an engine whose process died is started again.
-
-Covers the waits between attempts and their number, and how to see that an engine's folder is still the one
-that was served. Independent of processes.
-
-    RestartPolicy().delay(failures=3)       # 4.0 seconds
-"""
+"""When an engine whose process died is started again."""
 
 from __future__ import annotations
 
@@ -22,7 +16,7 @@ class RestartPolicy:
     Attributes:
         first_seconds, most_seconds: the first wait and the longest one.
         most_failures: deaths and failed starts in a row, after which the engine is given up.
-        stable_seconds: an engine that has run so long has a clean record.
+        stable_seconds: failures count anew after an engine has run for this long.
     """
 
     first_seconds: float = 1.0
@@ -31,17 +25,15 @@ class RestartPolicy:
     stable_seconds: float = 60.0
 
     def delay(self, failures: int) -> float | None:
-        """Seconds to wait after so many failures in a row; None: the engine is given up."""
+        """Seconds to wait after this many failures in a row; None: the engine is given up."""
         if failures >= self.most_failures:
             return None
         return min(self.most_seconds, self.first_seconds * 2.0 ** (failures - 1))
 
 
 def folder_stamp(folder: Path) -> str:
-    """Changes when another engine or checkpoint is put in a folder, or a YAML that names one is written.
-
-    Raises:
-        OSError: it cannot be read.
+    """A hash that changes when another engine or checkpoint is put in a folder, or a YAML that names one is
+    written. Raises OSError.
     """
     if is_engine(folder):
         return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()

@@ -1,11 +1,8 @@
-"""What Prometheus reads at ``/metrics``.
-
-Covers the names (vLLM's suffixes behind ``ingot_``), the buckets and the registry.
-
-    metrics = Metrics(); metrics.of("pocket-chat").tokens(answering, 0, news, now)
-"""
+"""What Prometheus reads at ``/metrics``: vLLM's names behind ``ingot_``."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -23,60 +20,39 @@ class Metrics:
 
     def __init__(self) -> None:
         own = self.registry = CollectorRegistry()
-        ttft = "From a request's start to its first token."
-        self.latency = Histogram(
-            "ingot_e2e_request_latency_seconds", "From a request's start to its end.", _LABEL,
-            buckets=_SECONDS, registry=own,
-        )  # fmt: skip
-        self.first = Histogram(
-            "ingot_time_to_first_token_seconds", ttft, _LABEL, buckets=_FIRST_SECONDS, registry=own
-        )
-        self.between = Histogram(
-            "ingot_inter_token_latency_seconds", "Between two tokens of an answer.", _LABEL,
-            buckets=_TOKEN_SECONDS, registry=own,
-        )  # fmt: skip
-        self.prompt_tokens = Counter("ingot_prompt_tokens", "Prompt tokens.", _LABEL, registry=own)
-        self.new_tokens = Counter(
-            "ingot_generation_tokens",
-            "Generated tokens, also for clients that had left.",
-            _LABEL,
-            registry=own,
-        )
-        self.queries = Counter(
-            "ingot_prefix_cache_queries",
-            "Prompt tokens looked for in the prefix cache.",
-            _LABEL,
-            registry=own,
-        )
-        self.hits = Counter(
-            "ingot_prefix_cache_hits", "Prompt tokens found in the prefix cache.", _LABEL, registry=own
-        )
-        self.ended = Counter(
-            "ingot_request_success", "Answers that ended.", (*_LABEL, "finished_reason"), registry=own
-        )
-        self.recordings = Counter(
-            "ingot_audio_requests", "Recordings that were transcribed.", _LABEL, registry=own
-        )
-        self.restarts = Counter(
-            "ingot_engine_restarts", "Times that a dead engine was started again.", _LABEL, registry=own
-        )
-        self.audio = Counter("ingot_audio_seconds", "Their seconds of audio.", _LABEL, registry=own)
-        self.running = Gauge("ingot_num_requests_running", "Requests in the batch.", _LABEL, registry=own)
-        self.waiting = Gauge("ingot_num_requests_waiting", "Requests that wait.", _LABEL, registry=own)
-        self.cache = Gauge(
-            "ingot_kv_cache_usage_perc", "Used fraction of the KV cache, 0 to 1.", _LABEL, registry=own
-        )
-        self.proven = Gauge(
-            "ingot_engine_proven", "1: nothing speaks against the engine's proof.", _LABEL, registry=own
-        )
-        self.alive = Gauge("ingot_engine_alive", "1: the engine takes requests.", _LABEL, registry=own)
+
+        def counter(name: str, text: str, labels: Sequence[str] = _LABEL) -> Counter:
+            return Counter(f"ingot_{name}", text, labels, registry=own)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"ingot_{name}", text, _LABEL, registry=own)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"ingot_{name}_seconds", text, _LABEL, buckets=buckets, registry=own)
+
+        latency, ttft = "From a request's start to its end.", "From a request's start to its first token."
+        self.latency = histogram("e2e_request_latency", latency, _SECONDS)
+        self.first = histogram("time_to_first_token", ttft, _FIRST_SECONDS)
+        self.between = histogram("inter_token_latency", "Between two tokens of an answer.", _TOKEN_SECONDS)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        left = "Generated tokens, also for clients that had left."
+        self.new_tokens = counter("generation_tokens", left)
+        self.queries = counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
+        self.hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.ended = counter("request_success", "Answers that ended.", (*_LABEL, "finished_reason"))
+        self.recordings = counter("audio_requests", "Recordings that were transcribed.")
+        self.restarts = counter("engine_restarts", "Times that a dead engine was started again.")
+        self.audio = counter("audio_seconds", "Their seconds of audio.")
+        self.running = gauge("num_requests_running", "Requests in the batch.")
+        self.waiting = gauge("num_requests_waiting", "Requests that wait.")
+        self.cache = gauge("kv_cache_usage_perc", "Used fraction of the KV cache, 0 to 1.")
+        self.proven = gauge("engine_proven", "1: nothing speaks against the engine's proof.")
+        self.alive = gauge("engine_alive", "1: the engine takes requests.")
 
     def of(self, name: str) -> EngineMetrics:
-        """Those of one engine."""
         return EngineMetrics(self, name)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -98,7 +74,6 @@ class EngineMetrics:
         self._between = metrics.between.labels(name)
 
     def tokens(self, answering: Answering, position: int, news: News, now: float) -> None:
-        """Tokens of an answer have come."""
         if not news.token_ids:
             return
         before = answering.last.get((position, news.index))
@@ -109,27 +84,22 @@ class EngineMetrics:
         answering.last[position, news.index] = now
 
     def prefix_cache(self, before: Gauges, after: Gauges) -> None:
-        """What a step has looked for and found in the prefix cache."""
         self._queries.inc(after.prefix_queries - before.prefix_queries)
         self._hits.inc(after.prefix_hits - before.prefix_hits)
 
     def finished(self, answering: Answering, position: int, now: float) -> None:
-        """All answers to a prompt have ended."""
         self._latency.observe(now - answering.started)
         for answer in answering.answers(position):
             self._metrics.ended.labels(self._name, answer.finish_reason).inc()
 
     def count_audio_seconds(self, seconds: float) -> None:
-        """A recording has been transcribed."""
         self._recordings.inc()
         self._audio.inc(seconds)
 
     def restarted(self) -> None:
-        """A dead engine is started again."""
         self._restarts.inc()
 
     def state(self, gauges: Gauges, *, proven: bool, alive: bool) -> None:
-        """The engine as it is now."""
         metrics, name = self._metrics, self._name
         metrics.running.labels(name).set(gauges.running if alive else 0)
         metrics.waiting.labels(name).set(gauges.waiting if alive else 0)

@@ -1,11 +1,6 @@
-"""Features on their way from the server to an engine.
+"""Features on their way from the server to an engine, in memory that both processes see.
 
-Covers memory that both processes see, and its slots: a window of speech, or a picture, is 1 MB, more than the
-socket between them takes while the engine makes a step. A slot's number goes over the socket.
-
-    windows = Windows((80, 3000))
-    with windows.slot() as slot:
-        windows.put(slot, features)         # in the engine's process: WindowReader(…).get(slot)
+A window of speech, or a picture, is 1 MB: more than the socket between them takes during a step.
 """
 
 from __future__ import annotations
@@ -24,9 +19,8 @@ _BYTES = 4  # of a float32
 
 
 class Windows:
-    """The server's side. A slot that is given back may be overwritten: the engine copies
-    a slot when a message names it, and of two messages that name a slot the first is of a request that has
-    left.
+    """The server's side. A slot that is given back may be overwritten: the engine copies a slot when a
+    message names it, and of two messages that name a slot the first is of a cancelled request.
 
     Attributes:
         descriptor: of the memory: a file without a name, with as many slots as were ever taken at once.
@@ -34,7 +28,11 @@ class Windows:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self.descriptor = _nameless()
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("ingot-windows")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
         self._free: list[int] = []
         self._made = 0
         weakref.finalize(self, os.close, self.descriptor)
@@ -46,7 +44,6 @@ class Windows:
 
     @property
     def taken(self) -> int:
-        """How many slots are taken."""
         return self._made - len(self._free)
 
     @contextmanager
@@ -84,15 +81,7 @@ class WindowReader:
         return None if handle is None else cls(*handle)
 
     def get(self, slot: int) -> torch.Tensor:
-        """A copy of what is in a slot."""
         size = math.prod(self._shape) * _BYTES
         data = os.pread(self._descriptor, size, slot * size)
         assert len(data) == size, "a slot is written before its message is sent"
         return torch.from_numpy(np.frombuffer(data, np.float32).reshape(self._shape).copy())
-
-
-def _nameless() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("ingot-windows")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -1,10 +1,6 @@
-"""The files of tokenizer and chat template as they were when a server started.
+"""Copies of the files of tokenizer and chat template as they were when a server started.
 
-Covers copies of them, so that every process of the server reads the same ones however often it starts: the
-model's folder may change meanwhile. Independent of tokenizers.
-
-    kept = TextFiles(folder, manifest, text.tokenizer.files)
-    LongPrompts(kept.folder, manifest, most=4096)
+Every process of the server reads them, however often it starts: the model's folder may change meanwhile.
 """
 
 from __future__ import annotations
@@ -57,10 +53,6 @@ class TextFiles:
 
 
 def check_manifest(folder: Path, expected: str | None) -> None:
-    """Refuse an engine that is not the one whose text the server has read; None: any.
-
-    Raises:
-        EngineError: manifest.json has changed.
-    """
+    """Raises EngineError where manifest.json is not the one whose text the server has read; None: any."""
     if expected is not None and manifest_hash(folder) != expected:
         raise EngineError("the engine has changed since the server started", seen=folder, fix=_AGAIN)

@@ -1,11 +1,4 @@
-"""Connections of clients: accepted, bounded, and closed when they wait for nothing.
-
-Covers the accepting of connections, their number, and the time that a client has for its headers. uvicorn's
-own protocol reads and writes HTTP. Independent of routes and engines.
-
-    accepting = Accepting(listener, make_protocol, Connections(most=1000))
-    accepting.start()
-"""
+"""Connections of clients: accepted, bounded, and closed when they wait for nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ingot.serve.api_errors import unavailable
 
-HEADER_SECONDS = (
-    20.0  # from a connection's start, or its next request's first byte, to the end of the headers
-)
+# From a connection's start, or its next request's first byte, to the end of the headers.
+HEADER_SECONDS = 20.0
 UNREAD_SECONDS = 60.0  # a client has for the rest of its last answer
 MOST_CONNECTIONS = 4096
 _OWN_FILES = 320  # descriptors for engines, limited processes, and uploads
@@ -60,17 +52,15 @@ class Connections:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """A connection has begun."""
         self._open.add(connection)
         self._waiting[connection] = None
 
     def remove(self, connection: Connection) -> None:
-        """A connection has ended."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
     def note(self, connection: Connection, *, waits: bool) -> None:
-        """Whether a connection waits for the rest of a request, or for the next one."""
+        """Note whether a connection waits for the rest of a request, or for the next one."""
         if not waits:
             self._waiting.pop(connection, None)
         elif connection in self._open:
@@ -78,9 +68,7 @@ class Connections:
 
     def make_room(self) -> bool:
         """Whether a new connection fits; the one that has waited longest is closed if it must be."""
-        if len(self._open) < self.most:
-            return True
-        return self.close_one()
+        return len(self._open) < self.most or self.close_one()
 
     def close_one(self) -> bool:
         """Close the connection that has waited longest; False if all have a whole request."""
@@ -102,7 +90,10 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        _send_at_once(transport.get_extra_info("socket"))
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            # Small parts are sent without waiting for the client's acknowledgement of the last one.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._all.add(self)
         self._note()
 
@@ -168,7 +159,6 @@ class Accepting:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Accept no more."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
@@ -204,12 +194,6 @@ class Accepting:
         self._connections.close_one()
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(_PAUSE_SECONDS, self.start)
-
-
-def _send_at_once(connection: socket.socket | None) -> None:
-    """Have the system send small parts without waiting for the client's acknowledgement of the last one."""
-    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _refuse(accepted: socket.socket, most: int) -> None:

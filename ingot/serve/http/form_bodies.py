@@ -1,10 +1,4 @@
-"""Bodies with a file: ``multipart/form-data``.
-
-Covers their reading and bounds. A file is on disk while it is larger than a megabyte.
-
-    async with read_form(request, most=25 << 20, lists={"include"}) as form:
-        body = decode(AudioRequest, form.json, strict=False)
-"""
+"""Bodies with a file: ``multipart/form-data``. A file larger than a megabyte is on disk."""
 
 from __future__ import annotations
 
@@ -52,7 +46,7 @@ class FormBody:
 
 
 class Uploads:
-    """How many files are on their way, or not decoded yet."""
+    """The files that are arriving, or not decoded yet."""
 
     def __init__(self) -> None:
         self._open = 0
@@ -60,10 +54,8 @@ class Uploads:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Callable[[], None]]:
-        """A place for one; what it gives is called when the file is complete.
-
-        Raises:
-            ApiError: there is none (429), or the file came too slowly and another needs the place (408).
+        """A place for one; what it yields is called when the file is complete. Raises ApiError where there is
+        none (429), or the file came too slowly and another needs the place (408).
         """
         if self._open >= _MOST_UPLOADS and not self._bodies.make_room():
             raise too_busy("the server, with recordings,", self._open)
@@ -86,10 +78,18 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
         ApiError: it is too large (413), no form by its type (415), malformed, in another
             charset than utf-8 or without one file (400), does not arrive (408), a browser sends it for the
             page of another site (403), or the disk is full (507).
-        ClientLeftError: the client left before its end.
+        ClientDisconnectedError: the client disconnected before its end.
     """
     check_coding(request)
-    _check_type(request.headers.get("content-type", ""))
+    kind = request.headers.get("content-type", "")
+    if kind.split(";")[0].strip().lower() != "multipart/form-data":
+        text = "send the recording as Content-Type: multipart/form-data"
+        raise ApiError(415, text, code="unsupported_media_type")
+    # The parser would decode fields and their names by any codec of Python that is named here.
+    charset = parse_options_header(kind)[1].get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in _CHARSETS:
+        text = f"Content-Type: the charset {charset[:100]!r} is not supported; send utf-8, or leave it out"
+        raise bad_request(text, code="unsupported_charset")
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         raise ApiError(403, "recordings from the pages of other sites are refused", code="other_origin")
@@ -112,23 +112,14 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
         raise bad_request(f"the form cannot be read: {error.message}", code="invalid_form") from None
     except ClientDisconnect:
         raise ClientDisconnectedError from None
-    except OSError as error:
-        raise _no_room(error) from None
+    except OSError as error:  # no disk space, or too many open files
+        _log.error("a recording cannot be kept in %s: %s", tempfile.gettempdir(), error)
+        text = f"the server has no room for the recording ({error.strerror}); try again later"
+        raise ApiError(507, text, param="file", code="no_room") from None
     try:
         yield _form(found.multi_items(), most, lists)
     finally:
         await found.close()
-
-
-def _check_type(given: str) -> None:
-    """The parser would decode fields, and the fields' names, by any codec of Python that is named here."""
-    if given.split(";")[0].strip().lower() != "multipart/form-data":
-        text = "send the recording as Content-Type: multipart/form-data"
-        raise ApiError(415, text, code="unsupported_media_type")
-    charset = parse_options_header(given)[1].get(b"charset", b"utf-8").decode("latin-1")
-    if charset.lower() not in _CHARSETS:
-        text = f"Content-Type: the charset {charset[:100]!r} is not supported; send utf-8, or leave it out"
-        raise bad_request(text, code="unsupported_charset")
 
 
 def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> FormBody:
@@ -166,13 +157,6 @@ async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
         if room < 0:
             raise _too_large(most)
         yield part
-
-
-def _no_room(error: OSError) -> ApiError:
-    """The disk, or the number of open files, is at its end."""
-    _log.error("a recording cannot be kept in %s: %s", tempfile.gettempdir(), error)
-    text = f"the server has no room for the recording ({error.strerror}); try again later"
-    return ApiError(507, text, param="file", code="no_room")
 
 
 def _too_large(most: int) -> ApiError:

@@ -1,10 +1,4 @@
-"""Between HTTP and the calls of the API.
-
-Covers the reading of bodies, answers as JSON and as events, the key, and what happens when a client leaves.
-
-    body = await read_body(request, most=8 << 20)
-    return json_answer(await until_left(request, call.answer()))
-"""
+"""Between HTTP and the calls of the API: bodies, answers, the key, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,16 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 class ClientDisconnectedError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, read no further than ``most`` bytes.
-
-    Raises:
-        ApiError: it is too large (413), no JSON by its type (415), has too many values (400), or does not
-            arrive (408).
-        ClientLeftError: the client left before its end.
+    """The body, read no further than ``most`` bytes. Raises ClientDisconnectedError, and ApiError where it is
+    too large (413), no JSON by its type (415), has too many values (400), or does not arrive (408).
     """
     check_coding(request)
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
@@ -73,11 +63,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def check_coding(request: Request) -> None:
-    """Refuse a compressed body: what it grows to is unknown.
-
-    Raises:
-        ApiError: it is (415).
-    """
+    """Raises ApiError (415) for a compressed body, whose full size is unknown."""
     coding = request.headers.get("content-encoding", "identity")
     if coding.strip().lower() not in ("", "identity"):
         text = f"Content-Encoding: {coding:.40} is not supported; send the body as it is"
@@ -85,15 +71,12 @@ def check_coding(request: Request) -> None:
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer."""
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
-async def full_answer(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> Response:
-    """A JSON answer whose lists may be ``LazyList``; a large one is made and sent in parts.
-
-    Raises:
-        ApiError, ClientLeftError: from ``work``, or the client has left.
+async def full_answer(request: Request, work: Awaitable[dict[str, Any]]) -> Response:
+    """A JSON answer whose lists may be ``LazyList``; a large one is made and sent in parts. Raises as
+    ``work``, and ClientDisconnectedError.
     """
     parts = in_parts(await until_disconnected(request, work))
     first = await anext(parts)
@@ -108,12 +91,8 @@ def error_answer(error: ApiError) -> Response:
     return json_answer(error.body(), error.status, error.headers)
 
 
-async def until_disconnected(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
-    """What ``work`` returns; it is cancelled when the client leaves.
-
-    Raises:
-        ClientLeftError: the client has left.
-    """
+async def until_disconnected(request: Request, work: Awaitable[Value]) -> Value:
+    """What ``work`` returns; a client that disconnects cancels it, and raises ClientDisconnectedError."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request.receive))
     try:
@@ -126,14 +105,11 @@ async def until_disconnected(request: Request, work: Coroutine[Any, Any, Value])
 
 
 async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
-    """An answer that comes in events. It begins with the first of them, so that an error before it has a
-    status of its own.
-
-    Raises:
-        ApiError, ClientLeftError: before the first event.
+    """An answer that comes in events. It begins with the first of them, so that an error before it, which is
+    raised, has a status of its own.
     """
     try:
-        first = await until_disconnected(request, _next(events))
+        first = await until_disconnected(request, anext(events))
     except BaseException:
         await events.aclose()
         raise
@@ -141,7 +117,7 @@ async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) ->
 
 
 class InParts(Response):
-    """An answer that is sent part by part until it ends, or the client leaves or takes none for too long."""
+    """An answer sent part by part until it ends, or the client disconnects or takes none for too long."""
 
     def __init__(
         self,
@@ -204,10 +180,9 @@ class EventStream(InParts):
 
 
 class Guard:
-    """In front of all routes: the size of the headers, the names of hosts, the key, and a bound on requests
-    in flight. HEAD is answered as GET, without its body.
-
-    Where the bound is reached, the request whose body has been arriving longest makes room.
+    """Checks in front of all routes: the size of the headers, the names of hosts, the key, and a bound on
+    requests in flight, where the request whose body has been arriving longest makes room. HEAD is answered as
+    GET, without its body.
     """
 
     def __init__(
@@ -233,7 +208,14 @@ class Guard:
         self._open += 1
         try:
             with self._bodies.arriving() as complete:
-                await self._app(scope, _noting(receive, complete), send)
+
+                async def noting() -> Message:
+                    message = await receive()
+                    if not message.get("more_body", False):
+                        complete()
+                    return message
+
+                await self._app(scope, noting, send)
         except ApiError as error:  # it was too slow
             await error_answer(error)(scope, receive, send)
         finally:
@@ -246,8 +228,9 @@ class Guard:
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
             text = "Content-Length and Transfer-Encoding exclude each other"  # one may hide another request
             return ApiError(400, text, code="invalid_framing", headers={"Connection": "close"})
-        foreign = None if self._hosts is None else self._foreign(scope, self._hosts)
-        if foreign is not None:
+        given = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        foreign = self._hosts and self._hosts.refusal(given.get(b"host"), given.get(b"origin"))
+        if foreign:
             return ApiError(403, foreign, code="host_not_allowed")
         if scope["path"] == "/health":
             return None
@@ -264,36 +247,14 @@ class Guard:
         scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.lstrip(b" "), self._wanted)
 
-    def _foreign(self, scope: Scope, hosts: HostRule) -> str | None:
-        """Why the host or the page that asks is refused."""
-        given = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        return hosts.refusal(given.get(b"host"), given.get(b"origin"))
-
-
-def _noting(receive: Receive, complete: Callable[[], None]) -> Receive:
-    """``receive`` that tells of the body's end."""
-
-    async def noting() -> Message:
-        message = await receive()
-        if not message.get("more_body", False):
-            complete()
-        return message
-
-    return noting
-
-
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(events)
-
 
 async def _left(receive: Receive) -> None:
-    """Until the client leaves."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
 async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
-    """End tasks and wait until they have."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,4 @@
-"""A log that strangers cannot fill: what repeats is counted after a few lines.
-
-limit_log()     # of a process whose log nobody else has set up
-"""
+"""A log that strangers cannot fill: what repeats is counted after a few lines."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ _SECONDS = 60.0
 
 
 class RepeatLimit(logging.Filter):
-    """Lets each place in the code write a few lines per minute; the first line after that minute says how
-    many were left out.
+    """Lets each place in the code write a few lines per minute; the first line afterwards says how many were
+    dropped.
     """
 
     def __init__(self, lines: int = _LINES, seconds: float = _SECONDS) -> None:

@@ -1,10 +1,6 @@
 """Requests whose bodies are still arriving, and which of them makes room for others.
 
-Clients that send a byte at a time would otherwise keep everybody out for as long as a body may take. For the
-event loop's thread.
-
-    with bodies.arriving() as complete:
-        data = await read(); complete()
+Clients that send a byte at a time would otherwise keep everybody out for as long as a body may take.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ SLOW_SECONDS = 5.0  # a body has at least these
 
 
 class SlowBodies:
-    """Those of one bound on requests."""
+    """Requests under one bound whose bodies are arriving; for the event loop's thread."""
 
     def __init__(self) -> None:
         self._arriving: dict[asyncio.Task[Any], float] = {}  # since when, oldest first
@@ -29,9 +25,7 @@ class SlowBodies:
     @contextmanager
     def arriving(self) -> Iterator[Callable[[], None]]:
         """While the current task handles a request; what it yields is called when the body is complete.
-
-        Raises:
-            ApiError: the request made room for another.
+        Raises ApiError where the request made room for another.
         """
         task = asyncio.current_task()
         assert task is not None
