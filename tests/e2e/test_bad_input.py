@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_none(copy: Path, name: str) -> None:
     assert not (copy / "owned").exists(), "the pickle ran"
 
 
-def test_places_that_are_no_checkpoint(tmp_path: Path) -> None:
+def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for name, told in (("nowhere/at/all", "nowhere"), ("empty", r"config\.json"), ("file", "folder")):

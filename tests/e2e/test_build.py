@@ -108,7 +108,7 @@ class TestWhatIsBuilt:
             build(checkpoint, tmp_path / "engine", layers=layers, device="cpu")
 
     @pytest.mark.parametrize("layers", ["1:1", "x", "1", (1, 0), (0,)])
-    def test_layers_that_are_no_range(self, checkpoint: Path, tmp_path: Path, layers: Any) -> None:
+    def test_invalid_layer_ranges(self, checkpoint: Path, tmp_path: Path, layers: Any) -> None:
         with pytest.raises(ConfigError, match="START:END"):
             build(checkpoint, tmp_path / "engine", layers=layers, device="cpu")
 

@@ -85,7 +85,7 @@ def test_run_streams_into_a_pipe(engine: Path) -> None:
     assert process.returncode == 130
 
 
-def test_a_reader_that_goes_away_is_no_error(engine: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(engine: Path) -> None:
     words = ["run", engine, *["a", "b"] * 20, "--max-new-tokens", 64, "--ignore-eos", "--device", "cpu"]
     process = start([*INGOT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

@@ -39,7 +39,7 @@ def test_run_prints_the_librarys_answer(engine: Path, llm: LLM) -> None:
     assert "tokens/s" in result.stderr
 
 
-def test_answers_that_stream_side_by_side_come_in_order(engine: Path, llm: LLM) -> None:
+def test_concurrent_streams_print_in_order(engine: Path, llm: LLM) -> None:
     prompts = ["one", "two", "three"]
     result = ingot("run", engine, *prompts, "--raw", "--ignore-eos", "--device", "cpu")
     outputs = llm.generate(prompts, llm.default_params.replace(ignore_eos=True))
@@ -89,7 +89,7 @@ def test_several_answers_are_separated(engine: Path, llm: LLM) -> None:
     assert result.stdout == expected
 
 
-def test_json_holds_everything(engine: Path, llm: LLM) -> None:
+def test_json_has_all_fields(engine: Path, llm: LLM) -> None:
     lines = run_json(engine, "a", "bc", "--raw", "--logprobs", 2, "--max-new-tokens", 3, "--ignore-eos")
     outputs = llm.generate(["a", "bc"], SamplingParams(max_new_tokens=3, logprobs=2, ignore_eos=True))
     for line, prompt, output in zip(lines, ("a", "bc"), outputs, strict=True):
@@ -284,7 +284,7 @@ def test_chat_remembers(engine: Path, llm: LLM) -> None:
     assert "cut off; --max-new-tokens" in result.stderr
 
 
-def test_what_is_quoted_is_no_command_and_odd_bytes_are_no_end(engine: Path, llm: LLM) -> None:
+def test_quoted_text_is_not_a_command_and_odd_bytes_do_not_end_the_chat(engine: Path, llm: LLM) -> None:
     stdin = b'"""/clear\n"""\n"""one"""\n\xff\n'
     result = ingot("chat", engine, "--device", "cpu", "--max-new-tokens", 2, stdin=stdin)
     talk = Conversation(llm, params=SamplingParams(max_new_tokens=2))

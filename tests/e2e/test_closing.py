@@ -36,7 +36,7 @@ def test_a_block_closes_its_llm(tiny_engine: Path) -> None:
     assert model() is None  # its memory is free, while the LLM is not
 
 
-def test_whoever_waits_gets_an_error(tiny_engine: Path) -> None:
+def test_waiting_callers_get_an_error(tiny_engine: Path) -> None:
     llm = LLM(tiny_engine, device="cpu")
     errors: list[BaseException] = []
     stream = llm.stream("begun", LONG)
@@ -70,7 +70,7 @@ def test_the_loop_takes_nothing_once_it_is_closed(tiny_engine: Path) -> None:
         loop.between_steps(lambda: None)
 
 
-def test_an_error_in_the_block_closes_it_and_goes_on(tiny_engine: Path) -> None:
+def test_an_error_in_the_block_closes_it_and_propagates(tiny_engine: Path) -> None:
     with pytest.raises(KeyError), LLM(tiny_engine, device="cpu") as llm:
         raise KeyError
     assert repr(llm) == "LLM(closed)"

@@ -138,7 +138,7 @@ class TestShare:
         with pytest.raises(OutOfMemoryError, match=r"memory_fraction 0\.5: "):
             LLM(engine, "cpu", runtime=RuntimeConfig(memory_fraction=0.5))
 
-    def test_what_the_process_holds_of_the_engine_counts_once(
+    def test_memory_already_held_for_the_engine_counts_once(
         self, engine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of 5 GiB that this process holds, only its libraries and so many tensors are the engine's."""

@@ -81,7 +81,7 @@ class TestDamagedEngine:
         with pytest.raises(EngineError, match=re.escape(file.name)):
             LLM(folder, "cpu")
 
-    def test_a_folder_that_is_no_engine_is_taken_for_a_checkpoint(self, tmp_path: Path) -> None:
+    def test_a_folder_without_a_manifest_is_read_as_a_checkpoint(self, tmp_path: Path) -> None:
         (tmp_path / "weights.safetensors").write_bytes(b"")
         with pytest.raises(CheckpointError, match=r"config\.json"):
             LLM(tmp_path, "cpu")

@@ -267,7 +267,7 @@ def test_quantized_engines(tmp_path: Path, quant: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])
-def test_on_a_gpu_beside_text_in_graphs(kind: str, tmp_path: Path) -> None:
+def test_on_a_gpu_with_text_in_graphs(kind: str, tmp_path: Path) -> None:
     """Steps with rows run without a graph; before and after them graphs go on, and none keeps a row."""
     model: Any = make_model(tiny_config(kind))
     side = Side(kind, tmp_path)

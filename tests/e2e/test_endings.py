@@ -54,7 +54,7 @@ def test_a_stop_string_ends_only_its_own_answer(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_a_failed_step_reaches_the_streams_beside_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_reaches_all_streams(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = llm.stream("Once", SamplingParams(max_new_tokens=50, ignore_eos=True))
     next(stream)
     run = llm.executor.runner.run

@@ -110,7 +110,7 @@ def test_a_small_fault_of_one_block(
     assert [name for name, _ in found.failures][:1] == [f"layers.0.{place}"]
 
 
-def test_keys_that_a_cache_in_8_bits_holds_louder(engine: Callable[[str], Path]) -> None:
+def test_scaled_keys_in_an_8_bit_cache(engine: Callable[[str], Path]) -> None:
     folder = engine("w8a8, int8 cache")
     with faulty("keys of a head x 1.05"):
         runs = RuntimeConfig(cache_tokens=512).of_engine("int8")

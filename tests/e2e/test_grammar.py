@@ -108,7 +108,7 @@ def test_beams_follow_the_grammar(llm: LLM, kind: str) -> None:
     check_all(kind, llm.chat(MESSAGES, params).answers)
 
 
-def test_requests_beside_it_do_not_change(llm: LLM) -> None:
+def test_other_requests_do_not_change(llm: LLM) -> None:
     free = [SamplingParams(max_new_tokens=24, temperature=t, seed=5) for t in (0.0, 1.0)]
     alone = [llm.chat(MESSAGES, params).token_ids for params in free]
     held = [SAMPLED.replace(grammar=grammar, seed=1) for grammar in GRAMMARS.values()]
@@ -118,7 +118,7 @@ def test_requests_beside_it_do_not_change(llm: LLM) -> None:
     assert [output.token_ids for output in together[1:5]] == apart
 
 
-def test_a_preempted_request_goes_on_where_it_was(llm: LLM) -> None:
+def test_a_preempted_request_resumes(llm: LLM) -> None:
     """A cache that is too small for the batch: some are computed again, with the same tokens."""
     params = [SAMPLED.replace(grammar=GRAMMARS["json_schema"], seed=seed) for seed in range(3)]
     config = RuntimeConfig(block_size=16, cache_tokens=128, prefix_reuse=False)
@@ -146,7 +146,7 @@ def test_run_ahead_gives_the_same_answers(llm: LLM, monkeypatch: pytest.MonkeyPa
     check("regex", outputs[4].answers[0].text)
 
 
-def test_a_grammar_is_compiled_by_who_asks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_compiled_by_the_caller(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the thread that steps, nor again there once it is forgotten."""
     threads = []
     compile_ = Grammars._compile

@@ -135,7 +135,7 @@ LENGTHS = (9, 70, 1, 130, 33, 2, 64, 65, 200, 17, 31)
         *(("llama", "w4a8"), ("qwen3", "w4a8")),  # Gemma-2's hidden states cannot be rotated
     ],
 )
-def test_decodes_beside_prompts_are_eager(
+def test_decodes_with_prompts_are_eager(
     tmp_path: Path, kind: str, quant: str, kv_dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph gives bit for bit what the same padded step gives eagerly, and the step without padding as near

@@ -145,7 +145,7 @@ class TestStrangers:
             assert shown.exit_code != 0
             assert expected in shown.stderr
 
-    def test_all_are_named_and_the_damaged_beside_them(self, engine: Path) -> None:
+    def test_all_extra_and_damaged_files_are_named(self, engine: Path) -> None:
         for name in ("tokenizer/chat_template.jinja", "tokenizer.model", "a\x1b[31m"):
             (engine / name).write_text("{}")
         (engine / TOKENS).write_text("")

@@ -274,7 +274,7 @@ def test_n_answers(make: Make, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_beams_beside_others_and_under_preemption_are_alone(make: Make, device: str) -> None:
+def test_beams_among_others_and_preempted_equal_beams_alone(make: Make, device: str) -> None:
     beams = SamplingParams(num_beams=3, n=3, max_new_tokens=12, ignore_eos=True, length_penalty=0.7)
     end = make("llama").generate(PROMPTS[1], GREEDY)[0].token_ids[3]
     ending = beams.replace(stop_token_ids=(end,))

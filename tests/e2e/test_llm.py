@@ -129,7 +129,7 @@ def test_a_stop_string_ends_the_answer_where_it_begins(llm: LLM) -> None:
     assert (answer.finish_reason, answer.stopped_by) == ("stop", "refine")
 
 
-def test_text_held_back_for_a_stop_string_comes_at_the_end(llm: LLM) -> None:
+def test_text_held_back_for_a_stop_string_is_emitted_at_the_end(llm: LLM) -> None:
     whole = llm.generate("I dream of", GREEDY)[0].text
     assert whole is not None
     params = GREEDY.replace(stop=(whole[-4:] + "never",))

@@ -94,7 +94,7 @@ def test_chats_from_two_threads(tiny: Path) -> None:
     assert all(expected)
 
 
-def test_every_kind_of_call_beside_the_others(llm: LLM) -> None:
+def test_every_kind_of_call_concurrently(llm: LLM) -> None:
     """Logits, likelihoods, taps, warm-up and refused requests while others generate."""
     ids, short = random_ids(40, seed=3), GREEDY.replace(max_new_tokens=4)
     logits, likely = llm.logits(ids), llm.log_likelihood(ids)

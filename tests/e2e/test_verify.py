@@ -286,7 +286,7 @@ class TestNumbers:
         found = verify(built["qwen"], "cpu", note=False)
         assert {kind for kind, _ in kinds_and_names(found)} == {"tokenizer"}
 
-    def test_a_tie_within_the_noise_is_no_failure(self, built: Built, copy: Copy) -> None:
+    def test_a_tie_within_the_noise_is_not_a_failure(self, built: Built, copy: Copy) -> None:
         """A proof whose second token is as likely as its first, and that chose the other."""
         engine = copy("gpt2")
         proof = read_proof(engine)

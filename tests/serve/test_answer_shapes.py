@@ -46,7 +46,7 @@ class Found:
         return []  # the prompts are only read
 
 
-async def test_log_probabilities_of_a_piece_with_several_parts_come_once() -> None:
+async def test_log_probabilities_of_a_piece_with_several_parts_are_sent_once() -> None:
     call = ChatCall.__new__(ChatCall)
     call.params = SamplingParams(logprobs=0)
     call.new_parts = lambda: AnswerParts(thoughts="no", calls=True, most_calls=None)  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ async def test_log_probabilities_of_a_piece_with_several_parts_come_once() -> No
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-async def test_each_of_several_answers_is_echoed_behind_its_own_prompt(n: int) -> None:
+async def test_each_of_several_answers_is_echoed_after_its_own_prompt(n: int) -> None:
     call = CompletionCall.__new__(CompletionCall)
     call._prompts, call._n, call._echo, call._logprobs = ["A", "B"], n, True, None
     call._params, call.model = SamplingParams(), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]

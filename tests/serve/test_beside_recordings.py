@@ -39,7 +39,7 @@ def texts(server: Server, name: str) -> list[int]:
         return list(pool.map(one, range(STREAMS)))
 
 
-def test_text_streams_beside_a_recording(both: Server) -> None:
+def test_text_streams_during_a_recording(both: Server) -> None:
     """From its upload on, and while its windows run; both engines go on."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(streamed, both, LONG, language="en")
@@ -56,7 +56,7 @@ def test_text_streams_beside_a_recording(both: Server) -> None:
         wait_for("its place to be free", both.idle)
 
 
-def test_clips_beside_a_long_recording(hearing: Server) -> None:
+def test_clips_during_a_long_recording(hearing: Server) -> None:
     """Of the same engine: their windows share its steps."""
     fast: dict[str, Any] = {"temperature": 0.2, "language": "en"}
     alone = hear(hearing, CLIP, **fast).data

@@ -256,7 +256,7 @@ class TestGrammarChecks:
 
         asyncio.run(main())
 
-    def test_a_trial_goes_on_while_anybody_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_trial_continues_while_a_client_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         go_on = threading.Event()
 
         def trial(_: Any, grammar: Grammar, cancelled: threading.Event) -> int:

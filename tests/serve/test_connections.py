@@ -233,7 +233,7 @@ class TestHalfOpen:
 
 
 class TestMost:
-    def test_whoever_waits_longest_makes_room(self) -> None:
+    def test_the_connection_that_waits_longest_is_closed(self) -> None:
         """Half-open connections keep no client out, and a client with a request loses nothing."""
         go_on = asyncio.Event()
 

@@ -299,7 +299,7 @@ def test_embeddings_fail(side: TextSide, failure: str) -> None:
     run(main)
 
 
-def test_what_asks_in_parts_is_refused_the_next_part(side: TextSide) -> None:
+def test_the_next_part_of_a_large_request_is_refused(side: TextSide) -> None:
     """Windows of a recording: one had ended when the server stopped, and the next one is not begun."""
 
     async def main() -> None:
@@ -340,7 +340,7 @@ def test_the_first_token_is_counted_once(side: TextSide) -> None:
     run(main)
 
 
-def test_places_are_given_back_whatever_happens(side: TextSide) -> None:
+def test_places_are_always_released(side: TextSide) -> None:
     """Also where the prompt, a grammar or the room for it is refused, before the engine is asked."""
     bad: list[Callable[[ServedModel], Any]] = [
         chat(1, messages=[{"role": "nobody", "content": "Hi"}]),

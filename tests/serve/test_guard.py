@@ -180,7 +180,7 @@ def test_a_body_may_have_just_the_most_bytes(named: bool, more: int, status: int
         ("null", 403),
     ],
 )
-def test_a_form_comes_from_this_servers_own_pages(origin: str | None, status: int) -> None:
+def test_a_form_must_come_from_this_servers_own_pages(origin: str | None, status: int) -> None:
     headers = FORM if origin is None else FORM | {"origin": origin}
     found = ask("/form", "POST", headers, FILE)
     assert found[0] == status

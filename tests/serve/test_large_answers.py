@@ -221,7 +221,7 @@ class TestBounds:
         assert (found.error.status, found.error.code) == (400, "answer_too_large")
         assert "more than 12 log-probabilities" in found.error.message
 
-    def test_a_stream_holds_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_stream_keeps_no_log_probabilities(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(answering, "MOST_LOGPROBS", 12)
         found = self.answering(by_piece=True)
         for _ in range(20):

@@ -51,7 +51,7 @@ def test_errors_are_those_of_this_process(long: LongPrompts, llm: LLM) -> None:
     assert str(theirs.value) == str(ours.value)
 
 
-def test_of_too_many_ids_only_the_number_comes(long: LongPrompts) -> None:
+def test_for_too_many_ids_only_their_number_is_returned(long: LongPrompts) -> None:
     with pytest.raises(LongPromptError) as caught:
         long.prompt_ids("a b " * 1500)
     assert caught.value.count > 2000

@@ -336,7 +336,7 @@ class TestAnswering:
         with pytest.raises(ApiError, match="left 6 pieces"):
             self.read(found)
 
-    def test_what_came_before_an_error_is_given_out(self, llm: LLM) -> None:
+    def test_messages_before_an_error_are_delivered(self, llm: LLM) -> None:
         found = self.answering(llm)
         found.take(0, News("7", 0, (65,)))
         found.fail(ApiError(500, "dead"))

@@ -61,7 +61,7 @@ class TestKeys:
     @pytest.mark.parametrize(
         "data", [b"", b"{", b"[]", b"7", b'{"model": 3}', b"\xff", b"[" * 100_000, b'{"prompt": "\\ud800"}']
     )
-    def test_what_is_no_request_has_no_key(self, data: bytes) -> None:
+    def test_invalid_requests_have_no_key(self, data: bytes) -> None:
         assert model_and_key(data, 256) == (None, "")
 
     @pytest.mark.parametrize("prompt", [None, "", [], [[]], 0])
@@ -110,7 +110,7 @@ class TestChoice:
 
 
 class TestFacts:
-    def test_metrics_of_replicas_stand_beside_each_other(self) -> None:
+    def test_metrics_of_replicas_are_merged_with_labels(self) -> None:
         texts = {}
         for replica, hits in (("r1", 64), ("r2", 128)):
             metrics = Metrics()

@@ -54,7 +54,7 @@ def test_fields(hearing: Server, fields: dict[str, Any], field: str) -> None:
     assert field.partition("[")[0] in reply.error["message"]
 
 
-def test_what_asks_for_nothing_is_let_through(hearing: Server) -> None:
+def test_neutral_values_are_accepted(hearing: Server) -> None:
     plain = hear(hearing, CLIP, **FAST)
     odd = hear(hearing, CLIP, **FAST, chunking_strategy="auto", stream="false", user="me", response_format="")
     assert (odd.status, odd.data) == (200, plain.data)

@@ -138,7 +138,7 @@ def test_what_is_missing_is_named(server: Server, field: str) -> None:
         {"chat_template_kwargs": {}, "modalities": ["text"]},
     ],
 )
-def test_what_asks_for_nothing_is_let_through(server: Server, values: dict[str, Any]) -> None:
+def test_neutral_values_are_accepted(server: Server, values: dict[str, Any]) -> None:
     assert server.post(CHAT, chat() | values).json["choices"] == server.post(CHAT, chat()).json["choices"]
 
 
@@ -177,7 +177,7 @@ def test_an_unknown_model(server: Server) -> None:
     assert NAME in reply.error["message"]
 
 
-def test_a_body_that_is_no_json_by_its_type(server: Server) -> None:
+def test_a_body_whose_type_is_not_json(server: Server) -> None:
     """A page of another site may send text to this address, and no JSON."""
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         reply = server.request("POST", CHAT, chat(), {"Content-Type": kind})

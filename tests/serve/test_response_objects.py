@@ -136,7 +136,7 @@ async def test_a_response_and_its_last_event_are_the_same(
         }
 
 
-async def test_a_response_that_fails_keeps_what_came() -> None:
+async def test_a_failed_response_keeps_its_items() -> None:
     call, lost = made(), ApiError(500, "m: gone", code="engine_dead")
     events = await streamed(call, Found([Piece("Hi", (1,)), Piece(" there", (2,))], lost))
     last = events[-1]

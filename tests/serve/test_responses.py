@@ -270,7 +270,7 @@ def test_the_schema_of_a_form_is_the_chats(tool_server: Server) -> None:
     assert response["text"]["format"]["schema"] == SCHEMA
 
 
-def test_thoughts_stand_before_the_call_that_follows_them() -> None:
+def test_thoughts_precede_the_call_that_follows_them() -> None:
     """A call joins the turn before it, unless thoughts have begun another."""
     thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     said = {"role": "assistant", "content": "Let me see."}

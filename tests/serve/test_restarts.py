@@ -118,7 +118,7 @@ async def refusal(engine: EngineClient) -> ApiError:
     return caught.value
 
 
-def test_it_comes_back(case: Callable[[str], Case], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_engine_restarts(case: Callable[[str], Case], caplog: pytest.LogCaptureFixture) -> None:
     """Its requests end with an error at once, the next get Retry-After, and then it serves. The
     log names the signal, and no zombie is left.
     """
@@ -169,7 +169,7 @@ def test_retry_after_is_honest(case: Callable[[str], Case]) -> None:
     ("left", "given_up", "expected"),
     [(41.5, False, "42"), (0.2, False, "1"), (-30.0, False, "1"), (None, False, "1"), (None, True, None)],
 )
-async def test_retry_after_is_a_time_to_come_or_is_left_out(
+async def test_retry_after_is_in_the_future_or_absent(
     left: float | None, given_up: bool, expected: str | None
 ) -> None:
     """A process may take longer to load than the last one did; an engine without one is not expected back."""

@@ -115,7 +115,7 @@ def test_what_is_refused(server: Server, values: dict[str, Any], field: str) -> 
     ("max_length", "max_tokens", "limit"),
     [(10, None, 4), (10, 2, 2), (10, 50, 4), (99, 50, 6), (99, None, 6), (None, 50, 50)],
 )
-def test_the_smaller_of_two_limits_holds(
+def test_the_smaller_of_two_limits_applies(
     max_length: int | None, max_tokens: int | None, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a prompt of 6 tokens, where an engine takes 12."""

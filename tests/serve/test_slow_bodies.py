@@ -126,7 +126,7 @@ def test_the_slowest_body_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(asyncio.wait_for(main(), SOON))
 
 
-def test_who_is_cancelled_otherwise_is_no_slow_body() -> None:
+def test_other_cancellations_are_not_slow_bodies() -> None:
     async def main() -> None:
         guard = Guard(App(), None, most_open=3)
         client = Client(guard)

@@ -237,7 +237,7 @@ TWO = ANSWER + '<tool_call>\n{"name": "g"}\n</tool_call>'
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_an_answer_is_taken_apart_however_it_comes(size: int) -> None:
+def test_an_answer_is_parsed_however_it_is_split(size: int) -> None:
     parts = AnswerParts(thoughts="may", calls=True, most_calls=1)
     pieces = [TWO[i : i + size] for i in range(0, len(TWO), size)]
     found = [one for piece in pieces for one in parts.feed(piece, final=False)] + parts.feed("", final=True)

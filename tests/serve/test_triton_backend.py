@@ -94,7 +94,7 @@ def test_pictures_are_refused_by_a_model_of_text(backend: Any) -> None:
     assert (error.code, error.message) == ("INVALID_ARG", "image: pocket does not take images")
 
 
-def test_outputs_beside_the_text(backend: Any, llm: LLM) -> None:
+def test_optional_outputs(backend: Any, llm: LLM) -> None:
     extras = {"return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     *parts, last = asked(backend, stream=True, **extras).parts()
     assert {part["finish_reason"] for part in parts} == {"None"}

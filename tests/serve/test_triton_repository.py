@@ -108,7 +108,7 @@ def test_a_gpu_is_named_by_its_number() -> None:
     ],
     ids=["path", "limits", "memory"],
 )
-def test_settings_come_back_as_they_were_written(settings: Settings) -> None:
+def test_settings_survive_a_round_trip(settings: Settings) -> None:
     assert Settings.read(parameters(parsed(config_text("pocket", settings, None)))) == settings
 
 
@@ -197,7 +197,7 @@ def test_flags_that_cannot_be_are_misuse(engine: Path, tmp_path: Path, words: An
     assert not (tmp_path / "repo").exists()
 
 
-def test_a_checkpoint_is_no_engine(tmp_path: Path) -> None:
+def test_a_checkpoint_is_refused(tmp_path: Path) -> None:
     done = verb(ROOT / "models" / "pocket-chat", "-o", tmp_path / "repo")
     assert done.exit_code == 2
     assert "not an engine folder" in done.output

@@ -68,7 +68,7 @@ def test_full_answers_repeat_the_prompt_like_vllms(
     assert (found.stream, found.echo) == (stream, echo)
 
 
-def test_outputs_beside_the_text_are_asked_for() -> None:
+def test_optional_outputs_are_requested() -> None:
     found = read({"text_input": "A", "return_finish_reason": True, "return_num_input_tokens": False}, "{}")
     assert found.extras == {"finish_reason"}
 

@@ -30,7 +30,7 @@ print(json.dumps(WindowReader(int(sys.argv[1]), (3, 40)).get(int(sys.argv[2])).t
 """
 
 
-def test_slots_are_apart_and_come_back() -> None:
+def test_slots_do_not_overlap_and_are_reused() -> None:
     windows = Windows(SHAPE)
     reader = WindowReader.of(windows.handle)
     assert reader is not None

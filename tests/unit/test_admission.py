@@ -102,7 +102,7 @@ def test_beams_need_room_for_all_of_them_twice(length: int, new: int | None, wor
     admission(1).check([1] * length, beams(1, new))
 
 
-def test_beams_are_no_more_than_the_batch() -> None:
+def test_at_most_as_many_beams_as_the_batch() -> None:
     admission().check([1], beams(BATCH, logprobs=0))
     with pytest.raises(RequestError, match=f"{BATCH + 1}.*<= {BATCH}"):
         admission().check([1], beams(BATCH + 1))
@@ -129,7 +129,7 @@ def test_a_transcript_s_ids_are_of_the_vocabulary_and_its_frame_within_the_promp
 
 
 @pytest.mark.parametrize("framed", [0, 2, 4])
-def test_the_probe_is_behind_the_token_that_starts_the_transcript(framed: int) -> None:
+def test_the_probe_follows_the_token_that_starts_the_transcript(framed: int) -> None:
     rules = TranscriptRules(2, 3, 4, framed=framed)
     params = SamplingParams(transcript=rules, logprobs=0)
     probe = admission().request("r", [1] * 5, params, 0).probe

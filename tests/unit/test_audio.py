@@ -149,7 +149,7 @@ def test_kinds_that_are_not_read(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "AIFF"])
-def test_a_recording_of_nothing_is_no_empty_transcript(kind: str) -> None:
+def test_an_empty_recording_is_an_error(kind: str) -> None:
     with pytest.raises(RequestError, match="the recording is empty"):
         read_audio(encoded(NOISE[:0], kind, 16000))
 
@@ -177,7 +177,7 @@ def test_everything_that_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 7, 1.5, {"a": 1}, io.StringIO("words"), ["a.wav"]])
-def test_what_is_no_file(source: Any) -> None:
+def test_invalid_sources(source: Any) -> None:
     with pytest.raises(
         RequestError, match=r"this is no recording.*a path, a file's bytes, or a file that is open"
     ):

@@ -213,7 +213,7 @@ def test_an_mp3_of_so_few_bits_that_it_has_no_count(rate: int) -> None:
 @pytest.mark.stays("True-False", "False-True")
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("loud_first", [True, False])
-def test_mp3s_one_behind_the_other(counted: bool, loud_first: bool) -> None:
+def test_concatenated_mp3s(counted: bool, loud_first: bool) -> None:
     """Tags between them are left out; one that looks like frames may cost one."""
     samples = noise(20.0)[:: -1 if loud_first else 1]
     one = mp3(samples, counted=counted)
@@ -225,7 +225,7 @@ def test_mp3s_one_behind_the_other(counted: bool, loud_first: bool) -> None:
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(24000, 1), (16000, 2), (44100, 2)])
-def test_mp3s_of_other_rates_one_behind_the_other(rate: int, channels: int) -> None:
+def test_concatenated_mp3s_of_other_rates(rate: int, channels: int) -> None:
     """Each at its own rate."""
     other = mp3(noise(5.0, rate, channels), rate)
     first, second = read_samples(mp3(noise(5.0))), read_samples(other)
@@ -259,7 +259,7 @@ def test_a_count_of_fraunhofers() -> None:
         read_samples(whole[: len(whole) * 3 // 4])
 
 
-def test_junk_behind_a_recording_is_left_out() -> None:
+def test_junk_after_a_recording_is_ignored() -> None:
     frame = b"\xff\xf3\x94\xc4" + bytes(1000)  # a header of MP3 alone
     for whole in (mp3(noise(5.0)), media(noise(5.0), "adts", "aac"), encoded(noise(5.0), "FLAC")):
         alone = read_samples(whole)
@@ -268,7 +268,7 @@ def test_junk_behind_a_recording_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("kind", "subtype"), OGG)
-def test_ogg_files_one_behind_the_other(kind: str, subtype: str) -> None:
+def test_concatenated_ogg_files(kind: str, subtype: str) -> None:
     """As a radio station sends them. Of another kind they are refused."""
     one = encoded(noise(10.0), kind, subtype=subtype)
     joined = read_samples(one + one)

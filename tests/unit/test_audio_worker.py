@@ -45,7 +45,7 @@ def test_samples_are_the_same(process: LimitedProcess) -> None:
     np.testing.assert_array_equal(decoded(process, data), read_audio(data).numpy())
 
 
-def test_errors_come_back(process: LimitedProcess) -> None:
+def test_errors_are_returned(process: LimitedProcess) -> None:
     with pytest.raises(RequestError, match=r"no audio that can be read.*wav, aiff, flac"):
         decoded(process, b"notes")
     with pytest.raises(RequestError, match=r"too long.*3600 s.*at most 60 s"):

@@ -208,7 +208,7 @@ def test_without_early_stopping_the_best_live_beam_must_be_able_to_win(
     assert beams.done is done
 
 
-def test_banned_candidates_are_no_beams() -> None:
+def test_banned_candidates_do_not_become_beams() -> None:
     beams = BeamSearch(SamplingParams(num_beams=3, n=3), 1, frozenset(), 100)
     assert beams.advance([[(4, -0.1), (5, -math.inf), (6, -math.inf)]]) == [BeamStep(0, 4)]
     assert beams.advance([[(5, -math.inf)]]) == []

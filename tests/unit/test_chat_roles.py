@@ -54,7 +54,7 @@ def test_a_developer_is_the_system_where_a_format_has_no_such_role(name: str) ->
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-def test_a_developer_behind_the_system_joins_it(name: str) -> None:
+def test_a_developer_message_after_the_system_message_joins_it(name: str) -> None:
     joined = messages("system", "user")
     joined[0]["content"] = "what the system says\n\nwhat the developer says"
     chat = WITHOUT[name]

@@ -34,7 +34,7 @@ def qwen2(tmp_path: Path) -> Tokenizer:
     return load(tmp_path)
 
 
-def test_role_line_break_and_content_are_encoded_apart(qwen1: Tokenizer) -> None:
+def test_role_line_break_and_content_are_encoded_separately(qwen1: Tokenizer) -> None:
     """A line break at the start of a message does not join the frame's own, as in the reference."""
     start, end = (qwen1.special_tokens[f"<|im_{name}|>"] for name in ("start", "end"))
     break_, two = 10, 256

@@ -65,7 +65,7 @@ def test_each_question_sees_the_turns_before() -> None:
     assert said(talk(llm).messages("x")) == ["u:x"]
 
 
-def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
+def test_a_stopped_answer_is_kept_up_to_there() -> None:
     llm = FakeLLM()
     chat = talk(llm)
     pieces = chat.ask("abc")
@@ -75,7 +75,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
     assert llm.closed == 1
 
 
-def test_an_answer_that_breaks_is_kept_as_far_as_it_came() -> None:
+def test_a_failed_answer_is_kept_up_to_there() -> None:
     chat = talk(FakeLLM())
     with pytest.raises(RequestError):
         list(chat.ask("a!"))

@@ -106,7 +106,7 @@ def test_small_vocabulary_streams_by_bytes(loaded: dict[str, Tokenizer], data: P
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_text_comes_as_soon_as_it_is_certain(loaded: dict[str, Tokenizer], golden: Path) -> None:
+def test_text_is_emitted_as_soon_as_it_is_certain(loaded: dict[str, Tokenizer], golden: Path) -> None:
     """The reference's text of every prefix of ids, half characters left out, is what has been shown by then.
 
     The reference holds back nothing but incomplete UTF-8, so this also says that we are never late.

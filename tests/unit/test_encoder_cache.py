@@ -176,7 +176,7 @@ def test_unreferenced_entries_are_dropped_after_a_failed_step() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_comes_every_request_ends_and_no_entry_is_shared_by_two_inputs(seed: int) -> None:
+def test_every_request_ends_and_no_two_inputs_share_an_entry(seed: int) -> None:
     rng = random.Random(seed)
     s = scheduler(rng.choice((12, 40)), rng.choice((3, 8)), rng.choice((5, 64)), rng.choice((1, 12, 100)))
     assert s.encoders is not None

@@ -79,7 +79,7 @@ def test_refused_values_are_reported() -> None:
     assert differs(found, "top_k -2 as it is")
 
 
-def test_request_goes_over_generation_config() -> None:
+def test_the_request_overrides_generation_config() -> None:
     found = explained(params={"top_p": 0.5, "seed": 4}, generation=SAMPLED)
     assert origin(found, "top_p") == (0.5, "request", "generation_config says 0.9")
     assert origin(found, "seed") == (4, "request", None)

@@ -42,7 +42,7 @@ def test_no_figure_is_without_a_file(page: Path) -> None:
     assert list(uncovered(page.read_text(encoding="utf-8"))) == []
 
 
-def test_every_table_stands_on_a_page() -> None:
+def test_every_table_is_on_a_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in TABLES if f"<!-- figures: {name} -->" not in text] == []
 

@@ -81,7 +81,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_is_no_grammar_is_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_grammars_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         make()
 

@@ -131,7 +131,7 @@ def test_an_unexpected_matcher_error_ends_only_its_request(
     assert (len(ids_of(news, "free")), ids_of(news, "held")) == (8, [])
 
 
-def test_whoever_prepares_a_grammar_spares_the_loop_of_it() -> None:
+def test_a_prepared_grammar_is_not_compiled_in_the_loop() -> None:
     """``add`` compiles a grammar only if needed: an executor without grammars refuses to."""
 
     executor, _ = made()
@@ -164,7 +164,7 @@ def test_an_answer_is_the_same_in_either_order(values: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("kind", ["masked", "logprobs"])
-def test_rows_beside_a_masked_one_keep_their_bits(kind: str) -> None:
+def test_rows_next_to_a_masked_row_keep_their_bits(kind: str) -> None:
     """As a graph of this kind samples them."""
     counts = TokenCounts(8, VOCAB, 99, torch.device("cpu"))
     feed = TokenFeed(8, counts)

@@ -109,7 +109,7 @@ def test_masks_of_sentencepiece(llama: Tokenizer) -> None:
     check_masks(llama, llama.encode("Say"))
 
 
-def test_a_special_token_is_no_text(pocket: Tokenizer) -> None:
+def test_a_special_token_is_not_text(pocket: Tokenizer) -> None:
     """Its text can be spelled."""
     special = pocket.special_tokens["<|im_start|>"]
     params = SamplingParams(grammar=Grammar.choice(["<|im_start|>"]))
@@ -142,7 +142,7 @@ def test_a_stop_token_is_an_end_token_and_no_text(ab: tuple[Tokenizer, Grammars]
     assert allowed(matcher, 5, [A]) == {A, B, AB, C}
 
 
-def test_the_minimum_holds_where_the_text_can_go_on(ab: tuple[Tokenizer, Grammars]) -> None:
+def test_the_minimum_applies_while_the_text_can_go_on(ab: tuple[Tokenizer, Grammars]) -> None:
     params = SamplingParams(grammar=Grammar.regex("a?b?"), min_new_tokens=3)
     matcher = ab[1].matcher(params, frozenset({END}))
     assert allowed(matcher, 5, [A]) == {B}

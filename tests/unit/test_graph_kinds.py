@@ -57,7 +57,7 @@ _FIELDS = (
 )
 
 
-def test_all_that_rows_need_is_done_whatever_is_beside_them() -> None:
+def test_rows_get_all_their_rules_in_any_mix() -> None:
     for names in itertools.product(ROWS, repeat=3):
         rows = tuple(ROWS[name] for name in names)
         assert does(rows) <= does(sampling_kind(rows)), names

@@ -80,7 +80,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(tmp_path), offline=True) == tmp_path
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_text("x")
     with pytest.raises(CheckpointError, match="this is a file"):
         resolve_checkpoint(tmp_path / "x.safetensors")
@@ -235,7 +235,7 @@ CODE = {"modeling_x.py": "import os", "README.md": "text", "training_args.bin": 
         ({"pytorch_model.bin": "p"}, {"tf_model.h5": "t"}),
     ],
 )
-def test_only_the_files_that_are_needed_come_down(
+def test_only_needed_files_are_downloaded(
     tmp_path: Path, weights: dict[str, str], unwanted: dict[str, str]
 ) -> None:
     wanted = {"config.json": "{}", "tokenizer.json": "{}", **weights}
@@ -249,7 +249,7 @@ def test_only_the_files_that_are_needed_come_down(
     assert ask("org/name", HF_HOME=tmp_path, HF_HUB_OFFLINE=1) == str(folder)
 
 
-def test_a_config_comes_down_alone_and_does_not_pass_for_a_checkpoint(tmp_path: Path) -> None:
+def test_a_config_is_downloaded_alone_and_is_not_a_checkpoint(tmp_path: Path) -> None:
     with hub({**COMPLETE, **CODE}) as (address, asked):
         variables = {"HF_HOME": tmp_path, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": 1}
         folder = Path(ask("org/name", function="resolve_config", **variables))

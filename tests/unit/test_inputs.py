@@ -67,7 +67,7 @@ def test_equal_inputs_have_one_digest_and_others_another() -> None:
 
 
 @pytest.mark.parametrize("cache", [MOST - 1, MOST, MOST + 1])
-def test_the_longest_input_stands_for_others_where_the_cache_holds_it(cache: int) -> None:
+def test_the_longest_input_represents_others_if_it_fits_the_cache(cache: int) -> None:
     found = rules(cache=cache).blank(2.5)
     assert (found is None) is (cache < MOST)
     if found is not None:

@@ -93,7 +93,7 @@ def test_the_hash_depends_on_the_key_and_on_all_blocks_before() -> None:
     assert cache.reuse_prefix(request(list(range(12)), cache_key=b"a")) == 8
 
 
-def test_the_least_recently_used_block_goes_first_and_ends_go_before_beginnings() -> None:
+def test_the_least_recently_used_block_is_evicted_first_and_ends_before_beginnings() -> None:
     cache = BlockManager(6, 4)
     old = fill(cache, request([*range(100, 109)]))
     new = fill(cache, request([*range(200, 209)]))

@@ -50,7 +50,7 @@ def layers(step: ScheduledBatch) -> tuple[str, int, int, int, int] | None:
 
 
 class TestSchedule:
-    def test_a_long_prompt_goes_layer_by_layer_up_to_its_last_token(self) -> None:
+    def test_a_long_prompt_runs_layer_by_layer_up_to_its_last_token(self) -> None:
         s = scheduler()
         s.add(request("long", 15))
         assert shares(run(s)) == [("short", 3, 1), ("long", 0, 5)]  # as it enters
@@ -123,7 +123,7 @@ class TestSchedule:
         assert shares(step) == [("long", 5, 25)]
         assert step.layers is None
 
-    def test_decodes_that_come_back_begin_a_chunk_anew(self) -> None:
+    def test_returning_decodes_restart_a_chunk(self) -> None:
         s = scheduler()
         long, short = request("long", 60), s.running[0]
         s.add(long)
@@ -146,7 +146,7 @@ class TestSchedule:
         assert (shares(step)[1], step.layers) == (("b", 0, 5), None)
         assert layers(run(s)) == ("b", 5, 4, 0, 1)
 
-    def test_a_preempted_one_begins_anew_in_other_blocks(self) -> None:
+    def test_a_preempted_prompt_restarts_in_other_blocks(self) -> None:
         s = scheduler()
         long = request("long", 30)
         s.add(long)
@@ -187,7 +187,7 @@ class TestSchedule:
         step = run(s)
         assert ([r.request_id for r in step.preempted], step.layers) == (["long"], None)
 
-    def test_a_decode_that_cannot_run_holds_no_prompt_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_decode_that_cannot_run_does_not_block_a_prompt(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its last token waits for an input, say: a step without requests would be no step."""
         s = scheduler()
         s.add(request("long", 30))

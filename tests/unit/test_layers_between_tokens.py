@@ -17,7 +17,7 @@ LONG = [1 + i % 20 for i in range(30)]
 
 
 class TestSchedule:
-    def test_a_chunk_goes_on_while_the_only_decode_sits_out(self) -> None:
+    def test_a_chunk_continues_while_the_only_decode_waits(self) -> None:
         s = scheduler()
         s.add(request("long", 30))
         run(s)

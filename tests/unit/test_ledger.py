@@ -363,7 +363,7 @@ class TestCapacity:
         found = memory_error.capacity_of(CUDA)
         assert found == Capacity("GPU", 80 * GIB, 18 * GIB - memory_error.CONTEXT_BYTES)
 
-    def test_what_else_the_process_holds_is_others(self) -> None:
+    def test_other_memory_of_the_process_counts_as_taken(self) -> None:
         """Of 50 GiB that this process allocated 15 are the engine's."""
         found = memory_error.capacity_of(CUDA, own=15 * GIB)
         assert found.others == (80 - 10 - 52 + 35) * GIB - memory_error.CONTEXT_BYTES

@@ -17,7 +17,7 @@ def logits() -> torch.Tensor:
 
 @pytest.mark.parametrize("below", [None, VOCAB, 10, 9, 1])
 @pytest.mark.parametrize("chunks", CHUNKS)
-def test_each_token_s_is_that_behind_the_token_before(chunks: list[int], below: int | None) -> None:
+def test_each_token_is_scored_by_the_logits_before_it(chunks: list[int], below: int | None) -> None:
     """Among the ids below a limit alone, of which those beyond are none; nothing follows the last token."""
     keep, rows = keep_likelihood(IDS, below), logits()
     starts = [sum(chunks[:i]) for i in range(len(chunks))]

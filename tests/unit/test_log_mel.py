@@ -43,7 +43,7 @@ def test_features_are_the_originals(number: int, mels: int, frames: int, golden:
     torch.testing.assert_close(found.mean(1), wanted, rtol=0, atol=1e-5)
 
 
-def test_clips_are_scaled_apart() -> None:
+def test_clips_are_scaled_separately() -> None:
     loud = torch.randn(2, 16000, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1.0], [1e-3]])
     together = log_mel(loud, 80)
     assert together.shape == (2, 80, 100)

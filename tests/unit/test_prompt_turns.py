@@ -132,7 +132,7 @@ class TestTurns:
         assert ([shares(step)[0], layers(step)]) == [("a", 30, 1), ("b", 10, 4, 0, 1)]
         assert names(s.running) == ["b", "chat"]
 
-    def test_decodes_that_cease_end_the_waiting(self) -> None:
+    def test_the_wait_ends_when_decodes_end(self) -> None:
         s = scheduler()
         s.token_budget = 40
         add_long(s, "a", "b", "c")

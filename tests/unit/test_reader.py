@@ -247,7 +247,7 @@ def test_no_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("one", "two"), ("adapter_model",)])
-def test_two_safetensors_or_an_adapter_are_no_layout(folder: Path, names: tuple[str, ...]) -> None:
+def test_two_safetensors_or_an_adapter_are_refused(folder: Path, names: tuple[str, ...]) -> None:
     for name in names:
         save_safetensors(state(), folder / f"{name}.safetensors")
     refused(folder, "no readable weights")

@@ -65,7 +65,7 @@ def test_a_long_prompt_runs_in_chunks_of_the_budget() -> None:
     ]
 
 
-def test_decodes_come_before_chunks_and_never_wait_for_them() -> None:
+def test_decodes_run_before_chunks_and_never_wait_for_them() -> None:
     s = scheduler()
     s.add(request("long", 60))
     s.add(request("short", 3, first=100))
@@ -77,7 +77,7 @@ def test_decodes_come_before_chunks_and_never_wait_for_them() -> None:
     assert shares(run(s)) == [("long", 61, 1), ("short", 4, 1), ("other", 14, 14)]
 
 
-def test_a_chunk_beside_decodes_is_bounded_and_alone_it_is_not() -> None:
+def test_a_chunk_is_bounded_only_while_others_decode() -> None:
     s = scheduler(budget=32)
     s.chunking = Chunking(5)
     s.add(request("long", 60))
@@ -94,7 +94,7 @@ def test_a_chunk_beside_decodes_is_bounded_and_alone_it_is_not() -> None:
     assert shares(run(s)) == [decode[3], ("a", 12, 1), ("b", 12, 1)]
 
 
-def test_only_a_long_prompt_is_cut_beside_decodes_and_to_its_end() -> None:
+def test_only_a_long_prompt_is_cut_while_others_decode() -> None:
     s = scheduler(budget=32)
     s.chunking = Chunking(5, beyond=12)
     s.add(request("short", 3, first=100))
@@ -107,7 +107,7 @@ def test_only_a_long_prompt_is_cut_beside_decodes_and_to_its_end() -> None:
     assert shares(run(s)) == [decode[2], ("whole", 13, 1), ("long", 10, 4)]
 
 
-def test_a_scored_prompt_is_bounded_beside_decodes_too() -> None:
+def test_a_scored_prompt_is_bounded_while_others_decode() -> None:
     s = scheduler(budget=32)
     s.chunking = Chunking(5)
     s.add(request("short", 3))
@@ -118,7 +118,7 @@ def test_a_scored_prompt_is_bounded_beside_decodes_too() -> None:
     assert shares(run(s)) == [("short", 3, 1), ("scored", 0, 5)]
 
 
-def test_a_decode_goes_before_an_older_chunk() -> None:
+def test_a_decode_runs_before_an_older_chunk() -> None:
     s = scheduler()
     long, short = request("long", 40), request("short", 3, first=100)
     s.running = [long, short]
@@ -156,7 +156,7 @@ def test_the_root_of_a_beam_search_takes_the_places_of_all_its_beams() -> None:
     assert sum(r.width for r in s.running) == 4
 
 
-def test_the_newest_gives_way_and_comes_back_first() -> None:
+def test_the_newest_is_preempted_and_resumes_first() -> None:
     s = scheduler(blocks=6, reuse=False)
     a, b, c = request("a", 7), request("b", 7, first=100), request("c", 3, first=200)
     for r in (a, b, c):
@@ -516,9 +516,7 @@ def test_a_request_that_changes_order_keeps_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
-def test_logits_that_are_no_numbers_end_a_penalized_request_alone(
-    run_ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_logits_end_only_the_penalized_request(run_ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     executor, runner = fake_executor(run_ahead=run_ahead)
     logits = runner._logits
 
@@ -631,7 +629,7 @@ def test_a_cache_without_reuse_counts_nothing() -> None:
     assert (s.prefix_queries, s.prefix_hits) == (0, 0)
 
 
-def test_a_request_knows_what_it_found_when_it_first_came() -> None:
+def test_a_request_keeps_its_first_count_of_cached_tokens() -> None:
     """Also after it was preempted, when it finds what it has computed itself."""
     s = scheduler(blocks=6, budget=64)
     requests = [request(name, 9, output=14, first=first) for name, first in (("a", 0), ("b", 50))]
@@ -652,7 +650,7 @@ def test_a_request_knows_what_it_found_when_it_first_came() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"n": 2}, {"num_beams": 2}])
-def test_a_salt_keeps_requests_apart(values: dict[str, int]) -> None:
+def test_a_salt_separates_requests(values: dict[str, int]) -> None:
     """Prompts that are distinct without a salt stay distinct with it."""
     executor, _ = fake_executor(num_blocks=64, block_size=4)
 

@@ -37,7 +37,7 @@ def test_each_gets_as_many_likeliest_tokens_as_it_asked_for() -> None:
     assert [choice.token_id for choice in choices] == LOGITS.argmax(-1).tolist()
 
 
-def test_processors_of_a_request_see_all_its_ids_and_come_after_the_penalties() -> None:
+def test_processors_of_a_request_get_all_its_ids_after_the_penalties() -> None:
     seen = []
 
     def ban_best(ids: list[int], logits: torch.Tensor) -> torch.Tensor:

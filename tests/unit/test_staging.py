@@ -112,7 +112,7 @@ def test_a_second_build_of_the_same_target_loses_at_once(tmp_path: Path) -> None
     assert sorted(tmp_path.iterdir()) == [target, tmp_path / "engine2"]
 
 
-def test_an_engine_that_came_meanwhile_is_not_replaced_unasked(tmp_path: Path) -> None:
+def test_an_engine_created_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
     target = tmp_path / "engine"
     with pytest.raises(BuildError, match="the engine exists"), staged_folder(target, force=False, size=1):
         old_engine(target)  # by a machine that shares the disk, and no locks

@@ -56,7 +56,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize("body", [*SIZES, *TIMES])
-def test_a_limit_holds(body: str) -> None:
+def test_a_limit_is_enforced(body: str) -> None:
     """Whatever the way: a message of a line, in the time and memory that were set."""
     with pytest.raises((RequestError, TokenizerError), match=r"here\.jinja") as error:
         JinjaFormat(body, "here.jinja", {}, LIMITS).prompt_text(user("abc"))
@@ -85,7 +85,7 @@ def test_the_next_prompt_is_rendered() -> None:
         assert chat.prompt_text(user("hello")) == "hello"
 
 
-def test_large_texts_are_no_attack() -> None:
+def test_large_texts_are_accepted() -> None:
     """A megabyte of conversation at the usual limits."""
     content = "é" * 1_000_000
     assert jinja(CHATML).prompt_text(user(content)).count("é") == len(content)
@@ -96,7 +96,7 @@ def test_large_texts_are_no_attack() -> None:
     [object(), {1, 2}, b"bytes", "\ud800", float],
     ids=["object", "set", "bytes", "surrogate", "class"],
 )
-def test_variables_that_are_no_json(value: Any) -> None:
+def test_variables_that_are_not_json(value: Any) -> None:
     with pytest.raises(RequestError, match="JSON types"):
         jinja("{{ x }}").prompt_text(user("a"), variables={"x": value})
 

@@ -132,7 +132,7 @@ def test_nothing_is_lost_of_any_text() -> None:
             assert "".join(delta.text for delta in whole if isinstance(delta, ContentDelta)) == text
 
 
-def test_arguments_stream_as_they_come() -> None:
+def test_arguments_stream_as_they_arrive() -> None:
     parser = ToolCallParser()
     deltas = [
         parser.feed(piece) for piece in ("Hi", '<tool_call>{"name": "f"', ', "arguments": {"a"', ": 1}")
@@ -148,7 +148,7 @@ def test_ids_differ() -> None:
     assert json.dumps(new_call_id()).startswith('"call_')
 
 
-def test_brackets_without_end_are_no_name() -> None:
+def test_unclosed_brackets_are_not_a_name() -> None:
     text = '<tool_call>{"name": ' + "[" * 3000 + "]" * 3000 + ', "arguments": {}}</tool_call>'
     assert "".join(delta.text for delta in parsed([text]) if isinstance(delta, ContentDelta)) == text
 

@@ -89,7 +89,7 @@ def test_a_template_that_does_not_parse_is_named(tmp_path: Path) -> None:
         load_chat_format(tmp_path, {})
 
 
-def test_files_come_before_the_list(tmp_path: Path) -> None:
+def test_files_take_precedence_over_the_list(tmp_path: Path) -> None:
     """chat_template.jinja replaces the list of tokenizer_config.json."""
     as_list(tmp_path, default="old", tool_use="old tools")
     (tmp_path / "chat_template.jinja").write_text("{{ tools }}" + PLAIN)

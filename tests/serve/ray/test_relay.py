@@ -162,7 +162,7 @@ async def test_who_leaves_a_replica_cancels_its_application() -> None:
     assert ended.is_set()
 
 
-async def test_a_replica_goes_on_telling_when_an_answer_has_failed(
+async def test_a_replica_keeps_reporting_after_a_failed_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[str] = []
