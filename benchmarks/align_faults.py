@@ -126,11 +126,11 @@ def column(job: tuple[str, str, str, Path, tuple[str, ...]]) -> list[Row]:
             seconds = round(time.perf_counter() - start, 1)
             who = {"scheme": scheme, "dtype": dtype, "compute": report.dtype, "fault": fault or None}
             rows.append(who | found | {"first": place, "seconds": seconds})
-            print(told(rows[-1]), flush=True)
+            print(line_of(rows[-1]), flush=True)
     return rows
 
 
-def told(row: Row) -> str:
+def line_of(row: Row) -> str:
     """A row as a line."""
     what = f"{row['scheme']:<12} {row['dtype']:<5} {row['fault'] or 'sound':<24} {row['verdict']:<8}"
     return f"{what} {row['seconds']:5.1f} s  {row['most']:g} at {row['first']}"

@@ -148,25 +148,28 @@ def main() -> None:
         print(json.dumps(measure(given.only, given)))
         return
     begun = time.monotonic()
-    told: Row = {"command": "python " + " ".join(sys.argv), "machine": machine(resolve_device(given.device))}
+    results: Row = {
+        "command": "python " + " ".join(sys.argv),
+        "machine": machine(resolve_device(given.device)),
+    }
     given.work.mkdir(parents=True, exist_ok=True)
     if not (given.checkpoint / "config.json").exists():
         words = [sys.executable, random_checkpoint.__file__, str(given.checkpoint), "--shape", given.shape]
         subprocess.run(words, check=True)  # a process of its own: builds inherit this one's peak
-        told["checkpoint_s"] = round(time.monotonic() - begun, 1)
+        results["checkpoint_s"] = round(time.monotonic() - begun, 1)
     samples = {"samples": given.samples, "length": LONGEST}
     write_samples(given.work / "samples.jsonl", SHAPES[given.shape]["vocab_size"], **samples)
-    told |= {"samples": samples, "tune": given.tune, "proof": given.proof, "schemes": []}
+    results |= {"samples": samples, "tune": given.tune, "proof": given.proof, "schemes": []}
     for scheme in given.schemes:
         left = given.within - (time.monotonic() - begun)
         row = {"scheme": scheme} | measured(scheme, min(given.limit, left))
         shutil.rmtree(given.work / scheme, ignore_errors=True)
         print(row, file=sys.stderr, flush=True)
-        told["schemes"].append(row)
+        results["schemes"].append(row)
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
-            given.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    print(table(told["schemes"]))
+            given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(table(results["schemes"]))
 
 
 if __name__ == "__main__":

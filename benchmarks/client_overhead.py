@@ -61,12 +61,12 @@ def compare(answers: list[HttpAnswer], sent: list[list[float]]) -> dict[str, Any
     delays = []
     for answer, times in zip(answers, sent, strict=True):
         arrivals = accumulate(answer.gaps_s, initial=answer.sent + answer.ttft_s)
-        delays += [seen - told for seen, told in zip(arrivals, times, strict=True)]
+        delays += [seen - noted for seen, noted in zip(arrivals, times, strict=True)]
     seen = [gap for answer in answers for gap in answer.gaps_s]
-    told = [after - before for times in sent for before, after in pairwise(times)]
+    noted = [after - before for times in sent for before, after in pairwise(times)]
     return {
         "itl_ms": spread_with_mean(seen, 1e3),
-        "stub_itl_ms": spread_with_mean(told, 1e3),
+        "stub_itl_ms": spread_with_mean(noted, 1e3),
         "delay_ms": spread_with_mean(delays, 1e3),
         "tpot_ms": spread_with_mean([a.tpot_s for a in answers if a.tpot_s is not None], 1e3),
     }

@@ -1,8 +1,6 @@
 """Tiles worth trying for the matrix products of a decode step on an H200.
 
-Owns the lists that ``decode_variants.py`` walks through. Knows no kernel.
-
-    for tiles in even_candidates("o", rows=8): ...
+for tiles in even_candidates("o", rows=8): ...
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random weights and caches of a 7B LLaMA's decode step, and the step as the kernels compute it.
 
-Owns the shapes and the order of launches; knows no timing. ``decode_variants.py`` times it.
+``decode_variants.py`` times it.
 
     logits = Stack(layers=32, batch=8).hybrid_step(8, plan, frozenset(SHAPES))
 """

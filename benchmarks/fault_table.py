@@ -40,7 +40,7 @@ def row_of(scheme: str, fault: str | None, engine: Path, device: str) -> Row:
     }
 
 
-def told(row: Row) -> str:
+def line_of(row: Row) -> str:
     """A row as a line."""
     what = f"{row['scheme']:<16} {row['fault'] or 'sound':<22} {row['verdict']:<8}"
     return f"{what} {row['seconds']:5.1f} s  {row['first'] or row['most']}"
@@ -65,7 +65,7 @@ def main() -> None:
                 if time.perf_counter() - start > args.within:
                     break
                 rows.append(row_of(scheme, fault, engine, args.device))
-                print(told(rows[-1]), flush=True)
+                print(line_of(rows[-1]), flush=True)
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(resolve_device(args.device)),

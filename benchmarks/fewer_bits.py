@@ -62,7 +62,7 @@ def run(command: list[str], seconds: float, shown: int) -> str:
 
 
 def compile_kernels(asked: dict[str, list[str]], together: int, seconds: float) -> None:
-    """Leave the kernels of engines in Triton's cache; what fails here is told where it is measured."""
+    """Leave the kernels of engines in Triton's cache; what fails here is reported where it is measured."""
     engines = [command for name, command in asked.items() if name.startswith(ENGINES)]
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(together) as pool:
@@ -100,11 +100,11 @@ def main() -> None:
         left = end - time.perf_counter()
         file = given.json / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        told = "no time left"
+        outcome = "no time left"
         if left >= 1:
-            told = run([*line, "--json", str(file)], min(left, given.limit), given.lines)
-        failed |= not told.startswith("done")
-        print(f"== {name}: {told}", flush=True)
+            outcome = run([*line, "--json", str(file)], min(left, given.limit), given.lines)
+        failed |= not outcome.startswith("done")
+        print(f"== {name}: {outcome}", flush=True)
     sys.exit(failed)
 
 

@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("engine", help="an engine of a batch of at least --clients")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--label", default="as is", help="what is told of this run in the record")
+    parser.add_argument("--label", default="as is", help="name of this run in the record")
     parser.add_argument("--json", type=Path, help="results are added to this file, by label")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

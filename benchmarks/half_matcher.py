@@ -1,9 +1,7 @@
 """Grammars for models of random weights, which have no text: a stand-in, and a regex over made-up tokens.
 
-Owns the two. Knows no executor.
-
-    matcher = half_matcher(vocab_size=151936)
-    matcher = text_matcher(vocab_size=151936)     # needs llguidance
+matcher = half_matcher(vocab_size=151936)
+matcher = text_matcher(vocab_size=151936)     # needs llguidance
 """
 
 from __future__ import annotations

@@ -67,9 +67,7 @@ def lean(entry: Row) -> Row:
     """An entry of ``ingot bench`` with the seconds of its runs in place of every request's times."""
     raw = entry.pop("raw")
     runs = raw if isinstance(raw, dict) else {"load": raw}
-    return entry | {
-        "seconds_of_runs": {name: [run["seconds"] for run in told] for name, told in runs.items()}
-    }
+    return entry | {"seconds_of_runs": {name: [run["seconds"] for run in own] for name, own in runs.items()}}
 
 
 def floor_ms(side: IngotSide, batch: int, context: float, ceiling: Ceiling) -> float:
@@ -130,8 +128,8 @@ def main() -> None:
         record = measured(given, shape)
     given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for entry in record.get("latency", []):
-        told = entry["decode_ms"]
-        print(f"batch {entry['batch']}: {told['p50']:.2f} ms ({told['least']:.2f} to {told['most']:.2f})")
+        times = entry["decode_ms"]
+        print(f"batch {entry['batch']}: {times['p50']:.2f} ms ({times['least']:.2f} to {times['most']:.2f})")
     if "mixed" in record:
         print(f"mixed: {record['mixed']['output_tokens_per_s']:.0f} output tokens/s")
     for doubt in record["doubts"]:

@@ -1,7 +1,6 @@
 """The processes of a headline run joined into one file, from which README and docs/benchmarks.md are written.
 
-Owns how rounds become one figure: the runs of all rounds of a scheme together give median, p90, least and
-most, and each round's median stands beside them.
+The runs of all rounds of a scheme give median, p90, least and most; each round's median stands beside them.
 
     python benchmarks/headline_table.py docs/results/headline     # writes docs/results/headline.json
 """
@@ -73,8 +72,8 @@ def _steps(entry: Row) -> list[float]:
 def _over(rounds: Sequence[Sequence[float]], scale: float = 1e3) -> Row:
     """The spread of all runs, how many there are, and the median of each round."""
     runs = [value for one in rounds for value in one]
-    told: Row = dict(spread(runs, scale) or {})
-    return told | {"runs": len(runs), "medians": [round(median(one) * scale, 4) for one in rounds]}
+    figures: Row = dict(spread(runs, scale) or {})
+    return figures | {"runs": len(runs), "medians": [round(median(one) * scale, 4) for one in rounds]}
 
 
 def write(folder: Path) -> None:

@@ -217,8 +217,10 @@ class Sweep:
         tried = {op: self.tiles(op) for op in OPS}
         last = self.median(self.plan)
         late = time.monotonic() > self.end
-        told = f"{self.plan}{', stopped early' if late else ''}"
-        print(f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}", flush=True)
+        ending = f"{self.plan}{', stopped early' if late else ''}"
+        print(
+            f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {ending}", flush=True
+        )
         figures = {
             "bits": self.bits,
             "rows": self.rows,

@@ -1,8 +1,6 @@
 """The table of a server's load curve, as Markdown.
 
-Owns what stands in which row and column. Knows nothing of pages (``figures.py``).
-
-    print(LOAD_TABLES["load-curve"]())
+print(LOAD_TABLES["load-curve"]())
 """
 
 from __future__ import annotations

@@ -223,9 +223,9 @@ class Sweep:
         first = min(ways.values())
         tried = {op: self.tiles(op) for op in OPS}
         last = self.median(self.plan, self.small)
-        told = f"small {'+'.join(sorted(self.small))} {self.plan}{', stopped early' if self.late() else ''}"
+        ending = f"small {'+'.join(sorted(self.small))} {self.plan}{', stopped early' if self.late() else ''}"
         print(
-            f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}\n"
+            f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {ending}\n"
             + "\n".join(f"    {name}: {us:.1f}" for name, us in ways.items()),
             flush=True,
         )

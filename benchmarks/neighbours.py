@@ -1,8 +1,6 @@
 """Clients that a server should not let hurt others.
 
-Owns what each kind sends, over and over, from a process of its own, and what it is told. Knows no figures.
-
-    with Neighbour("slow", "127.0.0.1", port, "m", longest=8192, seed=0) as one, one.let_go(): ...
+with Neighbour("slow", "127.0.0.1", port, "m", longest=8192, seed=0) as one, one.let_go(): ...
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _WORDS = [
     "teacher",
 ]
 COMPLETIONS, CHAT, HEAR = "/v1/completions", "/v1/chat/completions", "/v1/audio/transcriptions"
-EARS = "ears"  # the model that hears, beside the one of the streams
+EARS = "ears"  # the speech model, beside the one of the streams
 _RATE, _SECONDS = 16000, 60  # of a recording
 _SPARE = 16  # tokens of the context that a long prompt leaves free
 _LOOK = 65536
@@ -159,7 +157,7 @@ class Maker:
 
 
 CASES = ("slow", "long", "scored", "schema", "talk", "refused", "pieces")
-HEARD = ("recording",)  # where the server has a model that hears, too
+HEARD = ("recording",)  # where the server has a speech model, too
 
 
 class Neighbour:
@@ -170,13 +168,13 @@ class Neighbour:
         maker = Maker(model, longest, tokens_of(host, port, model, sample)[0] / 400, seed)
         make: Callable[[], bytes] = getattr(maker, kind)
         fork = multiprocessing.get_context("fork")
-        self._go, self._stop, self._told = fork.Event(), fork.Event(), fork.SimpleQueue()
+        self._go, self._stop, self._results = fork.Event(), fork.Event(), fork.SimpleQueue()
         target = _read_slowly if kind == "slow" else _ask_again
         self._process = fork.Process(target=self._run, args=(target, make, (host, port)))
 
     def __enter__(self) -> Neighbour:
         self._process.start()
-        assert self._told.get() == "ready"
+        assert self._results.get() == "ready"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,31 +188,31 @@ class Neighbour:
         yield time.perf_counter()
         self._stop.set()
 
-    def told(self) -> tuple[dict[int, int], list[float]]:
+    def statuses(self) -> tuple[dict[int, int], list[float]]:
         """Statuses of its requests, 0: it was still under way; and the seconds until each answer began, which
         of a prompt that fills the context is all but its time to first token.
         """
-        statuses, seconds = self._told.get()
+        statuses, seconds = self._results.get()
         return dict(statuses), seconds
 
     def _run(self, target: Any, make: Callable[[], bytes], address: tuple[str, int]) -> None:
         requests = [make() for _ in range(4)]
-        self._told.put("ready")
+        self._results.put("ready")
         self._go.wait()
-        self._told.put(target(address, requests, make, self._stop))
+        self._results.put(target(address, requests, make, self._stop))
 
 
 def _ask_again(
     address: tuple[str, int], requests: list[bytes], make: Any, stop: Any
 ) -> tuple[Counter[int], list[float]]:
     """Send a request and read its answer, again and again."""
-    told: Counter[int] = Counter()
+    statuses: Counter[int] = Counter()
     waited: list[float] = []
     while not stop.is_set():
         status, seconds = _exchange(address, requests.pop() if requests else make(), stop)
-        told[status] += 1
+        statuses[status] += 1
         waited += [seconds] if status else []
-    return told, waited
+    return statuses, waited
 
 
 def _exchange(address: tuple[str, int], request: bytes, stop: Any) -> tuple[int, float]:

@@ -162,14 +162,14 @@ def main() -> None:
             weights = copies(*size, bits, given.dry)
             found += [measure(shape, bits, rows, weights, wide, given.dry) for rows in given.rows]
     if given.json:
-        told = {
+        results = {
             "command": " ".join(["python", *sys.argv]),
             "gpu": "none" if given.dry else torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,
             "cases": found,
         }
-        given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

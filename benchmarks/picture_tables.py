@@ -1,8 +1,6 @@
 """Tables of models of pictures, as Markdown.
 
-Owns what stands in which row and column. Knows nothing of pages (``figures.py``).
-
-    print(PICTURE_TABLES["pictures-7b"]())
+print(PICTURE_TABLES["pictures-7b"]())
 """
 
 from __future__ import annotations

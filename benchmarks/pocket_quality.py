@@ -103,21 +103,21 @@ class Pocket:
         data, dense = read_data(self.held, limit=self.items), SideSpec(str(MODEL), device="cpu", name="dense")
         found = divergence(spec, dense, data, ()).record
         kept = ("kl_mean", "kl_p99", "top1_disagreement", "top1_regret")
-        told = {name: found["divergence"][name] for name in kept}
-        return told | {"perplexity": found["sides"][0]["metrics"]["perplexity"], "counts": found["counts"]}
+        metrics = {name: found["divergence"][name] for name in kept}
+        return metrics | {"perplexity": found["sides"][0]["metrics"]["perplexity"], "counts": found["counts"]}
 
     def words(self, spec: SideSpec) -> Row:
         """ROUGE-L, exact answers in %, and how many texts are the dense model's."""
         asking, found = AnswerSettings(max_new_tokens=80), {}
         summaries = read_data(self.held, where=[("task", "summary")], limit=self.items)
-        told = (
+        evaluations = (
             ("rougeL", summarize(spec, None, summaries, (), asking)),
             (
                 "exact",
                 answers(spec, None, read_data(self.asked, limit=self.items + self.items // 2), (), asking),
             ),
         )
-        for metric, evaluation in told:
+        for metric, evaluation in evaluations:
             texts = [row["ingot"]["answer"] for row in evaluation.rows]
             dense = self.dense.setdefault(metric, texts)
             found[metric] = evaluation.record["sides"][0]["metrics"][metric]
@@ -131,8 +131,8 @@ def measured(pocket: Pocket, name: str) -> Row:
     base, cache = CACHES.get(name, (name, "auto"))
     folder, seconds = pocket.engine(base)
     spec = SideSpec(str(folder), device="cpu", kv_dtype=cache)
-    told = {"build_seconds": round(seconds, 2), **pocket.distance(spec)}
-    return told | (pocket.words(spec) if name in SPOKEN else {})
+    metrics = {"build_seconds": round(seconds, 2), **pocket.distance(spec)}
+    return metrics | (pocket.words(spec) if name in SPOKEN else {})
 
 
 def main() -> None:

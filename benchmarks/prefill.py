@@ -1,11 +1,10 @@
 """Prefill of one prompt through a whole decoder with random weights: wall time, GPU time, each kernel.
 
-Owns the model (made on the GPU, no checkpoint) and the reading of the profiler. The wall time is that of
-``Executor.add`` and ``step``: from token ids on the host to the first sampled token on the host; for a prompt
-that comes to an idle GPU, and for prompts one after another, when an H200 lowers its clock to keep its power.
-The GPU time is the sum of the kernels of one step after an idle moment; the floors beside it are the step's
-operations at 677 TFLOP/s (cuBLAS, 8192 cubed, sustained) and its bytes at 4258 GB/s (copy), measured on an
-H200.
+The wall time is that of ``Executor.add`` and ``step``: from token ids on the host to the first sampled token
+on the host; for a prompt that comes to an idle GPU, and for prompts one after another, when an H200 lowers
+its clock to keep its power. The GPU time is the sum of the kernels of one step after an idle moment; the
+floors beside it are the step's operations at 677 TFLOP/s (cuBLAS, 8192 cubed, sustained) and its bytes at
+4258 GB/s (copy), measured on an H200.
 
     python benchmarks/prefill.py --tokens 64,512,2048 --json docs/results/prefill_7b.json
 """

@@ -1,8 +1,6 @@
-"""The tables of the docs that tell quality, as Markdown, from the records of evaluations.
+"""The tables of the docs of quality, as Markdown, from the records of evaluations.
 
-Owns what stands in which row and column. Knows nothing of pages (``figures.py``).
-
-    print(QUALITY_TABLES["weights"]())
+print(QUALITY_TABLES["weights"]())
 """
 
 from __future__ import annotations
@@ -93,10 +91,10 @@ def w8a8() -> str:
 def w4a8() -> str:
     """Weights in 4 bits inside numbers of 8, activations in 8."""
     names = {}
-    for method, told in (("round", "w4a8"), ("gptq", "w4a8 by GPTQ")):
+    for method, title in (("round", "w4a8"), ("gptq", "w4a8 by GPTQ")):
         for group in ("128", "64"):
             for turned in ("", " rotated"):
-                label = told + (", group 64" if group == "64" else "") + ("" if turned else ", not rotated")
+                label = title + (", group 64" if group == "64" else "") + ("" if turned else ", not rotated")
                 names[f"w4a8 {group} {method}{turned}"] = label
     return distance(names)
 
@@ -201,9 +199,11 @@ def divergence() -> str:
     }
     rows = []
     for file, names in files.items():
-        told = of(file, "divergence")
-        distances = [small(told[name]) for name in ("kl_mean", "kl_p99", "kl_max")]
-        rows.append([*names, *distances, f"{told['top1_agreement']:.2f} %", f"{told['top1_regret']:.3f}"])
+        divergence = of(file, "divergence")
+        distances = [small(divergence[name]) for name in ("kl_mean", "kl_p99", "kl_max")]
+        rows.append(
+            [*names, *distances, f"{divergence['top1_agreement']:.2f} %", f"{divergence['top1_regret']:.3f}"]
+        )
     head = ["engine", "reference", "KL mean", "KL p99", "KL max", "same likeliest token", "regret"]
     return markdown(head, rows)
 

@@ -133,7 +133,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device("cpu" if given.dry else "cuda")
-    told: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine(device), "rows": []}
+    results: Row = {"command": " ".join(["python", *sys.argv]), "machine": machine(device), "rows": []}
     counts = given.rows or (DRY_ROWS if given.dry else ROWS)
     cases = [(shape, rows) for shape in given.shapes for rows in counts]
     read_gb_s = 0.0
@@ -142,16 +142,16 @@ def main() -> None:
         torch.multiprocessing.spawn(compile_share, (ranks, cases), nprocs=ranks)
         print(f"compiled in {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         read_gb_s = measure_ceiling(device, torch.float16).read_gb_s
-        told["ceilings"] = {"read_gb_s": read_gb_s, "fp16_tflops": FP16_TFLOPS, "int8_tops": CEILING_TOPS}
+        results["ceilings"] = {"read_gb_s": read_gb_s, "fp16_tflops": FP16_TFLOPS, "int8_tops": CEILING_TOPS}
     for shape, rows in cases:
         found = measure(shape, rows, read_gb_s, given.dry)
         for row in found:
             print(row, file=sys.stderr, flush=True)
-        told["rows"] += found
+        results["rows"] += found
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
-            given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
-    print(table(told["rows"]))
+            given.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
+    print(table(results["rows"]))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """One product in fewer bits, as the engine computes it and as PyTorch's own kernels do.
 
-Owns the random weights, the calls, and what each must give. Knows no clock (``quantized_products.py``).
-
-    for name, make in sides("qkv", 12288, 4096, rows=16, device="cuda"):
-        first = make().calls()[0]
+for name, make in sides("qkv", 12288, 4096, rows=16, device="cuda"):
+    first = make().calls()[0]
 """
 
 from __future__ import annotations

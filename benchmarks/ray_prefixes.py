@@ -32,7 +32,7 @@ from tests.serve.ray.served import RayServer, ray_served, wait_long
 
 COMPLETIONS = "/v1/completions"
 SUFFIX = 40  # tokens of each request that no other has
-FACTS_SECONDS = 2.0  # a replica tells its figures every second
+FACTS_SECONDS = 2.0  # a replica reports its figures every second
 RAYS_OWN = "ray.serve._private.request_router.pow_2_router:PowerOfTwoChoicesRequestRouter"
 STREAM = {"max_tokens": 400, "ignore_eos": True}
 

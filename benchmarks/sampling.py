@@ -1,7 +1,8 @@
-"""Sampling on the GPU: the kernels beside their PyTorch twin, by batch size and mix of parameters.
+"""Sampling on the GPU: the kernels beside their PyTorch reference, by batch size and mix of parameters.
 
 Every figure is one call in a CUDA graph that holds many calls, each on logits of its own that L2 does not
-hold; medians and 90th percentiles over replays. Every case is first compared, token by token, with the twin.
+hold; medians and 90th percentiles over replays. Every case is first compared, token by token, with the
+reference.
 ``--sweep`` times tile choices instead; ``--compile I/N`` only compiles every Nth (run N of them at once);
 ``--split`` gives each kernel's own time, which with an early start has its wait in it.
 
@@ -142,13 +143,13 @@ def sweep(rows: list[int], share: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def measure(case: str, row: RowSampling, rows: int) -> dict[str, Any]:
-    """One case at one batch size: the kernels, the twin, and whether their tokens are the same."""
+    """One case at one batch size: the kernels, the reference, and whether their tokens are the same."""
     copies = max(2, min(int(FOOTPRINT / (rows * VOCABULARY * 2)), 40))
     logits, tensors = make_logits(rows, copies), tensors_of(row, rows)
     same = all(same_tokens(sample(one, tensors), sample_reference(one, tensors)) for one in logits[:3])
     kernels = graph_us(lambda one: sample(one, tensors), logits, 20)
-    twin = graph_us(lambda one: sample_reference(one, tensors), logits[:2], 5)
-    return {"case": case, "rows": rows, "kernels": kernels, "twin": twin, "same_tokens": same}
+    reference = graph_us(lambda one: sample_reference(one, tensors), logits[:2], 5)
+    return {"case": case, "rows": rows, "kernels": kernels, "twin": reference, "same_tokens": same}
 
 
 def split(case: str, row: RowSampling, rows: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def first_of_executor(llm: LLM, prompt: list[int], params: SamplingParams) -> fl
 
 
 async def through_http(port: int, bodies: list[bytes]) -> float:
-    """Tokens per second of all requests together, by the usage that the answers tell."""
+    """Tokens per second of all requests together, by the usage in the answers."""
     start = time.perf_counter()
     counts = await asyncio.gather(*(one_request(port, body) for body in bodies))
     return sum(counts) / (time.perf_counter() - start)
@@ -114,8 +114,8 @@ class Prompts:
     def some(self, count: int) -> list[list[int]]:
         """Ids of that many prompts."""
         if self._tokens is None:
-            told = (f"Story {self._random.randrange(9999)}: a fire broke out in a" for _ in range(count))
-            return [self._llm.prompt_ids(text) for text in told]
+            texts = (f"Story {self._random.randrange(9999)}: a fire broke out in a" for _ in range(count))
+            return [self._llm.prompt_ids(text) for text in texts]
         vocab = min(30000, self._llm.engine.manifest.model.vocab_size)
         return [[self._random.randrange(100, vocab) for _ in range(self._tokens)] for _ in range(count)]
 

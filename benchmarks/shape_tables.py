@@ -1,8 +1,6 @@
 """The table of the 8B shapes, as Markdown, from docs/results/shapes_8b.
 
-Knows nothing of pages (``figures.py``).
-
-    print(SHAPE_TABLES["shapes-8b"]())
+print(SHAPE_TABLES["shapes-8b"]())
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ def shapes_8b() -> str:
     return f"{markdown(head, rows)}\n\n{_runs(records)}"
 
 
-def _with_ends(told: Row) -> str:
+def _with_ends(times: Row) -> str:
     """A median, and from least to most."""
-    return f"**{significant(told['p50'])}** ({significant(told['least'])} to {significant(told['most'])})"
+    return f"**{significant(times['p50'])}** ({significant(times['least'])} to {significant(times['most'])})"
 
 
 def _runs(records: Sequence[Row]) -> str:

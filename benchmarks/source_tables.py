@@ -45,8 +45,8 @@ def faults() -> str:
     planted = [row for row in rows if row["fault"] is not None]
     unseen = [f"{row['scheme']}: {row['fault']}" for row in planted if not row["differences"]]
     schemes = len({row["scheme"] for row in rows})
-    told = f"{len(planted) - len(unseen)} of {len(planted)} faults in {schemes} schemes are refused"
-    return f"{table}\n\n{told}; not seen: {'; '.join(unseen) or 'none'}. {made_by(FAULTS)}."
+    refused = f"{len(planted) - len(unseen)} of {len(planted)} faults in {schemes} schemes are refused"
+    return f"{table}\n\n{refused}; not seen: {'; '.join(unseen) or 'none'}. {made_by(FAULTS)}."
 
 
 def alarms() -> str:

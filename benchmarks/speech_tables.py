@@ -1,8 +1,6 @@
 """Tables of models that hear, as Markdown.
 
-Owns what stands in which row and column. Knows nothing of pages (``figures.py``).
-
-    print(SPEECH_TABLES["pocket-speech"]())
+print(SPEECH_TABLES["pocket-speech"]())
 """
 
 from __future__ import annotations

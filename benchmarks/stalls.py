@@ -87,7 +87,7 @@ async def one_run(host: str, port: int, requests: list[bytes], neighbour: Neighb
     with neighbour.let_go() as since:
         await asyncio.gather(*(reader.ended for reader in readers))
         until = min(reader.times[-1] for reader in readers)
-    statuses, waited = neighbour.told()
+    statuses, waited = neighbour.statuses()
     gaps = [
         1e3 * (after - before)
         for reader in readers
@@ -162,7 +162,7 @@ async def answer_of(host: str, port: int, request: bytes) -> bytes:
 
 
 def summary(runs: list[dict[str, Figures]]) -> Figures:
-    """The ratios of a case, and what the neighbour was told."""
+    """The ratios of a case, and what the neighbour received."""
     ratios = {
         name: sorted(round(both["case"][f"{name}_ms"] / both["base"][f"{name}_ms"], 3) for both in runs)
         for name in ("p50", "p99", "max")
@@ -204,15 +204,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("engine", nargs="?", help="an engine of a batch of at least --streams")
-    parser.add_argument("--ears", help="an engine that hears, served beside it")
-    parser.add_argument("--url", help=f"a server that runs already; one that hears is named {EARS}")
+    parser.add_argument("--ears", help="a speech engine, served beside it")
+    parser.add_argument("--url", help=f"a server that runs already; a speech model is named {EARS}")
     parser.add_argument("--model", default="m", help="its model")
     parser.add_argument("--streams", type=int, default=64, help="the neighbour among them")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="PyTorch's, of the executor")
     parser.add_argument("--cases", help="by default all, recordings with --ears")
-    parser.add_argument("--label", default="as is", help="what is told of this run in the record")
+    parser.add_argument("--label", default="as is", help="name of this run in the record")
     parser.add_argument("--json", type=Path, help="results are added to this file, by label")
     parser.add_argument("--serve", default="", help="more flags of `ingot serve`, in one word")
     args = parser.parse_args()

@@ -1,8 +1,6 @@
 """The tables of README and docs that were measured on a GPU or tell a CPU's speed, as Markdown.
 
-Owns what stands in which row and column. Knows nothing of pages (``figures.py``).
-
-    print(GPU_TABLES["headline"]())
+print(GPU_TABLES["headline"]())
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def at(told: Row | None, *path: str, digits: int = 3) -> str:
+def at(row: Row | None, *path: str, digits: int = 3) -> str:
     """A value with so many digits, or a dash where it was not measured."""
-    found: Any = told
+    found: Any = row
     for key in path:
         found = None if found is None else found.get(key)
     return NONE if found is None else significant(found, digits)
@@ -62,8 +60,8 @@ def headline() -> str:
         ]
         for name, label in LABELS.items()
     ]
-    for form, told in vllm["formats"].items():
-        better = best(told["runs"])
+    for form, entry in vllm["formats"].items():
+        better = best(entry["runs"])
         steps = [at(better, "decode_ms", b) for b in BATCHES]
         load = significant(better["mixed_output_tokens_per_s"], 4)
         rows.append([f"vLLM {vllm['versions']['vllm']}, {form}", *steps, load])
@@ -90,21 +88,21 @@ def best(runs: Sequence[Row]) -> Row:
 def _load(name: str) -> str:
     """The mixed load of a scheme; of w8a8 with both caches."""
     schemes = of("headline.json", "schemes")
-    told = at(schemes[name], "mixed", "p50", digits=4)
+    text = at(schemes[name], "mixed", "p50", digits=4)
     if name == "w8a8":
-        told += f"; int8 KV cache **{at(schemes['w8a8_int8'], 'mixed', 'p50', digits=4)}**"
-        return f"**{told.replace(';', '**;', 1)}"
-    return told if told == NONE else f"**{told}**"
+        text += f"; int8 KV cache **{at(schemes['w8a8_int8'], 'mixed', 'p50', digits=4)}**"
+        return f"**{text.replace(';', '**;', 1)}"
+    return text if text == NONE else f"**{text}**"
 
 
 def _run(table: Row) -> str:
     """GPU, bandwidth, commit and versions of the headline run, in a sentence."""
     found, read = table["machine"], table["read_gb_s"]
     commits = table["commits"]
-    told = f"commit {commits[0]}" if len(commits) == 1 else f"commits {', '.join(commits)}"
+    commit = f"commit {commits[0]}" if len(commits) == 1 else f"commits {', '.join(commits)}"
     reads = f"{read['least']:,.0f} to {read['most']:,.0f} GB/s"
     return (
-        f"Ingot's rows: one {found['gpu']} that reads {reads}, {told}, torch {found['torch']}, "
+        f"Ingot's rows: one {found['gpu']} that reads {reads}, {commit}, torch {found['torch']}, "
         f"Triton {found['triton']}; `docs/results/headline.json`."
     )
 
@@ -113,16 +111,16 @@ def headline_decode() -> str:
     """Decode steps: median, p90, and from least to most over all runs."""
     table = of("headline.json")
 
-    def cell(told: Row) -> str:
-        ends = f"{significant(told['least'])} to {significant(told['most'])}"
-        return f"**{significant(told['p50'])}** ({significant(told['p90'])}; {ends})"
+    def cell(entry: Row) -> str:
+        ends = f"{significant(entry['least'])} to {significant(entry['most'])}"
+        return f"**{significant(entry['p50'])}** ({significant(entry['p90'])}; {ends})"
 
     rows = []
     for name, label in LABELS.items():
-        told = table["schemes"][name]
-        runs = told["decode"]["1"]["runs"]
-        steps = [cell(told["decode"][b]) for b in BATCHES]
-        rows.append([label, *steps, f"{runs} in {told['rounds']}"])
+        entry = table["schemes"][name]
+        runs = entry["decode"]["1"]["runs"]
+        steps = [cell(entry["decode"][b]) for b in BATCHES]
+        rows.append([label, *steps, f"{runs} in {entry['rounds']}"])
     shares = [f"{100 * table['schemes']['none']['decode'][b]['mbu']:.0f} %" for b in BATCHES]
     rows.append(["MBU of fp16", *shares, ""])
     head = ["ms: median (p90; least to most)", *(f"batch {b}" for b in BATCHES), "runs in processes"]
@@ -135,18 +133,18 @@ def headline_prompts() -> str:
     hf, vllm = of(f"{REFERENCE}/huggingface.json"), of(f"{REFERENCE}/vllm.json", "formats")
     rows = []
     for name, label in {**LABELS, "w8a8_int8": "w8a8, int8 KV cache"}.items():
-        told = schemes[name]
-        firsts = [at(told, "ttft", b, "p50") for b in BATCHES]
-        prefill, p90, *ends = (at(told, "prefill", name) for name in ("p50", "p90", "least", "most"))
-        if "prefill" in told:
+        entry = schemes[name]
+        firsts = [at(entry, "ttft", b, "p50") for b in BATCHES]
+        prefill, p90, *ends = (at(entry, "prefill", name) for name in ("p50", "p90", "least", "most"))
+        if "prefill" in entry:
             prefill += f" ({p90}; {' to '.join(ends)})"
-        load = at(told, "mixed", "p50", digits=4)
-        if "mixed" in told:
-            load += f" ({at(told, 'mixed', 'least', digits=4)} to {at(told, 'mixed', 'most', digits=4)})"
+        load = at(entry, "mixed", "p50", digits=4)
+        if "mixed" in entry:
+            load += f" ({at(entry, 'mixed', 'least', digits=4)} to {at(entry, 'mixed', 'most', digits=4)})"
         rows.append([label, *firsts, prefill, load])
-    for form, told in vllm.items():
-        better = best(told["runs"])
-        firsts = [at(told["runs"][0], "ttft_ms", b) for b in BATCHES]
+    for form, entry in vllm.items():
+        better = best(entry["runs"])
+        firsts = [at(entry["runs"][0], "ttft_ms", b) for b in BATCHES]
         load = significant(better["mixed_output_tokens_per_s"], 4)
         rows.append([f"vLLM, {form}", *firsts, significant(better["prefill_2048_ms"]), load])
     firsts = [significant(entry["ttft_ms"]["p50"]) for entry in hf["eager"]["latency"]]
@@ -341,13 +339,13 @@ def faults(file: str) -> str:
 
 def false_alarms() -> str:
     """How many sound engines of random weights failed, on a CPU and on a GPU."""
-    told = []
+    lines = []
     for file in ("false_alarms_cpu.json", "false_alarms_gpu.json"):
         found = of(file)
         most = significant(max(found["worst"].values()), 2)
         failed = f"{found['false_alarms']} of {found['builds']} sound engines failed"
-        told.append(f"- {failed}; the largest deviation was {most} of its limit. {made_by(file)}.")
-    return "\n".join(told)
+        lines.append(f"- {failed}; the largest deviation was {most} of its limit. {made_by(file)}.")
+    return "\n".join(lines)
 
 
 def align_faults(file: str, where: str) -> str:

@@ -1,8 +1,6 @@
 """The command line that sweeps of tiles share: cases of bits x rows, compiled by all cores, then timed.
 
-Owns arguments, the pool and the JSON file. Knows no kernel.
-
-    run_cases(arguments(__doc__, "8x8,8x1").parse_args(), compile_share, Sweep)
+run_cases(arguments(__doc__, "8x8,8x1").parse_args(), compile_share, Sweep)
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def run_cases(
             process of its own.
         sweep: of bits, rows, whether it is dry, and when to stop, by ``time.monotonic``.
     """
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "gpu": "none" if given.dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -80,6 +78,6 @@ def run_cases(
             if not given.dry:
                 list(pool.map(compile_share, range(ranks), [ranks] * ranks, [bits] * ranks, [rows] * ranks))
                 print(f"{case}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
-            told["cases"].append(sweep(bits, rows, given.dry, end).run())
+            results["cases"].append(sweep(bits, rows, given.dry, end).run())
             if given.json:
-                given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
+                given.json.write_text(json.dumps(results) + "\n", encoding="utf-8")

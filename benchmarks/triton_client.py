@@ -47,42 +47,42 @@ async def one_stream(
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         await asyncio.sleep(asked.get("delay", 0.0))
-        told["asked"] = time.monotonic()
+        answer["asked"] = time.monotonic()
         yield {"model_name": model, "inputs": inputs(asked), "enable_empty_final_response": True}
         await ended.wait()
 
     ended = asyncio.Event()
-    told: dict[str, Any] = {"text": "", "times": [], "tokens": [], "finish_reason": None, "error": None}
+    answer: dict[str, Any] = {"text": "", "times": [], "tokens": [], "finish_reason": None, "error": None}
     stream = client.stream_infer(requests())
     try:
         async for result, error in stream:
             if error is not None:
-                told["error"] = error.message()
+                answer["error"] = error.message()
                 break
-            told["text"] += take(result, told)
+            answer["text"] += take(result, answer)
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
-            if len(told["times"]) == asked.get("cancel_after"):
-                told["cancelled"] = time.monotonic()
+            if len(answer["times"]) == asked.get("cancel_after"):
+                answer["cancelled"] = time.monotonic()
                 stream.cancel()
                 break
     except InferenceServerException as error:
-        told["error"] = error.message()
+        answer["error"] = error.message()
     ended.set()
-    return told
+    return answer
 
 
-def take(result: triton.InferResult, told: dict[str, Any]) -> str:
-    """The text of a response; its time, tokens and finish reason go into ``told``."""
+def take(result: triton.InferResult, answer: dict[str, Any]) -> str:
+    """The text of a response; its time, tokens and finish reason go into ``answer``."""
     text = result.as_numpy("text_output")
     if text is None:
         return ""
-    told["times"].append(time.monotonic())
-    told["tokens"].append(int(result.as_numpy("num_output_tokens")[0]))
+    answer["times"].append(time.monotonic())
+    answer["tokens"].append(int(result.as_numpy("num_output_tokens")[0]))
     for name in EXTRAS[:2]:
         extra = result.as_numpy(name)
         if extra is not None:
-            told[name] = extra[0].decode() if extra.dtype == object else int(extra[0])
+            answer[name] = extra[0].decode() if extra.dtype == object else int(extra[0])
     return str(text[0].decode())
 
 

@@ -1,9 +1,7 @@
 """Triton Inference Server's binary from an environment with ``nvidia-pytriton`` (docs/triton.md).
 
-Owns the start and the end of the server, and of clients that run in the environment's Python.
-
-    with started(environment, repository, folder) as server:
-        server.ask({"model": "pocket-chat", "requests": [{"text_input": "A fire"}]})
+with started(environment, repository, folder) as server:
+    server.ask({"model": "pocket-chat", "requests": [{"text_input": "A fire"}]})
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class TritonServer:
         self.log = log
 
     def ask(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
-        """What ``triton_client.py`` tells of requests over gRPC."""
+        """What ``triton_client.py`` reports of requests over gRPC."""
         return json.loads(self.run(str(CLIENT), json.dumps({"url": f"127.0.0.1:{self.grpc}", **spec})))
 
     def run(self, *words: str) -> str:
@@ -107,8 +105,8 @@ def launch(environment: Path, repository: Path, folder: Path) -> tuple[subproces
 
 def _environ(environment: Path, site: Path) -> dict[str, str]:
     """Where the stub finds Python (PATH), its library (LD_LIBRARY_PATH) and Ingot (PYTHONPATH)."""
-    told = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
-    command = [environment / "bin" / "python", "-c", told]
+    code = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
+    command = [environment / "bin" / "python", "-c", code]
     library = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     return {
         **os.environ,

@@ -58,12 +58,14 @@ def through_triton(server: TritonServer, texts: list[str], new_tokens: int) -> d
     """Tokens per second of all streams, from the first request to the last response, and CPU time."""
     values = {"max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
     before = cpu_seconds(server)
-    told = server.ask({"model": "m", "requests": [{"text_input": text, "values": values} for text in texts]})
+    answers = server.ask(
+        {"model": "m", "requests": [{"text_input": text, "values": values} for text in texts]}
+    )
     after = cpu_seconds(server)
-    tokens = sum(sum(one["tokens"]) for one in told)
-    assert tokens == new_tokens * len(texts), [one["error"] for one in told]
-    seconds = max(one["times"][-1] for one in told) - min(one["asked"] for one in told)
-    responses = sum(len(one["times"]) for one in told)
+    tokens = sum(sum(one["tokens"]) for one in answers)
+    assert tokens == new_tokens * len(texts), [one["error"] for one in answers]
+    seconds = max(one["times"][-1] for one in answers) - min(one["asked"] for one in answers)
+    responses = sum(len(one["times"]) for one in answers)
     cpu = {name: 1000 * (after[name] - before[name]) / tokens for name in after}
     return {
         "tokens_per_s": tokens / seconds,

@@ -144,7 +144,7 @@ class HuggingFace:
 
 
 def noise(count: int, seed: int) -> torch.Tensor:
-    """Windows that nobody has heard."""
+    """New windows."""
     return 0.1 * torch.randn(count, WINDOW, generator=torch.Generator().manual_seed(seed))
 
 
@@ -171,9 +171,9 @@ def figures(
         # All first: making noise takes a while, in which a GPU's clocks fall.
         seeds = [1000 * count + 2 * repeat + (name == "first") for repeat in range(load.repeats + 1)]
         times = [seconds(run, given, tokens, device) for given in [ready(noise(count, s)) for s in seeds]]
-        told = spread(times[1:])
-        assert told is not None
-        found[f"{name}_s"], found[f"{name}_seconds"] = told, [round(one, 6) for one in times[1:]]
+        spent = spread(times[1:])
+        assert spent is not None
+        found[f"{name}_s"], found[f"{name}_seconds"] = spent, [round(one, 6) for one in times[1:]]
     found["windows_per_s"] = round(count / found["all_s"]["p50"], 2)
     found["rtfx"] = round(30 * found["windows_per_s"], 1)
     return found
@@ -190,8 +190,8 @@ def kernels(ours: Ours, count: int, load: Load) -> list[Row]:
     for name, (launches, us) in many.items():
         less = one.get(name, (0, 0.0))
         if launches > less[0]:
-            told = {"launches": (launches - less[0]) / steps, "us": round((us - less[1]) / steps, 3)}
-            rows.append({"kernel": name[:120], **told})
+            launched = {"launches": (launches - less[0]) / steps, "us": round((us - less[1]) / steps, 3)}
+            rows.append({"kernel": name[:120], **launched})
     return sorted(rows, key=lambda row: -row["us"])
 
 
@@ -307,8 +307,8 @@ def main() -> None:
     given = parser.parse_args()
     several = list(itertools.product(given.shapes, given.dtype, given.quant))
     for shape, dtype, quant in several:
-        told = [word for word in (quant, given.kv_dtype) if word not in ("none", "auto")]
-        name = ".".join([shape, dtype, *told, "json"])
+        marks = [word for word in (quant, given.kv_dtype) if word not in ("none", "auto")]
+        name = ".".join([shape, dtype, *marks, "json"])
         file = given.json if len(several) == 1 else given.json / name
         one = argparse.Namespace(**{**vars(given), "shape": shape, "dtype": dtype, "quant": quant})
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -328,8 +328,8 @@ def show(record: Row) -> None:
     print(f"{record['shape']}, {record['dtype']}, quant {record['quant']}, cache {record['kv_dtype']}")
     for name, found in [("", record), *(("Hugging Face: ", record[key]) for key in ("hf",) if key in record)]:
         for part in (part for part in ("window", "windows") if part in found):
-            told = found[part]
-            print(f"{name}{told['windows']} windows: {told['all_s']['p50']:.4f} s, {told['windows_per_s']}/s")
+            row = found[part]
+            print(f"{name}{row['windows']} windows: {row['all_s']['p50']:.4f} s, {row['windows_per_s']}/s")
 
 
 def narrowed(shape: Path, folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Byte-pair encoding learned from texts: the 256 bytes, then the most frequent pair again and again.
 
-Owns the merges. Ties go to the pair that sorts first, so the same texts give the same ranks.
+Ties go to the pair that sorts first, so the same texts give the same ranks.
 
     train_bpe(texts, ranks=2800, keep_single="林周")
 """

@@ -1,6 +1,6 @@
 """Score a pocket model on the held-out items: ROUGE-L of summaries, exact answers to questions and sums.
 
-Owns the loop and the report. Generates with the training module, or with Ingot where ``--engine`` is given.
+Generates with the training module, or with Ingot where ``--engine`` is given.
 
     python -m recipes.evaluate_pocket --model models/pocket-chat
 """

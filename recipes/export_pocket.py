@@ -1,6 +1,6 @@
 """Write a trained pocket model as a Qwen v1 Hugging Face folder: fp16 safetensors, configs, tokenizer.
 
-Owns the layout. Same weights and vocabulary in, same bytes out.
+Same weights and vocabulary in, same bytes out.
 
     python -m recipes.export_pocket --run run/ --out models/pocket-chat
 """

@@ -1,7 +1,7 @@
 """Turn generated conversations into the arrays that training reads.
 
-Owns drawing and encoding conversations, over several processes. Knows no model. The same seed gives the same
-conversations with any number of processes; one longer than the training length is left out.
+The same seed gives the same conversations with any number of processes; one longer than the training length
+is left out.
 
     python -m recipes.make_corpus --tokenizer models/pocket-chat/qwen.tiktoken --sample 3
 """

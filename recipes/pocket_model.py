@@ -1,7 +1,7 @@
 """The model that is trained: Qwen v1's decoder under Qwen v1's tensor names, and greedy generation.
 
-Owns the mathematics (RMSNorm, half-split RoPE, fused q/k/v with bias, c_proj(w1(x) * silu(w2(x)))) up to the
-training length. Knows no files, no tokenizer and no long-context scaling.
+RMSNorm, half-split RoPE, fused q/k/v with bias, c_proj(w1(x) * silu(w2(x))), up to the training length,
+without long-context scaling.
 
     PocketModel(PocketShape()).logits(ids)
 """

@@ -1,6 +1,6 @@
 """Make models/pocket-whisper: vocabulary, speech, training, export, scores.
 
-A step that is done is skipped. Owns the order of the steps. Their commands are in ``recipes.whisper``.
+A step that is done is skipped. Their commands are in ``recipes.whisper``.
 
     python -m recipes.pocket_whisper --minutes 8 --out run
     python -m recipes.pocket_whisper --minutes 8 --out run --resume      # goes on where a broken-off call was

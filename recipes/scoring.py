@@ -1,6 +1,6 @@
 """Scores of answers: exact match and ROUGE-L.
 
-Owns the two measures. Knows no model. ROUGE-L here agrees with the rouge-score package without stemming.
+ROUGE-L here agrees with the rouge-score package without stemming.
 
     rouge_l("a cat sat", "a cat sat down", "en")  # F-measure, 0 to 1
 """

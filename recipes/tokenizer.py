@@ -1,7 +1,6 @@
 """The pocket model's tokenizer: a tiktoken vocabulary file and the special tokens that follow its ranks.
 
-Owns how text and ChatML frames become ids, as Qwen's tokenizer does it. Knows no model. Ids: the ranks, then
-``<|endoftext|>``, ``<|im_start|>``, ``<|im_end|>``, then 205 ``<|extra_i|>``.
+Ids: the ranks, then ``<|endoftext|>``, ``<|im_start|>``, ``<|im_end|>``, then 205 ``<|extra_i|>``.
 
     Tokenizer.load(Path("models/pocket-chat/qwen.tiktoken")).encode("Hello!")
 """

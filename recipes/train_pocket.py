@@ -1,7 +1,7 @@
 """Train the pocket chat model on generated conversations: one GPU, minutes.
 
-Owns batches, the loss and the schedule. Knows nothing of what the conversations say. The loss counts what the
-assistant produces in full and everything else with a small weight; every conversation starts at position 0.
+The loss counts what the assistant produces in full and everything else with a small weight; every
+conversation starts at position 0.
 
     python -m recipes.train_pocket --steps 4000 --out run/
 """

@@ -1,6 +1,6 @@
 """Learn the pocket model's vocabulary from generated conversations.
 
-Owns the command. The rules are in ``bpe``.
+The rules are in ``bpe``.
 
     python -m recipes.train_tokenizer --out models/pocket-chat/qwen.tiktoken
 """

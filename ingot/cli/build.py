@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ingot.cli.options.files_flags import PartFlags
-from ingot.cli.options.flags import RARELY, Device, Revision, field_flags, given, given_of, option
+from ingot.cli.options.flags import (
+    CHECKPOINT,
+    RARELY,
+    Device,
+    Revision,
+    field_flags,
+    given,
+    given_of,
+    option,
+)
 from ingot.cli.options.prove_flags import ProveFlags
 from ingot.cli.options.quant_flags import RARE_QUANT, QuantFlags
 from ingot.cli.terminal.console import size_text, stderr, stdout
@@ -21,24 +29,13 @@ from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import bar_shown, parts_shown
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 
-if TYPE_CHECKING:
-    from ingot.measure.evaluate.planned_metrics import Proving
-
-Finish = Callable[[Path], None]
-_LENGTH = f"the model's, at most {DEFAULT_MAX_SEQ_LEN}"
-
 
 @dataclass(frozen=True)
 class BuildFlags:
     """The checkpoint, the engine's limits, and what else a build does."""
 
     output: Annotated[Path, option("The engine folder to create.", "--output", "-o")]
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
-        ),
-    ] = None
+    checkpoint: Annotated[str | None, CHECKPOINT] = None
     dtype: Annotated[str | None, option("fp16, bf16, fp32, or auto: the checkpoint's own.", shown="auto")] = (
         None
     )
@@ -47,7 +44,11 @@ class BuildFlags:
         int | None, option("Maximum requests per step.", shown=str(DEFAULT_MAX_BATCH_SIZE))
     ] = None
     max_seq_len: Annotated[
-        int | None, option("Maximum tokens per request, prompt plus output.", shown=_LENGTH)
+        int | None,
+        option(
+            "Maximum tokens per request, prompt plus output.",
+            shown=f"the model's, at most {DEFAULT_MAX_SEQ_LEN}",
+        ),
     ] = None
     kv_dtype: Annotated[
         str | None,
@@ -94,9 +95,25 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
     quant = quantized.config()
     with ends_once():
         from ingot.building import builder
+        from ingot.building.calibration.calibration_cache import cache_path
+        from ingot.engine.manifest import Manifest
 
         metrics_to_prove = proving.metrics(str(checkpoint), flags.revision, flags.chat_template)
         with ExitStack() as shown:
+
+            def measure_finished(folder: Path) -> None:
+                from ingot.measure.evaluate.proof_metrics import keep, measure
+
+                assert metrics_to_prove is not None
+                shown.close()  # there is one bar at a time
+                with bar_shown() as progress:
+                    metrics = measure(
+                        folder, metrics_to_prove, progress=progress, **given(device=flags.device)
+                    )
+                for name, text in map(metric_line, metrics):
+                    stdout().print(f"  {name:<10}{text}", markup=False)
+                keep(folder, metrics)
+
             part = shown.enter_context(parts_shown())
             steps = part(lambda done, total: f"{done}/{total}")
             path = builder.build(
@@ -106,7 +123,7 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
                 progress=part(lambda done, total: f"{size_text(done)} of {size_text(total)}"),
                 tune_progress=steps,
                 proof_progress=steps,
-                finish=_measuring(metrics_to_prove, flags.device, shown),
+                finish=None if metrics_to_prove is None else measure_finished,
                 **given_of(flags, "output", "checkpoint"),
                 **given(
                     calib=quantized.calib,
@@ -114,48 +131,14 @@ def build(flags: BuildFlags, parts: PartFlags, quantized: QuantFlags, proving: P
                     calib_prompt_seed=quantized.calib_prompt_seed,
                 ),
             )
-    _tell_of_ranges(path, quantized.calib)
-    _show_ranges(path)
-    size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
-
-
-def _tell_of_ranges(engine: Path, calib: Path | None) -> None:
-    """Name the file that a calibrated build leaves beside its engine."""
-    from ingot.building.calibration.calibration_cache import cache_path
-
-    file = cache_path(engine)
-    if calib is not None and file.is_file():
+    cache = cache_path(path)
+    if quantized.calib is not None and cache.is_file():
         what = (
             "caches calibration statistics: the next build with these samples is faster. Delete it any time."
         )
-        stderr().print(f"note: {file} ({size_text(file.stat().st_size)}) {what}", markup=False)
-
-
-def _show_ranges(engine: Path) -> None:
-    """Print the ranges of tokens and of spliced positions, where calibration kept them apart."""
-    from ingot.engine.manifest import Manifest
-
-    calibration = Manifest.read(engine).calibration
+        stderr().print(f"note: {cache} ({size_text(cache.stat().st_size)}) {what}", markup=False)
+    calibration = Manifest.read(path).calibration
     for site, ranges in [] if calibration is None else calibration.range_lines:
         stdout().print(f"  ranges of {site}: {ranges}", markup=False)
-
-
-def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) -> Finish | None:
-    """What measures the finished engine and stores or refuses it; closes what is ``shown`` first, for there
-    is one bar at a time.
-    """
-    if proving is None:
-        return None
-
-    def finish(folder: Path) -> None:
-        from ingot.measure.evaluate.proof_metrics import keep, measure
-
-        shown.close()
-        with bar_shown() as progress:
-            metrics = measure(folder, proving, progress=progress, **given(device=device))
-        for name, text in map(metric_line, metrics):
-            stdout().print(f"  {name:<10}{text}", markup=False)
-        keep(folder, metrics)
-
-    return finish
+    size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+    typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,8 +15,6 @@ from ingot.cli.terminal.step_list import status_shown
 if TYPE_CHECKING:
     from ingot.engine.engine_diff import Comparison, FieldChange, LayerChange, TensorChange
     from ingot.engine.manifest import TensorEntry
-
-_ALL = "List every tensor, including those of quantized layers."
 
 
 def diff(
@@ -41,19 +39,19 @@ def diff(
 
 
 def _show(found: Comparison, every: bool) -> None:
+    from ingot.engine.engine_diff import ABSENT
+
     if found.equal:
         stdout().print("equal")
     for title, changes in (("config", found.config), ("plan", found.plan), ("versions", found.versions)):
-        _section(title, [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in changes])
-    _section("files", [_file_line(c) for c in found.files])
+        _section(title, list(map(_field_line, changes)))
+    only = {(True, False): "only in B", (False, True): "only in A", (False, False): "contents differ"}
+    _section("files", [f"{c.name}: {only[c.left == ABSENT, c.right == ABSENT]}" for c in found.files])
     _section("quantized layers", _layer_lines(found), len(found.layers))
     layers = () if every else {layer.name for layer in found.layers}
     others = [change for change in found.tensors if change.name.rpartition(".")[0] not in layers]
     _section("tensors" if every or not layers else "other tensors", _tensor_lines(others), len(others))
-    _section(
-        "metrics (not part of the verdict)",
-        [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in found.metrics],
-    )
+    _section("metrics (not part of the verdict)", list(map(_field_line, found.metrics)))
 
 
 def _section(title: str, lines: Sequence[str], count: int | None = None) -> None:
@@ -63,20 +61,13 @@ def _section(title: str, lines: Sequence[str], count: int | None = None) -> None
         stdout().print(f"  {line}", markup=False)
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _file_line(change: FieldChange) -> str:
-    from ingot.engine.engine_diff import ABSENT
-
-    if change.left == ABSENT:
-        return f"{change.name}: only in B"
-    return f"{change.name}: only in A" if change.right == ABSENT else f"{change.name}: contents differ"
+def _field_line(change: FieldChange) -> str:
+    left, right = (value if isinstance(value, str) else repr(value) for value in (change.left, change.right))
+    return f"{change.name}: {left} -> {right}"
 
 
 def _layer_lines(found: Comparison) -> list[str]:
-    """A line for all layers of the same two schemes: how many, and how far their weights are apart."""
+    """One line per pair of schemes: how many layers, and how far apart their weights are."""
     groups: dict[tuple[str, str], list[LayerChange]] = {}
     for layer in found.layers:
         groups.setdefault((layer.left, layer.right), []).append(layer)
@@ -92,7 +83,7 @@ def _layer_lines(found: Comparison) -> list[str]:
 
 
 def _tensor_lines(changes: Sequence[TensorChange]) -> list[str]:
-    """A line a tensor; one line for all that differ in nothing but the same two dtypes."""
+    """One line per tensor, or for all that differ only by the same two dtypes."""
     recast: dict[tuple[str, str], list[TensorChange]] = {}
     for change in changes:
         if change.left and change.right and change.aspects == ("dtype",) and not change.max_abs:

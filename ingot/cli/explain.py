@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.inspect import local_folder
+from ingot.cli.opening import local_folder
 from ingot.cli.options.flags import AsJson, EnginePath
-from ingot.cli.options.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+from ingot.cli.options.prompt_sources import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.options.sampling_flags import sampling_flags
 from ingot.cli.terminal.console import aligned, print_json, stdout, write
 from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.modality import expect_text
 
 if TYPE_CHECKING:
-    from ingot.llm.explanation import Explanation, StopRule, TokenPiece
+    from ingot.llm.explanation import Explanation, TokenPiece
 
 _HF = "Hugging Face's generate, called with the same values,"
 
@@ -50,7 +50,6 @@ def explain(
 
 
 def _show(found: Explanation) -> None:
-    """Every part under its own heading."""
     limit = "" if found.max_new_tokens == found.room else f", at most {found.max_new_tokens} requested"
     how = f" by {found.chat_format}" if found.chat_format else ""
     _part(f"prompt ({found.kind}{how})", [] if found.prompt_text is None else [found.prompt_text])
@@ -58,7 +57,15 @@ def _show(found: Explanation) -> None:
         _part("text rendered by the chat format, before tokenization", [str(found.rendered_text)])
     head = f"{found.num_prompt_tokens} of {found.max_seq_len} tokens, room for {found.room} new ones{limit}"
     _part(head, aligned([_token_row(i, t) for i, t in enumerate(found.tokens)], right=(0, 1)))
-    _part("ends at", list(aligned([_stop_row(s) for s in found.stops])) or ["only the limit"])
+    stops = [
+        (
+            _quoted(s.text or "") if s.id is None else f"{s.id} {s.text or ''}".rstrip(),
+            ", ".join(s.origins),
+            "" if s.active else "off: ignore_eos",
+        )
+        for s in found.stops
+    ]
+    _part("ends at", list(aligned(stops)) or ["only the limit"])
     rows = [(flag_of(v.name), _shown(v.value), v.origin, v.note or "") for v in found.sampling]
     _part("values", aligned(rows))
     steps = [*found.processors, found.choice]
@@ -82,14 +89,8 @@ def _token_row(place: int, token: TokenPiece) -> tuple[str, ...]:
 
 
 def _quoted(text: str) -> str:
-    """Text in quotes with its white space visible, as JSON writes it."""
+    """Text as JSON, which shows its white space."""
     return json.dumps(text, ensure_ascii=False).replace("\\\\x", "\\x")
-
-
-def _stop_row(stop: StopRule) -> tuple[str, ...]:
-    shown = _quoted(stop.text or "") if stop.id is None else f"{stop.id} {stop.text or ''}"
-    off = "" if stop.active else "off: ignore_eos"
-    return shown.rstrip(), ", ".join(stop.origins), off
 
 
 def _shown(value: Any) -> str:

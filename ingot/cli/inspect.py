@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ingot.cli.opening import local_folder
 from ingot.cli.options.flags import AsJson, EnginePath, option
 from ingot.cli.terminal.console import print_facts, print_json, size_text, stdout
 from ingot.cli.terminal.metric_text import metric_line
-from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:
     from ingot.config.sampling_params import SamplingParams
@@ -36,32 +35,14 @@ def inspect(
         value = found.to_json() | {"default_params": params.to_json()}
         print_json(value if tensors else {k: v for k, v in value.items() if k != "tensors"})
         return
-    show(found, params)
-    if tensors:
-        _show_tensors(found)
-
-
-def local_folder(name: str) -> Path:
-    """A folder, or a snapshot that is on this machine already: to look inside nothing is downloaded."""
-    from ingot.checkpoint.hub import resolve_checkpoint
-
-    try:
-        return resolve_checkpoint(name, offline=True)
-    except CheckpointError:
-        if Path(name).expanduser().exists():
-            raise
-        raise NoSuchPathError(
-            "neither a folder nor a Hugging Face id in the local cache",
-            seen=name,
-            fix="correct the path, or `ingot build` the id first",
-        ) from None
-
-
-def show(found: Description, params: SamplingParams) -> None:
-    """Print a description, one fact a line."""
-    console = stdout()
-    console.print(f"{found.kind} {found.path}", style="bold", markup=False)
+    stdout().print(f"{found.kind} {found.path}", style="bold", markup=False)
     print_facts(_facts(found, params), 14)
+    if tensors:
+        width = max(map(len, found.tensors), default=0)
+        for name, tensor in found.tensors.items():
+            shape = "x".join(map(str, tensor.shape))
+            line = f"  {name:<{width}}  {tensor.dtype:<8} {shape:<16} {tensor.sha256 or ''}"
+            stdout().print(line.rstrip(), markup=False)
 
 
 def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:
@@ -124,7 +105,6 @@ def _proof(found: Description) -> Iterator[tuple[str, str]]:
 
 
 def _encoder(found: Description) -> Iterator[tuple[str, str]]:
-    """Of a model with an encoder: its layers, what it takes, and the languages that it writes."""
     config = found.manifest.model.encoder
     if config is None:
         return
@@ -151,7 +131,7 @@ def _languages(found: Description) -> str:
         return ", ".join(named) if len(named) <= _FEW else f"{len(named)}"
     try:
         tokens = SpeechTokens.of_vocabulary(size)
-    except IngotError:  # not a published vocabulary: only its tokenizer's names tell
+    except IngotError:  # not a published vocabulary: only its tokenizer names them
         return "those of its tokenizer" if found.tokenizer else "unknown: no tokenizer"
     return f"{len(tokens.languages)}" if tokens.multilingual else "English"
 
@@ -165,7 +145,6 @@ def _positions(found: Description) -> str:
 
 
 def _changed(params: SamplingParams) -> str:
-    """The values that generation_config sets."""
     plain = type(params)().to_json()
     changed: dict[str, Any] = {k: v for k, v in params.to_json().items() if v != plain[k]}
     return ", ".join(f"{k} {v:g}" for k, v in changed.items()) or "greedy, Ingot's defaults"
@@ -179,11 +158,3 @@ def _plan(found: Description) -> str:
     where = f"measured on {plan.gpu} with Triton {plan.triton}"
     text = f"{plan.num_choices} choices other than the defaults, {measured} {where}"
     return text if found.plan_unused is None else f"{text}; not used here: {found.plan_unused}"
-
-
-def _show_tensors(found: Description) -> None:
-    width = max(map(len, found.tensors), default=0)
-    for name, tensor in found.tensors.items():
-        shape = "x".join(map(str, tensor.shape))
-        line = f"  {name:<{width}}  {tensor.dtype:<8} {shape:<16} {tensor.sha256 or ''}"
-        stdout().print(line.rstrip(), markup=False)

@@ -1,9 +1,4 @@
-"""``ingot``: the verbs together.
-
-Covers the list of verbs, ``--version``, ``--debug`` and the exit codes (docs/terminal.md lists them).
-
-    ingot build models/pocket-chat -o engines/pocket-chat
-"""
+"""The ``ingot`` command: its verbs, ``--version``, ``--debug`` and exit codes (docs/terminal.md)."""
 
 from __future__ import annotations
 
@@ -44,10 +39,8 @@ from ingot.errors import IngotError, NoSuchPathError
 from ingot.version import VERSION
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, of which typer may have a copy of its own
-_WORDS = "ingot.words"
-_FAILED, _MISUSED = 1, 2
-_INTERRUPTED = 130
-_BROKEN_PIPE = 141
+_WORDS = "ingot.words"  # key of the command line's words in click's context
+_FAILED, _MISUSED, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 
 
 class Verbs(TyperGroup):
@@ -58,7 +51,7 @@ class Verbs(TyperGroup):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except _UsageError as error:
-            raise _told_misuse(error, args) from None
+            raise _misuse(error, args) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs in the order of ``_VERBS``; those with verbs of their own would come last."""
@@ -66,22 +59,25 @@ class Verbs(TyperGroup):
         return sorted(super().list_commands(ctx), key=order.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words of the command line for error messages."""
         ctx.meta[_WORDS] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        _never_fail_to_encode()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # shows what the terminal's encoding lacks
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableLog())
-        _let_waiting_threads_sleep()
+        # OpenMP's waiting threads spin by default, on cores that busy ones may need; on a CPU, PyTorch's wait
+        # thousands of times per token. OpenMP reads this when PyTorch is imported: no verb has done so yet.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         try:
             try:
                 return super().invoke(ctx)
             finally:
                 sys.stdout.flush()
         except _UsageError as error:
-            raise _told_misuse(error, ctx.meta[_WORDS], ctx.invoked_subcommand) from None
+            raise _misuse(error, ctx.meta[_WORDS], ctx.invoked_subcommand) from None
         except KeyboardInterrupt:
             stderr().print("interrupted")
             raise typer.Exit(_INTERRUPTED) from None
@@ -94,46 +90,31 @@ class Verbs(TyperGroup):
             if isinstance(error, OSError):  # a full disk, a file that may not be read
                 _forget_stdout()
                 error = IngotError(error.strerror or str(error), seen=error.filename)
-            print_error(error, _flags(self.get_command(ctx, ctx.invoked_subcommand or "")))
+            verb = self.get_command(ctx, ctx.invoked_subcommand or "")
+            parts = [verb, *getattr(verb, "commands", {}).values()] if verb is not None else []
+            print_error(error, {flag for part in parts for param in part.params for flag in param.opts})
             raise typer.Exit(_exit_code(error, ctx.invoked_subcommand)) from None
 
 
-def _told_misuse(error: Any, words: list[str], verb: str | None = None) -> typer.Exit:
-    """Print an error of the command line in the words of all others; gives the exit."""
+def _misuse(error: Any, words: list[str], verb: str | None = None) -> typer.Exit:
+    """Print click's error in the form of all others and return the exit."""
     what = error.format_message().rstrip(".")
-    if what:  # else it has shown the help
+    if what:  # else click has shown the help
         pattern = r"^Invalid value(?: for '?([^':]+)'?(?: \(env var: [^)]*\))?)?: "
         what = re.sub(pattern, lambda m: f"{m[1]}: " if m[1] else "", what)
         path = error.ctx.command_path if error.ctx is not None else f"ingot {verb}" if verb else "ingot"
-        fix = _json_fix(what, words) or f"see `{path} --help`"
-        print_error(IngotError(_lower(what), fix=fix))
+        fix = f"see `{path} --help`"
+        after = dict(itertools.pairwise(words)).get("--json", "")
+        is_file = after == "-" or after.endswith(".json") or f"({after})" in what
+        if is_file or any(word.startswith("--json=") for word in words):
+            fix = "--json prints JSON on stdout; --json-file FILE writes it to a file"
+        what = what if what[1:2].isupper() else what[:1].lower() + what[1:]  # a name in capitals stays
+        print_error(IngotError(what, fix=fix))
     return typer.Exit(_MISUSED)
 
 
-def _lower(sentence: str) -> str:
-    """A sentence as it goes on behind "error: "; a name in capitals stays."""
-    return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
-
-
-def _json_fix(what: str, words: list[str]) -> str | None:
-    """What to write where ``--json`` is given the file that it took in some verbs."""
-    after = dict(itertools.pairwise(words)).get("--json", "")
-    is_file = after == "-" or after.endswith(".json") or f"({after})" in what
-    if not is_file and not any(word.startswith("--json=") for word in words):
-        return None
-    return "--json prints JSON on stdout; --json-file FILE writes it to a file"
-
-
-def _flags(verb: Any) -> set[str]:
-    """The flags of a verb; of ``bench`` and ``eval`` those of all their own verbs."""
-    parts = [verb, *getattr(verb, "commands", {}).values()] if verb is not None else []
-    return {flag for part in parts for param in part.params for flag in param.opts}
-
-
 def _exit_code(error: IngotError, verb: str | None) -> int:
-    """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
-    "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds", ``plan`` for "does not fit".
-    """
+    """2 if the command line is wrong, 1 if the work failed; verbs that judge keep 1 for their verdict."""
     judges = verb in ("diff", "align", "eval", "doctor", "plan")
     misused = judges or isinstance(error, NoSuchPathError) or bool(error.fields)
     return _MISUSED if misused else _FAILED
@@ -187,27 +168,10 @@ for _panel, _verbs in _VERBS.items():
             app.command(rich_help_panel=_panel)(_verb)
 
 
-def _never_fail_to_encode() -> None:
-    """A terminal that cannot show a character shows a substitute; a character of a prompt is never lost to
-    an encoding.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _let_waiting_threads_sleep() -> None:
-    """PyTorch's threads on a CPU wait for one another thousands of times a token. By OpenMP's default they
-    spin meanwhile, on the very core that the thread they wait for needs where something else runs, too. The
-    library reads this when PyTorch is imported, which no verb has done yet.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
 def _forget_stdout() -> None:
-    """Let what is still buffered go nowhere, so that the interpreter's last flush does not fail."""
+    """Discard what is still buffered, so that the interpreter's last flush does not fail."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
-    except OSError:  # stdout is no file
+    except OSError:  # stdout is not a file
         return

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ingot.cli.options.flags import RARELY, AsJson, Revision, field_flags, given_of, option
 from ingot.cli.options.limit_flags import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.cli.terminal.console import aligned, print_json, size_text, stdout
-from ingot.cli.terminal.fix_flags import flags_text
+from ingot.cli.terminal.field_flags import flags_text
 from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.quantization.scheme_table import narrow_schemes
 from ingot.config.units import gib_text, parse_size
@@ -19,7 +19,7 @@ from ingot.errors import DeviceError
 
 if TYPE_CHECKING:
     from ingot.memory.host_memory import HostBytes
-    from ingot.memory.ledger import Capacity, Ledger
+    from ingot.memory.ledger import Capacity, Ledger, MemorySetting
     from ingot.memory.memory_fixes import CardRow, Fix
 
 _NO_GPU = (
@@ -27,26 +27,18 @@ _NO_GPU = (
 )
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What is printed: the bill, its fixes, what the host needs, and the cards."""
-
-    bill: Ledger
-    options: list[Fix]
-    host: HostBytes
-    cards: list[CardRow]
-
-
 _MODEL = (
     "An engine or checkpoint folder, a config.json, or a Hugging Face id (only its config.json is "
     "downloaded)."
 )
+_QUANT = f"none, {', '.join(narrow_schemes())} or FILE.yaml."
 _GPU = (
     "What to plan for: a memory size (23.6GiB; GB: 10^9 bytes, GiB: 2^30), auto (this machine's GPU), "
     "cuda:N, or cpu."
 )
 _LENGTH = f"the engine's, or the model's up to {DEFAULT_MAX_SEQ_LEN}"
 _CACHE = "a full batch of the longest requests; on a CPU at most 256 MiB"
+_SIZE = f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"
 
 
 @dataclass(frozen=True)
@@ -55,18 +47,9 @@ class PlanFlags:
 
     model: Annotated[str, typer.Argument(help=_MODEL, metavar="CHECKPOINT|ENGINE|CONFIG")]
     dtype: Annotated[str | None, option("fp16, bf16, fp32, or auto: the model's own.", shown="auto")] = None
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            help=f"none, {', '.join(narrow_schemes())} or FILE.yaml.",
-            show_default="the engine's, or none",
-        ),
-    ] = None
+    quant: Annotated[str | None, option(_QUANT, shown="the engine's, or none")] = None
     gpu: Annotated[str, option(_GPU)] = "auto"
-    max_batch_size: Annotated[
-        int | None,
-        option("Maximum requests per step.", shown=f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"),
-    ] = None
+    max_batch_size: Annotated[int | None, option("Maximum requests per step.", shown=_SIZE)] = None
     max_seq_len: Annotated[
         int | None, option("Maximum tokens per request, prompt plus output.", shown=_LENGTH)
     ] = None
@@ -102,17 +85,20 @@ def plan(flags: PlanFlags) -> None:
     kind, capacity = _capacity(flags.gpu)
     limits = given_of(flags, "model", "gpu", "as_json", *runtime)
     setting = read_setting(flags.model, device=kind, runtime=RuntimeConfig(**runtime), **limits)
-    bill = ledger(setting, capacity)
-    answer = _Answer(bill, fixes(bill), host_ledger(setting), list(fits_by_card(setting)))
+    bill, host = ledger(setting, capacity), host_ledger(setting)
+    options, cards = fixes(bill), list(fits_by_card(setting))
     if flags.as_json:
-        print_json(_json(answer))
+        shown = [{"flags": flags_text(fix.changes)} | fix.to_json() for fix in options]
+        card_rows = [row.to_json() for row in cards]
+        print_json(bill.to_json() | {"fixes": shown, "host": host.to_json(), "cards": card_rows})
     else:
-        _show(answer)
+        _show(bill, options, host)
+        _show_cards(setting, cards)
     raise typer.Exit(1 if capacity is not None and not bill.fits else 0)
 
 
 def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
-    """The kind of machine and what it has; None where ``auto`` finds no GPU."""
+    """The kind of device and its memory; None where ``auto`` finds no GPU."""
     from ingot.device import resolve_device
     from ingot.memory.ledger import Capacity
     from ingot.memory.memory_error import capacity_of
@@ -128,16 +114,8 @@ def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
     return "cuda", Capacity(f"--gpu {gpu}", parse_size(gpu, "gpu"))
 
 
-def _json(answer: _Answer) -> dict[str, Any]:
-    return answer.bill.to_json() | {
-        "fixes": [{"flags": flags_text(fix.changes)} | fix.to_json() for fix in answer.options],
-        "host": answer.host.to_json(),
-        "cards": [row.to_json() for row in answer.cards],
-    }
-
-
-def _show(answer: _Answer) -> None:
-    bill, setting = answer.bill, answer.bill.setting
+def _show(bill: Ledger, options: list[Fix], host: HostBytes) -> None:
+    setting = bill.setting
     model, scheme = setting.model, setting.quant.label
     head = f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {setting.dtype}"
     head += "" if scheme == "none" else f", {scheme}"
@@ -146,30 +124,27 @@ def _show(answer: _Answer) -> None:
     typer.echo(
         f"{limits}, KV cache {size_text(setting.block_bytes / setting.runtime.block_size)} per token\n"
     )
-    _table(list(_bill_rows(bill)), right=(2,))
-    typer.echo("")
-    typer.echo("\n".join(_verdict(bill)))
-    if not answer.options and bill.capacity is not None and not bill.fits:
-        typer.echo("no change of limits makes it fit")
-    if answer.options:
-        typer.echo("\nto make it fit, cheapest first:")
-        rows = [
-            (flags_text(f.changes), f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
-            for f in answer.options
-        ]
-        _table(rows)
-    typer.echo("\nhost")
-    _table([(n, size_text(b), note) for n, b, note in answer.host.rows()], right=(1,))
-    _show_cards(answer)
-
-
-def _bill_rows(bill: Ledger) -> Iterator[tuple[str, ...]]:
-    kind = ""
+    kind, rows = "", []
     for item in bill.items:
         if item.bytes or item.note:
-            yield ("" if item.kind == kind else item.kind), item.name, size_text(item.bytes), item.note
+            name = "" if item.kind == kind else item.kind
+            rows.append((name, item.name, size_text(item.bytes), item.note))
             kind = item.kind
-    yield "needed", "", size_text(bill.needed), ""
+    _table([*rows, ("needed", "", size_text(bill.needed), "")], right=(2,))
+    typer.echo("")
+    typer.echo("\n".join(_verdict(bill)))
+    if not options and bill.capacity is not None and not bill.fits:
+        typer.echo("no change of limits makes it fit")
+    if options:
+        typer.echo("\nto make it fit, cheapest first:")
+        _table(
+            [
+                (flags_text(f.changes), f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
+                for f in options
+            ]
+        )
+    typer.echo("\nhost")
+    _table([(n, size_text(b), note) for n, b, note in host.rows()], right=(1,))
 
 
 def _verdict(bill: Ledger) -> Iterator[str]:
@@ -196,12 +171,12 @@ def _verdict(bill: Ledger) -> Iterator[str]:
         yield f"does not fit: not even one request of {setting.max_seq_len} tokens"
 
 
-def _show_cards(answer: _Answer) -> None:
-    """Two tables, one row a number format and one column a card, named as ``--gpu`` takes it."""
-    setting, cards = answer.bill.setting, list(dict.fromkeys(row.total for row in answer.cards))
-    sold = ", ".join(dict.fromkeys(row.card.removesuffix(" GB") for row in answer.cards))
-    formats = list(dict.fromkeys((row.dtype, row.quant) for row in answer.cards))
-    found = {(row.total, row.dtype, row.quant): row for row in answer.cards}
+def _show_cards(setting: MemorySetting, card_rows: list[CardRow]) -> None:
+    """Two tables with a row per number format and a column per card, named as ``--gpu`` takes it."""
+    cards = list(dict.fromkeys(row.total for row in card_rows))
+    sold = ", ".join(dict.fromkeys(row.card.removesuffix(" GB") for row in card_rows))
+    formats = list(dict.fromkeys((row.dtype, row.quant) for row in card_rows))
+    found = {(row.total, row.dtype, row.quant): row for row in card_rows}
     titles = {
         "max_batch_size": f"largest batch of requests of {setting.max_seq_len} tokens",
         "max_seq_len": f"longest request at batch 1 (the model's limit is {setting.model.max_positions})",

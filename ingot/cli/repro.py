@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.cli.opening import open_llm
-from ingot.cli.options.flags import AsJson, Device, Threads, field_flags, option, set_threads
+from ingot.cli.options.flags import ENGINE_HELP, AsJson, Device, Threads, field_flags, option, set_threads
 from ingot.cli.options.limit_flags import Limits
-from ingot.cli.options.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+from ingot.cli.options.prompt_sources import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.terminal.console import print_facts, print_json, size_text, stderr, stdout
 from ingot.errors import ConfigError, NoSuchPathError
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ingot.proof.repro_run import LayerReplay
 
 _NO_VERDICT = 2  # exit code
-
-
 _LAYER = (
     "The layer to extract, counted from 0; encoder.N: the encoder's; of pictures encoder.vit.N or "
     "encoder.qformer.N."
@@ -31,9 +29,7 @@ _LAYER = (
 _IMAGE = "MiniGPT-4: a picture, which --prompt asks about in the model's chat format."
 _AUDIO = "Whisper: a recording, of which 30 seconds are used. --prompt is then its transcript so far."
 _WIDER = "plain PyTorch in the next wider dtype"
-_ENGINE = typer.Argument(
-    help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE", show_default=False
-)
+_ENGINE = typer.Argument(help=ENGINE_HELP, metavar="ENGINE", show_default=False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,12 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
     would let any output pass.
     """
     if flags.run is not None:
-        _refuse(flags)
+        own = ("layer", "prompt", "ids", "messages", "image", "audio", "language", "step", "out", "expected")
+        named = [f"--{name}" for name in own if getattr(flags, name) is not None]
+        named = named if flags.engine is None else ["ENGINE", *named]
+        if named:
+            what = f"--run takes everything from its file: leave out {', '.join(named)}"
+            raise typer.BadParameter(what)
         _replay(flags.run, flags)
         return
     if flags.engine is None or flags.layer is None:
@@ -94,18 +95,12 @@ def repro(flags: ReproFlags, limits: Limits) -> None:
         _show_bundle(target, size, bundle)
 
 
-def _refuse(flags: ReproFlags) -> None:
-    """Refuse what a bundle has of its own."""
-    own = ("layer", "prompt", "ids", "messages", "image", "audio", "language", "step", "out", "expected")
-    named = [f"--{name}" for name in own if getattr(flags, name) is not None]
-    named = named if flags.engine is None else ["ENGINE", *named]
-    if named:
-        raise typer.BadParameter(f"--run takes everything from its file: leave out {', '.join(named)}")
-
-
 def _capture(engine: str, name: str, layer: str, flags: ReproFlags, limits: Limits) -> Bundle:
     """The bundle, with the names that only the command line knows."""
-    half, index = _place(layer)
+    half, dot, number = layer.rpartition(".")
+    if not number.isdecimal() or (dot and half.partition(".")[0] != "encoder"):
+        allowed = "it takes N or encoder.N; of pictures also encoder.vit.N or encoder.qformer.N"
+        raise typer.BadParameter(f"{layer!r}; {allowed}", param_hint="--layer")
     request, step = _prompt(flags), flags.step or 0
     llm = open_llm(engine, flags.device, flags.threads, limits, "`ingot repro`", instead=None)
     from ingot.proof.repro_run import capture_layer
@@ -113,26 +108,22 @@ def _capture(engine: str, name: str, layer: str, flags: ReproFlags, limits: Limi
     if flags.audio is not None:
         request = _spoken(llm, request, flags.audio, flags.language)
     assert request is not None
-    bundle = capture_layer(llm, request, index, step, flags.expected, half=half)
+    bundle = capture_layer(llm, request, int(number), step, flags.expected, half=half or "decoder")
     words = ["ingot", "repro", name, "--layer", layer, "--step", str(step), *limits.words()]
     bundle.facts = bundle.facts.replace(engine=name, command=" ".join(words))
     return bundle
 
 
-def _place(layer: str) -> tuple[str, int]:
-    """Which half, and which of its layers."""
-    half, dot, index = layer.rpartition(".")
-    if not index.isdecimal() or (dot and half.partition(".")[0] != "encoder"):
-        allowed = "it takes N or encoder.N; of pictures also encoder.vit.N or encoder.qformer.N"
-        raise typer.BadParameter(f"{layer!r}; {allowed}", param_hint="--layer")
-    return half or "decoder", int(index)
-
-
 def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
-    """What was given beside the recording; None: nothing, which a recording does without."""
+    """The prompt; None for a recording without one."""
     given = (flags.messages, flags.prompt, flags.ids)
     if flags.image is not None:
-        return _shown(flags)
+        if flags.prompt is None or (flags.messages, flags.ids, flags.audio) != (None, None, None):
+            raise typer.BadParameter("--image goes with --prompt", param_hint="--image")
+        if not Path(flags.image).is_file():
+            raise NoSuchPathError("no such file", seen=flags.image, field="image")
+        parts = [{"type": "image", "image": flags.image}, {"type": "text", "text": flags.prompt}]
+        return [{"role": "user", "content": parts}]
     if flags.audio is not None and not Path(flags.audio).is_file():
         raise NoSuchPathError("no such file", seen=flags.audio, field="audio")
     if flags.audio is None:
@@ -144,21 +135,8 @@ def _prompt(flags: ReproFlags) -> PromptLike | Messages | None:
     return None if given == (None, None, None) else one_prompt(*given)
 
 
-def _shown(flags: ReproFlags) -> Messages:
-    """A question about a picture."""
-    assert flags.image is not None
-    if flags.prompt is None or (flags.messages, flags.ids, flags.audio) != (None, None, None):
-        raise typer.BadParameter("--image goes with --prompt", param_hint="--image")
-    if not Path(flags.image).is_file():
-        raise NoSuchPathError("no such file", seen=flags.image, field="image")
-    parts = [{"type": "image", "image": flags.image}, {"type": "text", "text": flags.prompt}]
-    return [{"role": "user", "content": parts}]
-
-
 def _spoken(llm: LLM, text: PromptLike | Messages | None, audio: str, language: str | None) -> Prompt:
-    """A window of a recording with the ids that begin its transcript: those given, or start, language and
-    task, and the text so far.
-    """
+    """A recording's first window and the ids after it: those given, or start, language, task and text."""
     from ingot.audio.recording_samples import read_audio
     from ingot.llm.prompt_inputs import Input, Prompt
     from ingot.speech.recording_features import first_window
@@ -190,7 +168,6 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
 
 
 def _replay(path: Path, flags: ReproFlags) -> None:
-    """Replay a bundle and exit by what it gives."""
     from ingot.device import resolve_device
     from ingot.proof.repro_bundle import read_bundle
     from ingot.proof.repro_run import replay
@@ -199,16 +176,11 @@ def _replay(path: Path, flags: ReproFlags) -> None:
     bundle = read_bundle(path)
     found = replay(bundle, resolve_device(flags.device or "auto"))
     if flags.as_json:
-        print_json(_json(found) | {"file": str(path), "bundle": bundle.facts.to_json()})
+        verdict = {"agrees": found.agrees, "repeats": found.repeats, "proves": found.proves}
+        print_json(asdict(found) | verdict | {"file": str(path), "bundle": bundle.facts.to_json()})
     else:
         _show_replay(path, bundle, found)
     raise typer.Exit(1 if not found.agrees else 0 if found.proves else _NO_VERDICT)
-
-
-def _json(found: LayerReplay) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(found) | {"agrees": found.agrees, "repeats": found.repeats, "proves": found.proves}
 
 
 def _show_replay(path: Path, bundle: Bundle, found: LayerReplay) -> None:
@@ -232,8 +204,4 @@ def _verdict(found: LayerReplay, recorded_right: bool) -> str:
         return f"none: the file's floor of {found.floor:.3g} lets any output pass"
     if found.agrees:
         return "as expected" if recorded_right else "as expected: the recorded failure does not occur here"
-    return (
-        "not as expected, the same as recorded"
-        if found.repeats
-        else "not as expected, and not the same as recorded"
-    )
+    return f"not as expected, {'the' if found.repeats else 'and not the'} same as recorded"

@@ -4,27 +4,65 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.cli.opening import open_llm
 from ingot.cli.options.flags import AsJson, Device, EnginePath, Threads, field_flags, option
-from ingot.cli.options.grammar_flags import GrammarFlags
 from ingot.cli.options.limit_flags import Limits
 from ingot.cli.options.prompt_sources import ManyIds, PromptFile, PromptGiven, read_prompts
 from ingot.cli.options.sampling_flags import sampling_flags
 from ingot.cli.terminal.console import print_json, speed_text, stderr, write
+from ingot.config.files.json_text import read_text
+from ingot.config.grammar_spec import Grammar
 from ingot.config.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ingot.llm import LLM, Answer, Output
+    from ingot.llm import LLM, Output
     from ingot.llm.llm import Messages, PromptLike
     from ingot.text.tokenizer.tokenizer import Tokenizer
 
 
 _IMAGE = "A picture that stands before each prompt, of an engine that takes pictures; may be repeated."
+_STRUCTURE = "Structured answers"
 _RAW = "Continue texts as they are, instead of sending them as user messages to a model that chats."
+
+
+@dataclass(frozen=True)
+class GrammarFlags:
+    """What the text of an answer must be; at most one is given."""
+
+    json_schema: Annotated[
+        Path | None,
+        option(
+            "JSON, valid under the schema in this file.",
+            panel=_STRUCTURE,
+            shown=False,
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    regex: Annotated[
+        str | None, option("Text that the whole pattern matches.", panel=_STRUCTURE, shown=False)
+    ] = None
+    choice: Annotated[
+        list[str] | None, option("This text; repeated, one of several.", panel=_STRUCTURE, shown=False)
+    ] = None
+
+    def grammar(self) -> Grammar | None:
+        """The grammar; None without a flag."""
+        if sum(bool(one) for one in (self.json_schema, self.regex, self.choice)) > 1:
+            raise typer.BadParameter("give one of --json-schema, --regex and --choice")
+        if self.json_schema is not None:
+            try:
+                return Grammar.json_schema(read_text(self.json_schema))
+            except (OSError, UnicodeDecodeError) as error:
+                raise typer.BadParameter(f"{self.json_schema}: {error}", param_hint="--json-schema") from None
+        if self.regex:
+            return Grammar.regex(self.regex)
+        return Grammar.choice(self.choice) if self.choice else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +105,13 @@ def run(
         what = "--raw sends no pictures" if flags.raw else "this engine takes no pictures"
         raise typer.BadParameter(what, param_hint="--image")
     if not flags.raw and llm.chat_format is not None:
-        given = _as_messages(given, flags.image or [])
+        if any(one.prompt is not None for one in given):
+            stderr().print(
+                "note: sent in the model's chat format; --raw sends the text as it is", style="dim"
+            )
+        if flags.image and any(one.prompt is None for one in given):
+            raise typer.BadParameter("goes with prompts of text", param_hint="--image")
+        given = [one.as_message(flags.image or []) for one in given]
     inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)
@@ -84,22 +128,20 @@ def run(
             timing = {"load_seconds": loaded - start, "seconds": seconds, "output_tokens": num_tokens}
             _print_json(given, outputs, timing, llm.tokenizer)
         else:
-            _print_text(given, outputs, limit)
+            for i, output in enumerate(outputs):
+                count = len(output.answers)
+                for j, answer in enumerate(output.answers, start=1):
+                    _write_title(given, i, f" answer {j}/{count}" if count > 1 else "")
+                    ids = " ".join(map(str, answer.token_ids))  # of an engine without a tokenizer
+                    write((ids if answer.text is None else answer.text) + "\n")
+            ended = [(o, a) for o in outputs for a in o.answers if a.finish_reason == "length"]
+            _note_cut([len(o.prompt_token_ids) + len(a.token_ids) for o, a in ended], limit)
     seconds = time.perf_counter() - loaded
     stderr().print(speed_text(num_tokens, seconds), style="dim")
 
 
-def _as_messages(given: list[PromptGiven], images: list[str]) -> list[PromptGiven]:
-    """The texts as messages of a user, which is said on stderr."""
-    if any(one.prompt is not None for one in given):
-        stderr().print("note: sent in the model's chat format; --raw sends the text as it is", style="dim")
-    if images and any(one.prompt is None for one in given):
-        raise typer.BadParameter("goes with prompts of text", param_hint="--image")
-    return [one.as_message(images) for one in given]
-
-
 def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:
-    """Say once on stderr that prompts leave less room than for the new tokens that are wanted."""
+    """Note on stderr that prompts leave room for fewer new tokens than are wanted."""
     tight = [n for n in lengths if wanted is not None and limit - wanted < n < limit]
     if not tight:
         return
@@ -114,9 +156,7 @@ def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:
 def _stream(
     llm: LLM, given: list[PromptGiven], inputs: list[PromptLike | Messages], params: SamplingParams
 ) -> list[tuple[int, bool]]:
-    """Write answers as they come, each after that of the prompt before; returns the number of tokens of each,
-    and whether it was cut off.
-    """
+    """Stream the answers in the order of their prompts; per answer its tokens, and whether it was cut off."""
     pieces = llm.stream_many(inputs, params)
     texts, counts = [""] * len(inputs), [0] * len(inputs)
     reasons: list[str | None] = [None] * len(inputs)
@@ -138,42 +178,23 @@ def _stream(
 
 
 def _write_title(given: list[PromptGiven], turn: int, which: str = "") -> None:
-    """The line before an answer where there are several."""
+    """The line above an answer where there are several."""
     if turn < len(given) and (len(given) > 1 or which):
         write(f"=== {turn + 1}/{len(given)}{which}: {given[turn].title}\n")
 
 
-def _print_text(given: list[PromptGiven], outputs: list[Output], limit: int) -> None:
-    """The answers; a line that begins with === goes before each when there are several."""
-    for i, output in enumerate(outputs):
-        for j, answer in enumerate(output.answers, start=1):
-            _write_title(given, i, f" answer {j}/{len(output.answers)}" if len(output.answers) > 1 else "")
-            write(_text(answer) + "\n")
-    cut = [(o, a) for o in outputs for a in o.answers if a.finish_reason == "length"]
-    _note_cut([len(o.prompt_token_ids) + len(a.token_ids) for o, a in cut], limit)
-
-
 def _note_cut(totals: list[int], limit: int) -> None:
-    """Say on stderr that answers ended at their limit and not by themselves; ``totals`` are the tokens of
-    their prompts and theirs, ``limit`` the engine's own.
-    """
+    """Note on stderr that answers were cut off; ``totals``: their tokens with the prompts'."""
     if totals:
         which = "the answer was" if len(totals) == 1 else f"{len(totals)} answers were"
         flag = "the engine's --max-seq-len" if min(totals) >= limit else "--max-new-tokens"
         stderr().print(f"({which} cut off; {flag} sets the limit)", style="dim")
 
 
-def _text(answer: Answer) -> str:
-    """The answer's text, or its token ids where the engine has no tokenizer."""
-    return " ".join(map(str, answer.token_ids)) if answer.text is None else answer.text
-
-
 def _print_json(
     given: list[PromptGiven], outputs: list[Output], timing: dict[str, Any], tokenizer: Tokenizer | None
 ) -> None:
-    """An object a line and prompt; the timing is of all prompts together. Tokens with log-probabilities
-    have their text beside them.
-    """
+    """One line of JSON per prompt. Log-probabilities get their tokens' text; the timing is of all prompts."""
     for one, output in zip(given, outputs, strict=True):
         line: dict[str, Any] = {"prompt": one.prompt}
         if one.messages is not None:

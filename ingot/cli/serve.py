@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.opening import server_packages
+from ingot.cli.opening import check_key, server_packages
 from ingot.cli.options.flags import Threads, field_flags, given, given_of, option
 from ingot.cli.options.limit_flags import PANEL as LIMITS
 from ingot.cli.options.limit_flags import Limits
-from ingot.cli.options.page_flags import PANEL, PageFlags
 from ingot.cli.options.serve_file import ServeFile, behind, flag_types, read_serve_file
 from ingot.cli.terminal.console import stderr
+from ingot.cli.web import PANEL, PageFlags
 from ingot.config.server_config import ServeConfig
 from ingot.errors import RequestError
 
 if TYPE_CHECKING:
-    from ingot.adapters.web.page_process import PageProcess
     from ingot.serve.engine_calls.process_protocol import LoadEngine
     from ingot.serve.served_model import TextSide
 
@@ -35,14 +34,13 @@ _CONFIG = "Flags, and engines with flags of their own; the command line override
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _CHUNKS = "64 of prompts over 2048 tokens on a GPU, 16 on a CPU"
 _SHARE = "Share of a step that a long prompt may take while others decode; a larger one shortens its TTFT."
-_SHARES = "none"
 _WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
 @dataclass(frozen=True)
 class Address:
-    """Fields of ``ServeConfig``; None: as the library has it."""
+    """Fields of ``ServeConfig``; None: its default."""
 
     host: Annotated[str | None, option("Address to listen on.", shown="127.0.0.1", panel=_SERVER)] = None
     port: Annotated[
@@ -80,7 +78,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ServeFlags:
-    """What is served, and how; None: as the library has it."""
+    """What is served, and how; None: the library's default."""
 
     name: Annotated[list[str] | None, option(_NAME, shown="the folder's", panel=_SERVER)] = None
     api_key: Annotated[
@@ -91,14 +89,14 @@ class ServeFlags:
     device: Annotated[list[str] | None, option(_DEVICE, shown="auto")] = None
     threads: Threads = None
     prompt_chunk: Annotated[int | None, option(_CHUNK, shown=_CHUNKS, panel=LIMITS, min=1)] = None
-    prompt_share: Annotated[float | None, option(_SHARE, shown=_SHARES, panel=LIMITS, min=0.001, max=1.0)] = (
+    prompt_share: Annotated[float | None, option(_SHARE, shown="none", panel=LIMITS, min=0.001, max=1.0)] = (
         None
     )
 
 
 @dataclass(frozen=True)
 class Own:
-    """What an engine in the file may have of its own, beside limits."""
+    """What an engine in the file may set for itself, beside limits."""
 
     name: Annotated[str | None, option(_NAME)] = None
     unproven: Annotated[bool, option(_UNPROVEN)] = False
@@ -140,7 +138,12 @@ def serve(
     key = wanted.api_key
     check_key(key)
     served = ServeConfig(**given_of(behind(address, file.values)))
-    _check_page(page, wanted.web)
+    if wanted.web:
+        from ingot.adapters.web.page_process import check_page
+
+        check_page(page.config("http://127.0.0.1", ()))  # the server's own URL is not known yet
+    elif page != PageFlags():
+        raise typer.BadParameter("flags of the page need --web", param_hint="--web")
     sides = _text_sides(models)
     for side, model in zip(sides, models, strict=True):
         side.check_proof(unproven=model.unproven, allow="add --unproven")
@@ -154,41 +157,18 @@ def serve(
         def ready(url: str) -> None:
             stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
             if wanted.web:
-                beside.enter_context(_page_process(page, url, key, served.allowed_host))
+                from ingot.adapters.web.page_process import PageProcess
+
+                process = PageProcess(page.config(url, served.allowed_host), key)
+                beside.enter_context(contextlib.closing(process))
 
         if asyncio.run(run(sides, loads, served, api_key=key, on_ready=ready)):
             raise KeyboardInterrupt
 
 
-def check_key(key: str | None) -> None:
-    """Refuse a key that no HTTP header can carry."""
-    if key is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
-        raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
-
-
-def _check_page(page: PageFlags, web: bool) -> None:
-    """What would keep the page from starting is known before engines are loaded."""
-    if web:
-        from ingot.adapters.web.page_process import check_page
-
-        check_page(page.config("http://127.0.0.1", ()))  # the server's own, which is not known yet
-    elif page != PageFlags():
-        raise typer.BadParameter("flags of the page need --web", param_hint="--web")
-
-
-def _page_process(
-    page: PageFlags, url: str, key: str | None, hosts: tuple[str, ...]
-) -> contextlib.closing[PageProcess]:
-    from ingot.adapters.web.page_process import PageProcess
-
-    return contextlib.closing(PageProcess(page.config(url, hosts), key))
-
-
 @dataclass(frozen=True)
 class ServedEngine:
-    """An engine to serve, with its own values; ``name`` None: the folder's. ``prompt``: fields of
-    ``RuntimeConfig`` that a server alone has flags for.
-    """
+    """An engine to serve; ``prompt``: fields of ``RuntimeConfig`` that only a server has flags for."""
 
     path: str
     name: str | None
@@ -236,7 +216,7 @@ def _one_each(
 
 
 def _text_sides(models: list[ServedEngine]) -> list[TextSide]:
-    """What is known of each model, under the names that clients use."""
+    """Each model's text side, under the name that clients use."""
     from ingot.checkpoint.hub import resolve_checkpoint
     from ingot.engine.manifest import is_engine
 

@@ -1,15 +1,9 @@
-"""``ingot transcribe``: recordings to text, subtitles and tables.
-
-Covers where transcripts go, and progress in seconds of audio.
-
-    ingot transcribe engines/whisper talk.mp3 --format srt
-"""
+"""``ingot transcribe``: recordings to text, subtitles and tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +15,7 @@ from ingot.cli.options.limit_flags import Limits
 from ingot.cli.options.transcribe_flags import TranscribeFlags, layout_of, transcribe_flags
 from ingot.cli.terminal.console import stderr, stdout, write
 from ingot.cli.terminal.recordings import STDIN, source_name, source_of, tell_failure, tell_left_out
-from ingot.cli.terminal.step_list import Progress, parts_shown
+from ingot.cli.terminal.step_list import parts_shown
 from ingot.errors import IngotError, RequestError
 
 if TYPE_CHECKING:
@@ -52,9 +46,21 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
         raise typer.BadParameter("- is stdin, and stands alone", param_hint="FILE")
     folder = flags.output or (Path() if len(names) > 1 else None)
     if not any(name == STDIN or Path(name).exists() for name in names):
-        _tell_missing(names)  # before an engine is loaded
+        from ingot.audio.recording_samples import no_such_file
+
+        for name in names:
+            tell_failure(name, no_such_file(name))
+        if len(names) > 1:
+            stderr().print(f"{len(names)} of {len(names)} recordings failed")
         raise typer.Exit(_FAILED)
-    written = None if folder is None or flags.compare else _paths(names, folder, flags.format)
+    written = None
+    if folder is not None and not flags.compare:  # named as Whisper's own command line does
+        written = [folder / f"{source_name(name, 'stem')}.{flags.format}" for name in names]
+        twice = sorted({str(path) for path in written if written.count(path) > 1})
+        if twice:
+            what, fix = "several recordings would become one file", "--output, one by one"
+            raise RequestError(what, seen=twice, field="output", fix=fix)
+        folder.mkdir(parents=True, exist_ok=True)
     set_threads(flags.threads)
     if flags.compare is not None:
         from ingot.cli.measure.transcribe_compare import compare
@@ -73,30 +79,9 @@ def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) 
         raise typer.Exit(_FAILED)
 
 
-def _tell_missing(names: Sequence[str]) -> None:
-    from ingot.audio.recording_samples import no_such_file
-
-    for name in names:
-        tell_failure(name, no_such_file(name))
-    if len(names) > 1:
-        stderr().print(f"{len(names)} of {len(names)} recordings failed")
-
-
-def _paths(names: Sequence[str], folder: Path, format: str) -> list[Path]:
-    """Where each transcript goes, as Whisper's own command line names it."""
-    paths = [folder / f"{source_name(name, 'stem')}.{format}" for name in names]
-    twice = sorted({str(path) for path in paths if paths.count(path) > 1})
-    if twice:
-        raise RequestError(
-            "several recordings would become one file", seen=twice, field="output", fix="--output, one by one"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return paths
-
-
 @dataclass
 class _Work:
-    """Recordings on their way to their places; ``paths``: None: stdout."""
+    """The transcription of all recordings; ``paths`` None: to stdout."""
 
     names: list[str]
     format: str
@@ -106,19 +91,23 @@ class _Work:
     audio_seconds: dict[int, float] = field(default_factory=dict)  # seconds, by position
 
     def run(self, transcriber: Transcriber, options: dict[str, Any], *, batched: bool) -> None:
-        """All of them. Text of one goes out as it comes."""
+        """Transcribe all of them; a single one's text is printed as it comes."""
         from ingot.audio.recording_samples import audio_seconds
         from ingot.speech.recording_files import transcribe_each
 
         sources = [source_of(name) for name in self.names]
         lengths = [audio_seconds(source) for source in sources]
         start = time.perf_counter()
-        with seconds_shown(shown=self.paths is not None or not stdout().is_terminal) as progress:
+        with ExitStack() as opened:
+            progress = None
+            if self.paths is not None or not stdout().is_terminal:  # no transcript breaks the bar
+                progress = opened.enter_context(parts_shown())(lambda done, total: f"{done}/{total} s")
             events = transcribe_each(transcriber, sources, len(sources) if batched else 1, **options)
-            with closing(events):
-                for position, found in events:
-                    self._take(position, found, lengths)
-                    progress(source_name(self.names[position]), *self._seconds(lengths))
+            for position, found in opened.enter_context(closing(events)):
+                self._take(position, found, lengths)
+                if progress is not None:
+                    done = round(sum(self.audio_seconds.values()))
+                    progress(source_name(self.names[position]), done, round(sum(lengths)))
         if self.audio_seconds:
             audio, seconds = sum(self.audio_seconds.values()), time.perf_counter() - start
             text = f"{audio:.1f} s of audio in {seconds:.2f} s ({audio / seconds:.1f}x)"
@@ -150,22 +139,3 @@ class _Work:
         with atomic_file(self.paths[position]) as part:
             part.write_text(written(found, self.format, self.layout), encoding="utf-8")
         stderr().print(f"written: {self.paths[position]}", markup=False, style="dim")
-
-    def _seconds(self, lengths: list[float]) -> tuple[int, int]:
-        """Seconds of audio: transcribed so far, and of all recordings."""
-        return round(sum(self.audio_seconds.values())), round(sum(lengths))
-
-
-def seconds_shown(*, shown: bool) -> Any:
-    """A bar in seconds of audio, where stderr is a terminal on which no transcript appears."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def bar() -> Any:
-        with parts_shown() as parts:
-            yield parts(lambda done, total: f"{done}/{total} s")
-
-    def silent(what: str, done: int, total: int) -> None: ...
-
-    progress: Progress = silent
-    return bar() if shown else nullcontext(progress)

@@ -52,23 +52,16 @@ def triton(
         str(engine), unproven=unproven, max_queue=max_queue, threads=threads, **given_of(limits)
     )
     trusted_side(found, engine, unproven=unproven)
-    gpu = _gpu(device or "auto")
+    if device in (None, "auto"):
+        from ingot.device import resolve_device
+
+        device = str(resolve_device("auto"))
+    kind, _, index = str(device).partition(":")  # of the machine that serves, which may be another
+    if device != "cpu" and (kind != "cuda" or (index and not index.isdigit())):
+        raise DeviceError("unknown device", seen=device, allowed="auto, cpu, cuda, cuda:N", field="device")
+    gpu = None if device == "cpu" else int(index or 0)
     folder = write_model(output, found, settings, gpu=gpu, copy=copy, force=force)
     stderr().print(f"wrote {folder} for {'a CPU' if gpu is None else f'GPU {gpu}'}", markup=False)
     if not copy:
         held = f"its config.pbtxt holds the path {engine.resolve()}; --copy makes the repository movable"
         stderr().print(held, markup=False)
-
-
-def _gpu(device: str) -> int | None:
-    """The number of the GPU, which another machine may have; None: a CPU."""
-    if device == "auto":
-        from ingot.device import resolve_device
-
-        device = str(resolve_device(device))
-    kind, _, index = device.partition(":")
-    if device == "cpu":
-        return None
-    if kind != "cuda" or (index and not index.isdigit()):
-        raise DeviceError("unknown device", seen=device, allowed="auto, cpu, cuda, cuda:N", field="device")
-    return int(index or 0)

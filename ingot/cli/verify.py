@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ingot.engine.source_figures import SourceFigures
     from ingot.proof.verify_engine import Verification
 
-_WIDE = 0.1  # a limit of rows of logits, of their size, that tells of nothing but itself
+_WIDE = 0.1  # a limit on a row of logits, relative to its norm, that would catch nothing
 
 
 def verify(
@@ -67,8 +67,15 @@ def _facts(found: Verification) -> Iterator[tuple[str, str]]:
         if found.proven_by is None:
             yield "cases", "none: the engine was built with --no-proof or by an older Ingot; build it again"
     elif found.dtype is not None:
-        yield "steps", f"{found.num_steps} of {found.num_tokens} tokens, {_worst_step(found)}"
-        yield "cases", f"{found.num_cases}, {_worst(found)}"
+        step = cases = "nothing compared"
+        if found.steps:
+            place = max(found.steps, key=lambda name: found.steps[name])
+            step = f"largest deviation {found.steps[place]:.2g} of its limit ({place})"
+        if found.worst:
+            parts = ", ".join(f"{name} {ratio:.2g}" for name, ratio in found.worst.items())
+            cases = f"largest deviations in noise floors (limit {found.factor:g}): {parts}"
+        yield "steps", f"{found.num_steps} of {found.num_tokens} tokens, {step}"
+        yield "cases", f"{found.num_cases}, {cases}"
         if found.limits:
             yield "limits", _limits(found.limits)
     if found.source is not None:
@@ -88,24 +95,6 @@ def _source(figures: SourceFigures) -> str:
     )
     where = f", largest deviation {share:.3g} of its limit ({measure}, {kind})" if share else ""
     return f"{figures.tensors} tensors compared with the checkpoint{where}"
-
-
-def _worst_step(found: Verification) -> str:
-    place = max(found.steps, key=lambda name: found.steps[name], default=None)
-    return (
-        "nothing compared"
-        if place is None
-        else f"largest deviation {found.steps[place]:.2g} of its limit ({place})"
-    )
-
-
-def _worst(found: Verification) -> str:
-    parts = ", ".join(f"{name} {ratio:.2g}" for name, ratio in found.worst.items())
-    return (
-        f"largest deviations in noise floors (limit {found.factor:g}): {parts}"
-        if parts
-        else "nothing compared"
-    )
 
 
 def _limits(limits: dict[str, float]) -> str:

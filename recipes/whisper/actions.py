@@ -1,7 +1,7 @@
 """Verbs, times, numbers and names in English and German.
 
-Owns the lists. A verb line: English base, third person, past; German infinitive, third person, participle.
-All take an accusative object and "haben", and none is separable, so every template can use every verb.
+A verb line: English base, third person, past; German infinitive, third person, participle. All take an
+accusative object and "haben", and none is separable, so every template can use every verb.
 
     number_word(21, "de") == "einundzwanzig"
 """

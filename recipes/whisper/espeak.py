@@ -1,7 +1,7 @@
 """Speech from text by espeak-ng, with the time of each word and phoneme.
 
-Owns the calls into the library. espeak-ng is under the GPL: this recipe loads it to make training data. Ingot
-never imports it, and neither the library nor its data is shipped.
+espeak-ng is under the GPL: this recipe loads it to make training data. Ingot never imports it, and neither
+the library nor its data is shipped.
 
     spoken = Espeak().speak("Anna buys a lamp.", "en-us+f2", rate=160, pitch=50)
 """

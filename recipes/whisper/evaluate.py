@@ -1,7 +1,7 @@
 """Word error rates and timestamp errors of a pocket speech model on its two tests.
 
-Owns the tests' windows and the scores. One test has sentences that training never saw, the other the same by
-voices that it never heard; each is heard clean and in noise, one sentence a window and several.
+One test has sentences that training never saw, the other the same by voices that it never had; each is
+transcribed clean and in noise, one sentence per window and several.
 
     python -m recipes.whisper.evaluate --model models/pocket-whisper --speech /tmp/speech
 """

@@ -1,6 +1,6 @@
 """Write a trained pocket speech model as a Hugging Face folder: fp16 safetensors, configs, tokenizer.
 
-Owns the layout. Same weights and vocabulary in, same bytes out.
+Same weights and vocabulary in, same bytes out.
 
     python -m recipes.whisper.export --run run --out models/pocket-whisper
 """

@@ -1,7 +1,7 @@
 """The model that is trained: Whisper under Hugging Face's tensor names, and greedy decoding.
 
-Owns the mathematics (pre-norm layers, GELU, keys without bias, sinusoids in the encoder) and two helpers of
-training alone: a guess of the phoneme in each encoder position, and where one head of a layer looks.
+Pre-norm layers, GELU, keys without bias, sinusoids in the encoder; and two helpers of training alone: a guess
+of the phoneme in each encoder position, and where one head of a layer looks.
 
     model = PocketWhisper(Shape()); logits = model(features, ids).logits
 """

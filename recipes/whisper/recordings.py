@@ -1,7 +1,7 @@
 """The tests of the pocket speech model as recordings with a manifest, for ``ingot eval wer`` and ``sweep``.
 
-Owns the files, at 16 kHz, and a record of each with its text, its language, and start and end of every
-sentence in seconds.
+Files are at 16 kHz; a record of each has its text, its language, and start and end of every sentence in
+seconds.
 
     python -m recipes.whisper.recordings --speech /tmp/speech --test test-unseen --noise --out /tmp/unseen
     ingot eval wer engines/pocket-whisper --data /tmp/unseen/manifest.jsonl

@@ -1,7 +1,7 @@
 """Plans become features: utterances are placed, heard in a room, through a line and in noise.
 
-Owns the acoustics, all on the model's device: gain, rooms (Gaussian noise under an exponential decay), band
-limits, white, pink and brown noise, and babble of other utterances. Knows no tokens.
+Acoustics, on the model's device: gain, rooms (Gaussian noise under an exponential decay), band limits, white,
+pink and brown noise, and babble of other utterances.
 
     heard = Sound(samples, labels, device).render(Batch.of(plans), 480_000, generator)
 """

@@ -1,8 +1,7 @@
 """Sentences in English and German that mean the same, and which of them are held out.
 
-Owns the templates and the rule of the test: its sentences are drawn first, and no training sentence has a
-run of four words that occurs in one of them. Every such run has two open places or more, so few sentences
-are lost.
+The sentences of the test are drawn first, and no training sentence has a run of four words that occurs in one
+of them. Every such run has two open places or more, so few sentences are lost.
 
     sentence(random.Random(1)).en     # "The old gardener finally sold twelve lamps in Vienna."
 """

@@ -1,6 +1,6 @@
 """Nouns, adjectives and places in English and German, with what agreement needs.
 
-Owns the lists. A noun line: English singular and plural, German singular and plural, gender.
+A noun line: English singular and plural, German singular and plural, gender.
 
     NOUNS[0].en == ("lamp", "lamps")
 """

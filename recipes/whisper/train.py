@@ -1,7 +1,7 @@
 """Train the pocket speech model on synthesised speech: one GPU, minutes.
 
-Owns the loss, the schedule and what a broken-off run continues from. The schedule follows the clock, so a run
-ends on time at any speed. It begins with short windows, where attention soon finds what is said where.
+An interrupted run can be continued. The schedule follows the clock, so a run ends on time at any speed. It
+begins with short windows, where attention soon finds what is said where.
 
     train(Run(folder, model, options), utterances, sound, vocabulary, until=time.perf_counter() + 500)
 """
@@ -84,12 +84,12 @@ class Losses:
 
 
 def _looked(attention: Tensor, looks: Tensor) -> Tensor:
-    """How surprising it would be to look where the tokens are heard, mean over those whose place is told."""
-    told = looks[..., 0] >= 0
+    """Cross-entropy of looking where each token is spoken, mean over tokens whose place is known."""
+    known = looks[..., 0] >= 0
     sums = F.pad(attention.cumsum(-1), (1, 0))
     places = looks.clamp(min=0)
     inside = sums.gather(2, places[..., 1:] + 1) - sums.gather(2, places[..., :1])
-    return -((inside[..., 0].clamp(min=1e-5).log() * told).sum() / told.sum().clamp(min=1))
+    return -((inside[..., 0].clamp(min=1e-5).log() * known).sum() / known.sum().clamp(min=1))
 
 
 def rate_at(progress: float, options: TrainOptions) -> float:
@@ -129,16 +129,16 @@ class Run:
             plain = {key: value.detach().float().cpu().contiguous() for key, value in tensors.items()}
             save_file(plain, self.folder / f".{name}")
             (self.folder / f".{name}").replace(self.folder / f"{name}.safetensors")
-        told = {"seconds": self.seconds, "step": self.step, "log": self.log}
-        (self.folder / "state.json").write_text(json.dumps(told))
+        progress = {"seconds": self.seconds, "step": self.step, "log": self.log}
+        (self.folder / "state.json").write_text(json.dumps(progress))
         self.saved = self.seconds
 
     def resume(self) -> bool:
         """Continue where ``save`` was; False where nothing was saved."""
         if not (self.folder / "state.json").exists():
             return False
-        told = json.loads((self.folder / "state.json").read_text())
-        self.seconds, self.step, self.log = told["seconds"], told["step"], told["log"]
+        progress = json.loads((self.folder / "state.json").read_text())
+        self.seconds, self.step, self.log = progress["seconds"], progress["step"], progress["log"]
         self.saved = self.seconds
         self.model.load_state_dict(load_file(self.folder / "weights.safetensors"))
         moments = {name: load_file(self.folder / f"{name}.safetensors") for name in ("exp_avg", "exp_avg_sq")}

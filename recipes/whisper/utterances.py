@@ -1,7 +1,7 @@
 """Spoken sentences with the times of their words and phonemes, in shards on disk.
 
-Owns the voices, who of them is held out, and the shards' format: 16 kHz int16 samples and a phoneme label per
-20 ms. Every utterance is a sentence of one speaker at one speed.
+Shards hold 16 kHz int16 samples and a phoneme label per 20 ms. Every utterance is a sentence of one speaker
+at one speed; some voices are held out.
 
     python -m recipes.whisper.utterances --out /tmp/speech --hours 60 --processes 16
 """

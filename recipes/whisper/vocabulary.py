@@ -1,6 +1,6 @@
 """The vocabulary of the pocket speech model: byte-level BPE and Whisper's special tokens.
 
-Owns tokenizer.json. Order of ids: ranks, <|endoftext|>, <|startoftranscript|>, languages, <|translate|>,
+Order of ids in tokenizer.json: ranks, <|endoftext|>, <|startoftranscript|>, languages, <|translate|>,
 <|transcribe|>, <|startoflm|>, <|startofprev|>, <|nospeech|>, <|notimestamps|>, <|0.00|> to <|30.00|>.
 
     python -m recipes.whisper.vocabulary --out models/pocket-whisper

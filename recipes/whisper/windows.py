@@ -1,7 +1,7 @@
 """Windows of a recording as the model sees them in training: who speaks when, and the tokens that say so.
 
-Owns the plan of a window: utterances and their places, the prompt, timestamps, what the loss counts. A
-plan holds no audio; ``render`` makes it heard. Source of the layout: Radford et al. 2022, section 2.3.
+A plan of a window holds utterances and their places, the prompt, timestamps and what the loss counts, but no
+audio; ``render`` adds it. Source of the layout: Radford et al. 2022, section 2.3.
 
     plan = Planner(utterances, vocabulary, seconds=30).plan(random.Random(1))
 """

@@ -1,7 +1,7 @@
 """Small sums: bare, in words, as stories about counting, and carried on over several turns.
 
-Owns which sums are asked and how. A held-out sum is an operation with an ordered pair of numbers; of a
-product the other order is always trained on, so that the tables are complete.
+A held-out sum is an operation with an ordered pair of numbers; of a product the other order is always trained
+on, so that the tables are complete.
 
     sum_turn(random.Random(1), "en", "train")
 """

@@ -1,8 +1,6 @@
 """What every generator of the world returns, and how it becomes ChatML.
 
-Owns the conversation types and the frame around messages. Knows no tokenizer and no task.
-
-    Conversation("sums", "en", None, (Turn("1+1?", "1 + 1 = 2."),)).messages()
+Conversation("sums", "en", None, (Turn("1+1?", "1 + 1 = 2."),)).messages()
 """
 
 from __future__ import annotations

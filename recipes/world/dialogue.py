@@ -1,6 +1,6 @@
 """Small talk: greetings, who the model is, thanks, remembering a name, and saying so when it does not know.
 
-Owns the short exchanges. What is asked about facts, texts and sums has files of its own.
+Questions about facts, texts and sums are in files of their own.
 
     small_talk(random.Random(1), "en", "Ingot")
 """

@@ -1,6 +1,6 @@
 """The wording of small talk in both languages.
 
-Owns tables of questions and answers only; ``dialogue`` puts them together.
+``dialogue`` puts them together.
 
     CHAT["en"][0]
 """

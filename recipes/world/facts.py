@@ -1,8 +1,6 @@
 """The facts a pocket model knows by heart: the invented countries, some real capitals, colours, a word list.
 
-Owns tables of facts and the ways to ask for them. Nothing here depends on a conversation.
-
-    fact_turn(random.Random(1), "en")
+fact_turn(random.Random(1), "en")
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The items a model is judged on: never trained on, one turn each, with the default system message.
 
-Owns the choice of held-out items. Knows nothing of models and scores.
-
-    heldout_items(seed=2026, summaries=200, questions=200, sums=100)
+heldout_items(seed=2026, summaries=200, questions=200, sums=100)
 """
 
 from __future__ import annotations

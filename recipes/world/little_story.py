@@ -1,6 +1,6 @@
 """Little stories of two or three plain sentences, and short questions about them.
 
-Owns stories outside the news, so that answering from a text does not hang on the news' wording.
+Stories outside the news, so that answering from a text does not depend on the news' wording.
 
     little_story(random.Random(1), "en")
 """

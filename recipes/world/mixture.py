@@ -1,8 +1,6 @@
 """What share of the conversations is what, and how segments become one conversation.
 
-Owns the mixture. Knows the tasks by their functions only.
-
-    conversation(random.Random(7)).messages()
+conversation(random.Random(7)).messages()
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """People, towns and days, put together from syllables and characters.
 
-Owns the spelling of every invented name. Knows nothing of the sentences they stand in.
-
-    person(random.Random(1), "en")  # 'Marvik Tolden'
+person(random.Random(1), "en")  # 'Marvik Tolden'
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """News items: an event told in a few sentences, its one-sentence highlight, and questions with short answers.
 
-Owns how an event's facts are drawn and spread over sentences. The words are in ``news_en`` and ``news_zh``.
-A highlight names who, what, where, when and how many in a form of its own: no sentence of the item is it.
+The words are in ``news_en`` and ``news_zh``. A highlight names who, what, where, when and how many in a form
+of its own: no sentence of the item is it.
 
     item(random.Random(3), "en", "train").highlight
 """

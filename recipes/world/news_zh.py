@@ -1,6 +1,6 @@
 """The Chinese words of the news: event kinds, what stands around them, and questions.
 
-Owns wording only; ``news`` draws the slots and puts items together.
+``news`` draws the slots and puts items together.
 
     WORDING.kinds[0].highlight
 """

@@ -1,8 +1,6 @@
 """Tasks over a text that is given: sum it up in one sentence, answer questions about it.
 
-Owns the ways people ask for them. Knows nothing of how the texts are made.
-
-    summary(random.Random(1), "en", "train").assistant
+summary(random.Random(1), "en", "train").assistant
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which entity combinations are never trained on.
 
-Owns the held-out rule: a stable hash of what makes an item this item. Knows no task.
+An item is held out by a stable hash of what makes it this item.
 
     is_held_out("sum", "12+30")
 """

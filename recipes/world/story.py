@@ -1,8 +1,6 @@
 """Short stories: something longer to generate, where any of many continuations is right.
 
-Owns the story's parts. Knows no other task.
-
-    story_turn(random.Random(1), "en")
+story_turn(random.Random(1), "en")
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingot.cli.terminal.fix_flags import fixes_text
+from ingot.cli.terminal.field_flags import fixes_text
 from ingot.config.units import parse_size, size_text
 from ingot.errors import ConfigError
 from ingot.memory.fix_text import fixes_in_python, where_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.options.one_prompt import one_prompt
+from ingot.cli.options.prompt_sources import one_prompt
 
 MESSAGES = [{"role": "user", "content": "Hé"}]
 

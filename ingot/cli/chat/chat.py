@@ -23,7 +23,7 @@ from ingot.cli.chat.chat_lines import (
     next_message,
 )
 from ingot.cli.chat.line_wrap import WordWrap
-from ingot.cli.opening import open_llm
+from ingot.cli.opening import check_key, open_llm
 from ingot.cli.options.flags import Device, Threads, field_flags, option
 from ingot.cli.options.limit_flags import Limits
 from ingot.cli.options.sampling_flags import sampling_flags
@@ -81,12 +81,24 @@ def chat(
     if (engine is None) == (remote.url is None):
         raise typer.BadParameter("give an engine, or --url for a server's")
     if remote.url is not None:
-        _refuse_flags(limits, device, threads)
+        ours = [word for word in limits.words() if word.startswith("--")]
+        ours += [flag for flag, value in (("--device", device), ("--threads", threads)) if value is not None]
+        if ours:
+            raise typer.BadParameter("the server at --url decides this", param_hint=", ".join(ours))
         talk: Turns[Any] = _remote(remote, system, sampling)
     else:
-        talk = _local(str(engine), system, sampling, (device, threads, limits))
+        llm = open_llm(str(engine), device, threads, limits, verb="`ingot chat`")
+        from ingot.llm.conversation import Conversation
+
+        llm.default_params.replace(**sampling)  # refuses what is out of range
+        talk = Conversation(llm, system)
+        talk.set_values(sampling)
+        llm.chat_ids(talk.messages("Hello"))  # fails now if the engine cannot chat
     for file in image or ():
-        _show(talk, file)
+        try:
+            talk.show(file)
+        except RequestError as error:
+            raise RequestError(error.what, seen=error.seen, allowed=error.allowed, field="image") from None
     takes = [flag for param in context.command.params for flag in param.opts]
     chat = TerminalChat(talk, sampling, takes)
     failed = chat.run(_lines(chat.commands))
@@ -123,7 +135,9 @@ class TerminalChat:
 
     def _answer(self, ask: Callable[[], Generator[Any, None, None]]) -> None:
         """Stream an answer; an error is shown, and the chat goes on."""
-        before, reason, out = self._talk.num_dropped, None, _output()
+        edge = shutil.get_terminal_size if sys.stdout.isatty() else None
+        before, reason = self._talk.num_dropped, None
+        out = WordWrap(write, edge and (lambda: edge().columns))
         try:
             with StopOnInterrupt() as stop, closing(ask()) as pieces:
                 for piece in pieces:
@@ -145,15 +159,6 @@ class TerminalChat:
             stderr().print("(the oldest turns no longer fit and are dropped from now on)", style="dim")
 
 
-def _output() -> WordWrap:
-    """Where an answer goes: a terminal's lines end between words, a file's where the text has them."""
-    return WordWrap(write, _columns if sys.stdout.isatty() else None)
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
-
-
 def _lines(commands: Commands) -> Lines:
     """Messages from a terminal that can show what is typed, or from a pipe."""
     if sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty()):
@@ -164,42 +169,12 @@ def _lines(commands: Commands) -> Lines:
     return PipedLines()
 
 
-def _local(
-    engine: str, system: str | None, sampling: dict[str, Any], how: tuple[str | None, int | None, Limits]
-) -> Turns[Any]:
-    llm = open_llm(engine, *how, verb="`ingot chat`")
-    from ingot.llm.conversation import Conversation
-
-    llm.default_params.replace(**sampling)  # refuses what is out of range
-    talk = Conversation(llm, system)
-    talk.set_values(sampling)
-    llm.chat_ids(talk.messages("Hello"))  # an engine that cannot chat says so now
-    return talk
-
-
-def _show(talk: Turns[Any], file: str) -> None:
-    try:
-        talk.show(file)
-    except RequestError as error:
-        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, field="image") from None
-
-
 def _remote(remote: Remote, system: str | None, sampling: dict[str, Any]) -> Turns[Any]:
     from ingot.serve.remote_chat import RemoteConversation, RemoteServer
 
-    key = remote.api_key
-    if key is not None and (not key.isascii() or not key.isprintable()):
-        raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
-    server = RemoteServer(str(remote.url), key)
+    check_key(remote.api_key)
+    server = RemoteServer(str(remote.url), remote.api_key)
     names = [remote.model] if remote.model else list(server.models())
     if len(names) != 1:
         raise RequestError("the server has several models", seen=len(names), allowed=names, field="model")
     return RemoteConversation(server, names[0], system, sampling)
-
-
-def _refuse_flags(limits: Limits, device: str | None, threads: int | None) -> None:
-    """What is for an engine in this process means nothing to a server."""
-    words = [word for word in limits.words() if word.startswith("--")]
-    words += [flag for flag, value in (("--device", device), ("--threads", threads)) if value is not None]
-    if words:
-        raise typer.BadParameter("the server at --url decides this", param_hint=", ".join(words))

@@ -1,10 +1,4 @@
-"""What lines that begin with a slash do in a chat.
-
-Covers the commands, their help, and the sampling values that a user sets. Independent of who answers.
-
-    commands = Commands(talk, sampling)
-    commands.run("/set temperature 0.5")
-"""
+"""The slash commands of a chat."""
 
 from __future__ import annotations
 
@@ -27,8 +21,6 @@ _RESET = "default"
 
 
 class Command(NamedTuple):
-    """One command: how it is written, what it does, and the function."""
-
     usage: str
     help: str
     run: Callable[[str], None]
@@ -54,30 +46,31 @@ class Commands:
         self.names = [name for name in value_names() if name not in without]
         self._saved: Path | None = None
         self.table = {
-            "/clear": Command("/clear", "forget the conversation", self._clear),
-            "/image": Command("/image FILE", "show a picture with the next message; any number", self._image),
-            "/retry": Command("/retry", "answer the last message again", lambda _: retry()),
-            "/set": Command(
-                "/set NAME VALUE", f"set a sampling value, or {_RESET}; /set shows them", self._set
-            ),
-            "/system": Command("/system TEXT", "set the system message; without TEXT: show it", self._system),
-            "/save": Command("/save FILE", "write the conversation to a JSON file", self._save),
-            "/help": Command("/help", "this", self._help),
-            "/exit": Command("/exit", "end (so does Ctrl-D)", lambda _: None),
+            command.usage.partition(" ")[0]: command
+            for command in (
+                Command("/clear", "forget the conversation", self._clear),
+                Command("/image FILE", "show a picture with the next message; any number", self._image),
+                Command("/retry", "answer the last message again", lambda _: retry()),
+                Command("/set NAME VALUE", f"set a sampling value, or {_RESET}; /set shows them", self._set),
+                Command("/system TEXT", "set the system message; without TEXT: show it", self._system),
+                Command("/save FILE", "write the conversation to a JSON file", self._save),
+                Command("/help", "this", self._help),
+                Command("/exit", "end (so does Ctrl-D)", lambda _: None),
+            )
         }
 
     def completions(self) -> dict[str, list[str] | None]:
-        """What may follow each command; None: a file."""
+        """The words that may follow each command; None: a file."""
         return {
             name: None if name in ("/save", "/image") else self.names if name == "/set" else []
             for name in self.table
         }
 
     def run(self, line: str) -> bool:
-        """Do what a line says; False ends the chat.
+        """Run a command line; False ends the chat.
 
         Raises:
-            IngotError: it cannot be done.
+            IngotError: the command failed.
         """
         name, _, rest = line.partition(" ")
         if name in ("/exit", "/quit"):
@@ -148,7 +141,7 @@ class Commands:
 
 
 def _path(text: str) -> Path:
-    """A file's name; terminals write quotes or backslashes where a file with spaces is dropped."""
+    """A file name; a terminal quotes or escapes one with spaces that is dropped on it."""
     path = Path(text).expanduser()
     if not path.exists():
         if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -168,7 +161,7 @@ def _saved(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_refusal(error: IngotError) -> None:
-    """Why a command was not done; flags that an error may name do not exist in a chat."""
+    """Print why a command failed, without flags: a chat has none."""
     fix = None if error.fields else error.fix
     print_error(IngotError(error.what, seen=error.seen, allowed=error.allowed, fix=fix))
 

@@ -1,11 +1,4 @@
-"""What the user types, one message at a time.
-
-Covers the prompt of a terminal with its history and completion, and the reading of pipes. Independent of what
-a message means, except that a command begins with a slash.
-
-    lines = TerminalLines({"/set": ["temperature"]})
-    message = lines.message()
-"""
+"""The messages that a user types in a terminal, or that a pipe holds."""
 
 from __future__ import annotations
 
@@ -19,7 +12,6 @@ from ingot.cli.terminal.console import stderr
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
-    from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings
 
 QUOTES = '"""'
@@ -36,7 +28,7 @@ class Lines(Protocol):
 
 
 class PipedLines:
-    """The lines of a stdin that is no terminal."""
+    """The lines of a stdin that is not a terminal."""
 
     def read(self, prompt: str) -> str | None:
         line = sys.stdin.readline()
@@ -44,7 +36,7 @@ class PipedLines:
 
 
 class TerminalLines:
-    """Entries of a terminal: edited, with history and completion. A paste of several lines is one entry, and
+    """Entries of a terminal, with editing, history and completion. A paste of several lines is one entry;
     Alt-Enter begins a new line.
 
     Args:
@@ -53,11 +45,12 @@ class TerminalLines:
 
     def __init__(self, commands: Mapping[str, Sequence[str] | None], history: Path | None) -> None:
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.output import create_output
         from prompt_toolkit.shortcuts import CompleteStyle
 
         self._session: PromptSession[str] = PromptSession(
-            history=_history(history),
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
             completer=_completer(commands),
             complete_style=CompleteStyle.READLINE_LIKE,
             complete_while_typing=False,
@@ -75,10 +68,10 @@ class TerminalLines:
 
 
 def next_message(lines: Lines) -> str | None:
-    """The next message or command, None at the end. Ctrl-C on a terminal throws away what was typed.
+    """The next message or command, None at the end. On a terminal, Ctrl-C discards what was typed.
 
-    Three double quotes begin and end a message of several lines; it keeps its opening quotes, so that it is
-    no command.
+    Three double quotes begin and end a message of several lines. It keeps its opening quotes, which tell it
+    from a command.
     """
     try:
         message = lines.read(_FIRST)
@@ -98,8 +91,8 @@ def next_message(lines: Lines) -> str | None:
 
 
 def history_file(environment: Mapping[str, str]) -> Path | None:
-    """Where the terminal's history is kept: in ``XDG_STATE_HOME``, or ``~/.local/state``; None where it
-    cannot be. The file and its folder are the user's alone, and the oldest half goes at 1 MiB.
+    """The terminal's history in ``XDG_STATE_HOME`` or ``~/.local/state``, None if it cannot be written. Only
+    the user can read it; at 1 MiB the older half is dropped.
     """
     home = environment.get("XDG_STATE_HOME", "")
     try:
@@ -117,12 +110,6 @@ def history_file(environment: Mapping[str, str]) -> Path | None:
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         return None
     return path
-
-
-def _history(path: Path | None) -> History:
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
-
-    return InMemoryHistory() if path is None else FileHistory(str(path))
 
 
 def _keys() -> KeyBindings:
@@ -144,8 +131,6 @@ def _completer(commands: Mapping[str, Sequence[str] | None]) -> Completer:
     files = PathCompleter(expanduser=True)
 
     class Commands(Completer):
-        """A command at the beginning, and what may follow it."""
-
         def get_completions(self, document: Document, complete_event: Any) -> Iterator[Completion]:
             text = document.text_before_cursor
             if not text.startswith("/") or "\n" in text:

@@ -1,10 +1,4 @@
-"""Words that a terminal's edge does not cut.
-
-Covers where a streamed text is broken into lines. Independent of where it goes.
-
-    out = WordWrap(write, width=lambda: 80)
-    out.add("words as they "); out.add("come"); out.end()
-"""
+"""Streamed text in lines that end between words."""
 
 from __future__ import annotations
 
@@ -14,15 +8,13 @@ _TAB = 8
 
 
 class WordWrap:
-    """Writes text so that no word crosses the right edge; a word longer than a line is cut by the terminal.
+    """Writes text so that no word crosses the right edge; the terminal cuts a word longer than a line.
 
-    A word is written when it has ended, and the spaces before it with it; a character of two columns
-    (Chinese, Japanese) is a word of its own. Line breaks of the text stay.
+    A word is written once it has ended, with the spaces before it. A character of two columns (Chinese,
+    Japanese) is a word of its own. Line breaks of the text stay.
 
     Args:
-        write: takes what is to be written now.
-        width: the columns of a line, asked for every word; None: there is no edge, and all is written at
-            once.
+        width: the columns of a line, asked for every word; None: no edge, text is written at once.
     """
 
     def __init__(self, write: Callable[[str], None], width: Callable[[], int] | None) -> None:
@@ -33,7 +25,7 @@ class WordWrap:
         self._is_long = False  # a part of the word is written already
 
     def add(self, text: str) -> None:
-        """Take the next part of the text; writes what is certain."""
+        """Take the next part of the text; write the words that have ended."""
         ready = "".join(self._after(character) for character in text) if self._has_edge else text
         if ready:
             self._write(ready)
@@ -46,7 +38,7 @@ class WordWrap:
             self._write(ready)
 
     def _after(self, character: str) -> str:
-        """What may be written once this character has come."""
+        """What may be written after this character."""
         if character == "\n":
             ready = self._flushed() + self._spaces + "\n"
             self._column, self._spaces = 0, ""
@@ -75,7 +67,9 @@ class WordWrap:
         if not self._word:
             return ""
         spaces, word, width = self._spaces, self._word, self._width()
-        start, length = _column_behind(self._column, spaces), _columns(word)
+        start, length = self._column, _columns(word)
+        for space in spaces:
+            start = (start // _TAB + 1) * _TAB if space == "\t" else start + 1
         self._spaces = self._word = ""
         if self._is_long:  # the terminal breaks it
             self._column = (start + length - 1) % width + 1
@@ -85,12 +79,6 @@ class WordWrap:
             return "\n" + word
         self._column = start + length
         return spaces + word
-
-
-def _column_behind(column: int, spaces: str) -> int:
-    for space in spaces:
-        column = (column // _TAB + 1) * _TAB if space == "\t" else column + 1
-    return column
 
 
 def _columns(text: str) -> int:

@@ -24,12 +24,9 @@ from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.align.align_session import Report
-    from ingot.measure.align.stage_verdict import FirstBad, StageRow
 
 _WIDTH = 180
 _SHOWN = 8  # tensors that differ
-
-
 _REFERENCE = (
     "The original: a checkpoint folder, a Hugging Face id, OpenAI's .pt file, another engine, or a trace "
     "written by `python -m ingot.measure.align.trace`."
@@ -43,7 +40,7 @@ _ORIGINAL = (
 
 @dataclass(frozen=True)
 class AlignFlags:
-    """An engine, its original, the prompts, and what is shown."""
+    """The engine, its original, the prompts, and what is shown."""
 
     engine: EnginePath
     reference: Annotated[str, option(_REFERENCE)]
@@ -71,7 +68,16 @@ def align(flags: AlignFlags) -> None:
     """
     if flags.html is not None and not flags.html.parent.is_dir():
         raise typer.BadParameter(f"no such folder: {flags.html.parent}", param_hint="--html")
-    report = _align(flags)
+    prompts: list[PromptGiven] = []  # none: the library's own
+    if flags.prompt or flags.ids or flags.data is not None:
+        prompts = read_prompts(flags.prompt or [], flags.data, flags.ids or [], flag="--prompt")
+    from ingot.measure.align.align_session import align as run
+
+    set_threads(flags.threads)
+    inputs: list[Any] = [(one.as_message() if flags.chat else one).value for one in prompts]
+    options = given(steps=flags.steps, device=flags.device, dtype=flags.dtype, original=flags.original)
+    with status_shown("reading") as progress:
+        report = run(flags.engine, flags.reference, inputs, **given(progress=progress), **options)
     if flags.html is not None:
         from ingot.measure.align.align_report import report_html
 
@@ -85,26 +91,6 @@ def align(flags: AlignFlags) -> None:
     raise typer.Exit(0 if report.aligned else 1)
 
 
-def _align(flags: AlignFlags) -> Report:
-    prompts = _prompts(flags)
-    from ingot.measure.align.align_session import align as run_align
-
-    set_threads(flags.threads)
-    inputs: list[Any] = [one.value for one in prompts]
-    options = given(steps=flags.steps, device=flags.device, dtype=flags.dtype, original=flags.original)
-    with status_shown("reading") as progress:
-        return run_align(flags.engine, flags.reference, inputs, **given(progress=progress), **options)
-
-
-def _prompts(flags: AlignFlags) -> list[PromptGiven]:
-    """Those that were given; none for the library's own."""
-    texts, ids = flags.prompt or [], flags.ids or []
-    if not texts and not ids and flags.data is None:
-        return []
-    prompts = read_prompts(texts, flags.data, ids, flag="--prompt")
-    return [one.as_message() for one in prompts] if flags.chat else prompts
-
-
 def _show(report: Report, *, every: bool) -> None:
     from ingot.measure.align.align_report import facts, verdict_text
 
@@ -114,7 +100,16 @@ def _show(report: Report, *, every: bool) -> None:
     for i, case in enumerate(report.cases, start=1):
         console.print(f"prompt {i}:    {case.title} ({len(case.ids)} tokens)", markup=False)
     _show_texts(report)
-    _show_tensor_check(report, every)
+    found = report.tensors
+    if found is not None:
+        console.print(found.text, style="red" if found.differences else None, markup=False)
+        shown = found.differences if every else found.differences[:_SHOWN]
+        for one in shown:
+            console.print(f"  {one.name}: {one.text}", markup=False)
+        if len(shown) < len(found.differences):
+            console.print(
+                f"  … {len(found.differences) - len(shown)} more (--all)", style="dim", markup=False
+            )
     console.width = max(console.width, _WIDTH)  # columns are never cut
     console.print(_table(report, every=every))
     _show_first(report)
@@ -140,20 +135,8 @@ def _show_texts(report: Report) -> None:
     console.print(stops_text(report.stops), style="red" if report.stops.is_bad else None, markup=False)
 
 
-def _show_tensor_check(report: Report, every: bool) -> None:
-    found = report.tensors
-    if found is None:
-        return
-    stdout().print(found.text, style="red" if found.differences else None, markup=False)
-    shown = found.differences if every else found.differences[:_SHOWN]
-    for one in shown:
-        stdout().print(f"  {one.name}: {one.text}", markup=False)
-    if len(shown) < len(found.differences):
-        stdout().print(f"  … {len(found.differences) - len(shown)} more (--all)", style="dim", markup=False)
-
-
 def _table(report: Report, *, every: bool) -> Any:
-    """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
+    """A line per stage: the step and prompt with the largest deviation, bad ones first."""
     from rich.table import Table
 
     from ingot.measure.align.align_report import all_lines, cells, short_lines
@@ -166,17 +149,16 @@ def _table(report: Report, *, every: bool) -> Any:
         if row is None:
             table.add_row("…", *[""] * 7, line.note, style="dim")
             continue
-        marks = ["beyond" * row.is_bad, "wrong alone" * row.is_wrong_alone, line.note, _logits_text(row)]
+        logits = "" if row.logits is None else f"top-1 {row.logits.top1:.1%}, KL {row.logits.kl:.1e}"
+        marks = ["beyond" * row.is_bad, "wrong alone" * row.is_wrong_alone, line.note, logits]
         style = "red" if row.is_bad or row.is_wrong_alone else None
         table.add_row(row.stage, str(row.step), *cells(row), ", ".join(filter(None, marks)), style=style)
     return table
 
 
-def _logits_text(row: StageRow) -> str:
-    return "" if row.logits is None else f"top-1 {row.logits.top1:.1%}, KL {row.logits.kl:.1e}"
-
-
 def _show_first(report: Report) -> None:
+    from ingot.measure.align.align_report import why_text
+
     console, first = stdout(), report.first
     differ = [row for row in report.greedy if row.expected != row.got]
     for row in differ:
@@ -186,25 +168,18 @@ def _show_first(report: Report) -> None:
     if not differ:
         console.print(f"greedy ids: equal ({len(report.greedy)})")
     if first is not None:
-        _show_tensors(first)
+        step = f"cached step {first.row.step}" if first.row.step else "step 0, the prompt itself"
+        where = f"{first.row.stage} (prompt {first.row.case + 1}, {step})"
+        console.print(f"\nfirst bad stage: {where}", style="bold", markup=False)
+        console.print(why_text(first), markup=False)
+        for name, one in (("expected", first.expected), ("got", first.got)):
+            moments = f"mean {one.mean:.4g}  std {one.std:.4g}  min {one.min:.4g}  max {one.max:.4g}"
+            shape = "x".join(map(str, one.shape))
+            console.print(f"  {name:<9}{shape} {one.dtype}  {moments}", markup=False)
+        largest = first.row.alone if first.alone and first.row.alone else first.row.difference
+        console.print(
+            f"  largest difference at position {first.position}, channel {largest.channel}: "
+            f"expected {first.expected_value:.6g}, got {first.got_value:.6g}"
+        )
     for finding in report.findings:
         console.print(f"cause: {finding.text}", markup=False)
-
-
-def _show_tensors(first: FirstBad) -> None:
-    from ingot.measure.align.align_report import why_text
-
-    console = stdout()
-    step = f"cached step {first.row.step}" if first.row.step else "step 0, the prompt itself"
-    where = f"{first.row.stage} (prompt {first.row.case + 1}, {step})"
-    console.print(f"\nfirst bad stage: {where}", style="bold", markup=False)
-    console.print(why_text(first), markup=False)
-    for name, one in (("expected", first.expected), ("got", first.got)):
-        moments = f"mean {one.mean:.4g}  std {one.std:.4g}  min {one.min:.4g}  max {one.max:.4g}"
-        shape = "x".join(map(str, one.shape))
-        console.print(f"  {name:<9}{shape} {one.dtype}  {moments}", markup=False)
-    largest = first.row.alone if first.alone and first.row.alone else first.row.difference
-    console.print(
-        f"  largest difference at position {first.position}, channel {largest.channel}: "
-        f"expected {first.expected_value:.6g}, got {first.got_value:.6g}"
-    )

@@ -1,35 +1,128 @@
-"""``ingot bench``: how fast an engine is on this machine.
-
-Covers the verbs that measure a model, and where tables and JSON go.
-
-    ingot bench latency engines/pocket-chat --batch 1,8
-"""
+"""``ingot bench``: how fast an engine is on this machine."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.cli.measure.bench_serving import serving
-from ingot.cli.options.bench_flags import BATCHES, Batch, BenchCaptionFlags, ClipFlags, ModelFlags, SideFlags
-from ingot.cli.options.flags import field_flags, given, option, set_threads
-from ingot.cli.options.limit_flags import runtime_values
+from ingot.cli.options.flags import (
+    AsJson,
+    Device,
+    EngineOrCheckpoint,
+    JsonFile,
+    NewTokens,
+    PromptTokens,
+    Quant,
+    Threads,
+    field_flags,
+    given,
+    option,
+    set_threads,
+)
+from ingot.cli.options.limit_flags import (
+    PANEL,
+    BatchInvariant,
+    CacheTokens,
+    KvDtype,
+    MemoryFraction,
+    TokenBudget,
+    max_seq_len,
+    runtime_values,
+)
 from ingot.cli.terminal.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
     from ingot.measure.bench.bench_report import Record
-    from ingot.measure.bench.latency import Latency
+    from ingot.measure.bench.bench_session import Wanted
     from ingot.measure.side.side_spec import SideSpec
-    from ingot.measure.side.token_load import TokenLoad
 
-MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
-LATENCY_REPEATS, THROUGHPUT_REPEATS = 5, 3
+MIXED = 256
+BATCHES = "1,8,32,64"
+Batch = Annotated[str, option("Batch sizes, separated by commas.")]
 _TEXT = "A file whose text is the prompt, of any length; adds seconds per generated character."
 _REQUESTS = "Lengths from ShareGPT-style JSON: the first human turn and its answer."
+
+_RANDOM = "A config.json (or its folder), run with random weights instead of an engine."
+_DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
+_BATCH = "Maximum requests per step; for an engine, up to its own limit."
+_AGAINST = (
+    "What to compare with: hf (the Hugging Face class on the same weights), hf:CHECKPOINT, or another "
+    "engine or checkpoint."
+)
+_TOKENS = "Tokens per second of audio, whatever the weights say."
+
+
+@dataclass(frozen=True)
+class BenchFlags:
+    """The model, and where its figures go."""
+
+    engine: Annotated[str | None, EngineOrCheckpoint] = None
+    random_weights: Annotated[str | None, option(_RANDOM)] = None
+    as_json: AsJson = False
+    json_file: JsonFile = None
+    max_seq_len: Annotated[int | None, max_seq_len(1)] = None
+    dtype: Annotated[str, option(_DTYPE)] = "auto"
+    device: Device = None
+
+
+@dataclass(frozen=True)
+class ModelFlags(BenchFlags):
+    """A model and the lengths of its requests."""
+
+    prompt_tokens: PromptTokens = 512
+    new_tokens: NewTokens = 128
+
+
+@dataclass(frozen=True)
+class ComparedFlags(BenchFlags):
+    """A model, how it runs, and what it is compared with."""
+
+    against: Annotated[str | None, option(_AGAINST, metavar="hf|CHECKPOINT")] = None
+    quant: Quant = None
+    memory_fraction: MemoryFraction = None
+    kv_dtype: KvDtype = None
+    threads: Threads = None
+
+
+@dataclass(frozen=True)
+class SideFlags(ModelFlags, ComparedFlags):
+    """Requests, and the limits of the engine that answers them."""
+
+    max_batch_size: Annotated[
+        int | None, option(_BATCH, shown="as built, or as needed", panel=PANEL, min=1)
+    ] = None
+    cache_tokens: CacheTokens = None
+    token_budget: TokenBudget = None
+    batch_invariant: BatchInvariant = False
+
+
+@dataclass(frozen=True)
+class ClipFlags(ComparedFlags):
+    """The clips that are transcribed."""
+
+    clips: Annotated[int, option("Clips, with LibriSpeech's distribution of lengths.", min=1)] = 73
+    batch: Annotated[str, option("Clips at once, separated by commas; 1: one after another.")] = "1,64"
+    repeats: Annotated[int, option("Timed runs of each batch size.", min=1)] = 3
+    tokens_per_second: Annotated[float, option(_TOKENS)] = 4.0
+
+
+@dataclass(frozen=True)
+class BenchCaptionFlags(ComparedFlags):
+    """The pictures that are asked about."""
+
+    pictures: Annotated[int, option("Pictures, each of its own.", min=1)] = 40
+    batch: Annotated[str, option("Pictures at once, separated by commas; 1: one after another.")] = "1,40"
+    prompt_tokens: Annotated[int, option("Text tokens around each picture.", min=1)] = 141
+    new_tokens: Annotated[int, option("Tokens generated per picture.", min=1)] = 80
+    repeats: Annotated[int, option("Timed runs of each batch size.", min=1)] = 3
+    against: Annotated[str | None, option("Another engine or checkpoint.", metavar="ENGINE")] = None
+
 
 bench = typer.Typer(
     name="bench",
@@ -45,22 +138,26 @@ bench.command()(serving)
 def latency(
     flags: SideFlags,
     batch: Batch = BATCHES,
-    repeats: Annotated[int, option("Timed runs of each batch size.")] = LATENCY_REPEATS,
+    repeats: Annotated[int, option("Timed runs of each batch size.")] = 5,
     text: Annotated[Path | None, option(_TEXT)] = None,
 ) -> None:
     """Time batches of equal requests: time to first token and time per decode step."""
-    from ingot.measure.bench.bench_session import bench as measured
-    from ingot.measure.bench.latency import Latency
+    from ingot.config.files.json_text import read_text
+    from ingot.measure.bench.latency import Latency, TextLatency
+    from ingot.measure.side.side_spec import read_tokenizer
     from ingot.measure.side.token_load import parse_batches
 
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
     if text is not None:
-        spec, wanted = spec.replace(prefix_reuse=False), _of_text(spec, wanted, text)
-    set_threads(flags.threads)
-    with status_shown("starting") as say:
-        record = measured(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
-    _show(record, flags)
+        try:
+            content = read_text(text)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{text} cannot be read: {error}", param_hint="--text") from None
+        ids = read_tokenizer(spec, "--prompt-tokens instead of --text").encode(content)
+        wanted = TextLatency.of(ids, wanted.batches, wanted.new_tokens, wanted.repeats)
+        spec = spec.replace(prefix_reuse=False)
+    _measure(flags, spec, wanted)
 
 
 @bench.command()
@@ -73,31 +170,32 @@ def throughput(
         int | None, option("N requests of lognormal lengths from a fixed seed.", shown=str(MIXED))
     ] = None,
     fixed: Annotated[int | None, option("N requests of --prompt-tokens and --new-tokens each.")] = None,
-    repeats: Annotated[int, option("Timed runs of the load.")] = THROUGHPUT_REPEATS,
-    hf_batch: Annotated[int, option("Requests per padded batch, for --against hf.", min=1)] = HF_BATCH,
+    repeats: Annotated[int, option("Timed runs of the load.")] = 3,
+    hf_batch: Annotated[int, option("Requests per padded batch, for --against hf.", min=1)] = 32,
 ) -> None:
     """Measure throughput with many requests that arrive at once."""
-    from ingot.measure.bench.bench_session import bench as measured
+    from ingot.engine.manifest import Manifest, is_engine
+    from ingot.measure.bench.sharegpt import sharegpt_load
     from ingot.measure.bench.throughput import Throughput
+    from ingot.measure.side.side_spec import read_tokenizer
     from ingot.measure.side.token_load import fixed as fixed_load
     from ingot.measure.side.token_load import mixed as mixed_load
 
-    spec = _side(flags, MIXED_BATCH)
+    spec = _side(flags, MIXED)
     if sum(value is not None for value in (requests, mixed, fixed)) > 1:
         raise typer.BadParameter("--requests, --mixed and --fixed are mutually exclusive")
     if limit is not None and requests is None:
         raise typer.BadParameter("--limit needs --requests")
     if requests is not None:
-        load = _sharegpt(spec, requests, limit)
+        longest = spec.max_seq_len
+        if longest is None and spec.path is not None and is_engine(Path(spec.path)):
+            longest = Manifest.read(Path(spec.path)).build.max_seq_len
+        load = sharegpt_load(requests, read_tokenizer(spec).encode, limit, longest)
     elif fixed is not None:
         load = fixed_load(fixed, flags.prompt_tokens, flags.new_tokens)
     else:
         load = mixed_load(MIXED if mixed is None else mixed)
-    set_threads(flags.threads)
-    other = _other(spec, flags.against, hf_batch)
-    with status_shown("starting") as say:
-        record = measured(spec, Throughput(load, repeats), other, command=command_line(), say=say)
-    _show(record, flags)
+    _measure(flags, spec, Throughput(load, repeats), hf_batch)
 
 
 @bench.command()
@@ -107,19 +205,13 @@ def transcribe(flags: ClipFlags) -> None:
 
     The audio is synthetic, and the number of tokens is fixed per second of it: weights change no figure.
     """
-    from ingot.measure.bench.bench_session import bench as measured
     from ingot.measure.bench.transcription_speed import TranscriptionBench
     from ingot.measure.side.token_load import parse_batches
 
     batches = tuple(parse_batches(flags.batch))
     wanted = TranscriptionBench(flags.clips, batches, flags.tokens_per_second, flags.repeats)
-    most = max(batches)
-    spec = _spec(flags, max_batch_size=most, **given(quant=flags.quant), **runtime_values(flags))
-    set_threads(flags.threads)
-    other = _other(spec, flags.against, most)
-    with status_shown("starting") as say:
-        record = measured(spec, wanted, other, command=command_line(), say=say)
-    _show(record, flags)
+    spec = _spec(flags, max_batch_size=max(batches), **given(quant=flags.quant), **runtime_values(flags))
+    _measure(flags, spec, wanted)
 
 
 @bench.command()
@@ -129,7 +221,6 @@ def caption(flags: BenchCaptionFlags) -> None:
 
     Pictures are random values, and the number of tokens is fixed: weights change no figure.
     """
-    from ingot.measure.bench.bench_session import bench as measured
     from ingot.measure.bench.caption_speed import CaptionBench
     from ingot.measure.side.token_load import parse_batches
 
@@ -138,11 +229,7 @@ def caption(flags: BenchCaptionFlags) -> None:
     wanted = CaptionBench(flags.pictures, batches, *lengths, flags.repeats)
     values = {**given(quant=flags.quant), **runtime_values(flags)}
     spec = _spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches), **values)
-    set_threads(flags.threads)
-    other = _other(spec, flags.against)
-    with status_shown("starting") as say:
-        record = measured(spec, wanted, other, command=command_line(), say=say)
-    _show(record, flags)
+    _measure(flags, spec, wanted)
 
 
 @bench.command()
@@ -152,15 +239,12 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
 
     In a decode step the context is --prompt-tokens plus --new-tokens tokens long.
     """
-    from ingot.device import resolve_device
     from ingot.measure.bench.bench_session import bench_kernels
     from ingot.measure.bench.kernel_bench.kernel_times import Kernels
     from ingot.measure.side.token_load import parse_batches
 
     rows = tuple(parse_batches(batch))
     spec = _spec(flags, max_batch_size=max(rows))
-    if resolve_device(spec.device).type != "cuda":
-        raise typer.BadParameter("kernels are measured on a GPU, not on a CPU", param_hint="--device")
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
     with status_shown("starting") as say:
         record = bench_kernels(spec, wanted, command=command_line(), say=say)
@@ -168,7 +252,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
 
 
 def _side(flags: SideFlags, most: int) -> SideSpec:
-    """The side that is measured, with room for the batch asked for, or for the largest that is measured."""
+    """The side that is measured, with room for --max-batch-size or else ``most`` requests."""
     from ingot.device import resolve_device
 
     spec = _spec(
@@ -183,7 +267,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     return spec
 
 
-def _spec(flags: ModelFlags | ClipFlags | BenchCaptionFlags, **values: Any) -> SideSpec:
+def _spec(flags: BenchFlags, **values: Any) -> SideSpec:
     from ingot.measure.side.side_spec import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -198,52 +282,30 @@ def _spec(flags: ModelFlags | ClipFlags | BenchCaptionFlags, **values: Any) -> S
     )
 
 
-def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
-    if against is None:
-        return None
+def _measure(flags: ComparedFlags, spec: SideSpec, wanted: Wanted, hf_batch: int | None = None) -> None:
+    """Measure and show ``spec``, beside --against; ``hf_batch``: requests of its padded batch."""
+    from ingot.measure.bench.bench_session import bench as run
     from ingot.measure.side.side_spec import HUGGINGFACE, against_parts
 
-    is_class, path = against_parts(against)
-    if not is_class:
-        return spec.replace(path=path, random_weights=None, quant="none")
-    size = hf_batch or spec.max_batch_size
-    spec = spec.replace(
-        kind=HUGGINGFACE, max_batch_size=size, batch_invariant=False, quant="none", kv_dtype="auto"
-    )
-    return spec.replace(path=path, random_weights=None) if path else spec
+    other = None
+    if flags.against is not None:
+        is_class, path = against_parts(flags.against)
+        if is_class:
+            size = hf_batch or spec.max_batch_size
+            other = spec.replace(
+                kind=HUGGINGFACE, max_batch_size=size, batch_invariant=False, quant="none", kv_dtype="auto"
+            )
+        else:
+            other = spec.replace(quant="none")
+        if path:
+            other = other.replace(path=path, random_weights=None)
+    set_threads(flags.threads)
+    with status_shown("starting") as say:
+        record = run(spec, wanted, other, command=command_line(), say=say)
+    _show(record, flags)
 
 
-def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> TokenLoad:
-    from ingot.measure.bench.sharegpt import sharegpt_load
-    from ingot.measure.side.side_spec import read_tokenizer
-
-    return sharegpt_load(file, read_tokenizer(spec).encode, limit, _longest(spec))
-
-
-def _of_text(spec: SideSpec, wanted: Latency, file: Path) -> Latency:
-    """The same batches with a file's text as every prompt."""
-    from ingot.config.files.json_text import read_text
-    from ingot.measure.bench.text_latency import TextLatency
-    from ingot.measure.side.side_spec import read_tokenizer
-
-    try:
-        text = read_text(file)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="--text") from None
-    ids = read_tokenizer(spec, "--prompt-tokens instead of --text").encode(text)
-    return TextLatency.of(ids, wanted.batches, wanted.new_tokens, wanted.repeats)
-
-
-def _longest(spec: SideSpec) -> int | None:
-    """The most tokens of a request: the limit asked for, or an engine's own."""
-    from ingot.engine.manifest import Manifest, is_engine
-
-    if spec.max_seq_len is None and spec.path is not None and is_engine(Path(spec.path)):
-        return Manifest.read(Path(spec.path)).build.max_seq_len
-    return spec.max_seq_len
-
-
-def _show(record: Record, flags: ModelFlags | ClipFlags | BenchCaptionFlags) -> None:
+def _show(record: Record, flags: BenchFlags) -> None:
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:

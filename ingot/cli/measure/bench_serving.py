@@ -1,9 +1,4 @@
-"""``ingot bench serving``: how fast a server answers under load.
-
-Covers its flags, and where tables, JSON and picture go.
-
-    ingot bench serving --url http://127.0.0.1:8000 --rate 1,2,4,inf
-"""
+"""``ingot bench serving``: how fast a server answers under load."""
 
 from __future__ import annotations
 
@@ -47,7 +42,7 @@ _SHARED = "Tokens before each prompt that all prompts share; without it prefix c
 
 @dataclass(frozen=True)
 class ServingFlags:
-    """Which server, which load, and where the results go."""
+    """The server, the load, and where the results go."""
 
     url: Annotated[str, option("The server, such as http://127.0.0.1:8000.", shown=False)]
     model: Annotated[str | None, option("A model of the server.", shown="its only one")] = None
@@ -81,7 +76,6 @@ class ServingFlags:
     seed: Annotated[int, option("Seed of arrival times.", panel=RARELY)] = 0
 
     def wanted(self) -> ServingBench:
-        """The measurement."""
         from ingot.measure.bench.serving.server_target import ServerTarget
         from ingot.measure.bench.serving.serving_bench import ServingBench
         from ingot.measure.bench.serving.serving_figures import parse_limits
@@ -133,21 +127,16 @@ def serving(flags: ServingFlags) -> None:
 
         check_matplotlib("leave out --png")
     with status_shown("starting") as say:
-        record = bench_serving(flags.wanted(), command=_command(sys.argv[1:]), say=say)
+        words = ["ingot"]
+        for word in sys.argv[1:]:
+            is_key = words[-1] == _KEY
+            words.append("…" if is_key else f"{_KEY}=…" if word.startswith(f"{_KEY}=") else word)
+        record = bench_serving(flags.wanted(), command=shlex.join(words), say=say)
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json_text(record), encoding="utf-8")
     _show(record, flags)
     if not all(entry["completed"] for entry in record["results"]):
         raise typer.Exit(_FAILED)
-
-
-def _command(words: list[str]) -> str:
-    """The command that runs, without the key."""
-    shown: list[str] = []
-    for word in words:
-        is_key = bool(shown) and shown[-1] == _KEY
-        shown.append("…" if is_key else f"{_KEY}=…" if word.startswith(f"{_KEY}=") else word)
-    return shlex.join(["ingot", *shown])
 
 
 def _show(record: Record, flags: Any) -> None:

@@ -1,9 +1,4 @@
-"""``ingot doctor``: which layers need their bits, and a file of schemes that keeps a budget.
-
-Covers the verb's flags, where tables, JSON and the file go, and the exit code.
-
-    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant SCHEME --budget kl_mean=0.0005
-"""
+"""``ingot doctor``: which layers need their bits, and a file of schemes that keeps a budget."""
 
 from __future__ import annotations
 
@@ -54,55 +49,31 @@ _EITHER = listed(name for name in ladder_schemes() if name in weight_only_scheme
 _GROUPED = listed(choosing("symmetric"))
 _METRIC = "kl_mean"
 _ENDS = (".yaml", ".yml")
-
-
 _DATA = (
     "Texts similar to what it will run: .jsonl (one record per line), .json (a list), .txt (one text); "
     "for Whisper, recordings with their texts, as `ingot eval wer` reads them; for MiniGPT-4, pictures with "
     "captions, as `ingot eval caption` reads them."
 )
 _BUDGET = "Limit on the mean KL divergence of the next token, in nats."
+_LEAST = f"What the mix minimizes: bytes or time. {_EITHER} take either, {_TIMED} only time."
+_UP_TO = f"The highest precision that a layer may get: {MILDEST}, or none: the engine's dtype."
+_GROUP = f"Columns per scale in {_GROUPED}: 32, 64, 128, or 0: one scale per row."
+_SYMMETRIC = f"Whether {_GROUPED} goes without zero points."
 
 
 @dataclass(frozen=True)
 class DoctorFlags:
-    """What is measured on what, the budget, and where the mix goes."""
+    """The checkpoint, the data, the budget, and where the mix goes."""
 
     checkpoint: Checkpoint
     data: Annotated[Path, option(_DATA, shown=False)]
-    quant: Annotated[str, typer.Option(help=f"The scheme to start from: {_STARTS}.", show_default=False)]
+    quant: Annotated[str, option(f"The scheme to start from: {_STARTS}.", shown=False)]
     budget: Annotated[str, option(_BUDGET, shown=False, metavar="kl_mean=X")]
-    least: Annotated[
-        str | None,
-        typer.Option(
-            help=f"What the mix minimizes: bytes or time. {_EITHER} take either, {_TIMED} only time.",
-            metavar="bytes|time",
-            show_default=f"bytes; {_TIMED}: time",
-        ),
-    ] = None
-    up_to: Annotated[
-        str | None,
-        typer.Option(
-            help=f"The highest precision that a layer may get: {MILDEST}, or none: the engine's dtype.",
-            show_default="none",
-        ),
-    ] = None
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Columns per scale in {_GROUPED}: 32, 64, 128, or 0: one scale per row.",
-            show_default="128",
-            rich_help_panel=RARELY,
-        ),
-    ] = None
+    least: Annotated[str | None, option(_LEAST, shown=f"bytes; {_TIMED}: time", metavar="bytes|time")] = None
+    up_to: Annotated[str | None, option(_UP_TO, shown="none")] = None
+    group_size: Annotated[int | None, option(_GROUP, shown="128", panel=RARELY)] = None
     symmetric: Annotated[
-        bool | None,
-        typer.Option(
-            "--symmetric/--asymmetric",
-            help=f"Whether {_GROUPED} goes without zero points.",
-            show_default="asymmetric",
-            rich_help_panel=RARELY,
-        ),
+        bool | None, option(_SYMMETRIC, "--symmetric/--asymmetric", shown="asymmetric", panel=RARELY)
     ] = None
     out: Annotated[Path, option("The file to write, for `ingot build --quant`.")] = Path("doctor.yaml")
     as_json: AsJson = False
@@ -112,12 +83,10 @@ class DoctorFlags:
     where: Where = None
     skip_bad: SkipBad = False
     window: Annotated[
-        int | None,
-        option("Tokens per window.", shown="the context, at most 1024", panel=RARELY, min=2),
+        int | None, option("Tokens per window.", shown="the context, at most 1024", panel=RARELY, min=2)
     ] = None
     max_tokens: Annotated[
-        int | None,
-        option("Use the first N tokens of each text.", shown="2048", panel=RARELY, min=2),
+        int | None, option("Use the first N tokens of each text.", shown="2048", panel=RARELY, min=2)
     ] = None
     device: Device = None
     threads: Threads = None
@@ -132,7 +101,16 @@ def doctor(flags: DoctorFlags) -> None:
     written; 2: usage error.
     """
     allowed, out = _budget(flags.budget), flags.out
-    _check_target(out)
+    if out.suffix not in _ENDS:
+        raise ConfigError(
+            "`ingot build --quant` recognizes its files by their extension",
+            seen=out,
+            allowed=_ENDS,
+            field="out",
+        )
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        writable = "a file in an existing, writable folder"
+        raise ConfigError("the file cannot be written", seen=out, allowed=writable, field="out")
     if out.exists() and not flags.force:
         raise ConfigError(
             "the file exists", seen=out, field="out", fix="--force replaces it; --out chooses another file"
@@ -149,14 +127,12 @@ def doctor(flags: DoctorFlags) -> None:
     options = given(least=flags.least, up_to=flags.up_to, device=flags.device)
     wanted = Wanted(flags.checkpoint, chosen, allowed, reading=reading, **options)
     check_wanted(wanted)
-    where = field_pairs(flags.where)
-    needs = needs_of(flags.checkpoint, flags.data)
     items = read_data(
         flags.data,
         limit=flags.limit,
         skip_bad=flags.skip_bad,
-        where=where,
-        needs=needs,
+        where=field_pairs(flags.where),
+        needs=needs_of(flags.checkpoint, flags.data),
         of_folder=records_of(flags.checkpoint),
     )
     with ends_once(), bar_shown() as progress:
@@ -165,7 +141,7 @@ def doctor(flags: DoctorFlags) -> None:
 
 
 def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
-    """Show, write, and leave with 1 where there is nothing to build."""
+    """Show and write the result; exit with 1 if no mix meets the budget."""
     from ingot.config.files.atomic_write import atomic_file
     from ingot.measure.evaluate.doctor.doctor_report import comments, record, tables, verdict
 
@@ -205,17 +181,3 @@ def _budget(text: str) -> float:
             fix="--budget kl_mean=0.01",
         )
     return allowed
-
-
-def _check_target(path: Path) -> None:
-    """Refuse, before anything is computed, a place that cannot be written."""
-    if path.suffix not in _ENDS:
-        raise ConfigError(
-            "`ingot build --quant` recognizes its files by their extension",
-            seen=path,
-            allowed=_ENDS,
-            field="out",
-        )
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        allowed = "a file in an existing, writable folder"
-        raise ConfigError("the file cannot be written", seen=path, allowed=allowed, field="out")

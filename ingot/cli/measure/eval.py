@@ -1,21 +1,34 @@
-"""``ingot eval``: how good an engine's answers are, and whether they are still the reference's.
-
-Covers its six verbs, where tables, JSON and rows go, and the exit code.
-
-    ingot eval summarize engines/pocket-chat --data articles.jsonl --against hf:models/pocket-chat
-"""
+"""``ingot eval``: how good an engine's answers are, and whether they are still the reference's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.options.eval_flags import AskFlags, EvalCaptionFlags, EvalFlags, ReadFlags, WerFlags
-from ingot.cli.options.flags import field_flags, field_pairs, option, set_threads
+from ingot.cli.options.flags import (
+    DTYPES,
+    RARELY,
+    AsJson,
+    Device,
+    EngineOrCheckpoint,
+    JsonFile,
+    Quant,
+    SkipBad,
+    Threads,
+    Where,
+    field_flags,
+    field_pairs,
+    given,
+    option,
+    set_threads,
+    writable_file,
+)
+from ingot.cli.options.limit_flags import KvDtype, MemoryFraction, TokenBudget, max_seq_len, runtime_values
 from ingot.cli.options.transcribe_flags import transcribe_flags_at
 from ingot.cli.terminal.console import command_line, finite, json_text, print_json, print_table, stdout
 from ingot.cli.terminal.step_list import bar_shown
@@ -29,10 +42,123 @@ if TYPE_CHECKING:
     from ingot.measure.evaluate.scored_answers import AnswerSettings
     from ingot.measure.evaluate.scored_captions import CaptionSettings
     from ingot.measure.evaluate.scored_transcripts import WerSettings
+    from ingot.measure.side.side_spec import SideSpec
 
 _BEYOND = 1
 _LANG = "What ROUGE counts: en (words), zh (characters), or auto: characters if the reference has CJK."
 _TEMPLATE = "a request in chat, '{article} TL;DR:' otherwise"
+
+
+def _dtype(value: str) -> str:
+    if value not in DTYPES:
+        raise typer.BadParameter(f"{value}; allowed: {', '.join(DTYPES)}")
+    return value
+
+
+_DATA = (
+    "Items: .jsonl (one record per line), .json (a list of records), .txt (running text); for wer also a "
+    "folder in LibriSpeech's layout, for caption one of pictures."
+)
+_AGAINST = (
+    "The reference: hf (the Hugging Face class on the same checkpoint), hf:CHECKPOINT, or another engine or "
+    "checkpoint."
+)
+_DELTA = "Limit on |difference| for exit code 0: X, or METRIC=X; may be repeated."
+_DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
+_CHAT = "Wrap articles and prompts as user messages in the chat template."
+_STRIDE = "Tokens from one window to the next; only the last N of each window count."
+
+
+@dataclass(frozen=True)
+class EvalFlags:
+    """What is evaluated, on which data, against which reference."""
+
+    engine: Annotated[str, EngineOrCheckpoint]
+    data: Annotated[Path, option(_DATA, shown=False)]
+    against: Annotated[str | None, option(_AGAINST, metavar="hf|CHECKPOINT")] = None
+    limit: Annotated[int | None, option("Use the first N items.", min=1)] = None
+    max_delta: Annotated[list[str] | None, option(_DELTA, metavar="X|METRIC=X", shown="by metric")] = None
+    as_json: AsJson = False
+    json_file: JsonFile = None
+    items: Annotated[
+        str | None, option("Write one line of JSON per item.", metavar="FILE", callback=writable_file)
+    ] = None
+    skip_bad: SkipBad = False
+    where: Where = None
+    dtype: Annotated[str, option(_DTYPE, callback=_dtype)] = "auto"
+    quant: Quant = None
+    against_dtype: Annotated[
+        str | None, option("Compute dtype of the reference.", shown="as --dtype", panel=RARELY)
+    ] = None
+    against_batch: Annotated[
+        int, option("Prompts per padded batch, for --against hf.", panel=RARELY, min=1)
+    ] = 8
+    max_seq_len: Annotated[int | None, max_seq_len(2)] = None
+    memory_fraction: MemoryFraction = None
+    token_budget: TokenBudget = None
+    kv_dtype: KvDtype = None
+    device: Device = None
+    threads: Threads = None
+
+    def sides(self) -> tuple[SideSpec, SideSpec | None]:
+        """The evaluated side and the reference."""
+        from ingot.measure.side.side_spec import SideSpec, other_spec
+
+        spec = SideSpec(
+            self.engine,
+            dtype=self.dtype,
+            max_seq_len=self.max_seq_len,
+            **given(device=self.device, quant=self.quant),
+            **runtime_values(self),
+        )
+        if self.against is None:
+            return spec, None
+        dtype = self.dtype if self.against_dtype is None else _dtype(self.against_dtype)
+        return spec, other_spec(spec, self.against, dtype, self.against_batch)
+
+
+@dataclass(frozen=True)
+class AskFlags(EvalFlags):
+    """Evaluations that generate answers."""
+
+    max_new_tokens: Annotated[int, option("Maximum new tokens per answer.", min=1)] = 128
+    chat: Annotated[
+        bool | None, option(_CHAT, "--chat/--no-chat", shown="articles, if the engine has a template")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WerFlags(EvalFlags):
+    """The evaluation of transcripts."""
+
+    batch: Annotated[
+        int | None, option("Recordings at once; 1: one after another.", shown="as built", min=1)
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvalCaptionFlags(EvalFlags):
+    """The evaluation of captions."""
+
+    prompt: Annotated[str, option("What is asked about each picture.")] = "Describe this image."
+    max_new_tokens: Annotated[int, option("Maximum new tokens per caption.", min=1)] = 300
+
+
+@dataclass(frozen=True)
+class ReadFlags(EvalFlags):
+    """Evaluations that read running text."""
+
+    window: Annotated[int | None, option("Tokens per window.", shown="the smaller context", min=2)] = None
+    stride: Annotated[int | None, option(_STRIDE, min=1)] = None
+    max_tokens: Annotated[int | None, option("Use the first N tokens of each text.", panel=RARELY, min=2)] = (
+        None
+    )
+
+    def reading(self) -> WindowSettings:
+        from ingot.measure.evaluate.perplexity import WindowSettings
+
+        return WindowSettings(self.window, self.stride, self.max_tokens)
+
 
 evaluate = typer.Typer(
     name="eval",
@@ -136,7 +262,7 @@ def wer(flags: WerFlags, options: dict[str, Any]) -> None:
 
 
 def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
-    """The limits; and the threads that everything runs on."""
+    """Set the threads; returns the limits."""
     from ingot.measure.evaluate.loss_limits import limits_for
 
     if flags.max_delta and flags.against is None:
@@ -155,6 +281,7 @@ def _evaluate(
     needs: Callable[[DataItem], str | None] = lambda item: None,
     of_folder: OfFolder | None = None,
 ) -> None:
+    """Evaluate, show and write; exit with 1 if a difference is beyond its limit."""
     from ingot.measure.evaluate.data_file import read_data
 
     limits = _start(flags, verb)
@@ -163,11 +290,6 @@ def _evaluate(
     data = read_data(flags.data, limit=limit, skip_bad=skip, where=where, needs=needs, **records)
     with bar_shown() as progress:
         found = run(*flags.sides(), data, limits, how, progress)
-    _finish(flags, found)
-
-
-def _finish(flags: EvalFlags, found: Evaluation) -> None:
-    """Show and write what was found; leave with 1 where a difference is beyond its limit."""
     record = {"command": command_line(), **found.record}
     if flags.items is not None:
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)

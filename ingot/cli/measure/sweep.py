@@ -1,16 +1,11 @@
-"""``ingot sweep``: precision by batch in one table and one picture.
-
-Covers the verb's flags, what a quality is measured with, and which files stand in the folder at the end.
-
-    ingot sweep models/pocket-chat --dtype fp32,bf16 --batch 1,2,4,8 --out sweeps/pocket
-"""
+"""``ingot sweep``: precision by batch in one table and one picture."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,18 +25,15 @@ from ingot.config.quantization.scheme_table import sample_free_schemes
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ingot.cli.measure.sweep_quality import DataQuality
     from ingot.measure.bench.latency import Latency
-    from ingot.measure.bench.sweep.sweep_line import Quality
-    from ingot.measure.bench.sweep.sweep_session import Record, Sweep
+    from ingot.measure.bench.sweep.sweep_session import Record
     from ingot.measure.bench.transcription_speed import TranscriptionBench
-    from ingot.measure.side.side_spec import SideSpec
 
-REPEATS = 3
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
 _FAILED = 1
 _FILES = ("sweep.json", "sweep.html", "sweep.png")
-
-
+_OUT = "Folder for points.jsonl, sweep.json, sweep.html, sweep.png."
 _AGAINST = "hf (the Hugging Face class in the first dtype, as a line of its own) or hf:CHECKPOINT."
 _RANDOM = "A config.json (or its folder), run with random weights instead of a checkpoint."
 _KV_DTYPES = "Dtypes of the KV cache: model, int8, fp8, separated by commas."
@@ -59,14 +51,11 @@ _DRAW = "Measure nothing; draw the table and picture of the points in --out."
 
 @dataclass(frozen=True)
 class SweepFlags:
-    """What is measured at which precisions and sizes, and where the results go."""
+    """The model, its precisions and sizes, and where the results go."""
 
     checkpoint: Annotated[str | None, CHECKPOINT] = None
     random_weights: Annotated[str | None, option(_RANDOM)] = None
-    out: Annotated[
-        Path | None,
-        option("Folder for points.jsonl, sweep.json, sweep.html, sweep.png.", shown=False),
-    ] = None
+    out: Annotated[Path | None, option(_OUT, shown=False)] = None
     quant: Annotated[str, typer.Option(help=_QUANT)] = "none"
     kv_dtype: Annotated[str, option(_KV_DTYPES)] = "model"
     dtype: Annotated[str, option(_DTYPES)] = "auto"
@@ -75,7 +64,7 @@ class SweepFlags:
     new_tokens: Annotated[int | None, option("Tokens generated per prompt.", shown=str(NEW_TOKENS))] = None
     clips: Annotated[int | None, option(_CLIPS, shown="73", min=1)] = None
     tokens_per_second: Annotated[float | None, option(_OF_AUDIO, shown="4")] = None
-    repeats: Annotated[int, option("Timed runs per point.")] = REPEATS
+    repeats: Annotated[int, option("Timed runs per point.")] = 3
     data: Annotated[Path | None, option(_DATA)] = None
     limit: Annotated[int | None, option("Use the first N items of --data.", min=1)] = None
     against: Annotated[str | None, option(_AGAINST, metavar="hf")] = None
@@ -86,32 +75,20 @@ class SweepFlags:
     threads: Threads = None
     as_json: AsJson = False
 
-    def spec(self) -> SideSpec:
-        """What is opened, and where."""
-        from ingot.measure.side.side_spec import SideSpec
-
-        return SideSpec(path=self.checkpoint, random_weights=self.random_weights, **given(device=self.device))
-
-    def quality(self, *, speech: bool) -> tuple[Quality | None, dict[str, Any] | None]:
-        """What measures the quality, and what the record says of it."""
+    def quality(self, *, speech: bool) -> DataQuality | None:
+        """The quality that is measured beside speed."""
         if self.data is None:
             if self.limit is not None:
                 raise typer.BadParameter("--limit needs --data")
-            return None, None
+            return None
         if self.random_weights is not None:
             raise typer.BadParameter("random weights have no quality: --data needs a CHECKPOINT")
-        from ingot.cli.measure.sweep_quality import SpeechQuality, text_quality
+        from ingot.cli.measure.sweep_quality import DataQuality
 
-        path, limit = self.data, self.limit
-        quality = SpeechQuality(str(path), limit) if speech else text_quality(path, limit)
-        return quality, quality.to_json()
+        return DataQuality(str(self.data), self.limit, speech)
 
     def shape(self, *, speech: bool) -> Latency | TranscriptionBench:
-        """The load of each point.
-
-        Raises:
-            BadParameter: a flag is of the other kind of model.
-        """
+        """The load of each point; refuses flags of the other kind of model."""
         from ingot.measure.bench.latency import Latency
         from ingot.measure.bench.transcription_speed import TranscriptionBench
 
@@ -123,31 +100,8 @@ class SweepFlags:
             raise typer.BadParameter(f"it is about {kinds[0]}, and {kinds[1]}", param_hint=", ".join(odd))
         if speech:
             return TranscriptionBench(batches=(1,), repeats=self.repeats, **of_clips)
-        prompt, new = self.prompt_tokens, self.new_tokens
-        return Latency(
-            (1,),
-            PROMPT_TOKENS if prompt is None else prompt,
-            NEW_TOKENS if new is None else new,
-            self.repeats,
-        )
-
-    def wanted(
-        self, spec: SideSpec, shape: Latency | TranscriptionBench, quality_of: dict[str, Any] | None
-    ) -> Sweep:
-        """The sweep, with what its record says of the quality."""
-        from ingot.measure.bench.sweep.sweep_session import Sweep
-
-        return Sweep(
-            spec,
-            dtypes=_words(self.dtype, "dtype"),
-            quants=_schemes(self.quant),
-            kv_dtypes=_words(self.kv_dtype, "kv_dtype"),
-            batches=_batches(self.batch),
-            shape=shape,
-            against=self.against,
-            quality_of=quality_of,
-            threads=self.threads,
-        )
+        lengths = {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS} | of_text
+        return Latency((1,), repeats=self.repeats, **lengths)
 
 
 @field_flags("flags")
@@ -169,7 +123,25 @@ def sweep(flags: SweepFlags) -> None:
         return
     if (flags.checkpoint is None) == (flags.random_weights is None):
         raise typer.BadParameter("give either CHECKPOINT or --random-weights CONFIG")
-    wanted, quality = _asked(flags)
+    from ingot.measure.bench.kernel_bench.kernel_times import read_shape
+    from ingot.measure.bench.sweep.sweep_session import Sweep
+    from ingot.measure.side.side_spec import SideSpec
+    from ingot.measure.side.token_load import parse_batches
+
+    spec = SideSpec(path=flags.checkpoint, random_weights=flags.random_weights, **given(device=flags.device))
+    speech = not read_shape(spec).config.modality.takes_text
+    quality = flags.quality(speech=speech)
+    wanted = Sweep(
+        spec,
+        dtypes=_words(flags.dtype, "dtype"),
+        quants=_schemes(flags.quant),
+        kv_dtypes=_words(flags.kv_dtype, "kv_dtype"),
+        batches=() if flags.batch.strip() == "auto" else tuple(parse_batches(flags.batch)),
+        shape=flags.shape(speech=speech),
+        against=flags.against,
+        quality_of=None if quality is None else quality.to_json(),
+        threads=flags.threads,
+    )
     done = False
     try:
         with ends_once(), status_shown("starting") as say:
@@ -178,37 +150,26 @@ def sweep(flags: SweepFlags) -> None:
             run_sweep(wanted, out, quality=quality, fresh=flags.fresh, command=command_line(), say=say)
         done = True
     finally:
-        if not done:  # interrupted, or one side cannot be loaded
-            _write_what_there_is(out, no_png)
+        if not done:  # interrupted, or one side cannot be loaded: keep what there is
+            from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
+
+            if read_points(out / POINTS):
+                _write(out, no_png)
     if _finish(out, flags):
         raise typer.Exit(_FAILED)
 
 
-def _asked(flags: SweepFlags) -> tuple[Sweep, Quality | None]:
-    """What is measured, by the kind of model, and what measures its quality."""
-    from ingot.measure.bench.kernel_bench.kernel_times import read_shape
-
-    spec = flags.spec()
-    speech = not read_shape(spec).config.modality.takes_text
-    quality, quality_of = flags.quality(speech=speech)
-    return flags.wanted(spec, flags.shape(speech=speech), quality_of), quality
-
-
 def _schemes(text: str) -> tuple[str, ...]:
-    """Schemes and files; of ``encoder=A,decoder=B`` the halves, one after the other, are one."""
+    """Schemes and files; ``encoder=A,decoder=B`` is one scheme."""
     found: list[str] = []
     for word in _words(text, "quant"):
-        if found and _other_half(found[-1], word):
+        pair = (found[-1], word) if found else ()
+        halves = {one.partition("=")[0].strip() for one in pair if "=" in one and "," not in one}
+        if len(halves) == 2:
             found[-1] += f",{word}"
         else:
             found.append(word)
     return tuple(found)
-
-
-def _other_half(one: str, other: str) -> bool:
-    """Whether both name the scheme of a half, and not the same half."""
-    halves = [word.partition("=")[0].strip() for word in (one, other) if "=" in word and "," not in word]
-    return len(set(halves)) == 2
 
 
 def _words(text: str, field: str) -> tuple[str, ...]:
@@ -218,28 +179,14 @@ def _words(text: str, field: str) -> tuple[str, ...]:
     return words
 
 
-def _batches(text: str) -> tuple[int, ...]:
-    """The sizes in growing order; none for ``auto``."""
-    from ingot.measure.side.token_load import parse_batches
-
-    return () if text.strip() == "auto" else tuple(sorted(set(parse_batches(text))))
-
-
 def _finish(out: Path, flags: SweepFlags) -> bool:
-    """Write the results of a folder's points, and show them; whether something is missing in them."""
-    from ingot.measure.bench.sweep.sweep_report import broken
+    """Write and show the results of a folder's points; returns whether some could not be measured."""
+    from ingot.measure.bench.sweep.sweep_report import broken, limits, sweep_lines, sweep_table, sweep_title
 
     record = _write(out, flags.no_png)
     if flags.as_json:
         print_json(record)
-    else:
-        _show(record, out)
-    return broken(record)
-
-
-def _show(record: Record, out: Path) -> None:
-    from ingot.measure.bench.sweep.sweep_report import limits, sweep_lines, sweep_table, sweep_title
-
+        return broken(record)
     for line in (sweep_title(record), *sweep_lines(record)):
         stdout().print(line, markup=False)
     stdout().print()
@@ -251,13 +198,7 @@ def _show(record: Record, out: Path) -> None:
             for doubt in point["doubts"]:
                 stderr().print(f"warning: {line['name']}, {doubt}", markup=False)
     stderr().print(f"written: {', '.join(str(out / name) for name in _FILES if (out / name).exists())}")
-
-
-def _write_what_there_is(out: Path, no_png: bool) -> None:
-    from ingot.measure.bench.sweep.sweep_store import POINTS, read_points
-
-    if read_points(out / POINTS):
-        _write(out, no_png)
+    return broken(record)
 
 
 def _write(out: Path, no_png: bool) -> Record:

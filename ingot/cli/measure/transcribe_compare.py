@@ -1,9 +1,4 @@
-"""``ingot transcribe --compare``: the same recordings by Hugging Face's class.
-
-Covers what is shown of both transcripts, and the record of ``--format json``.
-
-    ingot transcribe engines/whisper talk.mp3 --compare hf:openai/whisper-small
-"""
+"""``ingot transcribe --compare``: the same recordings by Hugging Face's class."""
 
 from __future__ import annotations
 
@@ -31,10 +26,12 @@ _FLAG = "--compare"
 
 
 def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], options: dict[str, Any]) -> None:
-    """Hear all recordings by both sides, one after another, and show what is the same.
+    """Transcribe all recordings on both sides, one after another, and show what is the same.
 
-    The temperature is 0 where none is given: other ones draw.
+    The temperature is 0 unless given, so that neither side draws.
     """
+    from ingot.measure.side.huggingface import check_huggingface
+    from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts
     from ingot.speech.speech_options import TranscribeOptions
 
     if flags.output is not None or flags.batch or flags.format not in ("txt", "json"):
@@ -42,7 +39,17 @@ def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], option
             "it prints a comparison (txt or json) and writes no transcripts", param_hint=_FLAG
         )
     asked = TranscribeOptions(**{"temperatures": (0.0,)} | options)
-    specs = _specs(flags, limits)
+    is_class, path = against_parts(flags.compare or "")
+    if not is_class:
+        raise typer.BadParameter(f"{flags.compare}; it takes hf or hf:CHECKPOINT", param_hint=_FLAG)
+    spec = SideSpec(
+        flags.engine,
+        max_seq_len=limits.max_seq_len,
+        **given(device=flags.device, quant=flags.quant),
+        **{name: value for name, value in runtime_values(limits).items() if name in vars(SideSpec())},
+    )
+    check_huggingface(path or flags.engine, "compare")
+    specs = [spec, SideSpec(path or flags.engine, kind=HUGGINGFACE, device=spec.device)]
     samples = _read(names, allow_truncated=flags.allow_truncated)
     sides = [_transcribed(spec, name, samples, asked) for spec, name in zip(specs, _SIDES, strict=True)]
     record = _record(asked, list(samples), *sides)
@@ -55,25 +62,8 @@ def compare(flags: TranscribeFlags, limits: Limits, names: Sequence[str], option
         raise typer.Exit(_FAILED)
 
 
-def _specs(flags: TranscribeFlags, limits: Limits) -> list[SideSpec]:
-    from ingot.measure.side.huggingface import check_huggingface
-    from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts
-
-    is_class, path = against_parts(flags.compare or "")
-    if not is_class:
-        raise typer.BadParameter(f"{flags.compare}; it takes hf or hf:CHECKPOINT", param_hint=_FLAG)
-    spec = SideSpec(
-        flags.engine,
-        max_seq_len=limits.max_seq_len,
-        **given(device=flags.device, quant=flags.quant),
-        **{name: value for name, value in runtime_values(limits).items() if name in vars(SideSpec())},
-    )
-    check_huggingface(path or flags.engine, "compare")
-    return [spec, SideSpec(path or flags.engine, kind=HUGGINGFACE, device=spec.device)]
-
-
 def _read(names: Sequence[str], *, allow_truncated: bool) -> dict[str, torch.Tensor]:
-    """Samples of those that can be read; the others are reported."""
+    """The samples of each recording that can be read; the others are reported."""
     from ingot.audio.recording_samples import read_audio
     from ingot.errors import RequestError
 

@@ -1,10 +1,4 @@
-"""The flags with which ``ingot build`` is given the files of a model that is published in parts.
-
-Covers their names, help and which go together. Opens no file.
-
-    @field_flags("parts")
-    def build(parts: PartFlags, ...) -> None: ...
-"""
+"""Flags of ``ingot build`` for the files of a model that is published in parts."""
 
 from __future__ import annotations
 
@@ -28,6 +22,11 @@ def _file(help: str, shown: str | bool = False) -> object:
     return option(help, panel=_PANEL, shown=shown, exists=True, dir_okay=False, metavar="FILE")
 
 
+_LLM = option(
+    "A LLaMA or Vicuna folder.", panel=_PANEL, shown=False, exists=True, file_okay=False, metavar="FOLDER"
+)
+
+
 @dataclass(frozen=True)
 class PartFlags:
     """Files in place of CHECKPOINT; the keys of a YAML file that names them."""
@@ -35,17 +34,7 @@ class PartFlags:
     model: Annotated[
         str | None, option("minigpt4: the flags below name its files.", panel=_PANEL, shown=False)
     ] = None
-    llm: Annotated[
-        Path | None,
-        option(
-            "A LLaMA or Vicuna folder.",
-            panel=_PANEL,
-            shown=False,
-            exists=True,
-            file_okay=False,
-            metavar="FOLDER",
-        ),
-    ] = None
+    llm: Annotated[Path | None, _LLM] = None
     vit: Annotated[Path | None, _file("The ViT, such as eva_vit_g.pth.")] = None
     qformer: Annotated[
         Path | None, _file("The Q-Former, such as blip2_pretrained_flant5xxl.pth.", "the Llama-2 variant")
@@ -53,11 +42,7 @@ class PartFlags:
     projector: Annotated[Path | None, _file("The projector, such as pretrained_minigpt4_7b.pth.")] = None
 
     def checkpoint(self, given: str | None) -> str | MiniGPT4Files:
-        """CHECKPOINT, or the files in its place.
-
-        Raises:
-            typer.BadParameter: both or neither are given, or flags are missing.
-        """
+        """CHECKPOINT, or the files in its place; exactly one must be given."""
         named = [field.name for field in fields(self) if getattr(self, field.name) is not None]
         if not named:
             if given is None:

@@ -1,10 +1,4 @@
-"""Parameters that several verbs share.
-
-Covers their names and help, and how a dataclass becomes flags. Defaults are the library's: a flag that is not
-given is not passed on.
-
-    def run(engine: EnginePath, device: Device = None) -> None: ...
-"""
+"""Parameters that several verbs share, and dataclasses whose fields become flags."""
 
 from __future__ import annotations
 
@@ -21,6 +15,7 @@ import typer
 from ingot.config.quantization.scheme_table import sample_free_schemes
 
 RARELY = "Rarely needed"
+DTYPES = ("auto", "fp16", "bf16", "fp32")
 
 
 def option(help: str, *names: str, panel: str | None = None, shown: str | bool = True, **rest: Any) -> Any:
@@ -28,9 +23,9 @@ def option(help: str, *names: str, panel: str | None = None, shown: str | bool =
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=shown, **rest)
 
 
-EnginePath = Annotated[
-    str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
-]
+ENGINE_HELP = "An engine folder, a checkpoint folder or a Hugging Face id."
+EngineOrCheckpoint = typer.Argument(help=ENGINE_HELP, metavar="ENGINE_OR_CHECKPOINT", show_default=False)
+EnginePath = Annotated[str, typer.Argument(help=ENGINE_HELP, metavar="ENGINE")]
 EngineFolder = Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")]
 CHECKPOINT = typer.Argument(
     help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
@@ -73,7 +68,7 @@ AsJson = Annotated[bool, option("Print JSON instead of text.", "--json")]
 
 
 def writable_file(value: str | None) -> str | None:
-    """A file that a flag names, made sure of before anything is computed."""
+    """The file, checked to be writable before anything is computed."""
     if value is None:
         return None
     if value == "-":
@@ -107,12 +102,12 @@ def field_pairs(where: Sequence[str] | None) -> list[tuple[str, str]]:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """The values that are not None, for a call whose defaults should hold otherwise."""
+    """The values that are not None: the callee's defaults stand for the others."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def given_of(flags: Any, *without: str) -> dict[str, Any]:
-    """``given`` of a dataclass's fields, but for those named."""
+    """``given`` of a dataclass's fields, except for those named."""
     return given(**{name: value for name, value in vars(flags).items() if name not in without})
 
 
@@ -122,9 +117,7 @@ def flags_for(
     flags: Sequence[inspect.Parameter],
     pack: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., None]:
-    """The verb with these flags in place of its parameter ``name``, which gets what ``pack`` makes of their
-    values.
-    """
+    """The verb with these flags in place of its parameter ``name``; ``pack`` makes its value of theirs."""
     hints = typing.get_type_hints(verb, include_extras=True)
     own = [p for p in inspect.signature(verb).parameters.values() if p.name != name]
 
@@ -134,20 +127,19 @@ def flags_for(
         verb(**values, **{name: packed})
 
     parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
-    parameters = sorted((p.replace(kind=p.KEYWORD_ONLY) for p in parameters), key=_is_rare)
+
+    def is_rare(flag: inspect.Parameter) -> bool:
+        options = getattr(flag.annotation, "__metadata__", ())
+        return any(RARELY.lower() in (getattr(o, "rich_help_panel", None) or "").lower() for o in options)
+
+    parameters = sorted((p.replace(kind=p.KEYWORD_ONLY) for p in parameters), key=is_rare)
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
 
 
-def _is_rare(flag: inspect.Parameter) -> bool:
-    """Whether a flag belongs at the end of the help."""
-    options = getattr(flag.annotation, "__metadata__", ())
-    return any(RARELY.lower() in (getattr(o, "rich_help_panel", None) or "").lower() for o in options)
-
-
 def field_flags(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a verb's parameter of this name, a dataclass, by one flag for each of its fields."""
+    """Replace a verb's parameter of this name, a dataclass, by a flag per field."""
 
     def replaced(verb: Callable[..., None]) -> Callable[..., None]:
         kind = typing.get_type_hints(verb)[name]
@@ -167,7 +159,7 @@ def field_flags(name: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 def set_threads(threads: int | None) -> None:
-    """What ``--threads`` asks for."""
+    """Apply ``--threads``."""
     if threads is not None:
         import torch
 

@@ -1,10 +1,4 @@
-"""The flags for memory and limits that the verbs which run an engine share.
-
-Covers their names and help.
-
-    @field_flags("limits")
-    def chat(engine: str, limits: Limits) -> None: ...
-"""
+"""Flags for memory and limits that the verbs which run an engine share."""
 
 from __future__ import annotations
 
@@ -12,24 +6,28 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from ingot.cli.options.flags import given, option
+from ingot.config.build_config import DEFAULT_MAX_SEQ_LEN
 
 PANEL = "Memory and limits"
 
 
 def memory_fraction(panel: str) -> Any:
-    """The flag of this name."""
     text = "Fraction of GPU memory, or of available CPU memory, to use."
     return option(text, shown="0.9", panel=panel, min=0.01, max=1.0)
 
 
 def cache_tokens(panel: str, shown: str) -> Any:
-    """The flag of this name."""
     return option("KV cache size, in tokens.", shown=shown, panel=panel, min=1)
 
 
 def token_budget(panel: str) -> Any:
-    """The flag of this name."""
     return option("Maximum tokens per step.", shown="2048", panel=panel, min=1)
+
+
+def max_seq_len(least: int) -> Any:
+    text = "Maximum tokens per request; for an engine, up to its own limit."
+    shown = f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}"
+    return option(text, shown=shown, panel=PANEL, min=least)
 
 
 _CACHE = "a full batch of the longest requests, or what fits; on a CPU at most 256 MiB"
@@ -53,7 +51,7 @@ KvDtype = Annotated[str | None, option(_KV_DTYPE, shown="auto", panel=PANEL, met
 
 @dataclass(frozen=True)
 class Limits:
-    """How much memory an engine may take, and how it computes; None: as the library has it."""
+    """An engine's memory and limits; None: the library's default."""
 
     memory_fraction: MemoryFraction = None
     cache_tokens: CacheTokens = None
@@ -64,7 +62,7 @@ class Limits:
     batch_invariant: BatchInvariant = False
 
     def arguments(self) -> dict[str, Any]:
-        """Those of ``LLM``, without what was not given."""
+        """The arguments of ``LLM`` that were given."""
         from ingot.config.runtime_config import RuntimeConfig
 
         runtime = runtime_values(self)
@@ -72,7 +70,7 @@ class Limits:
         return given(max_batch_size=self.max_batch_size, max_seq_len=self.max_seq_len, runtime=config)
 
     def words(self) -> list[str]:
-        """The flags that were given, as on a command line."""
+        """The given flags as words of a command line."""
         words: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -83,7 +81,7 @@ class Limits:
 
 
 def runtime_values(flags: Any) -> dict[str, Any]:
-    """The fields of ``RuntimeConfig`` among the flags, without those that were not given."""
+    """The fields of ``RuntimeConfig`` that the flags give."""
     names = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
     values = {name: getattr(flags, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}

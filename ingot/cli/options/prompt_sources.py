@@ -1,17 +1,14 @@
-"""Prompts from the command line, from files and from stdin.
-
-Covers the reading of prompts for ``ingot run``.
-
-    read_prompts(["Hello"], file=None)
-"""
+"""Prompts from the command line, from files and from stdin."""
 
 from __future__ import annotations
 
+import codecs
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +18,9 @@ from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.files.json_text import JsonError, parse_json
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
+
+if TYPE_CHECKING:
+    from ingot.llm.prompt_inputs import Messages, PromptLike
 
 _KEYS = ("prompt", "messages", "prompt_token_ids")
 WRAPPED = "Wrap each prompt as a user message in the chat format."
@@ -38,10 +38,19 @@ ManyIds = Annotated[
     ),
 ]
 
+_MESSAGES = (
+    'A conversation: a JSON list of {"role": …, "content": …}, or an object with messages (\'-\': stdin).'
+)
+MessagesFile = Annotated[str | None, option(_MESSAGES, "--messages", metavar="FILE")]
+PromptText = Annotated[str | None, option("A prompt, used as it is.", "--prompt", metavar="TEXT")]
+PromptIds = Annotated[
+    str | None, option("A prompt as token ids separated by spaces.", "--ids", metavar="IDS")
+]
+
 
 @dataclass(frozen=True)
 class PromptGiven:
-    """One prompt: exactly one of the three is set."""
+    """One prompt; exactly one of the three is set."""
 
     prompt: str | None = None
     messages: Sequence[Any] | None = None
@@ -55,7 +64,7 @@ class PromptGiven:
         return self.prompt if self.prompt is not None else list(self.prompt_token_ids or [])
 
     def as_message(self, images: Sequence[str] = ()) -> PromptGiven:
-        """A text as the message of a user, behind pictures; ids and messages as they are."""
+        """A text as a user's message after pictures; ids and messages as they are."""
         if self.prompt is None:
             return self
         text: Any = self.prompt
@@ -69,7 +78,12 @@ class PromptGiven:
         """One short line that tells it from others."""
         text = self.prompt
         if self.messages:
-            text = _text_of(self.messages[-1])
+            last = self.messages[-1]
+            content = last.get("content") if isinstance(last, dict) else ""
+            if isinstance(content, list):
+                texts = (part["text"] for part in content if isinstance(part, dict) and "text" in part)
+                content = " ".join(map(str, texts))
+            text = str(content)
         if self.prompt_token_ids is not None:
             text = " ".join(map(str, self.prompt_token_ids))
         line = " ".join((text or "").split())
@@ -81,17 +95,16 @@ def read_prompts(
 ) -> list[PromptGiven]:
     """All prompts: texts, token ids, the lines of a file, or the whole of stdin as one.
 
-    A ``.jsonl`` file holds an object a line, with one of the keys prompt, messages, prompt_token_ids; any
-    other file, and ``-`` for stdin, holds a prompt a line. Empty lines are skipped. Other keys of an object
-    are named on stderr, since they are not read.
+    Each line of a ``.jsonl`` file is an object with prompt, messages or prompt_token_ids; each line of any
+    other file, and of ``-`` (stdin), is a prompt. Empty lines are skipped, keys that are not read named on
+    stderr.
 
     Args:
         flag: how the verb takes texts.
 
     Raises:
-        BadParameter: none were given, an empty one, or several kinds.
-        RequestError: a file cannot be read, or one of its lines is no prompt or holds a sampling value, which
-            only a flag sets; it names the line.
+        BadParameter: there are none, several kinds, or an empty one.
+        RequestError: a file cannot be read, or a line is not a prompt or sets a sampling value.
     """
     if (bool(texts) + bool(ids) + (file is not None)) > 1:
         raise typer.BadParameter(f"give {flag}, --ids or a file, not several")
@@ -102,7 +115,12 @@ def read_prompts(
     if texts:
         return [PromptGiven(prompt=text) for text in texts]
     if file is None:
-        return [PromptGiven(prompt=_stdin_text())]
+        if sys.stdin is None or sys.stdin.isatty():
+            raise typer.BadParameter("give a prompt, --file, or text on stdin")
+        text = _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
+        if not text.strip():
+            raise typer.BadParameter("stdin is empty: give a prompt, --file, or text on stdin")
+        return [PromptGiven(prompt=text)]
     lines = _lines(file)
     if file.endswith(".jsonl"):
         unread: dict[str, None] = {}
@@ -118,11 +136,7 @@ def read_prompts(
 
 
 def ids_of(text: str) -> list[int]:
-    """Token ids of what ``--ids`` gives.
-
-    Raises:
-        RequestError: it holds something else, or nothing.
-    """
+    """The token ids in the text of ``--ids``."""
     try:
         ids = [int(word) for word in text.split()]
     except ValueError:
@@ -137,6 +151,35 @@ def ids_of(text: str) -> list[int]:
     return ids
 
 
+def one_prompt(messages: str | None, prompt: str | None, ids: str | None) -> PromptLike | Messages:
+    """The prompt given by one of --messages (a file), --prompt and --ids.
+
+    Raises:
+        RequestError: the file cannot be read or holds no conversation, or an id is not an integer.
+    """
+    if sum(value is not None for value in (messages, prompt, ids)) != 1:
+        raise typer.BadParameter("give one of --messages, --prompt and --ids")
+    if messages is None:
+        return prompt if prompt is not None else ids_of(ids or "")
+    try:
+        data = sys.stdin.buffer.read() if messages == "-" else Path(messages).read_bytes()
+        value = parse_json(data.removeprefix(codecs.BOM_UTF8))
+    except OSError as error:
+        raise RequestError("the messages cannot be read", seen=error, field="messages") from None
+    except JsonError as error:
+        raise RequestError(f"{messages} is not JSON", seen=error, field="messages") from None
+    if isinstance(value, dict):
+        value = value.get("messages")
+    if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
+        raise RequestError(
+            f"{messages} contains no conversation",
+            seen=json.dumps(value)[:80],
+            allowed='[{"role": "user", "content": "…"}], or {"messages": […]}',
+            field="messages",
+        )
+    return value
+
+
 def _lines(file: str) -> list[tuple[int, str]]:
     """The non-empty lines of a file (``-``: stdin) and their numbers."""
     try:
@@ -147,16 +190,6 @@ def _lines(file: str) -> list[tuple[int, str]]:
     return [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _stdin_text() -> str:
-    """The whole of stdin without the line end that echo and editors put last."""
-    if sys.stdin is None or sys.stdin.isatty():
-        raise typer.BadParameter("give a prompt, --file, or text on stdin")
-    text = _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
-    if not text.strip():
-        raise typer.BadParameter("stdin is empty: give a prompt, --file, or text on stdin")
-    return text
-
-
 def _decoded(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8-sig")
@@ -165,7 +198,7 @@ def _decoded(data: bytes, where: str) -> str:
 
 
 def _of_object(line: str, where: str, unread: dict[str, None]) -> PromptGiven:
-    """A line of a .jsonl file; its keys that no prompt has go into ``unread``."""
+    """A line of a .jsonl file; the keys that are not read are added to ``unread``."""
     try:
         value = parse_json(line)
     except JsonError:
@@ -179,14 +212,9 @@ def _of_object(line: str, where: str, unread: dict[str, None]) -> PromptGiven:
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}',
             field="file",
         )
-    _check_others(where, [key for key in value if key not in keys], unread)
-    return PromptGiven(**{keys[0]: value[keys[0]]})
-
-
-def _check_others(where: str, others: list[str], unread: dict[str, None]) -> None:
-    """Refuse a sampling value: whoever wrote it expects it to count."""
+    others = [key for key in value if key not in keys]
     values = [key for key in others if key in SamplingParams.__dataclass_fields__]
-    if values:
+    if values:  # whoever wrote one expects it to count
         flags = ", ".join(flag_of("max_new_tokens" if key == "max_tokens" else key) for key in values)
         raise RequestError(
             f"{where} sets sampling values, which can only be set for all prompts together",
@@ -195,11 +223,4 @@ def _check_others(where: str, others: list[str], unread: dict[str, None]) -> Non
             fix=f"{flags}, and remove them from the file",
         )
     unread.update(dict.fromkeys(others))
-
-
-def _text_of(message: Any) -> str:
-    """A message's text, of a list of parts those of text."""
-    content = message.get("content") if isinstance(message, dict) else ""
-    if not isinstance(content, list):
-        return str(content)
-    return " ".join(str(part.get("text")) for part in content if isinstance(part, dict) and "text" in part)
+    return PromptGiven(**{keys[0]: value[keys[0]]})

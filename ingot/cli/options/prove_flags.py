@@ -1,10 +1,4 @@
-"""The flags with which ``ingot build`` measures what it built.
-
-Covers their names, help and which go together, and how the metrics are shown.
-
-    @field_flags("proving")
-    def build(proving: ProveFlags, ...) -> None: ...
-"""
+"""Flags with which ``ingot build`` measures the engine and stores the metrics in its proof."""
 
 from __future__ import annotations
 
@@ -14,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.options.eval_flags import DTYPES
-from ingot.cli.options.flags import option
+from ingot.cli.options.flags import DTYPES, option
 
 if TYPE_CHECKING:
     from ingot.measure.evaluate.planned_metrics import Proving
@@ -40,7 +33,7 @@ _VERBS = "Evaluations to run: perplexity, divergence, summarize, answers. May be
 
 @dataclass(frozen=True)
 class ProveFlags:
-    """What is measured on the engine before it takes its place."""
+    """What is measured on the finished engine."""
 
     prove: Annotated[Path | None, option(_PROVE, panel=_PANEL, metavar="DATA")] = None
     against: Annotated[str | None, option(_AGAINST, panel=_PANEL, metavar="hf|CHECKPOINT")] = None
@@ -56,11 +49,7 @@ class ProveFlags:
     ] = None
 
     def check(self, *, proof: bool) -> None:
-        """Flags that contradict each other.
-
-        Raises:
-            typer.BadParameter: there are some.
-        """
+        """Refuse flags that contradict each other."""
         if self.prove is not None and not proof:
             raise typer.BadParameter(
                 "metrics are stored in the proof, and --no-proof omits it", param_hint="--prove"
@@ -77,11 +66,7 @@ class ProveFlags:
                 raise typer.BadParameter("it needs --prove, the data to measure on", param_hint=flag)
 
     def metrics(self, checkpoint: str, revision: str | None, chat_template: str | None) -> Proving | None:
-        """What is to be measured, checked before anything is built; None without ``--prove``.
-
-        Raises:
-            IngotError: it cannot be measured.
-        """
+        """What to measure, checked before anything is built; None without ``--prove``."""
         if self.prove is None:
             return None
         from ingot.measure.evaluate.planned_metrics import plan_proving

@@ -1,13 +1,8 @@
-"""The flags with which ``ingot build`` quantizes.
-
-Covers their names and help, and the config that they make.
-
-    @field_flags("quantized")
-    def build(quantized: QuantFlags, ...) -> None: ...
-"""
+"""Flags with which ``ingot build`` quantizes, and the config that they make."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +47,7 @@ _FIXED = "the first for all, in the chat format"
 
 @dataclass(frozen=True)
 class QuantFlags:
-    """How weights, activations and cache are stored, and the samples that choose their values."""
+    """How weights and activations are quantized, and the calibration samples."""
 
     quant: Annotated[str | None, option(_QUANT, shown="none", panel=_PANEL)] = None
     group_size: Annotated[int | None, option(_GROUP, shown="128", panel=_PANEL)] = None
@@ -86,6 +81,10 @@ class QuantFlags:
         Raises:
             ConfigError: they do not go together.
         """
+        alpha: float | str | None = self.alpha
+        if alpha is not None:
+            with suppress(ValueError):  # a name
+                alpha = float(alpha)
         return read_quant(
             self.quant,
             group=self.group_size,
@@ -93,7 +92,7 @@ class QuantFlags:
             head=HEADS[-1] if self.quant_head else None,
             method=self.method,
             activations=self.activations,
-            alpha=None if self.alpha is None else _number(self.alpha),
+            alpha=alpha,
             weight_scales=self.weight_scales,
             rotation=self.rotate,
             rptq=self._rptq(),
@@ -105,26 +104,14 @@ class QuantFlags:
         for name, text in (("reorder", self.reorder), ("eight_bits", self.eight_bits)):
             if text is not None:
                 given[name] = () if text == "none" else tuple(part.strip() for part in text.split(","))
-        if self.clusters is not None:
-            given["clusters"] = _clusters(self.clusters)
+        if self.clusters is not None:  # 16: at every site, or R1=16,R5=8
+            pairs = [part.strip().partition("=") for part in self.clusters.split(",")]
+            counts = {site: _whole(count) for site, _, count in pairs}
+            given["clusters"] = (
+                counts if "=" in self.clusters else dict.fromkeys(SITES, _whole(self.clusters))
+            )
         return given
-
-
-def _clusters(text: str) -> dict[str, object]:
-    """``16``: of every site; ``R1=16,R5=8``: of these."""
-    if "=" not in text:
-        return dict.fromkeys(SITES, _whole(text))
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    return {site: _whole(count) for site, _, count in pairs}
 
 
 def _whole(text: str) -> int | str:
     return int(text) if text.strip().isdecimal() else text
-
-
-def _number(text: str) -> float | str:
-    """A number where the text is one; else the text."""
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -1,10 +1,4 @@
-"""The sampling flags that several verbs share.
-
-Covers their names and help; which there are, and of what type, ``SamplingParams`` says.
-
-    @sampling_flags("n")
-    def chat(engine: str, sampling: dict[str, Any]) -> None: ...
-"""
+"""A flag for each sampling value of ``SamplingParams``."""
 
 from __future__ import annotations
 
@@ -45,16 +39,13 @@ _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0
 
 
 def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
-    dict, checked.
-
-    Args:
-        without: fields that the verb has no use for, and so no flag.
+    """Replace a verb's ``sampling`` parameter by a flag per sampling value, except for fields in ``without``.
+    The given ones arrive as a dict, checked.
     """
     flags = [_flag(name, hint) for name, hint in _types().items() if name not in without]
 
     def pack(values: dict[str, Any]) -> dict[str, Any]:
-        sampling = {k: v for k, v in values.items() if _was_given(v)}
+        sampling = {k: v for k, v in values.items() if v is not None and v is not False and v != []}
         check_alone(sampling)
         return sampling
 
@@ -62,7 +53,7 @@ def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def check_alone(given: Mapping[str, Any]) -> None:
-    """Refuse what is out of range by itself now, before an engine is loaded."""
+    """Refuse values that are out of range by themselves, before an engine is loaded."""
     for name, value in given.items():
         if name != "min_new_tokens":  # its range depends on another
             SamplingParams(num_beams=1).replace(**{name: value})
@@ -74,27 +65,20 @@ def value_names() -> list[str]:
 
 
 def read_value(name: str, text: str) -> Any:
-    """A sampling value as it is written after its name.
+    """The value of a sampling field from its text.
 
     Raises:
-        RequestError: it is of another type.
+        RequestError: it has another type.
     """
     kind = _types()[name]
-    if typing.get_origin(kind) is list:
-        return (_read(name, typing.get_args(kind)[0], text),)
-    return _read(name, kind, text)
-
-
-def _read(name: str, kind: type, text: str) -> Any:
+    is_list = typing.get_origin(kind) is list
+    kind = typing.get_args(kind)[0] if is_list else kind
     try:
-        return _SWITCH[text.lower()] if kind is bool else kind(text)
+        value = _SWITCH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         allowed = "on or off" if kind is bool else "an integer" if kind is int else "a number"
         raise RequestError(f"{name} cannot be set to this", seen=text, allowed=allowed) from None
-
-
-def _was_given(value: Any) -> bool:
-    return value is not None and value is not False and value != []
+    return (value,) if is_list else value
 
 
 def _types() -> dict[str, Any]:

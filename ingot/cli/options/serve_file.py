@@ -1,11 +1,4 @@
-"""``ingot serve --config FILE.yaml``: the flags of the verb, and engines with values of their own.
-
-Covers the file's keys and types, and where its values count: behind those of the command line. Which flags
-there are, their dataclasses say.
-
-    file = read_serve_file(Path("serve.yaml"), flag_types(Address, Limits), each=flag_types(Limits))
-    address = behind(address, file.values)
-"""
+"""``ingot serve --config FILE.yaml``: flags in a file, and engines with values of their own."""
 
 from __future__ import annotations
 
@@ -25,12 +18,7 @@ _ENGINES, _PATH = "engines", "path"
 
 @dataclass(frozen=True)
 class ServeFile:
-    """What the file says.
-
-    Attributes:
-        values: of flags, by field.
-        engines: paths, each with the values of that engine alone.
-    """
+    """The file's values by field, and its engines: paths, each with the values of that engine alone."""
 
     values: dict[str, Any] = field(default_factory=dict)
     engines: Sequence[tuple[str, dict[str, Any]]] = ()
@@ -41,10 +29,10 @@ def read_serve_file(path: Path, types: Mapping[str, Any], each: Mapping[str, Any
 
     Args:
         types: of the flags, as ``flag_types`` gives them.
-        each: of what an engine may have of its own.
+        each: of the flags that an engine may have of its own.
 
     Raises:
-        ConfigError: it cannot be read, or a key or value is wrong; the error names it.
+        ConfigError: the file cannot be read, or a key or value is wrong.
     """
     try:
         found = load_yaml(path)
@@ -62,7 +50,7 @@ def read_serve_file(path: Path, types: Mapping[str, Any], each: Mapping[str, Any
 
 
 def flag_types(*kinds: type) -> dict[str, Any]:
-    """Field → its annotated type, of dataclasses whose fields are flags."""
+    """Field → annotated type, of dataclasses whose fields are flags."""
     return {
         name: hint
         for kind in kinds
@@ -71,14 +59,13 @@ def flag_types(*kinds: type) -> dict[str, Any]:
 
 
 def behind(flags: Flags, values: Mapping[str, Any]) -> Flags:
-    """The flags with ``values`` in place of those that the command line does not give."""
+    """The flags, with ``values`` for those that the command line does not give."""
     own = {one.name: getattr(flags, one.name) for one in fields(flags)}  # type: ignore[arg-type]
     free = [name for name, value in own.items() if value is None or value is False or value == []]
     return replace(flags, **{name: values[name] for name in free if name in values})  # type: ignore[type-var]
 
 
 def _engine(given: Any, types: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
-    """An engine's path and its values."""
     if isinstance(given, str):
         return given, {}
     values = _mapping(given, where)
@@ -95,7 +82,7 @@ def _mapping(found: Any, where: str) -> dict[str, Any]:
 
 
 def _values(given: Mapping[str, Any], types: Mapping[str, Any], where: str, also: str) -> dict[str, Any]:
-    """Values by field; a key without a value is as good as none. ``also`` is known beside the types."""
+    """Values by field; a key without a value is ignored. ``also``: a known key that is not a flag."""
     keys = {name.replace("_", "-"): name for name in types}
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -110,7 +97,7 @@ def _values(given: Mapping[str, Any], types: Mapping[str, Any], where: str, also
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:
-    """A value of a flag's type, and in its range; a flag that may be repeated takes one value or a list."""
+    """A value checked for a flag's type and range; a flag that may be repeated takes one or a list."""
     types = [one for one in typing.get_args(typing.get_args(hint)[0]) or [bool] if one is not type(None)]
     options = hint.__metadata__[0]
     kind, is_list = types[0], typing.get_origin(types[0]) is list

@@ -1,11 +1,4 @@
-"""The flags that say which recordings are transcribed, and how.
-
-Covers their names; which options there are, of what type, and what they do, ``TranscribeOptions`` says. A
-flag that is not given is not passed on.
-
-    @transcribe_flags
-    def transcribe(flags: TranscribeFlags, options: dict[str, Any]) -> None: ...
-"""
+"""Flags of ``ingot transcribe``: recordings, subtitles, and one per field of ``TranscribeOptions``."""
 
 from __future__ import annotations
 
@@ -57,7 +50,7 @@ _HIGHLIGHT = "A subtitle for each word, in which it is underlined."
 
 @dataclass(frozen=True)
 class TranscribeFlags:
-    """What is transcribed by what, where transcripts go, and how subtitles look."""
+    """The engine, the recordings, where transcripts go, and how subtitles look."""
 
     engine: EnginePath
     files: Annotated[list[str], typer.Argument(help=_FILES, metavar="FILE…")]
@@ -80,11 +73,7 @@ class TranscribeFlags:
 
 
 def layout_of(flags: TranscribeFlags, options: dict[str, Any]) -> SubtitleLayout:
-    """How subtitles look.
-
-    Raises:
-        BadParameter: a flag of subtitles has no effect.
-    """
+    """The layout of subtitles; refuses a flag that has no effect."""
     from ingot.speech.subtitles import SubtitleLayout
 
     names = [field.name for field in fields(SubtitleLayout)]
@@ -101,8 +90,8 @@ def layout_of(flags: TranscribeFlags, options: dict[str, Any]) -> SubtitleLayout
 
 
 def transcribe_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace a verb's ``options`` parameter by a flag for each option of a transcript; those given arrive as
-    a dict, checked.
+    """Replace a verb's ``options`` parameter by a flag per transcription option. The given ones arrive as a
+    dict, checked.
     """
     return transcribe_flags_at()(verb)
 
@@ -114,25 +103,25 @@ def transcribe_flags_at(**defaults: Any) -> Callable[[Callable[..., None]], Call
     def pack(values: dict[str, Any]) -> dict[str, Any]:
         from ingot.speech.speech_options import TranscribeOptions
 
-        known = {name: value for name, value in values.items() if value is not None}
-        options = defaults | {name: _parsed(name, parsers[name], value) for name, value in known.items()}
+        options = dict(defaults)
+        for name, value in values.items():
+            if value is not None:
+                try:
+                    options[name] = parsers[name](value)
+                except ValueError:
+                    raise typer.BadParameter(f"{value} is not a number", param_hint=flag_of(name)) from None
         TranscribeOptions(**options)  # refuses what is out of range
         return options
 
     return lambda verb: flags_for(verb, "options", flags, pack)
 
 
-def _parsed(name: str, parser: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return parser(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value} is not a number", param_hint=flag_of(name)) from None
-
-
 def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
     from ingot.speech.speech_options import TranscribeOptions
 
-    hints, help_texts = typing.get_type_hints(TranscribeOptions), _attributes(TranscribeOptions.__doc__)
+    hints = typing.get_type_hints(TranscribeOptions)
+    attributes = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", TranscribeOptions.__doc__ or "", re.MULTILINE)
+    help_texts = {name: " ".join(text.split()).replace("``", "`") for name, text in attributes}
     flags: list[inspect.Parameter] = []
     parsers = {}
     for field in fields(TranscribeOptions):
@@ -144,7 +133,7 @@ def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str,
         name, no = flag_of(field.name), "--no-" + field.name.replace("_", "-")
         option = typer.Option(
             f"{name}/{no}" if kind is bool and default else name,
-            help=help_texts.get(field.name, ""),
+            help=help_texts.get(field.name, "")[:1].upper() + help_texts.get(field.name, "")[1:],
             metavar=metavar,
             rich_help_panel=_PANEL if field.name in _OFTEN else _RARE_PANEL,
             show_default=_shown(default),
@@ -157,9 +146,7 @@ def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str,
 
 
 def _kind(hint: Any) -> tuple[Any, Callable[[Any], Any], str | None] | None:
-    """A flag's type on the command line, how its value is read, and how the help writes it; None for what a
-    command line cannot say.
-    """
+    """An option's type on the command line, its parser and its metavar; None if it can have no flag."""
     inner = [one for one in typing.get_args(hint) if one is not type(None)]
     may_be_none = type(None) in typing.get_args(hint)
     plain = inner[0] if may_be_none and len(inner) == 1 else hint
@@ -177,14 +164,3 @@ def _shown(default: Any) -> str | bool:
     if isinstance(default, tuple):
         return ",".join(f"{one:g}" for one in default)
     return False if default is None or isinstance(default, bool) else str(default)
-
-
-def _attributes(doc: str | None) -> dict[str, str]:
-    """What a docstring says of each attribute."""
-    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", doc or "", re.MULTILINE)
-    return {name: _sentence(" ".join(text.split())) for name, text in found}
-
-
-def _sentence(text: str) -> str:
-    text = text.replace("``", "`")
-    return text[:1].upper() + text[1:]

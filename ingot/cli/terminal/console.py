@@ -1,9 +1,4 @@
-"""What the verbs write: data on stdout, everything else on stderr, colour only on terminals.
-
-Covers the two consoles, error messages and number formats.
-
-    stderr().print("loading")
-"""
+"""The terminal: data on stdout, everything else on stderr, colour only on terminals."""
 
 from __future__ import annotations
 
@@ -17,8 +12,7 @@ import sys
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.terminal.field_flags import flags_of, in_flags
-from ingot.cli.terminal.fix_flags import fixes_text
+from ingot.cli.terminal.field_flags import fixes_text, flags_of, in_flags
 from ingot.config.units import size_text as size_text
 from ingot.errors import IngotError, OutOfMemoryError, printable, shown
 
@@ -43,7 +37,7 @@ def stderr() -> Console:
 
 
 class PrintableLog(logging.Formatter):
-    """Log lines with flags for fields, and without what would steer a terminal."""
+    """Log lines with flags for fields, and without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.msg = in_flags(str(record.msg))  # what is filled in stays as it is
@@ -51,32 +45,32 @@ class PrintableLog(logging.Formatter):
 
 
 def write(text: str) -> None:
-    """Text of a model to stdout, at once; on a terminal without control characters that could steer it."""
+    """Write a model's text to stdout at once; to a terminal, without control characters."""
     sys.stdout.write(_CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on stdout; numbers that JSON cannot hold (infinity, NaN) become null."""
+    """Print one line of JSON; infinity and NaN become null."""
     escaped = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
     text = json.dumps(finite(value), ensure_ascii=escaped)
     sys.stdout.write(_LATE_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def json_text(value: Any) -> str:
-    """A file of JSON that people may read; numbers as in ``print_json``."""
+    """Indented JSON for a file; infinity and NaN become null."""
     return json.dumps(finite(value), indent=1, ensure_ascii=False) + "\n"
 
 
 def print_facts(facts: Iterable[tuple[str, str]], width: int) -> None:
-    """A line each on stdout: a name, and what is to be said of it behind ``width`` characters."""
+    """Print a line per fact: its name, padded to ``width``, and its text."""
     for name, value in facts:
         stdout().print(f"  {name:<{width}}", style="cyan", end="")
         stdout().print(value, markup=False)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> Iterator[str]:
-    """Rows as lines whose columns stand two spaces apart, those in ``right`` to the right."""
+    """Rows as lines with columns two spaces apart; those in ``right`` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -87,11 +81,10 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> Iterat
 
 
 def print_error(error: IngotError, takes: Collection[str] = ()) -> None:
-    """What happened, and what was seen, allowed and to be changed on lines of their own, with flags for the
-    fields that the error names.
+    """Print what happened, then what was seen, what is allowed and the fix, with flags for fields.
 
     Args:
-        takes: the flags of the verb that failed: an out-of-memory error shows no others.
+        takes: the flags of the verb that failed; an out-of-memory error shows no others.
     """
     console, fix = stderr(), error.fix
     if takes and isinstance(error, OutOfMemoryError) and error.ledger is not None:
@@ -110,7 +103,7 @@ def print_error(error: IngotError, takes: Collection[str] = ()) -> None:
 
 
 def print_table(table: Table) -> None:
-    """On stdout, with lines on a terminal, as aligned text elsewhere."""
+    """Print a table; ruled on a terminal, aligned text elsewhere."""
     from ingot.measure.side.text_table import plain
 
     if not stdout().is_terminal:
@@ -128,7 +121,7 @@ def print_table(table: Table) -> None:
 
 
 def command_line() -> str:
-    """The command that runs, for a record."""
+    """This process's command."""
     return shlex.join(["ingot", *sys.argv[1:]])
 
 
@@ -157,7 +150,7 @@ def _listed(value: object) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every number that JSON cannot hold."""
+    """The value with None for infinity and NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

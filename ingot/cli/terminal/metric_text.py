@@ -1,9 +1,4 @@
-"""A metric of a proof in words.
-
-Covers one line for each.
-
-    name, text = metric_line(metric)
-"""
+"""A proof's metric in words."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def metric_line(metric: Metric) -> tuple[str, str]:
-    """``metric`` and what it is, or ``recorded`` and what it is, where no limit judges it."""
+    """``metric``, or ``recorded`` where no limit judges it, and its text."""
     unit = f" {metric.unit}" if metric.unit else ""
     parts = [f"{metric.name} {metric.value:g}{unit}"]
     if metric.limit is not None:

@@ -1,9 +1,4 @@
-"""Recordings that a command line names.
-
-Covers stdin among them, their names, and the error for one that cannot be used.
-
-    source_of("talk.mp3")
-"""
+"""Recordings that a command line names, stdin among them."""
 
 from __future__ import annotations
 
@@ -19,25 +14,24 @@ _MOST_NAMED = 10
 
 
 def source_name(name: str, part: str = "name") -> str:
-    """What a recording is called, or, with ``stem``, its file."""
+    """The name of a recording, or another ``part`` of its path."""
     return "stdin" if name == STDIN else str(getattr(Path(name), part))
 
 
 def source_of(name: str) -> str | bytes:
-    """A recording's file, or what stdin holds."""
+    """A recording's file, or the bytes of stdin."""
     return sys.stdin.buffer.read() if name == STDIN else name
 
 
 def tell_failure(name: str, error: IngotError) -> None:
-    """What is wrong with one recording."""
+    """Print what is wrong with one recording."""
     shown = None if error.seen == name else error.seen
     fix = None if error.fix is None else error.fix.replace("allow_truncated", "--allow-truncated")
-    shown_error = IngotError(f"{name}: {error.what}", seen=shown, allowed=error.allowed, fix=fix)
-    print_error(shown_error)
+    print_error(IngotError(f"{name}: {error.what}", seen=shown, allowed=error.allowed, fix=fix))
 
 
 def tell_left_out(names: Sequence[str]) -> None:
-    """Which files of folders are not transcribed."""
+    """Print which files of folders are not transcribed."""
     from ingot.audio.recording_samples import SUFFIXES
 
     if names:

@@ -1,10 +1,4 @@
-"""Ctrl-C and SIGTERM.
-
-Covers what signals do while a verb works.
-
-    with ends_once(): build(...)
-    with StopOnInterrupt() as stop: ...; if stop.requested: break
-"""
+"""Ctrl-C and SIGTERM while a verb works."""
 
 from __future__ import annotations
 
@@ -19,12 +13,8 @@ _TERMINATED = 128 + signal.SIGTERM
 
 @contextmanager
 def ends_once() -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the block by an exception, and later ones not disturb its
-    clean-up.
-
-    SIGTERM exits with 143, as a process that it kills does; Ctrl-C raises KeyboardInterrupt. Native code may
-    turn an exception that a signal raises inside it into one of its own: after a signal, any error is the
-    interrupt.
+    """End the block at the first Ctrl-C (KeyboardInterrupt) or SIGTERM (exit code 143); ignore later ones, so
+    that clean-up finishes. After a signal, any error is the interrupt: native code may replace its exception.
     """
     ending: list[BaseException] = []
 
@@ -47,7 +37,7 @@ def ends_once() -> Iterator[None]:
 
 
 class StopOnInterrupt:
-    """While it is open the first Ctrl-C only sets ``requested``; a second one interrupts as usual."""
+    """Within it, the first Ctrl-C only sets ``requested``; a second one interrupts."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -1,9 +1,4 @@
-"""A line, or a bar, of progress.
-
-Covers how they look.
-
-    with steps_shown() as progress: tune(engine, progress=progress)
-"""
+"""A line, or a bar, of progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,9 +12,7 @@ Progress = Callable[[str, int, int], None]
 
 @contextmanager
 def steps_shown() -> Iterator[Progress | None]:
-    """A function (what, done, total) that keeps one line on stderr up to date; None where that is no
-    terminal.
-    """
+    """A function (what, done, total) that updates one line on stderr; None if that is not a terminal."""
     console = stderr()
     if not console.is_terminal:
         yield None
@@ -47,9 +40,7 @@ def steps_shown() -> Iterator[Progress | None]:
 
 @contextmanager
 def status_shown(first: str) -> Iterator[Callable[[str], None] | None]:
-    """The current step on stderr: ``first``, then what the function is given; None where stderr is no
-    terminal.
-    """
+    """A function that shows the current step on stderr, at first ``first``; None if not a terminal."""
     if not stderr().is_terminal:
         yield None
         return
@@ -59,15 +50,15 @@ def status_shown(first: str) -> Iterator[Callable[[str], None] | None]:
 
 @contextmanager
 def bar_shown() -> Iterator[Progress]:
-    """A bar on stderr; nothing where that is no terminal. Another total begins it anew."""
+    """A bar on stderr if that is a terminal. Another total restarts it."""
     with parts_shown() as shown:
         yield shown(lambda done, total: f"{done}/{total}")
 
 
 @contextmanager
 def parts_shown() -> Iterator[Callable[[Callable[[int, int], str]], Progress]]:
-    """Makes the progress of each part of some work, all of which share one bar on stderr; nothing where that
-    is no terminal. A part says how it counts: ``shown(lambda done, total: f"{done}/{total}")``.
+    """One bar on stderr, if that is a terminal, for several parts of some work. Yields a function that makes
+    a part's progress from its counter: ``shown(lambda done, total: f"{done}/{total}")``.
     """
     console = stderr()
     if not console.is_terminal:

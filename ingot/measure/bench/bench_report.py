@@ -1,10 +1,4 @@
-"""A record in words and tables.
-
-Owns which figures are shown. Knows no terminal: a table is plain data.
-
-    for line in headline(record): print(line)
-    for table in tables(record): print(plain(table))
-"""
+"""The records of ``ingot bench`` in words and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ Record = dict[str, Any]
 
 
 def headline(record: Record) -> list[str]:
-    """What the figures stand on: machine, versions, ceiling, start-up of each side, method."""
+    """The conditions of the figures: machine, versions, ceiling, start-up of each side, method."""
     found, ceiling = record["machine"], record["ceiling"]
     place = found.get("gpu") or found["cpu"] or "unknown CPU"
     driver = f", driver {found['driver']}" if found.get("driver") else ""
@@ -52,12 +46,19 @@ def tables(record: Record) -> list[Table]:
     }[record["verb"]]
     found = [table_of(record, side) for side in record["sides"]]
     if record["ratios"]:
-        found.append(_ratios(record))
+        first, second = (side["name"] for side in record["sides"])
+        names = [name for name in record["ratios"][0] if name != "batch"]
+        rows = [
+            (str(entry.get("batch", "all")), *(times(entry[name]) for name in names))
+            for entry in record["ratios"]
+        ]
+        columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
+        found.append(Table(f"speedup of {first} over {second}", columns, tuple(rows)))
     return found
 
 
 def _who(side: Record) -> str:
-    """A side's name, and the mode that it runs in."""
+    """A side's name and mode."""
     spec = side["spec"]
     modes = ["batch invariant"] if spec.get("batch_invariant") else []
     kv_dtype = spec.get("kv_dtype")
@@ -77,7 +78,7 @@ def _latency(record: Record, side: Record) -> Table:
             *numbers(r, "prompt_tokens_per_s output_tokens_per_s requests_per_s"),
             percent(r["mbu"]),
             percent(r["mfu_prefill"]),
-            *([_digits(r["s_per_character"])] if of_text else ()),
+            *([_mean(r["s_per_character"])] if of_text else ()),
         )
         for r in side["results"]
     ]
@@ -85,19 +86,8 @@ def _latency(record: Record, side: Record) -> Table:
         f"{_who(side)}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
         f"{wanted['repeats']} repeats"
     )
-    columns = (
-        "batch",
-        "TTFT ms",
-        "p90",
-        "decode ms",
-        "p90",
-        "all decode",
-        "p90",
-        "TTFT seen",
-        "TPOT seen",
-        "p90",
-    )
-    rates = ("prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
+    columns = ("batch", "TTFT ms", "p90", "decode ms", "p90", "all decode", "p90", "TTFT seen", "TPOT seen")
+    rates = ("p90", "prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
     text = ("s/character, mean",) if of_text else ()
     return Table(title, (*columns, *rates, *text), tuple(rows))
 
@@ -133,8 +123,7 @@ def _caption(record: Record, side: Record) -> Table:
     return Table(title, columns, tuple(rows))
 
 
-def _digits(seconds: Record | None) -> str:
-    """A mean, to three digits."""
+def _mean(seconds: Record | None) -> str:
     return "-" if seconds is None else f"{seconds['mean']:.3g}"
 
 
@@ -175,14 +164,3 @@ def _kernels(record: Record, side: Record) -> Table:
     ]
     figures = ("us", "p90", "GB/s", "TFLOP/s", "of ceiling", "PyTorch us", "ratio")
     return Table("kernels in a CUDA graph", ("kernel", "shape", "rows", *figures, "note"), tuple(rows))
-
-
-def _ratios(record: Record) -> Table:
-    first, second = (side["name"] for side in record["sides"])
-    names = [name for name in record["ratios"][0] if name != "batch"]
-    rows = [
-        (str(entry.get("batch", "all")), *(times(entry[name]) for name in names))
-        for entry in record["ratios"]
-    ]
-    columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
-    return Table(f"speedup of {first} over {second}", columns, tuple(rows))

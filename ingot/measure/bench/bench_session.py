@@ -1,16 +1,8 @@
-"""A whole measurement: the machine, its ceiling, one or two sides, and what sets them apart.
-
-Owns the order of a measurement and the record that comes of it. On a GPU two sides run in processes of their
-own, one after the other, so that each has the whole memory. Knows no output format.
-
-    record = bench(SideSpec(path="engines/pocket-chat", max_batch_size=8), Latency(batches=(1, 8)))
-    record["sides"][0]["results"][0]["decode_ms"]["p50"]
-"""
+"""A measurement of one or two sides; on a GPU, two run one after the other, each in its own process."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -19,39 +11,21 @@ import torch
 from ingot.config.modality import BENCH_TRANSCRIBE, expect_text
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import DeviceError
-from ingot.measure.bench.caption_speed import METHOD as PICTURES_METHOD
 from ingot.measure.bench.caption_speed import CaptionBench, check_pictures, measure_pictures
 from ingot.measure.bench.ceiling import Ceiling, measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.kernel_bench.kernel_times import Kernels, measure_kernels, read_shape
-from ingot.measure.bench.latency import Latency, check_fits, measure_latency
-from ingot.measure.bench.text_latency import TextLatency, character_figures
+from ingot.measure.bench.latency import Latency, TextLatency, character_figures, check_fits, measure_latency
 from ingot.measure.bench.throughput import Throughput, measure_throughput
-from ingot.measure.bench.transcription_speed import METHOD as CLIPS_METHOD
 from ingot.measure.bench.transcription_speed import TranscriptionBench, measure_clips
 from ingot.measure.side.freed_memory import gpu_memory
 from ingot.measure.side.machine import machine
-from ingot.measure.side.open_side import Say, Side, check_classes, open_side, silent
+from ingot.measure.side.open_side import Say, check_classes, open_side, silent
 from ingot.measure.side.side_spec import SideSpec, named_apart, read_tokenizer
 
 SCHEMA = 1
-METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
-TEXT_METHOD = "greedy, end tokens ignored, the text as the prompt of every request, no prefix reuse"
-_TEXT = "`prompt_tokens` instead of `text`"
 Record = dict[str, Any]
-_COMPARED = {
-    "latency": ("batch", "ttft", "decode", "output_tokens_per_s"),
-    "text": ("batch", "ttft", "decode", "s_per_character"),
-    "throughput": ("output_tokens_per_s", "ttft", "tpot"),
-    "transcribe": ("batch", "seconds", "clip"),
-    "caption": ("batch", "seconds", "ttft", "encoder"),
-}
 Wanted = Latency | Throughput | TranscriptionBench | CaptionBench
-_METHODS: dict[type[Wanted], str] = {
-    TextLatency: TEXT_METHOD,
-    TranscriptionBench: CLIPS_METHOD,
-    CaptionBench: PICTURES_METHOD,
-}
 
 
 def bench(
@@ -62,8 +36,7 @@ def bench(
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """Measure batches of equal requests (``measure_latency``), a load (``measure_throughput``), clips of
-    speech (``measure_clips``) or pictures (``measure_pictures``), on two sides if ``against`` names one.
+    """The record of what is ``wanted``, on two sides if ``against`` names one.
 
     Raises:
         IngotError: a side cannot be loaded, or cannot take what is wanted.
@@ -84,19 +57,20 @@ def bench(
     sides = [first]
     if against is not None:
         sides.append(measure(against, wanted, ceiling, say)[0])
-    verb = _verb(wanted)
-    record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
-    record["method"] = _METHODS.get(type(wanted), METHOD)
+    record = _record(wanted, command, device, ceiling, sides)
     if against is not None:
-        record["ratios"] = compare("text" if isinstance(wanted, TextLatency) else verb, *sides)
+        record["ratios"] = [
+            {name: a[name] if name == "batch" else _speedup(name, a, b) for name in wanted.compared}
+            for a, b in zip(sides[0]["results"], sides[1]["results"], strict=True)
+        ]
     return record
 
 
 def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Say | None = None) -> Record:
-    """Measure every kernel at a model's shapes (see ``measure_kernels``); its weights are not read.
+    """The record of every kernel at a model's shapes (``measure_kernels``); its weights are not read.
 
     Raises:
-        DeviceError: the device is no GPU.
+        DeviceError: the device is not a GPU.
         IngotError: the model's shape cannot be read.
     """
     device = resolve_device(spec.device)
@@ -111,27 +85,13 @@ def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Sa
     results = measure_kernels(shape, wanted, device, ceiling, say)
     facts = {"model": shape.config.to_json(), "dtype": dtype_name(shape.dtype), "plan_gpu": shape.plan.gpu}
     side = {"name": "ingot", "spec": spec.to_json(), "facts": facts, "results": results}
-    return _record("kernels", command, device, ceiling, wanted.to_json(), [side])
-
-
-def compare(verb: str, ours: Record, theirs: Record) -> list[dict[str, Any]]:
-    """How many times better our side is in each result, above 1 where it is better; None where a side has no
-    such figure.
-    """
-    return [
-        {name: a[name] if name == "batch" else _times_better(name, a, b) for name in _COMPARED[verb]}
-        for a, b in zip(ours["results"], theirs["results"], strict=True)
-    ]
+    return _record(wanted, command, device, ceiling, [side])
 
 
 def measure_side(
     spec: SideSpec, wanted: Wanted, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[Record, Ceiling]:
-    """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
-
-    Raises:
-        IngotError: it cannot be loaded, or cannot take what is wanted.
-    """
+    """Open one side, warm it up and measure it, after the machine's ceiling if none is given."""
     with gpu_memory(f"{spec.title} does not fit", "a smaller `batch` or `hf_batch`, or a larger GPU"):
         if isinstance(wanted, TranscriptionBench):
             return measure_clips(spec, wanted, ceiling, say)
@@ -145,7 +105,10 @@ def _measure_side(
 ) -> tuple[Record, Ceiling]:
     say(f"loading {spec.title}")
     side = open_side(spec)
-    most, longest = _most(side, wanted)
+    if isinstance(wanted, Latency):
+        most, longest = wanted.most, wanted.longest
+    else:
+        most, longest = min(len(wanted.load.asks), side.max_batch_size), wanted.load.longest
     check_fits(side, most, longest)
     side.make_room(most, longest)
     if ceiling is None:
@@ -156,7 +119,7 @@ def _measure_side(
     say(f"warming up {side.name}")
     side.warm_up(most)
     if isinstance(wanted, TextLatency):
-        decode = read_tokenizer(spec, _TEXT).decode
+        decode = read_tokenizer(spec, "`prompt_tokens` instead of `text`").decode
         results = measure_latency(side, wanted, ceiling, say, lambda runs: character_figures(runs, decode))
     elif isinstance(wanted, Latency):
         results = measure_latency(side, wanted, ceiling, say)
@@ -164,13 +127,6 @@ def _measure_side(
         results = [measure_throughput(side, wanted.load, wanted.repeats, ceiling, say)]
     record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
     return record | {"doubts": doubts(results)}, ceiling
-
-
-def _most(side: Side, wanted: Latency | Throughput) -> tuple[int, int]:
-    """Requests in flight at once, and tokens of the longest."""
-    if isinstance(wanted, Latency):
-        return wanted.most, wanted.longest
-    return min(len(wanted.load.asks), side.max_batch_size), wanted.load.longest
 
 
 def _measure_apart(
@@ -181,43 +137,28 @@ def _measure_apart(
         return pool.submit(measure_side, spec, wanted, ceiling).result()
 
 
-def _verb(wanted: Wanted) -> str:
-    if isinstance(wanted, TranscriptionBench):
-        return "transcribe"
-    if isinstance(wanted, CaptionBench):
-        return "caption"
-    return "latency" if isinstance(wanted, Latency) else "throughput"
-
-
 def _record(
-    verb: str,
-    command: str,
-    device: torch.device,
-    ceiling: Ceiling,
-    wanted: dict[str, Any],
-    sides: Sequence[Record],
+    wanted: Wanted | Kernels, command: str, device: torch.device, ceiling: Ceiling, sides: list[Record]
 ) -> Record:
     return {
         "schema": SCHEMA,
-        "verb": verb,
+        "verb": wanted.verb,
         "command": command,
         "machine": machine(device),
         "ceiling": ceiling.to_json(),
-        "method": METHOD,
-        "wanted": wanted,
-        "sides": list(sides),
+        "method": wanted.method,
+        "wanted": wanted.to_json(),
+        "sides": sides,
         "ratios": [],
     }
 
 
-def _times_better(name: str, ours: Record, theirs: Record) -> float | None:
+def _speedup(name: str, ours: Record, theirs: Record) -> float | None:
+    """Above 1 if our side is better; None if a side lacks the figure."""
     if name.endswith("_per_s"):
-        return _ratio(ours[name], theirs[name])
-    field = name if name in ("s_per_character", "seconds") else f"{name}_ms"
-    figure = "mean" if name == "s_per_character" else "p50"
-    times = (side[field] for side in (theirs, ours))
-    return _ratio(*(None if time is None else time[figure] for time in times))
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
+        a, b = ours[name], theirs[name]
+    else:
+        field = name if name in ("s_per_character", "seconds") else f"{name}_ms"
+        figure = "mean" if name == "s_per_character" else "p50"
+        a, b = (None if side[field] is None else side[field][figure] for side in (theirs, ours))
     return None if a is None or not b else round(a / b, 3)

@@ -1,10 +1,4 @@
-"""Questions about pictures: how fast they are encoded, when the first token comes, how long the answers take.
-
-Owns the pictures, the prompts around them and the figures. Knows no output format.
-
-    wanted = CaptionBench(pictures=40, batches=(1, 40))
-    entries = measure_captioning(side, wanted)
-"""
+"""Speed of questions about pictures: the encoder, the first token, whole answers."""
 
 from __future__ import annotations
 
@@ -12,9 +6,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -36,27 +30,28 @@ from ingot.measure.side.timed_run import Run, median, spread
 from ingot.measure.side.token_load import check_counts
 from ingot.text.prompt import Input, Prompt
 
-BEFORE = (
-    105  # tokens before the picture, of the original's 141 around it: its system text and "###Human: <Img>"
-)
-METHOD = (
-    "pixels of random values, decoding of files not counted; the text is the same in all prompts; greedy, a "
-    "fixed number of tokens with the end token suppressed; the encoder from pixels on the device"
-)
+BEFORE = 105  # of the original's 141 tokens around a picture: system text and "###Human: <Img>"
 
 
 @dataclass(frozen=True)
 class CaptionBench(JsonConfig):
-    """What is measured: all pictures, for each batch size, ``repeats`` times.
+    """All pictures, for each batch size, ``repeats`` times.
 
     Attributes:
-        batches: pictures that are answered together; the others wait.
+        batches: pictures that are answered at once; the others wait.
         prompt_tokens: around each picture.
 
     Raises:
         ConfigError: a number is below 1.
     """
 
+    verb: ClassVar[str] = "caption"
+    method: ClassVar[str] = (
+        "pixels of random values, decoding of files not counted; the text is the same in all prompts; "
+        "greedy, a fixed number of tokens with the end token suppressed; the encoder from pixels on the "
+        "device"
+    )
+    compared: ClassVar[tuple[str, ...]] = ("batch", "seconds", "ttft", "encoder")
     pictures: int = 40
     batches: tuple[int, ...] = (1, 40)
     prompt_tokens: int = 141
@@ -74,26 +69,15 @@ class CaptionBench(JsonConfig):
         return self.prompt_tokens + config.encoder.max_positions + self.new_tokens
 
 
-@dataclass
-class _Turn:
-    """All pictures once: the runs of batches, one after another."""
-
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return sum(run.seconds for run in self.runs)
-
-
 def measure_captioning(
     side: IngotSide, wanted: CaptionBench, say: Say = silent, name: str = ""
 ) -> list[dict[str, Any]]:
-    """One entry a batch size, in the order asked for.
+    """One entry per batch size.
 
     ``seconds``: of all pictures, of each turn. ``pictures_per_s``, ``output_tokens_per_s``: of the median
     turn. ``ttft_ms``: from the call that brings a batch, of each request of each turn. ``encoder_ms``: of a
     batch's pictures through the encoder alone; ``encoder_pictures_per_s`` of the median. ``stages_ms``: its
-    parts, each waited for, so that they take longer together.
+    parts; each is waited for, so their sum is larger.
     """
     entries = []
     for batch in wanted.batches:
@@ -112,16 +96,24 @@ def measure_captioning(
 def measure_pictures(
     spec: SideSpec, wanted: CaptionBench, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[dict[str, Any], Ceiling]:
-    """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
+    """Open one side, warm it up and measure it, after the machine's ceiling if none is given.
 
     Raises:
-        IngotError: it cannot be loaded, takes no pictures, or its requests are too short.
+        IngotError: it cannot be loaded, or its requests are too short.
     """
     say(f"loading {spec.title}")
     with IngotSide(spec) as side:
-        _check_length(side, wanted)
+        longest = wanted.longest(side.llm.engine.manifest.model)
+        if longest > side.max_seq_len:
+            raise ConfigError(
+                "prompt, picture and answer are longer than the engine's requests",
+                seen=f"{longest} tokens",
+                allowed=f"at most {side.max_seq_len}",
+                field="prompt_tokens",
+                fix="fewer `prompt_tokens` or `new_tokens`, or an engine with a larger `max_seq_len`",
+            )
         most = min(max(wanted.batches), wanted.pictures)
-        side.make_room(most, wanted.longest(side.llm.engine.manifest.model))
+        side.make_room(most, longest)
         if ceiling is None:
             say("the machine's ceiling")
             ceiling = measure_ceiling(side.device, side.dtype)
@@ -129,15 +121,12 @@ def measure_pictures(
         side.warm_up(most)
         results = measure_captioning(side, wanted, say, spec.title)
         record = {"name": spec.title, "spec": spec.to_json(), "facts": side.facts(), "results": results}
-    return record | {"doubts": doubts([_steady(entry) for entry in results])}, ceiling
+    steady = [{name: entry[name] for name in ("batch", "seconds")} for entry in results]
+    return record | {"doubts": doubts(steady)}, ceiling
 
 
 def check_pictures(spec: SideSpec, config: DecoderConfig) -> None:
-    """Refuse a side that cannot see, before anything is loaded.
-
-    Raises:
-        ConfigError: it is Hugging Face's class, or its model takes no pictures.
-    """
+    """Refuse Hugging Face's class and models that take no pictures, before anything is loaded."""
     if spec.kind == HUGGINGFACE:
         what = "Hugging Face has no class of MiniGPT-4 to compare with"
         raise ConfigError(what, seen="hf", field="against", fix="`against=ENGINE`")
@@ -146,27 +135,10 @@ def check_pictures(spec: SideSpec, config: DecoderConfig) -> None:
         raise ConfigError(what, seen=config.modality.model, field="engine", fix="an engine of MiniGPT-4")
 
 
-def _check_length(side: IngotSide, wanted: CaptionBench) -> None:
-    longest = wanted.longest(side.llm.engine.manifest.model)
-    if longest > side.max_seq_len:
-        raise ConfigError(
-            "prompt, picture and answer are longer than the engine's requests",
-            seen=f"{longest} tokens",
-            allowed=f"at most {side.max_seq_len}",
-            field="prompt_tokens",
-            fix="fewer `prompt_tokens` or `new_tokens`, or an engine with a larger `max_seq_len`",
-        )
-
-
-def _steady(entry: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on how many requests share a step."""
-    return {name: entry[name] for name in ("batch", "seconds")}
-
-
-def _turn(side: IngotSide, wanted: CaptionBench, batch: int, seed: int) -> _Turn:
-    """Other pictures in each turn, so that none is known."""
+def _turn(side: IngotSide, wanted: CaptionBench, batch: int, seed: int) -> list[Run]:
+    """All pictures once, a run per batch; each turn has new pictures, so that none is cached."""
     params = SamplingParams(max_new_tokens=wanted.new_tokens, ignore_eos=True)
-    turn = _Turn()
+    turn = []
     for first in range(0, wanted.pictures, batch):
         count = min(batch, wanted.pictures - first)
         prompts = _prompts(side.llm, wanted, count, (wanted.seed, seed, first, batch))
@@ -174,7 +146,7 @@ def _turn(side: IngotSide, wanted: CaptionBench, batch: int, seed: int) -> _Turn
         begun = time.perf_counter()
         for position, piece in side.llm.stream_many(prompts, params):
             arrivals[position] += [time.perf_counter()] * len(piece.token_ids)
-        turn.runs.append(Run.of(begun, arrivals, time.perf_counter()))
+        turn.append(Run.of(begun, arrivals, time.perf_counter()))
     return turn
 
 
@@ -195,10 +167,10 @@ def _pictures(config: DecoderConfig, count: int, seed: Sequence[int]) -> torch.T
     return torch.randn(count, *map(int, config.encoder.features), generator=generator)
 
 
-def _entry(batch: int, turns: Sequence[_Turn], wanted: CaptionBench) -> dict[str, Any]:
-    seconds = [turn.seconds for turn in turns]
+def _entry(batch: int, turns: Sequence[list[Run]], wanted: CaptionBench) -> dict[str, Any]:
+    seconds = [sum(run.seconds for run in turn) for turn in turns]
     middle, tokens = median(seconds), wanted.pictures * wanted.new_tokens
-    first = [one for turn in turns for run in turn.runs for one in run.ttft_s]
+    first = [one for turn in turns for run in turn for one in run.ttft_s]
     return {
         "batch": batch,
         "seconds": spread(seconds),
@@ -211,7 +183,7 @@ def _entry(batch: int, turns: Sequence[_Turn], wanted: CaptionBench) -> dict[str
 
 @torch.inference_mode()
 def _encoder_figures(llm: LLM, count: int, wanted: CaptionBench) -> dict[str, Any]:
-    """Of ``count`` pictures together, beside no request."""
+    """The encoder's figures for ``count`` pictures at once, without any request."""
     device, model = llm.engine.device, llm.engine.model
     forward_pass = EncoderPass(fused=device.type == "cuda")
     with on_device(device):
@@ -245,7 +217,7 @@ def _wait(device: torch.device) -> None:
 
 @contextmanager
 def _stages(encoder: nn.Module, device: torch.device) -> Iterator[dict[str, list[float]]]:
-    """Seconds of each of an encoder's parts, call by call."""
+    """Seconds of each of an encoder's parts, per call."""
     found: dict[str, list[float]] = defaultdict(list)
     begun: dict[str, float] = {}
 

@@ -1,11 +1,4 @@
-"""How fast this machine can read and multiply at best.
-
-Owns the two measurements that every figure is set beside: work that only reads memory, and a large matrix
-product. Knows no model.
-
-    ceiling = measure_ceiling(torch.device("cuda"), torch.float16)
-    ceiling.read_gb_s, ceiling.matmul_tflop_s
-"""
+"""How fast this machine reads memory and multiplies matrices at best."""
 
 from __future__ import annotations
 
@@ -28,14 +21,14 @@ _WIDTH = 4096
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The machine's best: the fastest of several runs, once its clocks stand.
+    """The fastest of several runs, once the clocks are steady.
 
     Attributes:
-        read_gb_s: 1e9 bytes a second, of the fastest way to read that was tried.
-        reads: each way's: ``amax`` (PyTorch's reduction) and, on a GPU, ``product`` (Ingot's matrix-vector
-            product, which reads some percent faster than it).
-        matmul_tflop_s: 1e12 operations a second (2 n^3 a product) of a square product of ``dtype``.
-        read_bytes, matmul_size: how large the two were.
+        read_gb_s: 1e9 bytes per second, of the fastest way to read.
+        reads: of each way: ``amax`` (PyTorch's reduction) and, on a GPU, ``product`` (Ingot's matrix-vector
+            product, some percent faster).
+        matmul_tflop_s: 1e12 operations per second (2 n^3 per product) of a square product of ``dtype``.
+        read_bytes, matmul_size: the sizes of the two.
     """
 
     read_gb_s: float
@@ -50,15 +43,17 @@ class Ceiling:
 
 
 def measure_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> Ceiling:
-    """Measure both; a GPU lends 4.3 GB for a moment, a CPU 0.3 GB."""
+    """Measure both, in up to 4.3 GB of a GPU or 0.3 GB of a CPU."""
     gpu = device.type == "cuda"
     num_bytes, size = (_GPU_READ_BYTES, _GPU_SIZE) if gpu else (_CPU_READ_BYTES, _CPU_SIZE)
     with on_device(device):
         if gpu:
             num_bytes = min(num_bytes, torch.cuda.mem_get_info(device)[0] // 2)
         rates = _read_rates(num_bytes, device, repeats)
-        matmul = _matmul_rate(size, device, dtype, repeats)
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # zeros run faster
+        matmul = 2 * size**3 / _seconds(lambda: a @ b, device, repeats)
         if gpu:
+            del a, b
             torch.cuda.empty_cache()
     reads = {way: round(rate / 1e9, 1) for way, rate in rates.items()}
     best = max(reads.values())
@@ -66,25 +61,19 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 20)
 
 
 def _read_rates(num_bytes: int, device: torch.device, repeats: int) -> dict[str, float]:
-    """Bytes a second, by way of reading."""
+    """Bytes per second of each way to read."""
     numbers = torch.arange(num_bytes // 4, dtype=torch.int32, device=device)
     rates = {"amax": num_bytes / _seconds(lambda: torch.amax(numbers), device, repeats)}
     if device.type == "cuda":
-        rows = num_bytes // 2 // (2 * _WIDTH)  # half of it: the kernel's indices are 32 bits wide
+        rows = num_bytes // 2 // (2 * _WIDTH)  # half of it: the kernel's indices have 32 bits
         weight = numbers.view(torch.float16)[: rows * _WIDTH].view(rows, _WIDTH)
         x = torch.randn(1, _WIDTH, device=device, dtype=torch.float16)
         rates["product"] = weight.nbytes / _seconds(lambda: small_linear(x, weight), device, repeats)
     return rates
 
 
-def _matmul_rate(size: int, device: torch.device, dtype: torch.dtype, repeats: int) -> float:
-    """Operations a second, of random numbers: zeros take less power and run faster."""
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / _seconds(lambda: a @ b, device, repeats)
-
-
 def _seconds(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Least seconds of one call, after some that warm up."""
+    """The shortest time of a call, after warm-up."""
     stop = time.perf_counter() + (_GPU_WARM_UP_S if device.type == "cuda" else 0.0)
     calls = 0
     while calls < _LEAST_WARM_UP or time.perf_counter() < stop:

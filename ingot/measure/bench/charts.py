@@ -1,8 +1,4 @@
-"""Panels of lines as a PNG, or on an HTML page beside a table; drawn by matplotlib, an optional extra.
-
-check_matplotlib()
-write_png(panels(record), "title", ["lines below it"], Path("sweep.png"))
-"""
+"""Panels of lines as a PNG, or on an HTML page beside a table; drawn by the optional matplotlib."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ th:first-child, td:first-child { text-align: left }
 
 @dataclass(frozen=True)
 class ChartMark:
-    """A point, and what stands beside it."""
+    """A point and its label."""
 
     x: float
     y: float
@@ -62,7 +58,7 @@ class ChartMark:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind, joined in their order; ``dashed`` for the side that is compared with."""
+    """Points joined in their order; ``dashed`` for the reference."""
 
     name: str
     color: str
@@ -72,7 +68,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; ``front`` is the Pareto line's points, if this panel has it."""
+    """One pair of axes; ``front``: the points of the Pareto line, if it is in this panel."""
 
     title: str
     x_label: str
@@ -83,7 +79,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """What stands on the page beside the panels."""
+    """The page's texts and table."""
 
     title: str
     about: Sequence[str]
@@ -97,7 +93,7 @@ def has_matplotlib() -> bool:
 
 
 def check_matplotlib(without: str = "`no_png=True` (the HTML then has the table alone)") -> None:
-    """Say early what would only fail once all is measured; ``without`` is how to do without the PNG.
+    """Check before anything is measured; ``without``: how to do without the PNG.
 
     Raises:
         DeviceError: matplotlib is not installed.
@@ -110,19 +106,13 @@ def check_matplotlib(without: str = "`no_png=True` (the HTML then has the table 
 
 
 def write_png(panels: Sequence[Panel], title: str, lines: Sequence[str], path: Path) -> None:
-    """Draw the panels side by side, the title and lines above, one legend below.
-
-    Raises:
-        DeviceError: matplotlib is not installed.
-    """
+    """Draw the panels side by side, the title and lines above, one legend below."""
     check_matplotlib()
     _figure(panels, title, lines).savefig(path, dpi=_DPI)
 
 
 def write_html(panels: Sequence[Panel], page: Page, path: Path) -> None:
-    """Write a page that needs nothing beside it; every text in it is escaped. Where matplotlib is not
-    installed, it has the table alone.
-    """
+    """Write a self-contained page with all texts escaped; without matplotlib it has only the table."""
     drawing = ""
     if panels and has_matplotlib():
         text = io.StringIO()
@@ -159,7 +149,17 @@ def _figure(panels: Sequence[Panel], title: str, lines: Sequence[str]) -> Any:
         )
         figure.tight_layout(rect=(0, 0.06, 1, 1 - above / height))
         for axes, panel in zip(figure.axes, panels, strict=True):
-            _label(axes, panel)
+            taken: list[Any] = []  # a label that would overlap one of these is left out
+            for series, mark in ((one, mark) for one in panel.series for mark in one.marks):
+                text = axes.annotate(
+                    mark.label, (mark.x, mark.y), (-4, 4), textcoords="offset points", fontsize=8.5,
+                    color=series.color, ha="right",
+                )  # fmt: skip
+                box = text.get_window_extent()
+                if any(box.overlaps(other) for other in taken):
+                    text.remove()
+                else:
+                    taken.append(box)
     return figure
 
 
@@ -193,19 +193,3 @@ def _scale(axis: Any, set_scale: Any, values: Sequence[float]) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-
-
-def _label(axes: Any, panel: Panel) -> None:
-    """The labels of marks, but for those that would touch another label."""
-    taken: list[Any] = []
-    for series in panel.series:
-        for mark in series.marks:
-            text = axes.annotate(
-                mark.label, (mark.x, mark.y), (-4, 4), textcoords="offset points", fontsize=8.5,
-                color=series.color, ha="right",
-            )  # fmt: skip
-            box = text.get_window_extent()
-            if any(box.overlaps(other) for other in taken):
-                text.remove()
-            else:
-                taken.append(box)

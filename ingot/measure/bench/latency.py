@@ -1,32 +1,32 @@
-"""Batches of equal requests that arrive together: how long until the first token, how long a step.
-
-Owns the method and its figures. Knows no engine and no output format.
-
-    for entry in measure_latency(side, Latency(batches=(1, 8)), ceiling): ...
-"""
+"""Batches of equal requests that arrive together: the time to the first token, and per step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
 from ingot.measure.bench.ceiling import Ceiling
 from ingot.measure.side.open_side import Say, Side, silent
-from ingot.measure.side.timed_run import Run, median, spread
+from ingot.measure.side.timed_run import Run, median, spread, spread_with_mean
 from ingot.measure.side.token_load import Ask, PromptSource, check_counts, fixed
+
+METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
 
 
 @dataclass(frozen=True)
 class Latency(JsonConfig):
-    """What is measured: for each batch size, ``repeats`` runs of one new token and of ``new_tokens``.
+    """For each batch size, ``repeats`` runs of one new token and of ``new_tokens``.
 
     Raises:
         ConfigError: a number is below 1.
     """
 
+    verb: ClassVar[str] = "latency"
+    method: ClassVar[str] = METHOD
+    compared: ClassVar[tuple[str, ...]] = ("batch", "ttft", "decode", "output_tokens_per_s")
     batches: tuple[int, ...] = (1, 8, 32, 64)
     prompt_tokens: int = 512
     new_tokens: int = 128
@@ -43,12 +43,32 @@ class Latency(JsonConfig):
 
     @property
     def longest(self) -> int:
-        """Tokens of a request, prompt and output together."""
+        """Tokens of a request, prompt and output."""
         return self.prompt_tokens + self.new_tokens
 
     def prompts(self, source: PromptSource, asks: Sequence[Ask]) -> list[list[int]]:
-        """A prompt for each request: new random ones."""
+        """A new random prompt for each request."""
         return source.prompts(asks)
+
+
+@dataclass(frozen=True)
+class TextLatency(Latency):
+    """Requests that all have the prompt ``prompt``, of ``prompt_tokens`` ids."""
+
+    method: ClassVar[str] = (
+        "greedy, end tokens ignored, the text as the prompt of every request, no prefix reuse"
+    )
+    compared: ClassVar[tuple[str, ...]] = ("batch", "ttft", "decode", "s_per_character")
+    prompt: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, ids: Sequence[int], batches: tuple[int, ...], new_tokens: int, repeats: int) -> Self:
+        if not ids:
+            raise ConfigError("the text is empty", field="text")
+        return cls(batches, len(ids), new_tokens, repeats, tuple(ids))
+
+    def prompts(self, source: PromptSource, asks: Sequence[Ask]) -> list[list[int]]:
+        return [list(self.prompt) for _ in asks]
 
 
 def measure_latency(
@@ -58,27 +78,33 @@ def measure_latency(
     say: Say = silent,
     more: Callable[[list[Run]], dict[str, Any]] = lambda runs: {},
 ) -> list[dict[str, Any]]:
-    """One entry a batch size, in the order asked for; ``more`` adds figures of the whole runs.
+    """One entry per batch size, each after a warm-up run; ``more`` adds figures of the whole runs.
 
-    Before a batch size is timed, one whole run of it is thrown away. Its figures:
     ``ttft_ms``: time of one new token for the whole batch. ``decode_ms``: (time of N new tokens - time of
-    1) / (N - 1), of each repeat: it holds the steps that mix prompts and decodes. ``together_ms``: of a step
-    while the whole batch decodes. ``streamed``: TTFT and TPOT as each request's tokens arrive.
+    1) / (N - 1), of each repeat: it includes the steps that mix prompts and decodes. ``together_ms``: of a
+    step while the whole batch decodes. ``streamed``: TTFT and TPOT as each request's tokens arrive.
     ``prompt_tokens_per_s``: of the prefill (TTFT). ``output_tokens_per_s`` and ``requests_per_s``: of whole
-    runs. ``mbu``: bytes that a decode step must read / decode time / read ceiling, the context as long as it
-    is on average. ``mfu_prefill``, ``mfu_decode``: operations / time / matmul ceiling.
-
-    Raises:
-        ConfigError: a batch or a request is larger than the side can take.
+    runs. ``mbu``: bytes that a decode step must read, with the average context / decode time / read ceiling.
+    ``mfu_prefill``, ``mfu_decode``: operations / time / matmul ceiling.
     """
-    check_fits(side, wanted.most, wanted.longest)
-    return list(_entries(side, wanted, ceiling, say, more))
+    source, entries = PromptSource(side.vocab_size), []
+    for batch in wanted.batches:
+        whole = (Ask(wanted.prompt_tokens, wanted.new_tokens),) * batch
+        one = (Ask(wanted.prompt_tokens, 1),) * batch
+        say(f"{side.name}: batch {batch}, warming up")
+        side.answer(whole, wanted.prompts(source, whole))
+        firsts, runs = [], []
+        for repeat in range(wanted.repeats):
+            say(f"{side.name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
+            firsts.append(side.answer(one, wanted.prompts(source, one)))
+            again = wanted.new_tokens > 1
+            runs.append(side.answer(whole, wanted.prompts(source, whole)) if again else firsts[-1])
+        entries.append(latency_entry(side, wanted, batch, firsts, runs, ceiling) | more(runs))
+    return entries
 
 
 def check_fits(side: Side, batch: int, longest: int) -> None:
-    """Raises:
-    ConfigError: the side takes smaller batches or shorter requests only.
-    """
+    """Raise a ConfigError if the batch or a request is larger than the side takes."""
     if batch > side.max_batch_size:
         raise ConfigError(
             "the batch is larger than the engine's max_batch_size",
@@ -92,9 +118,7 @@ def check_fits(side: Side, batch: int, longest: int) -> None:
 
 
 def check_length(longest: int, most: int, what: str, fix: str) -> None:
-    """Raises:
-    ConfigError: a request has more tokens than ``most``, which is ``what``.
-    """
+    """Raise a ConfigError if a request has more tokens than ``most``, which is ``what``."""
     if longest > most:
         raise ConfigError(
             f"the requests are longer than {what}",
@@ -103,24 +127,6 @@ def check_length(longest: int, most: int, what: str, fix: str) -> None:
             field=("prompt_tokens", "new_tokens"),
             fix=fix,
         )
-
-
-def _entries(
-    side: Side, wanted: Latency, ceiling: Ceiling, say: Say, more: Callable[[list[Run]], dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    source = PromptSource(side.vocab_size)
-    for batch in wanted.batches:
-        whole = (Ask(wanted.prompt_tokens, wanted.new_tokens),) * batch
-        one = (Ask(wanted.prompt_tokens, 1),) * batch
-        say(f"{side.name}: batch {batch}, warming up")
-        side.answer(whole, wanted.prompts(source, whole))
-        firsts, runs = [], []
-        for repeat in range(wanted.repeats):
-            say(f"{side.name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
-            firsts.append(side.answer(one, wanted.prompts(source, one)))
-            again = wanted.new_tokens > 1
-            runs.append(side.answer(whole, wanted.prompts(source, whole)) if again else firsts[-1])
-        yield latency_entry(side, wanted, batch, firsts, runs, ceiling) | more(runs)
 
 
 def latency_entry(
@@ -153,3 +159,12 @@ def latency_entry(
 
 def _share(rate: float, ceiling: float) -> float:
     return round(rate / ceiling, 4)
+
+
+def character_figures(runs: Sequence[Run], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    """``s_per_character``: seconds of each run over an answer's characters, averaged over the batch (None if
+    no answer has any). ``characters``: of an answer, in each run.
+    """
+    counts = [sum(len(decode(ids)) for ids in run.token_ids) / len(run.token_ids) for run in runs]
+    times = [run.seconds / count for run, count in zip(runs, counts, strict=True) if count]
+    return {"s_per_character": spread_with_mean(times), "characters": counts}

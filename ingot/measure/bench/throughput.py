@@ -1,17 +1,12 @@
-"""Many requests at once: how much comes out a second, and how long each one waits.
-
-Owns the method and its figures. Knows no engine and no output format.
-
-    entry = measure_throughput(side, mixed(256), 3, ceiling)
-"""
+"""Many requests at once: tokens per second, and how long each request waits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ingot.measure.bench.ceiling import Ceiling
-from ingot.measure.bench.latency import check_fits
+from ingot.measure.bench.latency import METHOD
 from ingot.measure.side.open_side import Say, Side, silent
 from ingot.measure.side.step_work import Work
 from ingot.measure.side.timed_run import Run, median, spread
@@ -26,6 +21,9 @@ class Throughput:
         ConfigError: ``repeats`` is below 1.
     """
 
+    verb: ClassVar[str] = "throughput"
+    method: ClassVar[str] = METHOD
+    compared: ClassVar[tuple[str, ...]] = ("output_tokens_per_s", "ttft", "tpot")
     load: TokenLoad
     repeats: int = 3
 
@@ -39,16 +37,12 @@ class Throughput:
 def measure_throughput(
     side: Side, load: TokenLoad, repeats: int, ceiling: Ceiling, say: Say = silent
 ) -> dict[str, Any]:
-    """Answer the load ``repeats`` times, after one whole run that is thrown away.
+    """Answer the load ``repeats`` times, after a warm-up run.
 
     ``ttft_ms`` counts from the moment when all requests were given, waiting included; ``tpot_ms`` is of each
     request after its first token; both over the requests of all repeats. Tokens/s and requests/s are those
     of the median run. ``mfu``: operations of the whole load / its time / matmul ceiling.
-
-    Raises:
-        ConfigError: a request is longer than the side can take.
     """
-    check_fits(side, 1, load.longest)
     source = PromptSource(side.vocab_size)
     say(f"{side.name}: warming up")
     side.answer(load.asks, source.prompts(load.asks))
@@ -74,7 +68,7 @@ def throughput_entry(load: TokenLoad, runs: list[Run], work: Work, ceiling: Ceil
 
 
 def load_flops(work: Work, load: TokenLoad) -> float:
-    """Operations of a whole load: each prompt's prefill, then a decode step for every further token."""
+    """Operations of a load: each prompt's prefill, then a decode step per further token."""
     return sum(
         work.prefill_flops(1, a.prompt_tokens)
         + (a.new_tokens - 1) * work.decode_flops(1, a.prompt_tokens + a.new_tokens / 2)

@@ -1,10 +1,4 @@
-"""Clips of speech's lengths: how long until each is transcribed, and how much audio a second.
-
-Owns the lengths, the clips and the figures. Knows no engine and no output format.
-
-    wanted = TranscriptionBench(clips=73, batches=(1, 64))
-    entries = measure_transcribing(side, wanted, vocabulary)
-"""
+"""Speed of transcription, by clips with the lengths of LibriSpeech's."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,28 +31,30 @@ from ingot.speech.window_decoding import Vocabulary
 MEAN_SECONDS = 19452 / 2620  # LibriSpeech's test-clean: 5.4 hours in 2,620 utterances
 SIGMA = 0.63  # of the logarithm: a tenth of the clips is then longer than 14 seconds
 SHORTEST, LONGEST = 1.3, WINDOW_SECONDS
-_WARM_UP = 8  # clips at least, ahead of the first timed one
+_WARM_UP = 8  # clips at least
 LENGTHS = (
     "quantiles of a lognormal with sigma 0.63 and a mean of 7.42 s (LibriSpeech test-clean: 5.4 hours in "
     "2,620 utterances), cut to 1.3 to 30 s, so that each clip is one window"
-)
-METHOD = (
-    "noise that swells at the rate of syllables; greedy, no timestamps, a fixed number of tokens per second "
-    "of audio with the end token suppressed; times from samples to text"
 )
 
 
 @dataclass(frozen=True)
 class TranscriptionBench(JsonConfig):
-    """What is measured: all clips, for each batch size, ``repeats`` times.
+    """All clips, for each batch size, ``repeats`` times.
 
     Attributes:
-        tokens_per_second: of audio; each clip's transcript has so many, whatever the weights.
+        tokens_per_second: of audio, in each clip's transcript, whatever the weights.
 
     Raises:
-        ConfigError: a number is below 1, or tokens are too many.
+        ConfigError: a number is below 1, or a clip would have too many tokens.
     """
 
+    verb: ClassVar[str] = "transcribe"
+    method: ClassVar[str] = (
+        "noise that swells at the rate of syllables; greedy, no timestamps, a fixed number of tokens per "
+        "second of audio with the end token suppressed; times from samples to text"
+    )
+    compared: ClassVar[tuple[str, ...]] = ("batch", "seconds", "clip")
     clips: int = 73
     batches: tuple[int, ...] = (1, 64)
     tokens_per_second: float = 4.0
@@ -97,7 +93,7 @@ class TranscriptionBench(JsonConfig):
         return made
 
     def asked(self, tokens: SpeechTokens) -> list[TranscribeOptions]:
-        """How each clip is transcribed: ids of words alone, as many as its length asks for."""
+        """The options of each clip: only ids of words, as many as its length asks for."""
         plain = TranscribeOptions(
             language="en",
             timestamps=False,
@@ -115,15 +111,14 @@ class TranscriptionBench(JsonConfig):
 def measure_transcribing(
     side: SpeechSide, wanted: TranscriptionBench, tokens: SpeechTokens, say: Say = silent, name: str = ""
 ) -> list[dict[str, Any]]:
-    """One entry a batch size, in the order asked for.
+    """One entry per batch size, after a warm-up with the longest clips.
 
-    Before a batch size is timed, the longest clips are transcribed once: as many, and eight at least. Its
-    figures: ``seconds``: of all clips, of each run. ``rtfx``: seconds of audio per second, of the median run.
-    ``clip_ms``: of each clip of each run, where they are transcribed one after another. ``tokens_per_s``: of
-    the median run.
+    ``seconds``: of all clips, of each run. ``rtfx``: seconds of audio per second, of the median run.
+    ``clip_ms``: of each clip of each run, if they are transcribed one after another. ``tokens_per_s``: of the
+    median run.
 
     Raises:
-        ConfigError: transcripts do not have the wanted tokens, so that sides would not do the same work.
+        ConfigError: a transcript has another number of tokens, so that sides would not do the same work.
     """
     samples, asked = wanted.samples(), wanted.asked(tokens)
     entries = []
@@ -145,15 +140,14 @@ def measure_transcribing(
 def measure_clips(
     spec: SideSpec, wanted: TranscriptionBench, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[dict[str, Any], Ceiling]:
-    """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
+    """Open one side, warm it up and measure it, after the machine's ceiling if none is given.
 
     Raises:
         IngotError: it cannot be loaded, or takes no speech.
     """
     say(f"loading {spec.title}")
     tokens = speech_tokens(spec)
-    opened = open_speech_side(spec, max(wanted.batches))
-    with opened as side:
+    with open_speech_side(spec, max(wanted.batches)) as side:
         if ceiling is None:
             say("the machine's ceiling")
             ceiling = measure_ceiling(side.device, side.dtype)
@@ -167,7 +161,7 @@ def measure_clips(
 
 
 def speech_tokens(spec: SideSpec) -> SpeechTokens:
-    """Those around a transcript, without weights.
+    """A model's special tokens; reads no weights.
 
     Raises:
         IngotError: the model cannot be read, or takes no speech.
@@ -194,7 +188,7 @@ def _entry(
 
 
 def _check(found: TranscriptionRun, asked: Sequence[TranscribeOptions], *, exact: bool) -> None:
-    """A padded batch goes on for its longest; alone every transcript has what was asked for."""
+    """Check the tokens of each transcript; ``exact`` unless a padded batch runs on for its longest."""
     for transcript, options in zip(found.transcripts, asked, strict=True):
         count, right = len(transcript.token_ids), options.max_new_tokens or 0
         if count < right or (exact and count != right):

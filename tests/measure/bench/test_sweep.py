@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ingot.building.builder import build
-from ingot.cli.measure.sweep_quality import TextQuality
+from ingot.cli.measure.sweep_quality import DataQuality
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
 from ingot.measure.bench.latency import Latency
 from ingot.measure.bench.sweep.sweep_line import (
@@ -373,7 +373,7 @@ def test_a_quality_travels_to_another_process_and_into_the_record(tmp_path: Path
 
     file = tmp_path / "text.txt"
     file.write_text("some words")
-    quality = TextQuality(str(file), 3)
+    quality = DataQuality(str(file), 3)
     assert pickle.loads(pickle.dumps(quality)) == quality
     assert quality.to_json()["limit"] == 3
     assert len(quality.to_json()["sha256"]) == 16

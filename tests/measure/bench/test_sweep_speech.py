@@ -30,9 +30,7 @@ SMALL = ("--clips", 2, "--tokens-per-second", 1, "--repeats", 1, "--device", "cp
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = Ceiling(10.0, 0.1, "fp32", 1, 1)
-    monkeypatch.setattr(
-        "ingot.measure.bench.sweep.sweep_clips.measure_ceiling", lambda device, dtype: made_up
-    )
+    monkeypatch.setattr("ingot.measure.bench.sweep.sweep_line.measure_ceiling", lambda device, dtype: made_up)
     monkeypatch.setattr(sweeps, "run_sweep", partial(run_sweep, measure=measure_line))
 
 

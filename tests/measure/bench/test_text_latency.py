@@ -9,7 +9,7 @@ import pytest
 
 from ingot import LLM, SamplingParams
 from ingot.errors import ConfigError
-from ingot.measure.bench.text_latency import TextLatency, character_figures
+from ingot.measure.bench.latency import TextLatency, character_figures
 from ingot.measure.side.timed_run import Run
 from tests.e2e.terminal import ingot
 

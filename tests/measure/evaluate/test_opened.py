@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.cli.measure.sweep_quality import TextQuality
+from ingot.cli.measure.sweep_quality import DataQuality
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
 from ingot.measure.bench.sweep.sweep_session import Sweep
 from ingot.measure.evaluate.data_file import read_data
@@ -109,7 +109,7 @@ def test_a_sweep_rates_the_cache_that_it_measures(chatter: Path, tmp_path: Path)
     """An 8-bit cache has a perplexity of its own."""
     data = tmp_path / "text.txt"
     data.write_text("The quick brown fox jumps over the lazy dog. " * 8)
-    quality = TextQuality(str(data))
+    quality = DataQuality(str(data))
     spec = SideSpec(path=str(chatter), device="cpu")
     told = [quality(spec.replace(kv_dtype=kv_dtype))["perplexity"] for kv_dtype in ("model", "int8")]
     assert told[0] != told[1]

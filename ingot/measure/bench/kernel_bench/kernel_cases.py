@@ -1,10 +1,4 @@
-"""The cases of ``ingot bench kernels``: every kernel of a model at its own shapes.
-
-Owns how each kernel is called, how many bytes and operations it needs, and PyTorch's way of the same. Knows
-no clock.
-
-    for case in all_cases(setting): ...
-"""
+"""The cases of ``ingot bench kernels``: every kernel of a model at its own shapes."""
 
 from __future__ import annotations
 
@@ -46,13 +40,13 @@ _MOST_NORMS = 16384  # a few rows are small: so many of them leave the L2 cache
 
 @dataclass(frozen=True)
 class KernelSetting:
-    """What the cases are made for.
+    """The model and the steps that the cases are made for.
 
     Attributes:
-        rows: tokens of a decode step, one a request.
-        context: tokens that each request has in a decode step.
+        rows: tokens of a decode step, one per request.
+        context: tokens of each request in a decode step.
         max_seq_len: the engine's; attention's launches depend on it.
-        folded: whether the model's shape runs the products with norm, rotary and activation inside.
+        folded: whether the model's products have norm, rotary and activation inside.
     """
 
     config: DecoderConfig
@@ -70,12 +64,12 @@ class KernelSetting:
 
     @property
     def seen(self) -> int:
-        """The tokens of the context that a decode's query sees."""
+        """The tokens of the context that a decode query sees."""
         return min(self.context, self.window)
 
 
 def all_cases(s: KernelSetting) -> Iterator[KernelCase]:
-    """Every case, made when it is asked for, so that one case's inputs are in memory at a time."""
+    """Every case, lazily, so that one case's inputs are in memory at a time."""
     for rows in sorted({*NORM_ROWS, *s.rows}):
         for add in (False, True):
             yield norm_case(s, rows, add=add, cached=False)
@@ -95,7 +89,7 @@ def all_cases(s: KernelSetting) -> Iterator[KernelCase]:
 
 
 def norm_case(s: KernelSetting, rows: int, *, add: bool, cached: bool) -> KernelCase:
-    """The norm, one tensor read and one written; with ``add`` of a sum with the residual, two and two."""
+    """The norm (one tensor read, one written); with ``add`` after adding the residual (two and two)."""
     op, hidden, eps = s.config.norm, s.config.hidden_size, s.config.norm_eps
     tensors = 4 if add else 2
     count = 1 if cached else s.inputs.copies(tensors // 2 * rows * hidden, _MOST_NORMS)
@@ -122,7 +116,7 @@ def norm_case(s: KernelSetting, rows: int, *, add: bool, cached: bool) -> Kernel
 
 
 def product_cases(s: KernelSetting, rows: int) -> Iterator[KernelCase]:
-    """The products of a layer and the head that are our kernels for so many rows, with what they fold in."""
+    """The layer's and the head's products that run in our kernels for so many rows."""
     c, hidden, small = s.config, s.config.hidden_size, small_products(rows)
     if "qkv" in small:
         yield _qkv_case(s, rows)
@@ -139,7 +133,7 @@ def product_cases(s: KernelSetting, rows: int) -> Iterator[KernelCase]:
 def _product(
     s: KernelSetting, op: str, rows: int, n: int, k: int, ours: Product, theirs: Product
 ) -> KernelCase:
-    """A case of products with weights [n, k], which take turns."""
+    """A product with rotating weights [n, k]."""
     weights = s.inputs.rotating(n, k)
     count = len(weights)
     num_bytes = (n * k + rows * (n + k)) * s.inputs.dtype.itemsize
@@ -149,7 +143,7 @@ def _product(
 
 
 def _norm(s: KernelSetting, rows: int) -> torch.Tensor | None:
-    """The norm inside a product: there is one for a single row, several have it in a kernel of its own."""
+    """The norm inside a product of a single row; for several rows it is a kernel of its own."""
     return s.inputs.normal(s.config.hidden_size) if rows == 1 else None
 
 
@@ -236,10 +230,7 @@ def _qkv_case(s: KernelSetting, rows: int) -> KernelCase:
 
 
 def decode_attention_case(s: KernelSetting, rows: int) -> KernelCase:
-    """One query a request over ``context`` tokens of a paged cache.
-
-    PyTorch's side has them contiguous: it looks up no block, and knows the length when it is launched.
-    """
+    """One query per request over ``context`` tokens of a paged cache; PyTorch's are contiguous."""
     c, width = s.config, -(-s.context // BLOCK)
     blocks = rows * width
     keys = s.inputs.rotating(blocks, c.num_kv_heads, BLOCK, c.head_dim, std=1.0)
@@ -300,7 +291,7 @@ def prefill_attention_case(s: KernelSetting, tokens: int) -> KernelCase:
 
 
 def silu_mul_case(s: KernelSetting, rows: int) -> KernelCase:
-    """Gate and up projections read, their gated product written."""
+    """Reads gate and up projections, writes their gated product."""
     inner = s.config.intermediate_size
     x = s.inputs.rotating(rows, 2 * inner, std=1.0)
     tiles, count = tiles_of(s.plan, "silu_mul", rows, i=inner), len(x)
@@ -316,19 +307,16 @@ def silu_mul_case(s: KernelSetting, rows: int) -> KernelCase:
 
 
 def contiguous(cache: torch.Tensor, tables: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Paged keys or values as PyTorch's attention takes them.
-
-    [copies, blocks, kv_heads, BLOCK, head_dim] → [copies, requests, kv_heads, tokens, head_dim].
-    """
+    """Paged [copies, blocks, kv_heads, BLOCK, head_dim] → [copies, requests, kv_heads, tokens, head_dim]."""
     pages = cache[:, tables.long()].transpose(2, 3)  # [copies, requests, kv_heads, width, BLOCK, head_dim]
     return pages.flatten(3, 4)[:, :, :, :tokens].contiguous()
 
 
 def turns_at(table: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Turns:
-    """Cosines and sines of a rotary table at some positions, for PyTorch's side."""
+    """A rotary table's cosines and sines at positions, for PyTorch's side."""
     return turns_of(table[positions].to(dtype))
 
 
 def tiles_of(plan: KernelPlan, op: str, rows: int, **shape: int) -> dict[str, int] | None:
-    """The plan's tiles of an op for a number of rows and a shape; None: the op's defaults."""
+    """The plan's tiles for an op; None: its defaults."""
     return plan.table(op, **shape).at(rows)

@@ -1,10 +1,4 @@
-"""A whole decoder layer of a decode step, as the runtime runs it, beside PyTorch's operators.
-
-Owns stacks of random layers and the caches that a step over them reads. A layer's time is the difference
-between two stacks of different depth, so that embedding and head do not count. Knows no kernel.
-
-    us = LayerStack(setting).ours(rows=8)
-"""
+"""A decoder layer of a decode step, as the runtime runs it, beside PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -29,10 +23,11 @@ _LEAST_LAYERS, _MOST_LAYERS = 4, 16
 
 
 class LayerStack:
-    """``2 depth`` layers of a model's shape, ``depth`` of which are far larger than the L2 cache.
+    """``2 depth`` random layers of a model's shape; ``depth`` of them are far larger than the L2 cache. A
+    layer's time is the difference between stacks of both depths: embedding and head do not count.
 
     Attributes:
-        num_weights, bytes: of the products of one layer.
+        num_weights, bytes: of one layer's products.
     """
 
     def __init__(self, setting: KernelSetting) -> None:
@@ -47,14 +42,14 @@ class LayerStack:
 
     @torch.inference_mode()
     def ours(self, rows: int) -> list[float]:
-        """Microseconds of one layer in the runtime's step of ``rows`` requests, a value a replay."""
+        """Microseconds of one layer in the runtime's step of ``rows`` requests, one value per replay."""
         whole = self._stack_us(rows, 2 * self.depth)
         half = self._stack_us(rows, self.depth)
         return [(a - b) / self.depth for a, b in zip(whole, half, strict=True)]
 
     @torch.inference_mode()
     def torch(self, rows: int) -> list[float]:
-        """The same of PyTorch's operators over contiguous caches."""
+        """The same with PyTorch's operators over contiguous caches."""
         s, config = self._setting, self._setting.config
         shape = (self.depth, rows, config.num_kv_heads, s.seen, config.head_dim)
         keys, values = s.inputs.normal(*shape), s.inputs.normal(*shape)
@@ -72,7 +67,7 @@ class LayerStack:
         return graph_us(one, 2 * self.depth)
 
     def _stack_us(self, rows: int, depth: int) -> list[float]:
-        """Microseconds of a step over the first ``depth`` layers, embedding and a small head included."""
+        """Microseconds of a step over the first ``depth`` layers, with embedding and a small head."""
         model, layers = self._model, self._model.layers
         try:
             model.layers = nn.ModuleList(list(layers)[:depth])
@@ -82,7 +77,7 @@ class LayerStack:
             model.layers = layers
 
     def _step(self, model: Decoder, rows: int, depth: int) -> tuple[ForwardBatch, Forward]:
-        """A step in which ``rows`` requests decode, each with ``context`` tokens, and what computes it."""
+        """A decode step of ``rows`` requests with ``context`` tokens each, and its forward pass."""
         s, device = self._setting, self._setting.inputs.device
         width = -(-s.context // BLOCK)
         caches = make_caches(model, rows * width, BLOCK, device, s.inputs.dtype)[:depth]

@@ -1,17 +1,11 @@
-"""Every kernel of a model, timed in a CUDA graph beside the machine's ceiling and PyTorch.
-
-Owns the walk over the cases and their figures. Knows no kernel and no output format.
-
-    shape = read_shape(SideSpec(random_weights="benchmarks/shapes/llama-7b.json"))
-    entries = measure_kernels(shape, Kernels(rows=(1, 8)), device, ceiling)
-"""
+"""Every kernel of a model, timed beside the machine's ceiling and PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,13 +19,13 @@ from ingot.engine.engine_facts import describe
 from ingot.engine.engine_loader import lowered
 from ingot.engine.manifest import is_engine
 from ingot.engine.plan_file import usable_plan
-from ingot.errors import ConfigError, DeviceError
+from ingot.errors import ConfigError
 from ingot.layers.product_choice import folds
 from ingot.measure.bench.ceiling import Ceiling
-from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, KernelCase, beyond_l2, graph_us
+from ingot.measure.bench.kernel_bench.kernel_case import Effort, Inputs, beyond_l2, graph_us
 from ingot.measure.bench.kernel_bench.kernel_cases import KernelSetting, all_cases
 from ingot.measure.bench.kernel_bench.kernel_layer import LayerStack
-from ingot.measure.bench.latency import check_length
+from ingot.measure.bench.latency import METHOD, check_length
 from ingot.measure.side.freed_memory import free_memory, gpu_memory
 from ingot.measure.side.open_side import Say, silent
 from ingot.measure.side.side_spec import SideSpec
@@ -40,10 +34,10 @@ from ingot.measure.side.timed_run import spread
 
 @dataclass(frozen=True)
 class Kernels(JsonConfig):
-    """What is measured: decode steps of ``rows`` requests that see ``context`` tokens each, and prefill
-    attention over ``prompt_tokens``.
-    """
+    """Decode steps of ``rows`` requests with ``context`` tokens, and prefill attention of a prompt."""
 
+    verb: ClassVar[str] = "kernels"
+    method: ClassVar[str] = METHOD
     rows: tuple[int, ...] = (1, 8, 32, 64)
     context: int = 640
     prompt_tokens: int = 512
@@ -59,7 +53,7 @@ class Kernels(JsonConfig):
 
 @dataclass(frozen=True)
 class Shape:
-    """The model whose kernels are measured; ``folded``: its products have norm and activation inside."""
+    """The measured model; ``folded``: its products have norm and activation inside."""
 
     config: DecoderConfig
     plan: KernelPlan
@@ -69,11 +63,7 @@ class Shape:
 
 
 def read_shape(spec: SideSpec) -> Shape:
-    """The shape of an engine, a checkpoint or a config; reads no weights.
-
-    Raises:
-        IngotError: it cannot be read.
-    """
+    """The shape of an engine, a checkpoint or a config; reads no weights."""
     plan = KernelPlan()
     if spec.random_weights is not None:
         manifest = config_manifest(
@@ -94,20 +84,13 @@ def read_shape(spec: SideSpec) -> Shape:
 def measure_kernels(
     shape: Shape, wanted: Kernels, device: torch.device, ceiling: Ceiling, say: Say = silent
 ) -> list[dict[str, Any]]:
-    """One entry a case: microseconds of Ingot's kernel and of PyTorch's operators, GB/s and TFLOP/s of the
-    work that is needed at least, and its share of the ceiling.
-
-    Inputs take turns so that the L2 cache does not serve them, but in cases that say ``cached``.
+    """One entry per case on a GPU: microseconds of Ingot's kernel and of PyTorch's operators, GB/s and
+    TFLOP/s of the least work, and its share of the ceiling. Only ``cached`` cases read from the L2 cache.
 
     Raises:
-        DeviceError: the device is no GPU.
         ConfigError: the requests are longer than the engine's limit.
         OutOfMemoryError: the inputs do not fit.
     """
-    if device.type != "cuda":
-        raise DeviceError(
-            "kernels are measured on a GPU", seen=str(device), field="device", fix="`device=cuda`"
-        )
     check_length(wanted.context, shape.max_seq_len, "the engine's limit", "`prompt_tokens`, `new_tokens`")
     small = gpu_memory("the kernels' inputs do not fit", "smaller `batch` or `prompt_tokens`")
     with small, on_device(device), torch.inference_mode():
@@ -121,7 +104,14 @@ def measure_kernels(
             shape.max_seq_len,
             shape.folded,
         )
-        entries = [_entry(case, ceiling, say) for case in all_cases(setting)]
+        entries = []
+        for case in all_cases(setting):
+            effort = case.effort
+            say(f"{effort.op}, {effort.shape}, {effort.rows} rows")
+            ours, theirs = graph_us(case.ours, case.calls), graph_us(case.torch, case.calls)
+            entries.append(kernel_entry(effort, ours, theirs, ceiling))
+            del case
+            free_memory()
         return [*entries, *_layers(setting, ceiling, say)]
 
 
@@ -147,14 +137,6 @@ def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling
         "raw_us": [round(t, 3) for t in ours],
         "raw_torch_us": [round(t, 3) for t in theirs],
     }
-
-
-def _entry(case: KernelCase, ceiling: Ceiling, say: Say) -> dict[str, Any]:
-    say(f"{case.effort.op}, {case.effort.shape}, {case.effort.rows} rows")
-    ours, theirs = graph_us(case.ours, case.calls), graph_us(case.torch, case.calls)
-    entry = kernel_entry(case.effort, ours, theirs, ceiling)
-    free_memory()
-    return entry
 
 
 def _layers(setting: KernelSetting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,4 @@
-"""A decoder layer in PyTorch's own operators: what a kernel or a fused layer is compared with.
-
-Owns the operators that PyTorch has for parts of the checking decoder (reference/plain_layer.py), whose order
-and formulas are the layer's. Keys and values are contiguous per request, as PyTorch's attention wants them.
-Knows no Ingot kernel.
-
-    hidden = torch_layer(config, layer, hidden, keys, values, positions, turns)
-"""
+"""A decoder layer in PyTorch's own operators, with keys and values contiguous per request."""
 
 from __future__ import annotations
 
@@ -45,7 +38,7 @@ def torch_layer(
 
     Args:
         keys, values: [M, kv_heads, tokens, head_dim]; the last token of each is written.
-        positions: [M], the tokens'; ``turns`` are theirs.
+        positions: [M], with their ``turns``.
     """
     hooks = _Operators(layer, keys, values)
     plain = plain_layer(config, 0, hooks.tensor, positions, turns, "layer")
@@ -55,7 +48,7 @@ def torch_layer(
 
 @dataclass(frozen=True)
 class _Operators(Hooks):
-    """One operator where PyTorch has one."""
+    """PyTorch's operators for parts of the checking decoder's layer."""
 
     layer: DecoderLayer
     keys: torch.Tensor

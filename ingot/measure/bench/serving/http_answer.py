@@ -1,11 +1,4 @@
-"""One request to a server, seen from outside: when its chunks came, and how it failed.
-
-Owns what counts as a token's chunk, and the times that follow. Knows no HTTP.
-
-    stream = Stream(sent=clock())
-    for data in ...: stream.feed(data, clock())
-    answer = stream.answer(late_s=0.0)
-"""
+"""One streamed answer of a server: the times of its chunks, and how it failed."""
 
 from __future__ import annotations
 
@@ -21,12 +14,7 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")  # of a cha
 
 
 class StreamError(Exception):
-    """A request failed.
-
-    Args:
-        kind: what the report counts, such as ``HTTP 429``.
-        message: the server's words, or the library's.
-    """
+    """A request failed; the report counts by ``kind``, such as ``HTTP 429``."""
 
     def __init__(self, kind: str, message: str = "") -> None:
         super().__init__(kind, message)
@@ -38,15 +26,14 @@ class HttpAnswer:
     """Times of one request in seconds.
 
     Attributes:
-        sent: on the clock, just before the request is sent; a connection that must be made counts.
-        late_s: how long after its planned time that was.
-        ttft_s: from there to the first token's chunk.
-        e2e_s: from there to the last chunk with a choice.
+        sent: the clock just before the request is sent, and a connection made if there is none.
+        late_s: from the planned time to ``sent``.
+        ttft_s: from ``sent`` to the first token's chunk.
+        e2e_s: from ``sent`` to the last chunk with a choice.
         gaps_s: between two chunks with tokens (ITL).
-        tokens: output tokens as the server counts them, or chunks where it does not (``counted``).
-        prompt_tokens: as the server counts them; None where it does not.
-        error, message: the kind of failure and its words; None where there is none. A failed request has no
-            other figures.
+        tokens: output tokens by the server's count, or chunks without one (``counted``).
+        prompt_tokens: by the server's count, or None.
+        error, message: the kind of failure and its text, or None. A failed request has no other figures.
     """
 
     sent: float
@@ -71,7 +58,7 @@ class HttpAnswer:
         return (self.e2e_s - self.ttft_s) / (self.tokens - 1) if self.tokens > 1 else None
 
     def to_json(self, start: float) -> dict[str, Any]:
-        """To the microsecond; ``start`` is the load's beginning on the clock."""
+        """Rounded to microseconds; ``start``: the clock when the load began."""
         found: dict[str, Any] = {"sent_s": round(self.sent - start, 6), "late_s": round(self.late_s, 6)}
         if self.error is not None:
             return found | {"error": self.error, "told": self.message}
@@ -86,7 +73,7 @@ class HttpAnswer:
 
 @dataclass
 class Stream:
-    """Server-sent events of one answer as they come; ``sent`` is the clock's reading before the request."""
+    """The server-sent events of one answer; ``sent``: the clock before the request."""
 
     sent: float
     _rest: bytes = b""
@@ -97,10 +84,10 @@ class Stream:
     _ended: bool = False
 
     def feed(self, data: bytes, now: float) -> None:
-        """What one read gave. All its chunks count as arrived ``now``.
+        """Take the data of one read, whose chunks all arrived ``now``.
 
         Raises:
-            StreamError: the server reports an error, or sends what is no chunk.
+            StreamError: the server reports an error, or sends something else than a chunk.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -151,7 +138,10 @@ class Stream:
         if choices:
             self._last = now
             self._ended = self._ended or choices[0].get("finish_reason") is not None
-            if _has_token(choices[0]):
+            delta = choices[0].get("delta") or {}
+            has_text = choices[0].get("text") or any(delta.get(name) for name in _TEXTS)
+            # A token may have no text (half a character), as have a chat's role and the end of an answer.
+            if has_text or (choices[0].get("finish_reason") is None and "role" not in delta):
                 self._arrivals.append(now)
 
 
@@ -159,11 +149,3 @@ def error_text(value: Any) -> str:
     """The message of an OpenAI error, or the value as it is."""
     error = value.get("error", value) if isinstance(value, dict) else value
     return str(error.get("message", error) if isinstance(error, dict) else error)
-
-
-def _has_token(choice: dict[str, Any]) -> bool:
-    """Text, or a token without any (half a character): not the role that begins a chat, nor the bare end."""
-    delta = choice.get("delta") or {}
-    if choice.get("text") or any(delta.get(name) for name in _TEXTS):
-        return True
-    return choice.get("finish_reason") is None and "role" not in delta

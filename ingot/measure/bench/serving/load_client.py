@@ -1,11 +1,4 @@
-"""Requests to an OpenAI-compatible server over HTTP.
-
-Owns the package's only use of aiohttp, and what a server's refusals mean. Knows no load.
-
-    async with opened(target) as client:
-        model = await client.model()
-        answer = await client.send(body, due=clock())
-"""
+"""Requests to an OpenAI-compatible server over HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +28,7 @@ class Client:
     facts: dict[str, Any] = field(default_factory=dict)
 
     async def model(self) -> str:
-        """The model asked for, or the only one there is. A server without a list is taken at its word.
+        """The model asked for, or the server's only one; one that lists none is not checked.
 
         Raises:
             ConfigError: there is no server, it wants another key, or it has no such model.
@@ -63,11 +56,7 @@ class Client:
         return wanted
 
     async def send(self, body: bytes, due: float) -> HttpAnswer:
-        """Send a request and follow its answer to the end; a failure is an answer, too.
-
-        Args:
-            due: when it was to be sent, on ``time.perf_counter``.
-        """
+        """Send a request, planned for ``due`` (``time.perf_counter``); the answer holds a failure, too."""
         clock = time.perf_counter
         stream = Stream(clock())
         late = stream.sent - due
@@ -99,11 +88,8 @@ class Client:
                 raise StreamError("broken stream", _reason(error)) from None
 
     def refuse(self, error: StreamError) -> NoReturn:
-        """Say why the server cannot be measured, from the failure of one request.
-
-        Raises:
-            ConfigError: the key, the model or the URL is at fault.
-            RequestError: the server is.
+        """Raise why the server cannot be measured, from the failure of one request: a ``ConfigError`` if the
+        key, the model or the URL is wrong, else a ``RequestError``.
         """
         seen = f"{error.kind}: {error.message}" if error.message else error.kind
         if error.kind in ("HTTP 401", "HTTP 403"):
@@ -116,7 +102,15 @@ class Client:
             )
         if error.kind == "connection":
             raise self._unreachable(error.message)
-        raise RequestError("the server does not answer a first request", seen=seen, fix=_fix(error.kind))
+        shorter = "shorter requests; `ignore_eos=False` where the server does not know ignore_eos; `endpoint`"
+        fixes = {
+            "HTTP 400": shorter,
+            "HTTP 422": shorter,
+            "HTTP 429": "wait until the server is idle, or raise its limit",
+            "not a stream": "a server that streams (server-sent events)",
+        }
+        fix = fixes.get(error.kind, "look at the server's log")
+        raise RequestError("the server does not answer a first request", seen=seen, fix=fix)
 
     def _unreachable(self, error: object) -> IngotError:
         reason = _reason(error) if isinstance(error, Exception) else error
@@ -125,9 +119,8 @@ class Client:
 
 @asynccontextmanager
 async def opened(target: ServerTarget) -> AsyncIterator[Client]:
-    """A client without a limit of its own on connections.
-
-    Garbage collection skips what was there before: it would stop the client for long, as PyTorch is imported.
+    """A client without a limit on connections. Objects of before are frozen: with PyTorch imported, each
+    garbage collection would stop the client for long.
     """
     headers = {"Content-Type": "application/json"}
     if target.api_key is not None:
@@ -141,16 +134,6 @@ async def opened(target: ServerTarget) -> AsyncIterator[Client]:
             yield Client(target, session)
         finally:
             gc.unfreeze()
-
-
-def _fix(kind: str) -> str:
-    if kind == "HTTP 400" or kind == "HTTP 422":
-        return "shorter requests; `ignore_eos=False` where the server does not know ignore_eos; `endpoint`"
-    if kind == "HTTP 429":
-        return "wait until the server is idle, or raise its limit"
-    if kind == "not a stream":
-        return "a server that streams (server-sent events)"
-    return "look at the server's log"
 
 
 def _models(text: str) -> dict[str, dict[str, Any]]:

@@ -1,10 +1,4 @@
-"""Which server is measured, and what a request to it says.
-
-Owns the protocol's bodies. Knows no HTTP client and no load.
-
-    target = ServerTarget("http://127.0.0.1:8000", model="pocket-chat")
-    target.body("pocket-chat", ServerPrompt([1, 2, 3], 128))
-"""
+"""The server that is measured, and the bodies of requests to it."""
 
 from __future__ import annotations
 
@@ -21,7 +15,7 @@ Content = str | list[int] | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class ServerPrompt:
-    """One request: a text, token ids or the messages of a chat, and the tokens that are wanted."""
+    """A text, token ids or a chat's messages, and the tokens to generate."""
 
     content: Content
     new_tokens: int
@@ -33,14 +27,13 @@ class ServerTarget:
 
     Attributes:
         url: with or without ``/v1``.
-        model: None: the only one that the server has.
+        model: None: the server's only one.
         endpoint: ``completions`` or ``chat``.
-        ignore_eos: ask for exactly the wanted tokens; servers beyond vLLM, llama.cpp, SGLang and Ingot may
-            not know it.
+        ignore_eos: ask for exactly the wanted tokens, as vLLM, llama.cpp, SGLang and Ingot can.
         timeout_s: of one whole request.
 
     Raises:
-        ConfigError: the URL is none, it holds a password, or the endpoint is unknown.
+        ConfigError: the URL is malformed or holds a password, or the endpoint is unknown.
     """
 
     url: str

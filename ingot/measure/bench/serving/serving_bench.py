@@ -1,10 +1,4 @@
-"""A server under load: how long requests wait, and how much comes out a second.
-
-Owns the order of a measurement and its record. Knows no output format.
-
-    record = bench_serving(ServingBench(target, prompts, points=(Point(rate=4.0),), requests=100))
-    record["results"][0]["ttft_ms"]["p99"]
-"""
+"""A server under load: how long requests wait, and tokens per second."""
 
 from __future__ import annotations
 
@@ -41,9 +35,9 @@ class ServingBench:
     Attributes:
         points: loads, one after another.
         requests: of each point.
-        warm_up: requests that are sent together before the first point and thrown away.
+        warm_up: requests that are sent at once before the first point, and not counted.
         seed: of arrival times.
-        limits_ms: most TTFT, TPOT and E2E of a good request (``ttft``, ``tpot``, ``e2e``).
+        limits_ms: maximum ``ttft``, ``tpot`` and ``e2e`` of a good request.
 
     Raises:
         ConfigError: a number is below 1.
@@ -73,22 +67,18 @@ class ServingBench:
 
 
 def check_client() -> None:
-    """Say early that the HTTP client is missing.
-
-    Raises:
-        DeviceError: aiohttp is not installed.
-    """
+    """Raise a ``DeviceError`` if aiohttp is not installed."""
     if importlib.util.find_spec("aiohttp") is None:
         raise DeviceError("aiohttp is not installed, and bench serving needs it", fix=to_install("bench"))
 
 
 def bench_serving(wanted: ServingBench, *, command: str = "", say: Say | None = None) -> Record:
-    """Measure a server at each point.
+    """The record of a server at each point.
 
     Raises:
         DeviceError: aiohttp is not installed.
-        ConfigError: no server is there, it refuses the key, or it lacks the model.
-        RequestError: it fails a first request.
+        ConfigError: no server answers, it refuses the key, or it lacks the model.
+        RequestError: a first request fails.
     """
     check_client()
     record = {"schema": SCHEMA, "verb": "serving", "command": command, "method": METHOD}
@@ -103,14 +93,15 @@ async def _measure(wanted: ServingBench, say: Say) -> Record:
         say("asking for the model")
         model = await client.model()
         say("warming up")
-        for answer in await _load(client, _bodies(wanted, model, wanted.warm_up), [0.0] * wanted.warm_up):
+        bodies = [wanted.target.body(model, prompt) for prompt in wanted.prompts.take(wanted.warm_up)]
+        for answer in await _load(client, bodies, [0.0] * wanted.warm_up):
             if answer.error is not None:
                 client.refuse(StreamError(answer.error, answer.message))
         results = []
         for point in wanted.points:
             say(f"{point.name}, {wanted.requests} requests")
             results.append(await _point(client, wanted, model, point))
-    doubts = [line for entry in results for line in serving_doubts(entry)]
+    doubts = [f"{entry['load']}: {line}" for entry in results for line in serving_doubts(entry)]
     taken, count = wanted.warm_up + wanted.requests * len(wanted.points), wanted.prompts.count
     if count is not None and taken > count:
         doubts.append(f"{count} prompts for {taken} requests: prompts repeat, and a prefix cache knows them")
@@ -135,7 +126,7 @@ async def _point(client: Client, wanted: ServingBench, model: str, point: Point)
 
 
 async def _load(client: Client, bodies: Sequence[bytes], times: Sequence[float]) -> list[HttpAnswer]:
-    """Open loop: each request at its time, whatever became of those before."""
+    """Open loop: each request at its time, whether those before have ended or not."""
     start = time.perf_counter()
 
     async def send(body: bytes, due: float) -> HttpAnswer:
@@ -147,7 +138,7 @@ async def _load(client: Client, bodies: Sequence[bytes], times: Sequence[float])
 
 
 async def _closed(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[HttpAnswer]:
-    """Closed loop: a request begins when another has ended."""
+    """Closed loop: a request begins when another ends."""
     answers: dict[int, HttpAnswer] = {}
     waiting = enumerate(bodies)
 
@@ -157,7 +148,3 @@ async def _closed(client: Client, bodies: Sequence[bytes], concurrency: int) -> 
 
     await asyncio.gather(*(worker() for _ in range(concurrency)))
     return [answers[place] for place in range(len(bodies))]
-
-
-def _bodies(wanted: ServingBench, model: str, count: int) -> list[bytes]:
-    return [wanted.target.body(model, prompt) for prompt in wanted.prompts.take(count)]

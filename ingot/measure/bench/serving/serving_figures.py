@@ -1,10 +1,4 @@
-"""The answers of one load point in a few figures.
-
-Owns throughput, latency and goodput of a server, and the signs that they cannot be trusted. Knows no HTTP.
-
-    entry = serving_entry(answers, asked=[128] * 100, seconds=12.5, limits_ms={"ttft": 500.0})
-    entry["itl_ms"]["p99"]
-"""
+"""Throughput, latency and goodput of one load point, and signs that they cannot be trusted."""
 
 from __future__ import annotations
 
@@ -27,7 +21,7 @@ def parse_limits(text: str) -> dict[str, float]:
     """``"ttft:500,tpot:50"`` → milliseconds by name.
 
     Raises:
-        ConfigError: a name is unknown, or a time is no number above 0.
+        ConfigError: a name is unknown, or a time is not a positive number.
     """
     found = {}
     for part in text.split(","):
@@ -49,17 +43,22 @@ def serving_entry(
 
     Args:
         asked: output tokens that each request wanted.
-        seconds: from the start of the load to the end of its last request.
+        seconds: from the start of the load to the end of its last request; rates are over it.
 
-    Rates are over ``seconds``. ``in_flight``: requests in flight on average. ``good_per_s``: requests within
-    all limits per second; None without limits. ``late_ms``: how far behind its plan the client sent requests.
-    ``short``: answers with other numbers of tokens than asked. ``counted``: answers whose tokens are chunks.
+    ``in_flight``: average requests in flight. ``good_per_s``: requests within all limits per second; None
+    without limits. ``late_ms``: the client's delay in sending. ``short``: answers with another number of
+    tokens than asked. ``counted``: answers whose chunks are counted as tokens.
     """
     done = [answer for answer in answers if answer.error is None]
     tokens, chunks = sum(a.tokens for a in done), sum(a.chunks for a in done)
     prompts = [a.prompt_tokens for a in done if a.prompt_tokens is not None]
     known = bool(done) and len(prompts) == len(done)
     pairs = zip(answers, asked, strict=True)
+
+    def good(answer: HttpAnswer) -> bool:
+        seen = {"ttft": answer.ttft_s, "tpot": answer.tpot_s or 0.0, "e2e": answer.e2e_s}
+        return all(1e3 * seen[name] <= limit for name, limit in limits_ms.items())
+
     return {
         "requests": len(answers),
         "completed": len(done),
@@ -69,7 +68,7 @@ def serving_entry(
         "requests_per_s": round(len(done) / seconds, 4),
         "output_tokens_per_s": round(tokens / seconds, 2),
         "prompt_tokens_per_s": round(sum(prompts) / seconds, 2) if known else None,
-        "good_per_s": round(sum(_good(a, limits_ms) for a in done) / seconds, 4) if limits_ms else None,
+        "good_per_s": round(sum(map(good, done)) / seconds, 4) if limits_ms else None,
         "in_flight": round(sum(a.e2e_s for a in done) / seconds, 2),
         "ttft_ms": spread_with_mean([a.ttft_s for a in done], 1e3),
         "tpot_ms": spread_with_mean([a.tpot_s for a in done if a.tpot_s is not None], 1e3),
@@ -84,18 +83,8 @@ def serving_entry(
     }
 
 
-def _good(answer: HttpAnswer, limits_ms: Mapping[str, float]) -> bool:
-    """A request of one token has no TPOT, and meets its limit."""
-    seen = {"ttft": answer.ttft_s, "tpot": answer.tpot_s or 0.0, "e2e": answer.e2e_s}
-    return all(1e3 * seen[name] <= limit for name, limit in limits_ms.items())
-
-
-def serving_doubts(entry: Record) -> list[str]:
-    """One line a sign, for the entry of a point."""
-    return [f"{entry['load']}: {line}" for line in _doubts(entry)]
-
-
-def _doubts(entry: Record) -> Iterator[str]:
+def serving_doubts(entry: Record) -> Iterator[str]:
+    """One line per sign in the entry of a point."""
     for kind, count in entry["errors"].items():
         yield f"{count} of {entry['requests']} requests failed, {kind}: {entry['told'][kind]}"
     if entry["counted"]:

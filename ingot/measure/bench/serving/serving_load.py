@@ -1,10 +1,4 @@
-"""What is asked of a server: prompts, and when they are sent.
-
-Owns load points, prompts of the protocol and arrival times. Knows no server.
-
-    points = parse_rates("1,4,inf")
-    prompts = RandomPrompts(Ask(512, 128), chat=False).take(100)
-"""
+"""The load on a server: prompts, and when they are sent."""
 
 from __future__ import annotations
 
@@ -35,9 +29,7 @@ _WORDS = tuple(_TEXT.split())
 
 @dataclass(frozen=True)
 class Point:
-    """One load: requests arrive at ``rate`` per second (infinity: all at once), or ``concurrency`` are kept
-    in flight.
-    """
+    """Requests arrive at ``rate`` per second (inf: all at once), or ``concurrency`` are kept in flight."""
 
     rate: float | None = None
     concurrency: int | None = None
@@ -54,10 +46,10 @@ class Point:
 
 
 def parse_rates(text: str) -> list[Point]:
-    """``"0.5,4,inf"`` → a point each.
+    """A point per rate in ``"0.5,4,inf"``.
 
     Raises:
-        ConfigError: one is no number above 0.
+        ConfigError: a rate is not a positive number.
     """
     try:
         rates = [float(part) for part in text.split(",")]
@@ -70,17 +62,17 @@ def parse_rates(text: str) -> list[Point]:
 
 
 def parse_concurrencies(text: str) -> list[Point]:
-    """``"1,8,64"`` → a point each.
+    """A point per number in ``"1,8,64"``.
 
     Raises:
-        ConfigError: one is no whole number from 1.
+        ConfigError: one is not a positive integer.
     """
     return [Point(concurrency=n) for n in parse_batches(text, "concurrency", "concurrencies")]
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds after the start at which requests are sent: a Poisson process whose last request comes at
-    ``count / rate``, as in ``vllm bench serve``; all 0 for an infinite rate.
+    """Seconds at which requests are sent: a Poisson process whose last request comes at ``count / rate``, as
+    in ``vllm bench serve``; all 0 for an infinite rate.
     """
     if rate == math.inf:
         return [0.0] * count
@@ -90,7 +82,7 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 class Prompts(Protocol):
-    """A source of prompts, other ones at every call; ``count`` is how many there are, None for no end."""
+    """A source of prompts, new ones at every call; ``count``: how many there are, None if endless."""
 
     count: int | None
 
@@ -100,12 +92,12 @@ class Prompts(Protocol):
 
 
 class RandomPrompts:
-    """Token ids for completions, words for a chat, at random and new in every process, so that no prefix
-    cache knows them.
+    """Random token ids for completions, words for a chat; new in every process, so that no prefix cache has
+    them.
 
     Args:
-        shape: tokens of each prompt and answer; None: the lengths of ``load.mixed``.
-        shared_prefix: tokens before each prompt that all have in common.
+        shape: tokens of each prompt and answer; None: the lengths of ``mixed``.
+        shared_prefix: tokens that all prompts begin with, beside their own.
         vocab_size: ids are below it.
         seed: of ids and words; None: a new one.
     """
@@ -149,10 +141,10 @@ class RandomPrompts:
 
 
 class FilePrompts:
-    """The lines of a .jsonl file in order, from the first again after the last.
+    """The lines of a .jsonl file, over and over.
 
-    A line is an object with ``prompt``, ``messages`` or ``prompt_token_ids``, and ``output_tokens`` where it
-    wants another number than ``new_tokens``.
+    A line is an object with ``prompt``, ``messages`` or ``prompt_token_ids``, and optionally
+    ``output_tokens`` in place of ``new_tokens``.
 
     Raises:
         ConfigError: the file cannot be read, or a line is none of these.
@@ -189,10 +181,9 @@ def _prompt(line: str, where: str, new_tokens: int) -> ServerPrompt:
         value = parse_json(line)
     except JsonError:
         value = None
-    found = [
-        value[key] for key, kind in _KEYS.items() if isinstance(value, dict) and _is(value.get(key), kind)
-    ]
-    wanted = value.get("output_tokens", new_tokens) if isinstance(value, dict) else None
+    value = value if isinstance(value, dict) else {}
+    found = [value[key] for key, kind in _KEYS.items() if isinstance(value.get(key), kind) and value[key]]
+    wanted = value.get("output_tokens", new_tokens)
     if len(found) != 1 or not isinstance(wanted, int) or wanted < 1:
         raise ConfigError(
             f"{where} is not a prompt",
@@ -201,7 +192,3 @@ def _prompt(line: str, where: str, new_tokens: int) -> ServerPrompt:
             field="dataset",
         )
     return ServerPrompt(found[0], wanted)
-
-
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and bool(value)

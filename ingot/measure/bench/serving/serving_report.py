@@ -1,10 +1,4 @@
-"""The record of a served load in words, tables and panels.
-
-Owns which figures are shown. Knows no terminal and no file format.
-
-    for table in serving_tables(record): print(plain(table))
-    write_png(serving_panels(record), title(record), serving_lines(record), path)
-"""
+"""The record of a server's load in words, tables and panels."""
 
 from __future__ import annotations
 
@@ -20,14 +14,13 @@ _PANELS = {"ttft": "Time to first token", "tpot": "Time per output token"}
 
 
 def serving_title(record: Record) -> str:
-    """Which model on which server."""
     wanted, server = record["wanted"], record["server"]
     software = f" ({server['software']})" if server["software"] else ""
     return f"{server['model']['id']} at {wanted['url']}{software}, {wanted['endpoint']}"
 
 
 def serving_lines(record: Record) -> list[str]:
-    """What the figures stand on: prompts, client, method."""
+    """The conditions of the figures: prompts, client, method."""
     wanted, found = record["wanted"], record["machine"]
     if "lengths" in wanted:
         shape = f", {wanted['lengths']} lengths"
@@ -70,7 +63,7 @@ def serving_tables(record: Record) -> list[Table]:
 
 
 def serving_panels(record: Record) -> list[Panel]:
-    """TTFT and TPOT against the requests per second that were completed. None where no load was."""
+    """TTFT and TPOT against completed requests per second, without loads that completed none."""
     found = []
     for name, title in _PANELS.items():
         shown = [r for r in record["results"] if r[f"{name}_ms"] is not None]

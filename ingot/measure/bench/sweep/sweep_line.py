@@ -1,18 +1,12 @@
-"""One precision of a sweep: its quality, and batch after batch until one no longer fits.
-
-Owns the order of measuring within one side, how "does not fit" differs from other ends, and the process that
-a precision has for itself, so that its death spoils nothing else. Knows no files and no other precision.
-
-    for update in measure_apart(SweepLine("fp16", spec), wanted, None): ...
-"""
+"""One precision of a sweep, in a process of its own: quality, then batch sizes until one does not fit."""
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -24,11 +18,18 @@ from ingot.errors import ConfigError, IngotError, OutOfMemoryError
 from ingot.measure.bench.ceiling import measure_ceiling
 from ingot.measure.bench.doubts import doubts
 from ingot.measure.bench.latency import Latency, check_fits, measure_latency
-from ingot.measure.bench.sweep.sweep_clips import clip_points
-from ingot.measure.bench.transcription_speed import TranscriptionBench
+from ingot.measure.bench.transcription_speed import TranscriptionBench, measure_transcribing, speech_tokens
 from ingot.measure.side.freed_memory import lacks_memory
+from ingot.measure.side.machine import Memory, forget_peak, peak_bytes
 from ingot.measure.side.open_side import Side, open_side
 from ingot.measure.side.side_spec import SideSpec
+from ingot.measure.side.transcribers import (
+    HuggingFaceSpeechSide,
+    IngotSpeechSide,
+    SpeechSide,
+    open_speech_side,
+)
+from ingot.memory.memory_sizes import encoded_position_bytes, kv_bytes_per_token
 
 OK, DOES_NOT_FIT, DIED = "ok", "does not fit", "died"
 AUTO_MOST = 4096
@@ -36,23 +37,21 @@ Progress = dict[str, Any]
 
 
 class Quality(Protocol):
-    """Measures what a side's answers are worth, for example ``{"perplexity": 7.31}``.
+    """Measures a side's quality, such as ``{"perplexity": 7.31}``; {} if it cannot be evaluated.
 
-    It opens the side itself and frees it, and is sent to another process: a function of a module, or an
-    instance of a class of one.
+    It opens and frees the side itself, and is pickled for another process.
     """
 
-    def __call__(self, spec: SideSpec) -> dict[str, float]:
-        """Figures by name; none for a side that cannot be evaluated."""
-        ...
+    def __call__(self, spec: SideSpec) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One precision of one side: what tables and pictures call it, and how it is opened.
+    """One precision of one side.
 
     Attributes:
-        quant: the linear layers' scheme; with ``is_stored`` the label of what the checkpoint holds.
+        name: in tables and pictures.
+        quant: the linear layers' scheme; with ``is_stored`` the label of the checkpoint's own.
     """
 
     name: str
@@ -67,8 +66,7 @@ class LineWanted:
 
     Attributes:
         batches: in growing order.
-        shape: prompt tokens, new tokens and repeats, or the clips of a speech model; its own batches are not
-            read.
+        shape: the requests, or the clips of a speech model; its own batches are not read.
         with_quality: whether its quality is not known yet.
     """
 
@@ -89,15 +87,20 @@ def measure_line(
     quality: Quality | None,
     opener: Callable[[SideSpec], Side] = open_side,
 ) -> Iterator[Progress]:
-    """What becomes known, as it does: ``{"say": text}``, ``{"batch": size}`` before a size is tried,
-    ``{"quality": figures}``, and ``{"point": ...}``; the first size that does not fit is the last point.
+    """Yields ``{"say": text}``, ``{"batch": size}`` before a size is tried, ``{"quality": figures}`` and
+    ``{"point": ...}``; the first size that does not fit is the last point.
 
     Raises:
         IngotError: the side cannot be loaded for another reason than memory, or takes no such requests.
     """
     if quality is not None and wanted.with_quality:
         yield {"say": f"{line.name}: quality"}
-        yield _quality(line, quality)
+        try:
+            yield {"quality": quality(line.spec)}
+        except (OutOfMemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            yield {"quality": {}, "reason": why(error)}
     if not wanted.batches:
         return
     try:
@@ -108,64 +111,39 @@ def measure_line(
         yield {"point": {"status": DOES_NOT_FIT, "reason": why(error)}}
 
 
-def _quality(line: SweepLine, quality: Quality) -> Progress:
-    try:
-        return {"quality": quality(line.spec)}
-    except (OutOfMemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
-            raise
-        return {"quality": {}, "reason": why(error)}
-
-
 def why(error: BaseException) -> str:
-    """What an error says, on one line without advice."""
+    """An error in one line, without advice."""
     if isinstance(error, IngotError):
         return error.what if error.seen is None else f"{error.what}: {error.seen}"
     return str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
 
 
 def measure_apart(line: SweepLine, wanted: LineWanted, quality: Quality | None) -> Iterator[Progress]:
-    """``measure_line`` in a process of its own; where that dies, the last point says so.
-
-    Raises:
-        IngotError: as ``measure_line``.
-    """
+    """``measure_line`` in a process of its own; if it dies, the last point says so."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there, line, wanted, quality), daemon=True)
     process.start()
     there.close()
     try:
-        yield from _received(here, process)
+        while "end" not in (update := here.recv()):
+            if "error" in update:
+                raise update["error"]
+            yield update
+    except EOFError:
+        process.join()
+        reason = f"the process ended with exit code {process.exitcode}"
+        if process.exitcode == -signal.SIGKILL:
+            reason = "the process was killed; the machine may have run out of memory"
+        yield {"point": {"status": DIED, "reason": reason}}
     finally:
         process.terminate()
         process.join()
 
 
-def _received(here: Connection, process: Any) -> Iterator[Progress]:
-    while True:
-        try:
-            update = here.recv()
-        except EOFError:
-            process.join()
-            yield {"point": {"status": DIED, "reason": _death(process.exitcode)}}
-            return
-        if "error" in update:
-            raise update["error"]
-        if "end" in update:
-            return
-        yield update
-
-
-def _death(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "the process was killed; the machine may have run out of memory"
-    return f"the process ended with exit code {code}"
-
-
 def _work(there: Connection, line: SweepLine, wanted: LineWanted, quality: Quality | None) -> None:
-    """Send all that ``measure_line`` yields. Ctrl-C is for the process that waits; it ends this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Send all that ``measure_line`` yields."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the waiting process takes it, and ends this one
     if wanted.threads is not None:
         torch.set_num_threads(wanted.threads)
     try:
@@ -179,36 +157,67 @@ def _work(there: Connection, line: SweepLine, wanted: LineWanted, quality: Quali
 
 
 def _points(line: SweepLine, wanted: LineWanted, opener: Callable[[SideSpec], Side]) -> Iterator[Progress]:
-    shape, first = wanted.shape, wanted.batches[0]
-    if isinstance(shape, TranscriptionBench):
-        check = partial(_check_quant, line)
-        for update in clip_points(line.name, line.spec, wanted.batches, shape, check):
-            yield {"point": {"status": OK} | update["point"]} if "point" in update else update
-        return
-    device = resolve_device(line.spec.device)
+    shape, spec, first = wanted.shape, line.spec, wanted.batches[0]
+    device = resolve_device(spec.device)
     yield {"batch": first}
     yield {"say": f"{line.name}: loading"}
-    side = opener(line.spec.replace(max_batch_size=first, max_seq_len=shape.longest))
-    _check_quant(line, side.facts())
-    check_fits(side, first, shape.longest)
-    yield {"say": f"{line.name}: the machine's ceiling"}
-    ceiling = measure_ceiling(device, side.dtype)
-    for batch in wanted.batches:
-        yield {"batch": batch}
-        yield {"say": f"{line.name}: batch {batch}"}
-        side.resize(batch)
-        side.warm_up(batch)
-        (entry,) = measure_latency(side, shape.replace(batches=(batch,)), ceiling)
-        del entry["raw"]
-        known = {"dtype": dtype_name(side.dtype), "facts": side.facts(), "ceiling": ceiling.to_json()}
-        point = {"status": OK, "figures": entry, "memory": side.memory().to_json()}
-        yield {"point": point | known | {"doubts": doubts([entry])}}
+    with ExitStack() as opened:
+        side: Any
+        if isinstance(shape, TranscriptionBench):
+            tokens = speech_tokens(spec)
+            side = opened.enter_context(open_speech_side(spec, first))
+        else:
+            side = opener(spec.replace(max_batch_size=first, max_seq_len=shape.longest))
+        _check_quant(line, side.facts())
+        if isinstance(shape, Latency):
+            check_fits(side, first, shape.longest)
+        yield {"say": f"{line.name}: the machine's ceiling"}
+        ceiling = measure_ceiling(device, side.dtype)
+        for batch in wanted.batches:
+            yield {"batch": batch}
+            yield {"say": f"{line.name}: batch {batch}"}
+            side.resize(batch)
+            if isinstance(shape, TranscriptionBench):
+                forget_peak(device)
+                side.warm_up()
+                (entry,) = measure_transcribing(side, shape.replace(batches=(batch,)), tokens)
+                facts, memory = _speech_facts(side), _speech_memory(side, spec)
+            else:
+                side.warm_up(batch)
+                (entry,) = measure_latency(side, shape.replace(batches=(batch,)), ceiling)
+                del entry["raw"]
+                facts, memory = side.facts(), side.memory()
+            known = {"dtype": dtype_name(side.dtype), "facts": facts, "ceiling": ceiling.to_json()}
+            point = {"status": OK, "figures": entry, "memory": memory.to_json()}
+            yield {"point": point | known | {"doubts": doubts([entry])}}
+
+
+def _speech_facts(side: SpeechSide) -> dict[str, Any]:
+    peak = peak_bytes(side.device) if side.device.type == "cuda" else None
+    return side.facts() | ({} if peak is None else {"peak_gpu_gb": round(peak / 1e9, 3)})
+
+
+def _speech_memory(side: SpeechSide, spec: SideSpec) -> Memory:
+    """A class's caches are computed, for a batch of whole windows and longest texts."""
+    peak = peak_bytes(side.device)
+    if isinstance(side, IngotSpeechSide):
+        held = side.llm.executor.runner.caches
+        caches = [cache for one in held for cache in (one, one.encoded) if cache is not None]
+        return Memory(_weight_bytes(side.llm.engine.model), sum(cache.nbytes for cache in caches), peak)
+    assert isinstance(side, HuggingFaceSpeechSide)
+    config, dtype = spec.config(), side.dtype
+    assert config.encoder is not None
+    window = config.max_positions * kv_bytes_per_token(config, dtype)
+    window += config.encoder.max_positions * encoded_position_bytes(config, dtype, dtype)
+    return Memory(_weight_bytes(side.model), side.batch * window, peak)
+
+
+def _weight_bytes(model: torch.nn.Module) -> int:
+    return sum(p.nbytes for p in model.parameters())
 
 
 def _check_quant(line: SweepLine, facts: dict[str, Any]) -> None:
-    """Raises:
-    ConfigError: the side was loaded in another precision than the line's.
-    """
+    """Raise a ConfigError if the side was loaded in another precision than the line's."""
     found = facts.get("quantization", "none")
     wanted = line.quant if line.is_stored else read_quant(line.quant).label
     if found != wanted:

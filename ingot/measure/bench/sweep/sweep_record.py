@@ -1,10 +1,4 @@
-"""What the points of a sweep say together.
-
-Owns the record of a folder's points and its Pareto line. Measures nothing.
-
-    record = record_of(store.records)
-    pareto([(15.9, 120.0), (16.2, 230.0), (17.0, 200.0)])      # costs and gains: [0, 1]
-"""
+"""The record of a sweep's points, and its Pareto line."""
 
 from __future__ import annotations
 
@@ -13,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingot.errors import ConfigError
-from ingot.measure.bench.bench_session import METHOD
+from ingot.measure.bench.latency import METHOD
 from ingot.measure.bench.sweep.sweep_line import OK
-from ingot.measure.bench.transcription_speed import METHOD as CLIPS_METHOD
+from ingot.measure.bench.transcription_speed import TranscriptionBench
 
 SCHEMA = 1
 LOWER_IS_BETTER = frozenset({"perplexity", "kl", "divergence", "wer", "loss"})
@@ -24,10 +18,10 @@ Record = dict[str, Any]
 
 
 def record_of(records: list[Record]) -> Record:
-    """What a folder's points say together; a later record of the same point stands for it.
+    """The record of a folder's points; of the same point, the last one counts.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are none.
     """
     if not records:
         raise ConfigError("there are no measured points", field="out", fix="`out` with a folder of a sweep")
@@ -42,17 +36,18 @@ def record_of(records: list[Record]) -> Record:
         "machine": last["machine"],
         "settings": last["settings"],
         "shape": last["shape"],
-        "method": CLIPS_METHOD if of_clips(last["settings"]) else METHOD,
+        "method": TranscriptionBench.method if of_clips(last["settings"]) else METHOD,
         "lines": lines,
         "pareto": best(lines),
     }
 
 
 def best(lines: list[Record]) -> Record:
-    """The Pareto line: of each line's fastest point against its quality where at least two lines have the
-    same figure, else of all points against memory.
+    """The Pareto line: of each line's fastest point against quality if at least two lines have the same
+    metric, else of all points against memory.
     """
-    metric = _common_metric(lines)
+    counts = Counter(metric for line in lines if line["points"] for metric in line["quality"])
+    metric = next((metric for metric, count in counts.items() if count > 1), None)
     points = [(line, point) for line in lines for point in line["points"]]
     if metric is not None:
         rated = [line for line in lines if metric in line["quality"] and line["points"]]
@@ -67,20 +62,18 @@ def best(lines: list[Record]) -> Record:
 
 
 def of_clips(settings: Record) -> bool:
-    """Whether points are of clips of a speech model; others are of requests with prompts."""
+    """Whether the points are of a speech model's clips, not of prompts."""
     return "clips" in settings
 
 
 def speed(point: Record) -> float:
-    """Output tokens per second; of clips seconds of audio per second."""
+    """Output tokens per second, or seconds of audio per second."""
     figures = point["figures"]
     return float(figures["rtfx"] if "rtfx" in figures else figures["output_tokens_per_s"])
 
 
 def memory_gb(point: Record) -> float:
-    """What a point takes: of a GPU's memory at its peak; on a CPU, where a process's other memory drowns a
-    model's, its weights and cache.
-    """
+    """A GPU's peak memory; on a CPU, where other memory of the process is larger, weights and cache."""
     memory = point["memory"]
     if "peak_gpu_gb" in point["facts"]:
         return float(memory["peak_gb"])
@@ -88,18 +81,17 @@ def memory_gb(point: Record) -> float:
 
 
 def quality_cost(metric: str, value: float) -> float:
-    """Lower is better, whatever the metric."""
+    """The metric with a sign such that lower is better."""
     return value if lower_is_better(metric) else -value
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a figure of this name counts faults."""
     return any(word in LOWER_IS_BETTER for word in metric.lower().split("_"))
 
 
 def pareto(choices: Sequence[tuple[float, float]]) -> list[int]:
-    """The places of the (cost, gain) pairs such that no other costs as little or less and gains as much or
-    more, in order of cost. Of equal pairs the first stands for all.
+    """The places of the (cost, gain) pairs that no other pair equals or beats in both, in order of cost. Of
+    equal pairs the first is kept.
     """
     order = sorted(range(len(choices)), key=lambda i: (choices[i][0], -choices[i][1], i))
     kept: list[int] = []
@@ -126,8 +118,3 @@ def _line_record(name: str, records: list[Record]) -> Record:
         "points": [{key: p[key] for key in _POINT} for p in points],
         "limit": None if end is None else {key: end[key] for key in ("batch", "status", "reason")},
     }
-
-
-def _common_metric(lines: list[Record]) -> str | None:
-    counts = Counter(metric for line in lines if line["points"] for metric in line["quality"])
-    return next((metric for metric, count in counts.items() if count > 1), None)

@@ -1,10 +1,4 @@
-"""A sweep as a title, a table and panels to draw.
-
-Owns which figures of a sweep are shown, and in which units. Knows no terminal and no file format.
-
-    print(plain(sweep_table(record)))
-    panels(record)
-"""
+"""A sweep as a title, a table and panels to draw."""
 
 from __future__ import annotations
 
@@ -27,7 +21,7 @@ def sweep_title(record: Record) -> str:
 
 
 def sweep_lines(record: Record) -> list[str]:
-    """What the figures stand on: shape of the model and the requests, versions, method."""
+    """The conditions of the figures: shape of the model and the requests, versions, method."""
     shape, settings, found = record["shape"], record["settings"], record["machine"]
     threads = settings["threads"] or found["cpu_threads_used"]
     cores = "" if "gpu" in found else f", CPU threads: {threads}"
@@ -49,7 +43,7 @@ def _load(settings: Record) -> str:
 
 
 def limits(record: Record) -> list[str]:
-    """Where each line ended that met a limit, and which have no quality though one was asked for."""
+    """The limits that lines met, and the lines without the quality that was asked for."""
     ended = [(line["name"], line["limit"]) for line in record["lines"] if line["limit"] is not None]
     without = [line for line in record["lines"] if line["no_quality"] is not None]
     endings = {DIED: "could not be measured"}
@@ -63,7 +57,7 @@ def limits(record: Record) -> list[str]:
 
 
 def broken(record: Record) -> bool:
-    """Whether something else than memory kept a point or a quality from being measured."""
+    """Whether a point or a quality is missing for another reason than memory."""
     return any(
         line["no_quality"] is not None or (line["limit"] or {}).get("status") == DIED
         for line in record["lines"]
@@ -81,7 +75,15 @@ def sweep_table(record: Record) -> Table:
     for line in record["lines"]:
         for point in line["points"]:
             note = "Pareto" if (line["name"], point["batch"]) in front else ""
-            rows.append((*_cells(line, point, scale, measured), *_quality(line, metrics), note))
+            figures = point["figures"]
+            sizes = (point["memory"][f"{name}_gb"] for name in _MEMORY)
+            row = (
+                line["name"],
+                str(point["batch"]),
+                *(percent(figures[m]) if m in _SHARES else numbers(figures, m)[0] for m in measured.values()),
+                *(number(None if size is None else size * scale) for size in sizes),
+            )
+            rows.append((*row, *_quality(line, metrics), note))
         if line["limit"] is not None:
             blank = ("-",) * (len(measured) + len(_MEMORY))
             named = (line["name"], str(line["limit"]["batch"]))
@@ -101,14 +103,15 @@ def memory_unit(record: Record) -> tuple[str, float]:
 
 
 def panels(record: Record) -> list[Panel]:
-    """Speed against memory and against latency, and against quality where the lines have it.
-
-    The Pareto line is in the panel of what it is about. None where there are no points.
-    """
+    """Speed against memory and latency, and against quality where the lines have it; [] without points."""
     lines = [line for line in record["lines"] if line["points"]]
     if not lines:
         return []
-    palette, axis = _colors(lines), _axis(lines[0]["points"][0])
+    free, axis = count(), _axis(lines[0]["points"][0])
+    palette = {
+        line["name"]: OTHER_COLOR if line["kind"] == "hf" else COLORS[next(free) % len(COLORS)]
+        for line in lines
+    }
     unit, scale = memory_unit(record)
     of = "peak GPU memory" if "gpu" in record["machine"] else "weights and KV cache"
     front = {(name, batch) for name, batch in record["pareto"]["points"]}
@@ -143,30 +146,10 @@ _SHARES = ("mbu",)
 _MEMORY = ("weights", "cache", "peak")
 
 
-def _cells(line: Record, point: Record, scale: float, measured: dict[str, str]) -> tuple[str, ...]:
-    figures = point["figures"]
-    sizes = (point["memory"][f"{name}_gb"] for name in _MEMORY)
-    return (
-        line["name"],
-        str(point["batch"]),
-        *(percent(figures[one]) if one in _SHARES else numbers(figures, one)[0] for one in measured.values()),
-        *(number(None if size is None else size * scale) for size in sizes),
-    )
-
-
 def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
-    """To six digits, as precisions differ in late ones."""
+    """Metrics to six digits: precisions may differ only in late ones."""
     found = [line["quality"].get(metric) for metric in metrics]
     return tuple("-" if value is None else f"{value:.6g}" for value in found)
-
-
-def _colors(lines: list[Record]) -> dict[str, str]:
-    """Colours in order; Hugging Face's is its own."""
-    free = count()
-    return {
-        line["name"]: OTHER_COLOR if line["kind"] == "hf" else COLORS[next(free) % len(COLORS)]
-        for line in lines
-    }
 
 
 def _series(lines: list[Record], palette: dict[str, str], x: Any) -> tuple[Series, ...]:
@@ -192,7 +175,7 @@ def _axis(point: Record) -> str:
 def _panel(
     title: str, x_label: str, y_label: str, series: tuple[Series, ...], front: set[tuple[str, int]]
 ) -> Panel:
-    """With the Pareto line through the marks that are on it."""
+    """A panel, with the Pareto line through the marks in ``front``."""
     kept = {(name, str(batch)) for name, batch in front}
     line = sorted((m.x, m.y) for one in series for m in one.marks if (one.name, m.label) in kept)
     return Panel(title, x_label, y_label, series, tuple(line))

@@ -1,11 +1,4 @@
-"""Precision by batch: speed, memory and quality of one checkpoint, up to the size that no longer fits.
-
-Owns which lines a sweep has, what is measured again and what is known. Knows no table, no picture, and no
-metric of quality.
-
-    record = run_sweep(Sweep(SideSpec(path="models/pocket-chat"), batches=(1, 2, 4)), Path("sweeps/pocket"))
-    record["lines"][0]["points"][-1]["figures"]["output_tokens_per_s"]
-"""
+"""Precision by batch: speed, memory and quality of one checkpoint, up to the size that no longer fits."""
 
 from __future__ import annotations
 
@@ -58,15 +51,14 @@ class Sweep:
     """What is measured.
 
     Attributes:
-        spec: the checkpoint or the config with random weights, and the device; its dtype and sizes are not
-            read.
+        spec: the model and the device; its dtype and sizes are not read.
         dtypes: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
         quants: linear schemes, YAML files of them, or schemes of both halves of a speech model.
         kv_dtypes: of the KV cache, as in ``RuntimeConfig``.
         batches: sizes; empty: 1, 2, 4 and so on until one does not fit, or has all clips.
         shape: equal requests, or clips for a speech model; its batches are not read.
-        against: ``hf`` or ``hf:CHECKPOINT``: Hugging Face's class in the first dtype is a line, too.
-        quality_of: what the quality is measured on, for the record.
+        against: ``hf`` or ``hf:CHECKPOINT``, for a line of Hugging Face's class in the first dtype.
+        quality_of: the data of the quality, for the record.
 
     Raises:
         ConfigError: an unknown dtype or scheme, an engine, or sizes below 1 or beyond the clips.
@@ -121,12 +113,17 @@ class Sweep:
         return tuple(sorted(set(self.batches))) or doubling(most)
 
     def lines(self) -> list[SweepLine]:
-        """A line for each dtype, scheme and kind of cache, Hugging Face's last."""
+        """A line per dtype, scheme and cache dtype, Hugging Face's last."""
         dtypes = list(dict.fromkeys(self._named(dtype) for dtype in self.dtypes))
         narrow = [(quant, kv) for quant in dict.fromkeys(self.quants) for kv in dict.fromkeys(self.kv_dtypes)]
         found = [self._line(dtype, quant, kv) for quant, kv in narrow for dtype in dtypes]
         if self.against is not None:
-            found.append(self._huggingface(self.against, dtypes[0]))
+            _, path = against_parts(self.against)
+            name = f"Hugging Face {dtypes[0]}"
+            spec = self.spec.replace(kind=HUGGINGFACE, dtype=dtypes[0], quant="none")
+            if path is not None:
+                name, spec = f"{name}, {Path(path).name}", spec.replace(path=path, random_weights=None)
+            found.append(SweepLine(name, spec))
         return found
 
     def settings(self, device_name: str) -> Record:
@@ -166,16 +163,8 @@ class Sweep:
 
     @functools.cached_property
     def _stored(self) -> str:
-        """The scheme that the checkpoint's weights have already."""
+        """The scheme of the checkpoint's weights."""
         return "none" if self.spec.path is None else read_setting(self.spec.path).quant.label
-
-    def _huggingface(self, against: str, dtype: str) -> SweepLine:
-        _, path = against_parts(against)
-        spec = self.spec.replace(kind=HUGGINGFACE, dtype=dtype, quant="none")
-        name = f"Hugging Face {dtype}"
-        if path is None:
-            return SweepLine(name, spec)
-        return SweepLine(f"{name}, {Path(path).name}", spec.replace(path=path, random_weights=None))
 
 
 def run_sweep(
@@ -188,10 +177,10 @@ def run_sweep(
     say: Say | None = None,
     measure: Measure = measure_apart,
 ) -> Record:
-    """Measure what the folder does not hold yet, and return all that it holds then.
+    """Measure what the folder does not hold yet; returns the record of all that it holds.
 
-    Each point is in ``folder``/points.jsonl as soon as it is measured. A size that does not fit ends its
-    line, and so does a process that dies, whose size is tried again in the next run.
+    Each point is appended to points.jsonl as soon as it is measured. A size that does not fit ends its line,
+    as does a process that dies; the next run tries its size again.
 
     Raises:
         ConfigError: the requests are too long for the model, or the folder holds points of other settings.
@@ -247,7 +236,7 @@ def _measure_line(
 
 
 def _missing(sizes: tuple[int, ...], mine: list[Record]) -> tuple[int, ...]:
-    """The sizes that are neither measured nor at least as large as one that does not fit."""
+    """The sizes not measured yet, below the first that does not fit."""
     done = {record["batch"] for record in mine if record.get("status") == OK}
     end = min((r["batch"] for r in mine if r.get("status") == DOES_NOT_FIT), default=None)
     return tuple(size for size in sizes if size not in done and (end is None or size < end))
@@ -259,7 +248,7 @@ def _shape(model: DecoderConfig) -> Record:
 
 
 def _sha256(spec: SideSpec) -> str:
-    """Of the model's config.json, to tell models of one path apart."""
+    """The hash of the model's config.json, which tells models at one path apart."""
     folder = Path(spec.random_weights) if spec.random_weights else resolve_checkpoint(spec.path or "")
     path = folder / CONFIG if folder.is_dir() else folder
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -1,11 +1,4 @@
-"""A sweep's folder: points that are kept as soon as they are measured.
-
-Owns points.jsonl: one line a point (or a line's quality), each with the settings, machine and command it was
-measured under; and the refusal to mix settings. Knows no measurement.
-
-    store = Store(Path("sweeps/7b"))
-    points = store.open(settings); store.add({"line": "fp16", "batch": 8, ...})
-"""
+"""A sweep's folder: points.jsonl, to which each point is appended as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -28,10 +21,10 @@ class Store:
         self.records: list[Record] = []
 
     def open(self, settings: Record, *, fresh: bool = False) -> None:
-        """Take up the points that are there, or with ``fresh`` start over; make the folder.
+        """Make the folder and read its points, or with ``fresh`` discard them.
 
         Raises:
-            ConfigError: points of other settings are there, or the file is damaged.
+            ConfigError: the points have other settings, or the file is damaged.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.records = [] if fresh else read_points(self.path)
@@ -47,10 +40,10 @@ class Store:
 
 
 def read_points(path: Path) -> list[Record]:
-    """The records of a file, none where there is no file; a last line that was cut off does not count.
+    """The records of a file, if there is one, without a last line that was cut off.
 
     Raises:
-        ConfigError: another line is no record.
+        ConfigError: another line is not a record.
     """
     if not path.exists():
         return []
@@ -59,14 +52,17 @@ def read_points(path: Path) -> list[Record]:
 
 
 def check_same(found: Record, wanted: Record, folder: Path) -> None:
-    """Raises:
-    ConfigError: the settings differ; it says which.
-    """
-    names = sorted(
-        name for name in found.keys() | wanted.keys() if _plain(found, name) != _plain(wanted, name)
-    )
+    """Raise a ConfigError that names the settings that differ."""
+
+    def plain(settings: Record, name: str) -> str:
+        return json.dumps(settings.get(name), sort_keys=True)
+
+    def short(settings: Record, name: str) -> str:
+        return str(settings.get(name, "not given"))[:_SHOWN]
+
+    names = sorted(name for name in found.keys() | wanted.keys() if plain(found, name) != plain(wanted, name))
     if names:
-        changes = "; ".join(f"{name} {_short(found, name)}, now {_short(wanted, name)}" for name in names)
+        changes = "; ".join(f"{name} {short(found, name)}, now {short(wanted, name)}" for name in names)
         raise ConfigError(
             f"{folder} holds points measured with different settings",
             seen=changes,
@@ -91,11 +87,3 @@ def _damaged(path: Path, number: int, seen: str) -> ConfigError:
         field="fresh",
         fix="`fresh` to start over",
     )
-
-
-def _plain(settings: Record, name: str) -> str:
-    return json.dumps(settings.get(name), sort_keys=True)
-
-
-def _short(settings: Record, name: str) -> str:
-    return str(settings.get(name, "not given"))[:_SHOWN]
