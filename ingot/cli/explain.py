@@ -15,7 +15,7 @@ from ingot.cli.terminal.field_flags import flag_of
 from ingot.config.modality import expect_text
 
 if TYPE_CHECKING:
-    from ingot.llm.explanation import Explanation, TokenPiece
+    from ingot.llm.explanation import Explanation
 
 _HF = "Hugging Face's generate, called with the same values,"
 
@@ -56,7 +56,16 @@ def _show(found: Explanation) -> None:
     if found.rendered_text not in (None, found.prompt_text):
         _part("text rendered by the chat format, before tokenization", [str(found.rendered_text)])
     head = f"{found.num_prompt_tokens} of {found.max_seq_len} tokens, room for {found.room} new ones{limit}"
-    _part(head, aligned([_token_row(i, t) for i, t in enumerate(found.tokens)], right=(0, 1)))
+    tokens = [
+        (
+            str(place),
+            str(token.id),
+            "?" if token.text is None else token.text if token.special else _quoted(token.text),
+            "special" if token.special else f"bytes {token.bytes}" if token.bytes else "",
+        )
+        for place, token in enumerate(found.tokens)
+    ]
+    _part(head, aligned(tokens, right=(0, 1)))
     stops = [
         (
             _quoted(s.text or "") if s.id is None else f"{s.id} {s.text or ''}".rstrip(),
@@ -80,12 +89,6 @@ def _part(title: str, lines: Iterable[str]) -> None:
     stdout().print(title, style="bold", markup=False)
     for line in lines:
         write("".join(f"  {part}".rstrip(" ") + "\n" for part in line.split("\n")))
-
-
-def _token_row(place: int, token: TokenPiece) -> tuple[str, ...]:
-    shown = "?" if token.text is None else token.text if token.special else _quoted(token.text)
-    note = "special" if token.special else f"bytes {token.bytes}" if token.bytes else ""
-    return str(place), str(token.id), shown, note
 
 
 def _quoted(text: str) -> str:

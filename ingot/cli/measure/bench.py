@@ -34,7 +34,7 @@ from ingot.cli.options.limit_flags import (
     max_seq_len,
     runtime_values,
 )
-from ingot.cli.terminal.console import command_line, print_json, print_table, stderr, stdout
+from ingot.cli.terminal.console import command_line, print_json, print_report, stderr
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ BATCHES = "1,8,32,64"
 Batch = Annotated[str, option("Batch sizes, separated by commas.")]
 _TEXT = "A file whose text is the prompt, of any length; adds seconds per generated character."
 _REQUESTS = "Lengths from ShareGPT-style JSON: the first human turn and its answer."
-
 _RANDOM = "A config.json (or its folder), run with random weights instead of an engine."
 _DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
 _BATCH = "Maximum requests per step; for an engine, up to its own limit."
@@ -210,8 +209,7 @@ def transcribe(flags: ClipFlags) -> None:
 
     batches = tuple(parse_batches(flags.batch))
     wanted = TranscriptionBench(flags.clips, batches, flags.tokens_per_second, flags.repeats)
-    spec = _spec(flags, max_batch_size=max(batches), **given(quant=flags.quant), **runtime_values(flags))
-    _measure(flags, spec, wanted)
+    _measure(flags, _spec(flags, max_batch_size=max(batches)), wanted)
 
 
 @bench.command()
@@ -227,9 +225,7 @@ def caption(flags: BenchCaptionFlags) -> None:
     batches = tuple(parse_batches(flags.batch))
     lengths = (flags.prompt_tokens, flags.new_tokens)
     wanted = CaptionBench(flags.pictures, batches, *lengths, flags.repeats)
-    values = {**given(quant=flags.quant), **runtime_values(flags)}
-    spec = _spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches), **values)
-    _measure(flags, spec, wanted)
+    _measure(flags, _spec(flags, max_batch_size=max(batches), engine_batch_size=max(batches)), wanted)
 
 
 @bench.command()
@@ -255,19 +251,14 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     """The side that is measured, with room for --max-batch-size or else ``most`` requests."""
     from ingot.device import resolve_device
 
-    spec = _spec(
-        flags,
-        max_batch_size=flags.max_batch_size or most,
-        engine_batch_size=flags.max_batch_size,
-        **given(quant=flags.quant),
-        **runtime_values(flags),
-    )
+    size = flags.max_batch_size
+    spec = _spec(flags, max_batch_size=size or most, engine_batch_size=size)
     if spec.dtype == "fp16" and resolve_device(spec.device).type == "cpu":
         stderr().print("note: fp16 on a CPU is several times slower than fp32, which --dtype auto uses there")
     return spec
 
 
-def _spec(flags: BenchFlags, **values: Any) -> SideSpec:
+def _spec(flags: BenchFlags, **sizes: Any) -> SideSpec:
     from ingot.measure.side.side_spec import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -277,8 +268,9 @@ def _spec(flags: BenchFlags, **values: Any) -> SideSpec:
         random_weights=flags.random_weights,
         max_seq_len=flags.max_seq_len,
         dtype=flags.dtype,
-        **given(device=flags.device),
-        **values,
+        **given(device=flags.device, quant=getattr(flags, "quant", None)),
+        **runtime_values(flags),
+        **sizes,
     )
 
 
@@ -313,11 +305,7 @@ def _show(record: Record, flags: BenchFlags) -> None:
         return
     from ingot.measure.bench.bench_report import headline, tables
 
-    for line in headline(record):
-        stdout().print(line, markup=False)
-    for table in tables(record):
-        stdout().print()
-        print_table(table)
+    print_report(headline(record), tables(record))
     for side in record["sides"]:
         for doubt in side.get("doubts", ()):
             stderr().print(f"warning: {side['name']}, {doubt}", markup=False)

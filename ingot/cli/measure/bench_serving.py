@@ -20,7 +20,7 @@ from ingot.cli.options.flags import (
     option,
     writable_file,
 )
-from ingot.cli.terminal.console import json_text, print_json, print_table, stderr, stdout
+from ingot.cli.terminal.console import json_text, print_json, print_report, stderr
 from ingot.cli.terminal.step_list import status_shown
 
 if TYPE_CHECKING:
@@ -156,10 +156,6 @@ def _show(record: Record, flags: Any) -> None:
     if flags.as_json:
         print_json(record)
         return
-    for line in (title, *lines):
-        stdout().print(line, markup=False)
-    for table in serving_tables(record):
-        stdout().print()
-        print_table(table)
+    print_report((title, *lines), serving_tables(record))
     for doubt in record["doubts"]:
         stderr().print(f"warning: {doubt}", markup=False)

@@ -30,7 +30,7 @@ from ingot.cli.options.flags import (
 )
 from ingot.cli.options.limit_flags import KvDtype, MemoryFraction, TokenBudget, max_seq_len, runtime_values
 from ingot.cli.options.transcribe_flags import transcribe_flags_at
-from ingot.cli.terminal.console import command_line, finite, json_text, print_json, print_table, stdout
+from ingot.cli.terminal.console import command_line, finite, json_text, print_json, print_report, stdout
 from ingot.cli.terminal.step_list import bar_shown
 
 if TYPE_CHECKING:
@@ -283,6 +283,7 @@ def _evaluate(
 ) -> None:
     """Evaluate, show and write; exit with 1 if a difference is beyond its limit."""
     from ingot.measure.evaluate.data_file import read_data
+    from ingot.measure.evaluate.eval_report import headline, tables, verdict
 
     limits = _start(flags, verb)
     where, limit, skip = field_pairs(flags.where), flags.limit, flags.skip_bad
@@ -299,19 +300,9 @@ def _evaluate(
     if flags.as_json:
         print_json(record)
     else:
-        _show(record)
+        print_report(headline(record), tables(record))
+        summary = verdict(record)
+        if summary is not None:
+            stdout().print(f"\n{summary}", markup=False)
     if found.beyond:
         raise typer.Exit(_BEYOND)
-
-
-def _show(record: dict[str, Any]) -> None:
-    from ingot.measure.evaluate.eval_report import headline, tables, verdict
-
-    for line in headline(record):
-        stdout().print(line, markup=False)
-    for table in tables(record):
-        stdout().print()
-        print_table(table)
-    summary = verdict(record)
-    if summary is not None:
-        stdout().print(f"\n{summary}", markup=False)

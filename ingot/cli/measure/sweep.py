@@ -18,7 +18,7 @@ from ingot.cli.options.flags import (
     given,
     option,
 )
-from ingot.cli.terminal.console import command_line, print_json, print_table, stderr, stdout
+from ingot.cli.terminal.console import command_line, print_json, print_report, stderr, stdout
 from ingot.cli.terminal.signals import ends_once
 from ingot.cli.terminal.step_list import status_shown
 from ingot.config.quantization.scheme_table import sample_free_schemes
@@ -187,10 +187,7 @@ def _finish(out: Path, flags: SweepFlags) -> bool:
     if flags.as_json:
         print_json(record)
         return broken(record)
-    for line in (sweep_title(record), *sweep_lines(record)):
-        stdout().print(line, markup=False)
-    stdout().print()
-    print_table(sweep_table(record))
+    print_report((sweep_title(record), *sweep_lines(record)), [sweep_table(record)])
     for line in limits(record):
         stdout().print(line, markup=False)
     for line in record["lines"]:

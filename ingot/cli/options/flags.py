@@ -32,14 +32,10 @@ CHECKPOINT = typer.Argument(
 )
 Checkpoint = Annotated[str, CHECKPOINT]
 Device = Annotated[str | None, option("auto, cuda, cuda:N or cpu.", shown="auto")]
-Quant = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Quantize a checkpoint on load: {', '.join(sample_free_schemes())}, FILE.yaml; an engine keeps "
-        "its own scheme.",
-        show_default="none",
-    ),
-]
+_QUANT = (
+    f"Quantize a checkpoint on load: {', '.join(sample_free_schemes())}, FILE.yaml; an engine keeps its own."
+)
+Quant = Annotated[str | None, option(_QUANT, shown="none")]
 Revision = Annotated[str | None, option("Branch, tag or commit of a Hugging Face id.", panel=RARELY)]
 Threads = Annotated[
     int | None,

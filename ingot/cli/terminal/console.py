@@ -120,6 +120,15 @@ def print_table(table: Table) -> None:
     stdout().print(shown)
 
 
+def print_report(lines: Iterable[str], tables: Iterable[Table]) -> None:
+    """Print lines, then tables with an empty line before each."""
+    for line in lines:
+        stdout().print(line, markup=False)
+    for table in tables:
+        stdout().print()
+        print_table(table)
+
+
 def command_line() -> str:
     """This process's command."""
     return shlex.join(["ingot", *sys.argv[1:]])

@@ -100,29 +100,25 @@ async def _measure(wanted: ServingBench, say: Say) -> Record:
         results = []
         for point in wanted.points:
             say(f"{point.name}, {wanted.requests} requests")
-            results.append(await _point(client, wanted, model, point))
+            prompts = wanted.prompts.take(wanted.requests)
+            bodies = [wanted.target.body(model, prompt) for prompt in prompts]
+            start, cpu = time.perf_counter(), time.process_time()
+            if point.concurrency is not None:
+                answers = await _closed(client, bodies, point.concurrency)
+            else:
+                assert point.rate is not None, "a point without a load"
+                answers = await _load(client, bodies, arrivals(wanted.requests, point.rate, wanted.seed))
+            seconds = time.perf_counter() - start
+            client_cpu = round((time.process_time() - cpu) / seconds, 3)
+            asked = [prompt.new_tokens for prompt in prompts]
+            figures = serving_entry(answers, asked, seconds, wanted.limits_ms)
+            raw = [answer.to_json(start) for answer in answers]
+            results.append(point.to_json() | figures | {"client_cpu": client_cpu, "raw": raw})
     doubts = [f"{entry['load']}: {line}" for entry in results for line in serving_doubts(entry)]
     taken, count = wanted.warm_up + wanted.requests * len(wanted.points), wanted.prompts.count
     if count is not None and taken > count:
         doubts.append(f"{count} prompts for {taken} requests: prompts repeat, and a prefix cache knows them")
     return {"server": client.facts, "results": results, "doubts": doubts}
-
-
-async def _point(client: Client, wanted: ServingBench, model: str, point: Point) -> Record:
-    prompts = wanted.prompts.take(wanted.requests)
-    bodies = [wanted.target.body(model, prompt) for prompt in prompts]
-    start, cpu = time.perf_counter(), time.process_time()
-    if point.concurrency is not None:
-        answers = await _closed(client, bodies, point.concurrency)
-    else:
-        assert point.rate is not None, "a point without a load"
-        answers = await _load(client, bodies, arrivals(wanted.requests, point.rate, wanted.seed))
-    seconds = time.perf_counter() - start
-    client_cpu = (time.process_time() - cpu) / seconds
-    asked = [prompt.new_tokens for prompt in prompts]
-    figures = serving_entry(answers, asked, seconds, wanted.limits_ms)
-    raw = [answer.to_json(start) for answer in answers]
-    return point.to_json() | figures | {"client_cpu": round(client_cpu, 3), "raw": raw}
 
 
 async def _load(client: Client, bodies: Sequence[bytes], times: Sequence[float]) -> list[HttpAnswer]:
