@@ -72,7 +72,6 @@ class ServingFlags:
     ignore_eos: Annotated[
         bool, option("Have every answer run to --new-tokens.", "--ignore-eos/--no-ignore-eos", panel=RARELY)
     ] = True
-    timeout: Annotated[float, option("Seconds for one request.", panel=RARELY, min=1)] = 600.0
     seed: Annotated[int, option("Seed of arrival times.", panel=RARELY)] = 0
 
     def wanted(self) -> ServingBench:
@@ -80,9 +79,7 @@ class ServingFlags:
         from ingot.measure.bench.serving.serving_bench import ServingBench
         from ingot.measure.bench.serving.serving_figures import parse_limits
 
-        target = ServerTarget(
-            self.url, self.model, self.endpoint, self.api_key, self.ignore_eos, self.timeout
-        )
+        target = ServerTarget(self.url, self.model, self.endpoint, self.api_key, self.ignore_eos)
         limits = parse_limits(self.goodput) if self.goodput is not None else {}
         points = tuple(self._points())
         return ServingBench(target, self._prompts(), points, self.requests, self.warm_up, self.seed, limits)
