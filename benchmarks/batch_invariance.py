@@ -15,11 +15,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timing import graph_us
 
 from ingot import LLM, SamplingParams
 from ingot.config.decoder_config import DecoderConfig, RopeConfig
@@ -149,23 +151,10 @@ def trained(folder: Path, conversations: Path, count: int, dtype: str) -> dict[s
     return found
 
 
-def graph_us(call: Callable[[int], Any], copies: int, repeats: int = 9) -> float:
+def call_us(call: Callable[[int], Any], copies: int) -> float:
     """Median microseconds of one call over the copies in turn, all in one CUDA graph."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for copy in range(copies):
-            call(copy)
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / copies)
-    return round(statistics.median(times), 1)
+    times = graph_us([partial(call, copy) for copy in range(copies)], repeats=9)
+    return round(statistics.median(times) / copies, 1)
 
 
 def products(model: Decoder, rows: list[int]) -> dict[str, Any]:
@@ -175,8 +164,8 @@ def products(model: Decoder, rows: list[int]) -> dict[str, Any]:
         weights = [layer.get_submodule(name).weight for layer in list(model.layers)[:8]]
         for count in rows:
             x = torch.randn(count, weights[0].shape[1], device="cuda", dtype=weights[0].dtype)
-            library = graph_us(lambda i: F.linear(x, weights[i]), len(weights))  # noqa: B023
-            invariant = graph_us(lambda i: invariant_linear(x, weights[i]), len(weights))  # noqa: B023
+            library = call_us(lambda i: F.linear(x, weights[i]), len(weights))  # noqa: B023
+            invariant = call_us(lambda i: invariant_linear(x, weights[i]), len(weights))  # noqa: B023
             row = {"library_us": library, "invariant_us": invariant}
             found[f"{name.partition('.')[2]}.{count}"] = row | {"of_library": round(library / invariant, 2)}
     return found

@@ -18,11 +18,13 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from timing import graph_us
 
 from ingot.kernels.sampling.token_draw import draw, greedy
 from ingot.runtime.sampling.sampler import (
@@ -63,27 +65,11 @@ def tensors_of(row: RowSampling, rows: int) -> SamplingTensors:
     return SamplingTensors.from_rows(every, "cuda")
 
 
-def graph_us(
+def figures_of(
     call: Callable[[torch.Tensor], Any], logits: list[torch.Tensor], repeats: int
 ) -> dict[str, float]:
     """Median and 90th percentile of one call, over replays of a graph that makes one for each logits."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call(logits[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for one in logits:
-            call(one)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(repeats + 2):
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(logits))
-    times = sorted(times[2:])
+    times = [us / len(logits) for us in graph_us([partial(call, one) for one in logits], repeats)]
     return {"us": round(statistics.median(times), 2), "p90_us": round(times[int(0.9 * len(times))], 2)}
 
 
@@ -133,7 +119,7 @@ def sweep(rows: list[int], share: tuple[int, int] | None) -> dict[str, Any]:
                 for tiles in todo[share[0] :: share[1]]:
                     with_tiles(tensors, tiles)(logits[0])
                 continue
-            timed = [(graph_us(with_tiles(tensors, t), logits, 5)["us"], t) for t in todo]
+            timed = [(figures_of(with_tiles(tensors, t), logits, 5)["us"], t) for t in todo]
             timed.sort(key=lambda pair: pair[0])
             found[f"{case}, {count}"] = timed[:20]
             for us, tiles in timed[:6]:
@@ -147,8 +133,8 @@ def measure(case: str, row: RowSampling, rows: int) -> dict[str, Any]:
     copies = max(2, min(int(FOOTPRINT / (rows * VOCABULARY * 2)), 40))
     logits, tensors = make_logits(rows, copies), tensors_of(row, rows)
     same = all(same_tokens(sample(one, tensors), sample_reference(one, tensors)) for one in logits[:3])
-    kernels = graph_us(lambda one: sample(one, tensors), logits, 20)
-    reference = graph_us(lambda one: sample_reference(one, tensors), logits[:2], 5)
+    kernels = figures_of(lambda one: sample(one, tensors), logits, 20)
+    reference = figures_of(lambda one: sample_reference(one, tensors), logits[:2], 5)
     return {"case": case, "rows": rows, "kernels": kernels, "twin": reference, "same_tokens": same}
 
 
