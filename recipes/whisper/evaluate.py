@@ -123,7 +123,7 @@ def scored(
 def silence(
     model: PocketWhisper, spoken: Sequence[Plan], sound: Sound, vocabulary: SpeechVocabulary
 ) -> dict[str, float]:
-    """Shares of noisy windows rightly told apart by <|nospeech|> at 0.6: those with speech, those without."""
+    """Shares of noisy windows rightly separated by <|nospeech|> at 0.6: those with speech, those without."""
     generator, length = torch.Generator().manual_seed(9), 30 * RATE
     empty = [Plan([vocabulary.start], [0], [(-1, -1)], length=(5 + i) * RATE) for i in range(25)]
     shares = []

@@ -94,8 +94,8 @@ class _Layer(nn.Module):
         normed = self.self_attn_layer_norm(x)
         return x + self.self_attn(normed, normed, causal)
 
-    def heard(self, x: Tensor, source: Tensor) -> Tensor:
-        """With what the encoder heard."""
+    def cross_attended(self, x: Tensor, source: Tensor) -> Tensor:
+        """Adds the attention to the encoder's outputs."""
         return x + self.encoder_attn(self.encoder_attn_layer_norm(x), source)
 
     def fed(self, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class _Decoder(nn.Module):
         asking = []
         for layer in _typed(self.layers):
             asking.append(layer.attended(x, causal=True))
-            x = layer.fed(layer.heard(asking[-1], source))
+            x = layer.fed(layer.cross_attended(asking[-1], source))
         return self.layer_norm(x), asking
 
 

@@ -1,9 +1,9 @@
-"""Plans become features: utterances are placed, heard in a room, through a line and in noise.
+"""Plans become features: utterances are placed, in a room, through a line and in noise.
 
 Acoustics, on the model's device: gain, rooms (Gaussian noise under an exponential decay), band limits, white,
 pink and brown noise, and babble of other utterances.
 
-    heard = Sound(samples, labels, device).render(Batch.of(plans), 480_000, generator)
+    rendered = Sound(samples, labels, device).render(Batch.of(plans), 480_000, generator)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BABBLE_VOICES = 5
 
 
 @dataclass(frozen=True)
-class Heard:
+class Rendered:
     """A batch: features [B, 80, frames] and phoneme labels [B, frames / 2]."""
 
     features: Tensor
@@ -61,7 +61,7 @@ class Sound:
 
     def render(
         self, batch: Batch, length: int, generator: torch.Generator, how: Acoustics | None = None
-    ) -> Heard:
+    ) -> Rendered:
         """Features of ``length`` samples each; ``generator`` is of the CPU and draws all that is random."""
         how, rows = how or Acoustics(), len(batch.ends)
         pieces, ends = batch.pieces.to(self.device), batch.ends.to(self.device)
@@ -71,10 +71,10 @@ class Sound:
         frames = torch.arange(features.shape[-1], device=self.device) < (ends // FRAME)[:, None]
         features = features * (frames | ~zeroed[:, None])[:, None]
         labels = self._placed(pieces, rows, length // HOP, self.labels)
-        return Heard(self._masked(features, generator, how.masks), labels)
+        return Rendered(self._masked(features, generator, how.masks), labels)
 
     def waves(self, batch: Batch, length: int, generator: torch.Generator, how: Acoustics) -> Tensor:
-        """What is heard: float32 [B, length] in -1 to 1, silent behind each end."""
+        """Samples: float32 [B, length] in -1 to 1, silent behind each end."""
         pieces, ends = batch.pieces.to(self.device), batch.ends.to(self.device)
         wave = self._placed(pieces, len(ends), length // HOP, self.samples).float() / 32768
         inside = torch.arange(length, device=self.device) < ends[:, None]

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recipes.whisper.model import PocketWhisper
-from recipes.whisper.render import Acoustics, Heard, Sound
+from recipes.whisper.render import Acoustics, Rendered, Sound
 from recipes.whisper.utterances import RATE, Utterance, read_shards
 from recipes.whisper.vocabulary import SpeechVocabulary
 from recipes.whisper.windows import IGNORE, Batch, Planner
@@ -69,13 +69,13 @@ class Losses:
     def __init__(self, options: TrainOptions) -> None:
         self.options = options
 
-    def __call__(self, model: PocketWhisper, batch: Batch, heard: Heard) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: PocketWhisper, batch: Batch, rendered: Rendered) -> tuple[Tensor, Tensor]:
         """The sum that is trained, and its parts [3] in nats."""
-        device = heard.features.device
+        device = rendered.features.device
         targets, looks = batch.targets.to(device), batch.looks.to(device)
-        found = model(heard.features, batch.inputs.to(device), batch.starts.to(device))
+        found = model(rendered.features, batch.inputs.to(device), batch.starts.to(device))
         text = F.cross_entropy(found.logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-        phones = F.cross_entropy(found.phones.float().flatten(0, 1), heard.labels.long().flatten())
+        phones = F.cross_entropy(found.phones.float().flatten(0, 1), rendered.labels.long().flatten())
         # The first layer finds the token it was given, the last one that which comes: reading in order.
         given = F.pad(looks[:, :-1], (0, 0, 1, 0), value=-1)
         looked = _looked(found.behind, given) + _looked(found.ahead, looks)
@@ -159,14 +159,14 @@ class Run:
         """Share of the run's time that is over."""
         return self.seconds / (60 * self.options.minutes)
 
-    def update(self, batch: Batch, heard: Heard, losses: Losses) -> Tensor:
+    def update(self, batch: Batch, rendered: Rendered, losses: Losses) -> Tensor:
         """One step; returns the parts of the loss."""
         rate = rate_at(self.progress, self.options)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        device = heard.features.device.type
+        device = rendered.features.device.type
         with torch.autocast(device, torch.bfloat16):
-            total, parts = losses(self.model, batch, heard)
+            total, parts = losses(self.model, batch, rendered)
         total.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         inputs, targets: ids [L]; targets are ``IGNORE`` where the loss counts nothing.
-        looks: (first, last) step of 20 ms that each target is heard in; (-1, -1) where none is told.
+        looks: (first, last) step of 20 ms that each target is spoken in; (-1, -1) if unknown.
         pieces: (offset in all samples, length, place in the window), in samples, multiples of ``HOP``.
         length: samples until the recording ends.
         start: step of 20 ms at which the window begins in the model's 30 s.
@@ -88,7 +88,7 @@ class Batch:
 
 @dataclass
 class _Body:
-    """Tokens behind the prompt, with what each is heard in."""
+    """Tokens behind the prompt, with the time that each is spoken in."""
 
     ids: list[int] = field(default_factory=list)
     looks: list[tuple[int, int]] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Planner:
         plan.said.append((text, start, end))
 
     def _begin(self, plan: Plan, body: _Body, one: Utterance, at: int) -> None:
-        """A sentence that the window cuts off: its start alone is told."""
+        """A sentence that the window cuts off: only its start is given."""
         plan.pieces.append((one.offset, (self.length - at) // HOP * HOP, at))
         plan.length = self.length
         self._time(plan, body, (at + one.bounds[0]) / RATE)
