@@ -67,11 +67,7 @@ class Commands:
         }
 
     def run(self, line: str) -> bool:
-        """Run a command line; False ends the chat.
-
-        Raises:
-            IngotError: the command failed.
-        """
+        """Run a command line; False ends the chat."""
         name, _, rest = line.partition(" ")
         if name in ("/exit", "/quit"):
             return False

@@ -25,11 +25,7 @@ class DataQuality:
     speech: bool = False
 
     def __call__(self, spec: SideSpec) -> dict[str, float]:
-        """The metric by its name; {} where the transcripts have no words.
-
-        Raises:
-            IngotError: the side or the data cannot be read, or a library is not installed.
-        """
+        """The metric by its name; {} where the transcripts have no words."""
         from ingot.measure.evaluate.perplexity import perplexity
         from ingot.measure.evaluate.scored_transcripts import WerSettings, wer
         from ingot.measure.side.side_spec import SideSpec
@@ -51,11 +47,7 @@ class DataQuality:
         return {} if value is None else {self._metric: value}
 
     def to_json(self) -> dict[str, Any]:
-        """For the record: metric, file and its hash, and the limit.
-
-        Raises:
-            ConfigError: the data cannot be read, or a manifest names no recordings.
-        """
+        """For the record: metric, file and its hash, and the limit."""
         if self.speech:
             digest = self._items().facts()["sha256"]
         elif Path(self.data).is_file():

@@ -152,11 +152,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def one_prompt(messages: str | None, prompt: str | None, ids: str | None) -> PromptLike | Messages:
-    """The prompt given by one of --messages (a file), --prompt and --ids.
-
-    Raises:
-        RequestError: the file cannot be read or holds no conversation, or an id is not an integer.
-    """
+    """The prompt given by one of --messages (a file), --prompt and --ids."""
     if sum(value is not None for value in (messages, prompt, ids)) != 1:
         raise typer.BadParameter("give one of --messages, --prompt and --ids")
     if messages is None:

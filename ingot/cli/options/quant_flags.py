@@ -76,11 +76,7 @@ class QuantFlags:
     calib_prompt_seed: Annotated[int | None, option(_DRAWN, shown=_FIXED, panel=RARE_QUANT)] = None
 
     def config(self) -> QuantConfig:
-        """The config of these flags.
-
-        Raises:
-            ConfigError: they do not go together.
-        """
+        """The config of these flags."""
         alpha: float | str | None = self.alpha
         if alpha is not None:
             with suppress(ValueError):  # a name

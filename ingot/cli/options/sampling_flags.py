@@ -65,11 +65,7 @@ def value_names() -> list[str]:
 
 
 def read_value(name: str, text: str) -> Any:
-    """The value of a sampling field from its text.
-
-    Raises:
-        RequestError: it has another type.
-    """
+    """The value of a sampling field from its text."""
     kind = _types()[name]
     is_list = typing.get_origin(kind) is list
     kind = typing.get_args(kind)[0] if is_list else kind

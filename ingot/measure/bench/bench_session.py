@@ -36,11 +36,7 @@ def bench(
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """The record of what is ``wanted``, on two sides if ``against`` names one.
-
-    Raises:
-        IngotError: a side cannot be loaded, or cannot take what is wanted.
-    """
+    """The record of what is ``wanted``, on two sides if ``against`` names one."""
     say = say or silent
     device = resolve_device(spec.device)
     if against is not None:

@@ -40,9 +40,6 @@ class CaptionBench(JsonConfig):
     Attributes:
         batches: pictures that are answered at once; the others wait.
         prompt_tokens: around each picture.
-
-    Raises:
-        ConfigError: a number is below 1.
     """
 
     verb: ClassVar[str] = "caption"
@@ -96,11 +93,7 @@ def measure_captioning(
 def measure_pictures(
     spec: SideSpec, wanted: CaptionBench, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[dict[str, Any], Ceiling]:
-    """Open one side, warm it up and measure it, after the machine's ceiling if none is given.
-
-    Raises:
-        IngotError: it cannot be loaded, or its requests are too short.
-    """
+    """Open one side, warm it up and measure it, after the machine's ceiling if none is given."""
     say(f"loading {spec.title}")
     with IngotSide(spec) as side:
         longest = wanted.longest(side.llm.engine.manifest.model)

@@ -18,11 +18,7 @@ METHOD = "greedy, end tokens ignored, new random prompts at every call so that n
 
 @dataclass(frozen=True)
 class Latency(JsonConfig):
-    """For each batch size, ``repeats`` runs of one new token and of ``new_tokens``.
-
-    Raises:
-        ConfigError: a number is below 1.
-    """
+    """For each batch size, ``repeats`` runs of one new token and of ``new_tokens``."""
 
     verb: ClassVar[str] = "latency"
     method: ClassVar[str] = METHOD

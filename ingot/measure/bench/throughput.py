@@ -15,11 +15,7 @@ from ingot.measure.side.token_load import PromptSource, TokenLoad, check_counts
 
 @dataclass(frozen=True)
 class Throughput:
-    """A load, answered ``repeats`` times.
-
-    Raises:
-        ConfigError: ``repeats`` is below 1.
-    """
+    """A load, answered ``repeats`` times."""
 
     verb: ClassVar[str] = "throughput"
     method: ClassVar[str] = METHOD

@@ -44,9 +44,6 @@ class TranscriptionBench(JsonConfig):
 
     Attributes:
         tokens_per_second: of audio, in each clip's transcript, whatever the weights.
-
-    Raises:
-        ConfigError: a number is below 1, or a clip would have too many tokens.
     """
 
     verb: ClassVar[str] = "transcribe"
@@ -140,11 +137,7 @@ def measure_transcribing(
 def measure_clips(
     spec: SideSpec, wanted: TranscriptionBench, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[dict[str, Any], Ceiling]:
-    """Open one side, warm it up and measure it, after the machine's ceiling if none is given.
-
-    Raises:
-        IngotError: it cannot be loaded, or takes no speech.
-    """
+    """Open one side, warm it up and measure it, after the machine's ceiling if none is given."""
     say(f"loading {spec.title}")
     tokens = speech_tokens(spec)
     with open_speech_side(spec, max(wanted.batches)) as side:
@@ -161,11 +154,7 @@ def measure_clips(
 
 
 def speech_tokens(spec: SideSpec) -> SpeechTokens:
-    """A model's special tokens; reads no weights.
-
-    Raises:
-        IngotError: the model cannot be read, or takes no speech.
-    """
+    """A model's special tokens; reads no weights."""
     config = spec.config()
     mel_bins(config)
     tokenizer = None if spec.path is None else read_text(spec.path).tokenizer

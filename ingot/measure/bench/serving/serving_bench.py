@@ -38,9 +38,6 @@ class ServingBench:
         warm_up: requests that are sent at once before the first point, and not counted.
         seed: of arrival times.
         limits_ms: maximum ``ttft``, ``tpot`` and ``e2e`` of a good request.
-
-    Raises:
-        ConfigError: a number is below 1.
     """
 
     target: ServerTarget

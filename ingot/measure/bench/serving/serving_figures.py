@@ -18,11 +18,7 @@ Record = dict[str, Any]
 
 
 def parse_limits(text: str) -> dict[str, float]:
-    """``"ttft:500,tpot:50"`` → milliseconds by name.
-
-    Raises:
-        ConfigError: a name is unknown, or a time is not a positive number.
-    """
+    """``"ttft:500,tpot:50"`` → milliseconds by name."""
     found = {}
     for part in text.split(","):
         name, _, value = part.strip().partition(":")

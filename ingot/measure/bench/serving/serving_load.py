@@ -46,11 +46,7 @@ class Point:
 
 
 def parse_rates(text: str) -> list[Point]:
-    """A point per rate in ``"0.5,4,inf"``.
-
-    Raises:
-        ConfigError: a rate is not a positive number.
-    """
+    """A point per rate in ``"0.5,4,inf"``."""
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError:
@@ -62,11 +58,7 @@ def parse_rates(text: str) -> list[Point]:
 
 
 def parse_concurrencies(text: str) -> list[Point]:
-    """A point per number in ``"1,8,64"``.
-
-    Raises:
-        ConfigError: one is not a positive integer.
-    """
+    """A point per number in ``"1,8,64"``."""
     return [Point(concurrency=n) for n in parse_batches(text, "concurrency", "concurrencies")]
 
 

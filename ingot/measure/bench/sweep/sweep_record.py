@@ -18,11 +18,7 @@ Record = dict[str, Any]
 
 
 def record_of(records: list[Record]) -> Record:
-    """The record of a folder's points; of the same point, the last one counts.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """The record of a folder's points; of the same point, the last one counts."""
     if not records:
         raise ConfigError("there are no measured points", field="out", fix="`out` with a folder of a sweep")
     names = dict.fromkeys(record["line"] for record in records)

@@ -40,11 +40,7 @@ class Store:
 
 
 def read_points(path: Path) -> list[Record]:
-    """The records of a file, if there is one, without a last line that was cut off.
-
-    Raises:
-        ConfigError: another line is not a record.
-    """
+    """The records of a file, if there is one, without a last line that was cut off."""
     if not path.exists():
         return []
     *whole, _ = path.read_text(encoding="utf-8").split("\n")
