@@ -1,4 +1,4 @@
-"""What tests of engine folders share: the hash of every file, and Python in a process of its own."""
+"""Helpers for tests of engine folders: the hash of every file, and Python in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of many lengths and kinds, and each one's answer by itself."""
+"""Requests of many lengths and kinds, and each one's answer alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random requests run alone and in every other way at once, in every scheme; what differs.
+"""Random requests run alone and in every other way at once, in every scheme; prints differences.
 
 python -m tests.e2e.same_tokens 300 --json docs/results/same_tokens.json
 """

@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is one clear error, and the same LLM works afterwards."""
+"""Every user error is one clear error, and the same LLM works afterwards."""
 
 from __future__ import annotations
 

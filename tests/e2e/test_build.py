@@ -1,4 +1,4 @@
-"""A build gives the same bytes, of what was asked for."""
+"""Builds are reproducible and contain the requested layers and dtypes."""
 
 from __future__ import annotations
 

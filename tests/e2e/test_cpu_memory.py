@@ -1,4 +1,4 @@
-"""A CPU without room is an error before anything is allocated, and what the error advises works there."""
+"""A CPU without enough memory is an error before anything is allocated, and its advice works."""
 
 from __future__ import annotations
 

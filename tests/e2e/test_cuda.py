@@ -1,4 +1,4 @@
-"""What only a GPU has: graphs, fp16, another device to agree with."""
+"""GPU only: graphs, fp16, agreement with the CPU."""
 
 from __future__ import annotations
 

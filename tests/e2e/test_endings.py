@@ -1,4 +1,4 @@
-"""Requests that end in unusual ways end: nothing waits for what will never come."""
+"""Requests that end in unusual ways do end, and nothing waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong after an engine's hashes were compared fails ``verify`` in every scheme, rounded or not."""
+"""Faults after an engine's hashes were compared fail ``verify`` in every scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files made to harm: deep, huge, of other types, with escape codes. Each is one clear error of a verb."""
+"""Hostile files (deep, huge, wrong types, escape codes): each is one clear error of a verb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine whose bytes changed, or that has bytes of somebody else's, neither runs nor verifies."""
+"""An engine with changed or foreign bytes neither runs nor verifies."""
 
 from __future__ import annotations
 

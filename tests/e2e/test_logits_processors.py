@@ -1,4 +1,4 @@
-"""Logits processors that come with a request: Hugging Face's own, and what one does to those beside it."""
+"""A request's logits processors: Hugging Face's own, and their effect on other requests."""
 
 from __future__ import annotations
 

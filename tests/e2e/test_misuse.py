@@ -1,4 +1,4 @@
-"""What a command line asks for that cannot be: its message, and exit code 2."""
+"""Impossible command lines: the message, and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models over a KV cache in 8 bits: near to 16 bits, the same however a request is run, counted, proven."""
+"""Models over an 8-bit KV cache: close to 16 bits, independent of batching, counted, proven."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that ships, built and run as a user would: it answers, and its held-out figures hold."""
+"""The model that ships, built and run as a user would: it answers, with its held-out figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that Ingot does not compute is not built: no engine, one clear error that names what is wrong."""
+"""An unsupported model is not built: one clear error names the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine proves itself: what was built verifies, and what was changed is named."""
+"""An engine as built verifies, and changes are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of answers that come in parts, without a server: what stands once, and where it belongs."""
+"""Shapes of streamed answers, without a server: fields that are sent once, and where."""
 
 from __future__ import annotations
 

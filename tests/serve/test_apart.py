@@ -1,4 +1,4 @@
-"""What users of one server may not see of each other, and of what changes under it.
+"""Isolation of a server's users from each other and from changed engine folders.
 
 One server with ``--private-prefixes`` and ``--closed-objects``, of an engine's copy whose template is changed
 while it runs. The other one shares prefixes, as servers do by default.

@@ -1,4 +1,4 @@
-"""Every kind of answer × how it can fail × n: the error comes, the answer ends, and all that it took is free.
+"""Every kind of answer × every failure × n: the error is sent, the answer ends, and its resources are freed.
 
 Beside an engine that is this test: it takes the messages of the server, and says what the test wants.
 """

@@ -1,4 +1,4 @@
-"""``X-Ingot-Explain: 1``: what ``ingot explain`` says, beside the answer that would have come without it."""
+"""``X-Ingot-Explain: 1`` adds the report of ``ingot explain`` to an unchanged answer."""
 
 from __future__ import annotations
 

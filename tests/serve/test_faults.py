@@ -1,4 +1,4 @@
-"""Faults under load: clients that leave by the hundred, a GPU that fails in the tenth step, and garbage."""
+"""Faults under load: hundreds of disconnects, a GPU that fails in the tenth step, and garbage."""
 
 from __future__ import annotations
 

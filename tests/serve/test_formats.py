@@ -1,4 +1,4 @@
-"""Answers in a form that the request names, and forms that cannot be had."""
+"""Answers in a requested form, and forms that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in front of all routes: names of hosts, the key, framing, codings. No server and no engine."""
+"""Checks before all routes: host names, the key, framing, codings. No server and no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are put together in parts, so that no stream waits for them."""
+"""Large answers are built in parts, so that no stream waits for them."""
 
 from __future__ import annotations
 

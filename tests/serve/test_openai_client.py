@@ -1,4 +1,4 @@
-"""OpenAI's own client understands the server: answers, streams, errors, and what it does when it leaves."""
+"""OpenAI's own client against the server: answers, streams, errors, cancellation."""
 
 from __future__ import annotations
 

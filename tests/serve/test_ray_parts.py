@@ -1,4 +1,4 @@
-"""What decides a replica, and how replicas' facts are joined; none of it needs Ray."""
+"""How a replica is chosen, and how replicas' facts are joined; none of it needs Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be served is refused before any work: with a status, a field, and words that help."""
+"""Unsupported requests are refused before any work, with a status, a field and a helpful message."""
 
 from __future__ import annotations
 

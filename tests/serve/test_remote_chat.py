@@ -1,4 +1,4 @@
-"""``ingot chat --url``: the terminal chat over HTTP, and words that help where the server does not."""
+"""``ingot chat --url``: the terminal chat over HTTP, and its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of a response, whatever a client names, and at each of its endings. No server."""
+"""Every field of a response object, at each of its endings. No server."""
 
 from __future__ import annotations
 

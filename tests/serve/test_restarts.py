@@ -1,4 +1,4 @@
-"""An engine whose process dies comes back, or is given up; beside a process that only speaks like one."""
+"""An engine whose process dies is restarted or given up; a fake process stands in for it."""
 
 from __future__ import annotations
 

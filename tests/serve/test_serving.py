@@ -1,4 +1,4 @@
-"""The server's life without engines: its address, its room, and what a signal makes of it."""
+"""The server's life cycle without engines: address, limits, signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server answers has the shapes that OpenAI published, and streams keep their rules."""
+"""Answers have the shapes of OpenAI's published schema, and streams keep their rules."""
 
 from __future__ import annotations
 

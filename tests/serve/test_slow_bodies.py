@@ -1,4 +1,4 @@
-"""Bounds on requests and uploads, and what happens to bodies that hardly arrive."""
+"""Bounds on requests and uploads, and slow bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend with an engine process of its own, and Triton played by ``fake_triton``."""
+"""The backend with a real engine process and a fake Triton (``fake_triton``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies to Triton, over a channel that takes its time."""
+"""Replies to Triton over a slow channel."""
 
 from __future__ import annotations
 

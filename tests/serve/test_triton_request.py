@@ -1,4 +1,4 @@
-"""What a request to Triton asks of an engine."""
+"""Translation of Triton requests to engine requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a server and its engine share: what is put into a slot is what is read there."""
+"""Shared memory of a server and its engine: a slot returns what was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grammar of no language: after each output, some of the vocabulary, by chance that can be repeated.
+"""A random but reproducible grammar: after each output it allows some of the vocabulary.
 
 FakeMatcher(vocab_size=23, seed=1).mask_into(bits, output_ids)
 """

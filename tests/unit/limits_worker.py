@@ -1,4 +1,4 @@
-"""A worker of ``LimitedProcess`` that answers with the limits that it lives under."""
+"""A worker of ``LimitedProcess`` that answers with its own limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of logits under a request's rules, by the way that every request takes.
+"""A row of logits under a request's rules, by the usual path.
 
 penalized(params, prompt_ids, output_ids, stop_ids, row)
 """

@@ -1,4 +1,4 @@
-"""What an executor takes in, at each of its limits and one beyond."""
+"""What an executor accepts, at each of its limits and one beyond."""
 
 from __future__ import annotations
 

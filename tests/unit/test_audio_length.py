@@ -1,4 +1,4 @@
-"""Files that were cut off, and several recordings in one file: nothing is lost without a word."""
+"""Files that were cut off, and several recordings in one file: nothing is lost silently."""
 
 from __future__ import annotations
 

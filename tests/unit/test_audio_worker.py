@@ -1,4 +1,4 @@
-"""Recordings are decoded in a process of their own: as here, within limits, and without harm to anybody."""
+"""Recordings are decoded in a limited process, with the same result and without harm to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The developer's role in formats that have it and in those that have not, and what an assistant refused."""
+"""The developer role in formats with and without it, and an assistant's refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checking decoder against operators that PyTorch has itself."""
+"""The checking decoder against PyTorch's own operators."""
 
 from __future__ import annotations
 

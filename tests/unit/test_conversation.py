@@ -1,4 +1,4 @@
-"""A conversation's memory: what it keeps, what it drops, what an error or a stop leaves of it."""
+"""A conversation's memory: what it keeps, drops, and has after an error or a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a generation_config makes of a request that names nothing."""
+"""Defaults that a request takes from a generation_config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request explained: origins of values, the prompt and its tokens, stops, how a token is chosen."""
+"""Explained requests: origins of values, the prompt and its tokens, stops, how a token is chosen."""
 
 from __future__ import annotations
 

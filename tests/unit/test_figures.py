@@ -1,4 +1,4 @@
-"""Every figure of README and docs is what its JSON file says, and so is what the pages claim of them."""
+"""Every figure of README and docs equals its JSON file, and claims about figures hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Hugging Face's generate differs from a request, and that it does so."""
+"""Reported differences of Hugging Face's generate, checked against transformers."""
 
 from __future__ import annotations
 

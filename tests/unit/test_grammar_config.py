@@ -1,4 +1,4 @@
-"""Grammars as plain data: what travels, and what is refused before anything is compiled."""
+"""Grammars as plain data: serialization, and refusals before anything is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests with a grammar among others: who waits for what, and what each is given."""
+"""Requests with a grammar among others: which ones wait, and their masks."""
 
 from __future__ import annotations
 

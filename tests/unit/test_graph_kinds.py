@@ -1,4 +1,4 @@
-"""A graph's way of sampling does all that the rows of a step need, and no more than it has to."""
+"""A graph's kind of sampling covers what the rows of a step need, and no more."""
 
 from __future__ import annotations
 

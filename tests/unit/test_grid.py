@@ -1,4 +1,4 @@
-"""What stays of a grid of tests: every value, or every two values together."""
+"""Which cases of a grid of tests remain: every value, or every pair of values."""
 
 from __future__ import annotations
 

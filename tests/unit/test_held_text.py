@@ -1,4 +1,4 @@
-"""What is held back while an answer comes costs no more for being long.
+"""The cost of text held back during a stream does not grow with its length.
 
 CPU time of a text four times as long: four times as much where work is linear, sixteen where it is not.
 """

@@ -1,4 +1,4 @@
-"""What a process may use of a machine's memory: the machine's own, control groups' and its own limits."""
+"""Memory that a process may use: the machine's, control groups' and its own limits."""
 
 from __future__ import annotations
 

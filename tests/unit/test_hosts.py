@@ -1,4 +1,4 @@
-"""Which hosts and origins a server takes, by the address that it listens on."""
+"""Which hosts and origins a server accepts, by the address that it listens on."""
 
 from __future__ import annotations
 

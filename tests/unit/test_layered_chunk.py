@@ -1,4 +1,4 @@
-"""Long prompts that are computed a few layers per step beside decodes: who, when, and how many."""
+"""Long prompts that are computed a few layers per step beside decodes: which, when, and how many."""
 
 from __future__ import annotations
 

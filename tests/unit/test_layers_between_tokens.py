@@ -1,4 +1,4 @@
-"""Layers of a long prompt go on in a step whose decodes only sit out: their next tokens come soon."""
+"""Layers of a long prompt continue in a step whose decodes only wait for grammars."""
 
 from __future__ import annotations
 

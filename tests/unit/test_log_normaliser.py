@@ -1,4 +1,4 @@
-"""A row's normaliser: exact, the same bits in any company, and what it says of rows without a finite one."""
+"""A row's normaliser: exact, the same bits in any batch, and rows without finite values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of decodes and chunks: each row's attention is the one it has alone."""
+"""A step of decodes and chunks: each row's attention equals its attention alone."""
 
 from __future__ import annotations
 

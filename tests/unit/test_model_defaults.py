@@ -1,4 +1,4 @@
-"""What a config means that lacks a key, or has null there: what its class in transformers makes of it."""
+"""Missing and null keys of a config mean what its class in transformers makes of them."""
 
 from __future__ import annotations
 

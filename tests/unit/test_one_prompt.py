@@ -1,4 +1,4 @@
-"""A conversation in a file, as editors write it."""
+"""A conversation in a file, as editors save it."""
 
 from __future__ import annotations
 

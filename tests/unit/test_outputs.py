@@ -1,4 +1,4 @@
-"""An answer put together from tokens: what a stop string cuts, and what is held back until the end."""
+"""An answer assembled from tokens: stop strings, and text held back until the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that are read and not answered: what is kept of them, chunk by chunk."""
+"""Prompts that are scored, not answered: what is kept, chunk by chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order, fairness and block accounting, over a runner that checks what it is given."""
+"""Order, fairness and block accounting, over a runner that checks its input."""
 
 from __future__ import annotations
 

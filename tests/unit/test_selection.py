@@ -1,4 +1,4 @@
-"""What a row of logits gives each request of a step, whatever its neighbours ask for."""
+"""Tokens chosen for each request of a step, independent of other requests."""
 
 from __future__ import annotations
 

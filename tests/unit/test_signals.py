@@ -1,4 +1,4 @@
-"""Signals end a verb once, whatever becomes of the exception on its way."""
+"""Signals end a verb once, even if the exception is swallowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wherever a build is interrupted: the engine that was there stays, and nothing else does."""
+"""Wherever a build is interrupted, the existing engine stays, and no leftovers do."""
 
 from __future__ import annotations
 

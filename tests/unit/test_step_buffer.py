@@ -1,4 +1,4 @@
-"""A step's tensors: what rows beyond the step hold after a larger one."""
+"""A step's tensors, also of padding rows after a larger step."""
 
 from __future__ import annotations
 

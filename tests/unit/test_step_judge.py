@@ -1,4 +1,4 @@
-"""How far a step's values may be from the computed ones: what passes, what fails, and in which words."""
+"""How far a step's values may be from the computed ones, and the words of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's layout: rows by request, whatever is wanted of them, in another process too."""
+"""A step's layout: rows by request and purpose, also in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's record holds what was there when it was seen, whatever is written over it afterwards."""
+"""A step's record keeps values that are overwritten afterwards."""
 
 from __future__ import annotations
 

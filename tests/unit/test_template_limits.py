@@ -1,4 +1,4 @@
-"""Templates that ask for the machine: each ends as one error, and the next prompt is rendered."""
+"""Templates that exceed their limits: each is one error, and the next prompt is rendered."""
 
 from __future__ import annotations
 

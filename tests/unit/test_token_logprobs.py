@@ -1,4 +1,4 @@
-"""Log-probabilities as a step leaves them and a request reads them."""
+"""Log-probabilities as a step writes them and a request reads them."""
 
 from __future__ import annotations
 

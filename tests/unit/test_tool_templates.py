@@ -1,4 +1,4 @@
-"""A chat template of its own for requests with tools, from a list or a folder: as transformers chooses."""
+"""A separate chat template for requests with tools, from a list or a folder, as in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight maps: what each rule makes, layers and prefixes, and one error that lists all that does not fit."""
+"""Weight maps: each rule, layers and prefixes, and one error that lists all mismatches."""
 
 from __future__ import annotations
 

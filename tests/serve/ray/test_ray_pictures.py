@@ -1,4 +1,4 @@
-"""Pictures behind Ray Serve: a replica's engine gets them as a server's own does."""
+"""Pictures behind Ray Serve reach a replica's engine as they reach a server's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two replicas of the pocket engine behind Ray Serve, and a second engine with little room."""
+"""Two replicas of the pocket engine behind Ray Serve, and a second engine with a small queue."""
 
 from __future__ import annotations
 
