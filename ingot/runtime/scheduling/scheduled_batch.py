@@ -83,7 +83,10 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
     requests, counts = [item.request for item in items], [item.count for item in items]
     ids: list[int] = []
     feeds = np.full(sum(counts), -1, dtype=np.int64)
-    probes, reading = [], []
+    probes, placed = (
+        [],
+        [],
+    )  # placed: requests with placeholders that the step may reach, and their first rows
     for index, (item, request) in enumerate(zip(items, requests, strict=True)):
         start, count, row = item.start, item.count, len(ids)
         ids += request.tokens(start, start + count)
@@ -93,9 +96,11 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
             ids += [0] * pending
         if request.probe is not None and item.probes:
             probes.append(row + request.probe.place - start)
-        if request.inputs or request.encoded:
-            reading.append((index, row))
-    entries = [next(reversed(one.encoded.values()), _NOTHING) for one in requests] if reading else []
+        if request.inputs and start < request.inputs[-1].end:
+            placed.append((index, row))
+    entries: list[EncoderEntry] = []
+    if any(one.encoded for one in requests):
+        entries = [next(reversed(one.encoded.values()), _NOTHING) for one in requests]
     return StepLayout.of(
         *([item.start for item in items], counts, [one.blocks for one in requests], block_size),
         wanted=[item.count if item.request.all_logits else int(item.samples) for item in items],
@@ -105,17 +110,17 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
         rope_offsets=[one.rope_offset for one in requests],
         encoded_tables=[entry.table for entry in entries],
         encoded_lens=[entry.positions for entry in entries],
-        spliced=_spliced(items, reading, len(ids), block_size),
-        brought=[(index, *span) for index, _ in reading for span in items[index].spans(encodes=False)],
+        spliced=_spliced(items, placed, len(ids), block_size),
+        brought=[(index, *span) for index, _ in placed for span in items[index].spans(encodes=False)],
     )
 
 
 def _spliced(
-    items: Sequence[ScheduledRequest], reading: Sequence[tuple[int, int]], total: int, block_size: int
+    items: Sequence[ScheduledRequest], placed: Sequence[tuple[int, int]], total: int, block_size: int
 ) -> np.ndarray | None:
-    """``StepLayout.spliced``; ``reading``: requests with inputs, and their first rows."""
+    """``StepLayout.spliced``; ``placed``: requests with placeholders, and their first rows."""
     found: np.ndarray | None = None
-    for index, row in reading:
+    for index, row in placed:
         request, start = items[index].request, items[index].start
         for number, first, last in items[index].spans(encodes=True):
             found = np.full(total, -1, dtype=np.int64) if found is None else found

@@ -245,7 +245,7 @@ class StepBuffer:
         """Tables of rows that have not changed since this host side was filled are there already."""
         host, before, tables = self.host, self._sides[self._turn].encoded, self.host["encoded_tables"]
         host["encoded_rows"].fill(self.num_requests)
-        host["encoded_rows"][: layout.num_tokens] = np.repeat(range(layout.num_requests), layout.counts)
+        host["encoded_rows"][: layout.num_tokens] = np.repeat(np.arange(layout.num_requests), layout.counts)
         given = list(layout.encoded_tables)
         for row, table in enumerate(given):
             if row >= len(before) or before[row] is not table:
