@@ -21,7 +21,7 @@ from ingot.errors import ConfigError
 from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.measure.evaluate.data_file import read_data
 from ingot.measure.evaluate.doctor import needs_of
-from ingot.measure.evaluate.doctor.caption_texts import captioned_texts
+from ingot.measure.evaluate.doctor.doctor_samples import captioned_texts
 from ingot.measure.evaluate.doctor.precision_options import options_of
 from ingot.measure.evaluate.doctor.precision_probe import PrecisionProbe, Text
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, mixed, operator
@@ -68,7 +68,7 @@ def test_a_layer_alone_costs_what_a_model_with_it_costs(name: str, tiny: Tiny) -
             probe = PrecisionProbe(dense_model(assembly), load, texts, CPU, torch.float32)
             alone = probe.alone([options[name]], ["w8a16"])[name]["w8a16"]
             assert probe.num_tokens == len(AFTER) + 1
-            assert probe.together({name: options[name].options["w8a16"]}) == pytest.approx(alone, rel=1e-6)
+            assert probe.together({name: options[name].schemes["w8a16"]}) == pytest.approx(alone, rel=1e-6)
     exact, changed = (
         _logits(tiny, picture, quant).double().log_softmax(-1)
         for quant in (None, QuantConfig("none", layers={name: "w8a16"}))

@@ -1,11 +1,4 @@
-"""A comparison as JSON, as one HTML page, and as the few stages that a short table shows.
-
-Owns their layout: a short table has the furthest out of each kind of stage, or what surrounds the first bad
-one. Knows no terminal.
-
-    Path("align.html").write_text(report_html(report))
-    for line in short_lines(report.rows, report.first): print(line.row, line.note)
-"""
+"""A comparison as JSON, as an HTML page, and as the few stages of a short table."""
 
 from __future__ import annotations
 
@@ -15,15 +8,15 @@ from typing import Any
 
 import jinja2
 
-from ingot.measure.align.align_cases import TextCheck
 from ingot.measure.align.align_session import Report
+from ingot.measure.align.align_target import TextCheck
 from ingot.measure.align.isolated_judge import Alone
-from ingot.measure.align.stage_verdict import SERVED, FirstBad, GreedyRow, StageRow
+from ingot.measure.align.stage_verdict import SERVED, FirstBad, StageRow
 from ingot.measure.align.stages.stage_names import kind_of
 from ingot.measure.align.stop_ids_check import StopCheck
 
 BEFORE = 3  # stages shown before the first bad one
-NOTABLY = 1.01  # so much further out another step of it is shown beside the first
+NOTABLY = 1.01  # another step of a stage is shown too if it is this much further out
 _PARTS = {  # of a module
     "query": "in its queries",
     "keys": "in its keys",
@@ -31,7 +24,7 @@ _PARTS = {  # of a module
     "cross_attended": "before its output product",
     "inner": "before its down product",
 }
-_ENDS = ("logits", SERVED)  # what a divergence does to them is always shown
+_ENDS = ("logits", SERVED)  # always shown
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>ingot align: {{ r.engine }}</title>
 <style>
@@ -79,7 +72,6 @@ got      {{ check.got }}</pre>{% endif %}{% endfor %}
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """Everything that was found; relative differences are those of ``Difference.relative``."""
     return {
         "aligned": report.aligned,
         "first_stage": report.first_stage,
@@ -118,6 +110,30 @@ def report_html(report: Report) -> str:
     )
 
 
+def _case(report: Report, index: int) -> dict[str, Any]:
+    case, steps = report.cases[index], []
+    for step in sorted({row.step for row in report.rows if row.case == index}):
+        rows = [_shown(row) for row in report.rows if (row.case, row.step) == (index, step)]
+        greedy = next((g for g in report.greedy if (g.case, g.step) == (index, step)), None)
+        chosen = "" if greedy is None else f": greedy id {greedy.expected}"
+        if greedy is not None and greedy.got != greedy.expected:
+            chosen += f", the engine's {greedy.got}"
+        is_open = step == 0 or any(row["bad"] for row in rows)
+        steps.append((step, {"rows": rows, "open": is_open, "greedy": chosen}))
+    return {"title": case.title, "checks": case.checks, "steps": steps}
+
+
+def _shown(row: StageRow) -> dict[str, Any]:
+    share = min(row.difference.relative / row.limit, 1e6)
+    return {
+        "stage": row.stage,
+        "cells": cells(row),
+        "bad": row.is_bad or row.is_wrong_alone,
+        "width": int(min(share, 3) * 40),
+        "share": f"{share:.2g}",
+    }
+
+
 def verdict_text(report: Report) -> str:
     if report.aligned:
         return "aligned"
@@ -142,7 +158,7 @@ def why_text(first: FirstBad) -> str:
 
 
 def alone_text(alone: Alone) -> str:
-    """In what a module is wrong by itself."""
+    """How a module is wrong by itself."""
     off = f"off by {alone.relative:.2e} (limit {alone.limit:.2e})"
     if alone.of_config:
         return f"Its config or weights are not the original's: on the same input, in fp32, they are {off}."
@@ -189,11 +205,8 @@ def stops_text(check: StopCheck) -> str:
 
 
 def _stops(check: StopCheck) -> dict[str, Any]:
-    return asdict(check) | {"missing": check.missing, "extra": check.extra, "equal": _equal(check)}
-
-
-def _equal(check: StopCheck) -> bool | None:
-    return None if check.expected is None else not check.is_bad
+    equal = None if check.expected is None else not check.is_bad
+    return asdict(check) | {"missing": check.missing, "extra": check.extra, "equal": equal}
 
 
 def _check(check: TextCheck) -> dict[str, Any]:
@@ -226,76 +239,44 @@ def _row(row: StageRow) -> dict[str, Any]:
     return asdict(row) | limits | {"bad": row.is_bad, "wrong_alone": row.is_wrong_alone}
 
 
-def _case(report: Report, index: int) -> dict[str, Any]:
-    """A case as the page shows it: its steps, each with rows of text."""
-    case = report.cases[index]
-    steps = []
-    for step in sorted({row.step for row in report.rows if row.case == index}):
-        rows = [_row_json(row) for row in report.rows if (row.case, row.step) == (index, step)]
-        greedy = next((g for g in report.greedy if (g.case, g.step) == (index, step)), None)
-        is_open = step == 0 or any(row["bad"] for row in rows)
-        steps.append((step, {"rows": rows, "open": is_open, "greedy": _greedy_text(greedy)}))
-    return {"title": case.title, "checks": case.checks, "steps": steps}
-
-
-def _row_json(row: StageRow) -> dict[str, Any]:
-    share = min(row.difference.relative / row.limit, 1e6)
-    bad = row.is_bad or row.is_wrong_alone
-    return {
-        "stage": row.stage,
-        "cells": cells(row),
-        "bad": bad,
-        "width": int(min(share, 3) * 40),
-        "share": f"{share:.2g}",
-    }
-
-
-def _greedy_text(row: GreedyRow | None) -> str:
-    if row is None:
-        return ""
-    same = row.expected == row.got
-    return f": greedy id {row.expected}" + ("" if same else f", the engine's {row.got}")
-
-
 @dataclass(frozen=True)
 class ReportLine:
-    """A stage, or without a row the stages that are left out; ``note`` says what it stands for."""
+    """A stage with a note, or without a row a note on stages that are left out."""
 
     row: StageRow | None
     note: str = ""
 
 
 def all_lines(rows: Sequence[StageRow]) -> list[ReportLine]:
-    """Every stage by the step and prompt that is furthest out."""
+    """Every stage in the step and prompt that is furthest out."""
     return [ReportLine(row) for row in _furthest(rows, lambda row: row.stage)]
 
 
 def short_lines(rows: Sequence[StageRow], first: FirstBad | None) -> list[ReportLine]:
+    """The worst of each kind of stage, or the surroundings of the first bad one."""
     if first is None:
-        return list(_by_kind(rows))
+        lines = []
+        for row in _furthest(rows, lambda row: kind_of(row.stage)):
+            count = len({other.stage for other in rows if kind_of(other.stage) == kind_of(row.stage)})
+            lines.append(ReportLine(row, f"worst of {count} layers" if count > 1 else ""))
+        return lines
     return list(_around(_furthest(rows, lambda row: row.stage), first.row))
 
 
 def share_of_limit(row: StageRow) -> float:
-    """How far out a row is: 1 is at its limit, of the whole or of the module alone."""
+    """How far out a row is, as a whole or by itself: 1 is at its limit."""
     alone = 0.0 if row.alone is None else row.alone.share
     return max(row.difference.relative / row.limit, alone)
 
 
 def _furthest(rows: Sequence[StageRow], key: Callable[[StageRow], str]) -> list[StageRow]:
-    """For every key the row that is furthest beyond its limit, in order of first appearance."""
+    """The row furthest out of every key, in order of first appearance."""
     found: dict[str, StageRow] = {}
     for row in rows:
         best = found.get(key(row))
         if best is None or share_of_limit(row) > share_of_limit(best):
             found[key(row)] = row
     return list(found.values())
-
-
-def _by_kind(rows: Sequence[StageRow]) -> Iterator[ReportLine]:
-    for row in _furthest(rows, lambda row: kind_of(row.stage)):
-        count = len({other.stage for other in rows if kind_of(other.stage) == kind_of(row.stage)})
-        yield ReportLine(row, f"worst of {count} layers" if count > 1 else "")
 
 
 def _around(stages: Sequence[StageRow], first: StageRow) -> Iterator[ReportLine]:

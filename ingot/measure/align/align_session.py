@@ -1,10 +1,6 @@
 """One comparison of an engine with its original, from prompts to a report.
 
-Owns the order of things: prompts, the reference (loaded, run, freed), the engine, the verdict, the causes.
-Knows no terminal.
-
-    report = align("engine", "checkpoint", ["Hello"], steps=4)
-    report.aligned
+align("engine", "checkpoint", ["Hello"], steps=4).aligned
 """
 
 from __future__ import annotations
@@ -28,8 +24,16 @@ from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import RequestError
 from ingot.llm import LLM
-from ingot.measure.align.align_cases import AlignCase, PromptGiven, TextCheck
-from ingot.measure.align.align_target import AlignTarget, check_same_model, find_target, given_for, make_cases
+from ingot.measure.align.align_target import (
+    AlignCase,
+    AlignTarget,
+    PromptGiven,
+    TextCheck,
+    check_same_model,
+    find_target,
+    given_for,
+    make_cases,
+)
 from ingot.measure.align.checkpoint_tensors import TensorCheck, compare_tensors
 from ingot.measure.align.diagnosis import explain_first
 from ingot.measure.align.encoder_inputs import Given
@@ -43,7 +47,6 @@ from ingot.measure.align.original import (
     Reference,
     Trace,
     open_reference,
-    room_for,
 )
 from ingot.measure.align.stage_verdict import (
     SERVED,
@@ -67,19 +70,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
-        engine, reference, noise: what was compared, and what the floor is measured between.
+        engine, reference, noise: what was compared, and the two runs between which the floor is measured.
         dtype: of the engine's arithmetic.
-        cases: the prompts with their checks of text and ids.
         rows: every stage, in order.
-        greedy: the greedy ids.
         stops: the ids that end answers.
-        first: the first bad stage of tensors; None where all are within their limits.
-        findings: what explains it, best first; empty where nothing does.
-        quant: of an engine in fewer bits: which, and whose weights the reference has; else None.
-        tensors: those of the engine beside the checkpoint's; None where the reference is a trace.
+        first: the first bad stage; None if all are within their limits.
+        findings: what explains it, best first.
+        quant: a quantized engine's scheme, and the weights of the reference; else None.
+        tensors: the engine's compared with the checkpoint's; None if the reference is a trace.
     """
 
     engine: str
@@ -142,10 +143,10 @@ def align(
     Args:
         engine: an engine folder; a checkpoint or a Hugging Face id is assembled in memory.
         reference: a checkpoint folder, a Hugging Face id, OpenAI's ``.pt`` file, another engine, or a trace.
-        prompts, steps: text, token ids or messages, and how many cached decode steps follow each (4); a trace
-            has its own of both.
+        prompts, steps: text, token ids or messages, and the number of cached decode steps after each (4); a
+            trace has its own of both.
         dtype: of the engine's arithmetic, as ``compute_dtype`` of ``LLM``.
-        original: ``hf``, ``ingot`` (our own fp32 path), or ``auto``: the class where there is one.
+        original: ``hf``, ``ingot`` (our own fp32 path), or ``auto``: Hugging Face's class if there is one.
 
     Raises:
         RequestError: a prompt cannot be used, or prompt and steps do not fit.
@@ -158,42 +159,33 @@ def align(
     target = find_target(str(engine), place, dtype)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
-        given = _unpacked(reference, folder / "unpacked", progress)
-        source = open_reference(str(given), original, target.path, target.build, place)
+        if is_openai(Path(reference)):  # as the folder that Hugging Face's class reads
+            progress("unpacking the reference")
+            with open_checkpoint(Path(reference)) as checkpoint:
+                reference = write_checkpoint(checkpoint, folder / "unpacked")
+        source = open_reference(str(reference), original, target.path, target.build, place)
         check_same_model(target, source)
         source.given = given_for(target, source)
         cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
-        quant, tensors = _quant_text(target, source), _tensors(target, source, progress)
+        quant, tensors = _quant_text(target, source), None
+        if source.checkpoint is not None:
+            progress("comparing tensors")
+            tensors = compare_tensors(target, source.checkpoint)
         source = _of_same_weights(target, source, original, folder, progress)
         found = _run(target, source, cases, steps, place, folder, progress)
     described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
     return Report(*described, cases, *found, quant, tensors)
 
 
-def _unpacked(reference: str | Path, folder: Path, progress: Progress) -> str | Path:
-    """A file of OpenAI's as the folder that Hugging Face's class reads; all else as it is."""
-    if not is_openai(Path(reference)):
-        return reference
-    progress("unpacking the reference")
-    with open_checkpoint(Path(reference)) as source:
-        return write_checkpoint(source, folder)
-
-
-def _tensors(target: AlignTarget, source: Reference, progress: Progress) -> TensorCheck | None:
-    if source.checkpoint is None:
-        return None
-    progress("comparing tensors")
-    return compare_tensors(target, source.checkpoint)
-
-
 def _of_same_weights(
     target: AlignTarget, source: Reference, original: str, folder: Path, progress: Progress
 ) -> Reference:
-    """With the weights that a quantized engine means; for another engine the reference as it is."""
+    """The reference with a quantized engine's weights, dequantized; otherwise as it is."""
     if target.quant.dense or source.checkpoint is None:
         return source
     if isinstance(source, Checking) and is_minigpt4(source.checkpoint):
-        source.weights = Path(target.path)  # several files are not written again; it unpacks by its own code
+        # Its several files are not written again: the checking decoder dequantizes by its own code.
+        source.weights = Path(target.path)
         return source
     progress("dequantizing the engine's weights")
     own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
@@ -213,11 +205,12 @@ def _run(
     folder: Path,
     progress: Progress,
 ) -> tuple[list[StageRow], list[GreedyRow], StopCheck, FirstBad | None, list[Finding]]:
-    """Both sides, one after the other, and what sets them apart."""
+    """Both sides, one after the other, and their differences."""
     progress("running the reference")
     runs = source.record(folder, [case.ids for case in cases], steps, target.compute)
     progress("running the engine")
-    cache_tokens = room_for(target.build.max_seq_len)
+    block = RuntimeConfig().block_size
+    cache_tokens = -(-target.build.max_seq_len // block) * block  # the rest of memory stays free for modules
     runtime = RuntimeConfig(cache_tokens=cache_tokens, prefix_reuse=False, kv_dtype="model")
     llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
     stored = Stored.of(Path(target.path), target.build, place)
@@ -225,7 +218,8 @@ def _run(
     judging = partial(AloneJudge, llm.engine, stored, base=base)
     found = _compare(llm, judging, folder, cases, runs, steps, source.given, progress)
     rows, greedy, first, causes = found
-    stops = _stops(llm, target, source, runs)
+    expected, against = source.stop_ids(runs[0].expected)
+    stops = compare_stops(target.text, source.checkpoint, expected, llm.executor.stop_ids, against)
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
     if not findings and first is None:
         findings = _explain(llm, _other_choices(greedy))
@@ -233,7 +227,7 @@ def _run(
 
 
 def _quant_text(target: AlignTarget, source: Reference) -> str | None:
-    """What a quantized engine is compared with: its own weights, but for a trace's or another engine's."""
+    """A quantized engine's scheme, and the weights of its reference."""
     if isinstance(source, OtherEngine):
         same = source.manifest.quant == target.quant
         differ = f"; the reference is {source.manifest.quant.summary}: differences are expected"
@@ -244,11 +238,6 @@ def _quant_text(target: AlignTarget, source: Reference) -> str | None:
         return f"{target.quant.summary}; the trace has the original's weights: differences are expected"
     rounded = ", and rounds activations as it does" if target.quant.activations != "none" else ""
     return f"{target.quant.summary}; the reference computes with these weights, dequantized{rounded}"
-
-
-def _stops(llm: LLM, target: AlignTarget, source: Reference, runs: Sequence[OriginalRun]) -> StopCheck:
-    expected, against = source.stop_ids(runs[0].expected)
-    return compare_stops(target.text, source.checkpoint, expected, llm.executor.stop_ids, against)
 
 
 def _compare(
@@ -287,13 +276,11 @@ def _compare(
 
 
 def _other_ids(cases: Sequence[AlignCase]) -> list[Divergence]:
-    """The first token ids that differ."""
     checks = [c for case in cases for c in case.checks if c.is_bad and c.stage == "token ids"]
     return [_ids_divergence("ids", check.expected, check.got) for check in checks[:1]]
 
 
 def _other_choices(greedy: Sequence[GreedyRow]) -> list[Divergence]:
-    """Greedy ids that differ; asked where nothing before them does."""
     case = next((row.case for row in greedy if row.is_bad), None)
     own = [row for row in greedy if row.case == case]
     return [_ids_divergence("greedy", [r.expected for r in own], [r.got for r in own])] if own else []
@@ -305,6 +292,6 @@ def _ids_divergence(stage: str, expected: Sequence[Any], got: Sequence[Any]) -> 
 
 
 def _explain(llm: LLM, divergences: Sequence[Divergence]) -> list[Finding]:
-    """Causes; empty where none explains what differs."""
+    """Causes; empty if none explains the difference."""
     found = explain_first(divergences, llm.engine.model, llm.engine.manifest.model)
     return [] if found is None else list(found[1])

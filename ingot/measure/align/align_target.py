@@ -1,14 +1,8 @@
-"""What is compared, before any weight is read: the engine's facts, the prompts, and whether they go together.
-
-Owns every check that can be made early. Knows no tensor but a trace's shapes.
-
-    target = find_target("engine", device, "auto")
-    cases, steps = make_cases(target, reference, ["Hello"], steps=4)
-"""
+"""The engine's facts and the prompts of a comparison, checked before weights are read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,27 +18,51 @@ from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import PICTURE
 from ingot.config.quantization.quant_config import QuantConfig
-from ingot.device import parse_dtype
 from ingot.engine.engine_facts import read_text_side
 from ingot.engine.engine_loader import compute_dtype
-from ingot.engine.engine_text import TextParts
-from ingot.errors import CheckpointError, ConfigError, RequestError
-from ingot.measure.align.align_cases import AlignCase, PromptGiven, TextCheck, make_case, open_original_text
+from ingot.engine.engine_text import TextParts, read_engine_text, read_text_parts
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.errors import CheckpointError, ConfigError, RequestError, TokenizerError
 from ingot.measure.align.encoder_inputs import Given
 from ingot.measure.align.original import HuggingFace, OtherEngine, Reference, Trace
-from ingot.measure.side.huggingface import class_log_mel
+from ingot.measure.side.huggingface import ClassTokenizer, class_log_mel
 from ingot.measure.side.side_spec import decoder_config, folder_of
+from ingot.proof.golden_replay import first_difference
 
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 was"
+PromptGiven = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class TextCheck:
+    """The rendered prompt, or the token ids, of both sides; ``against``: the origin of the expected ones."""
+
+    stage: str
+    expected: str | list[int]
+    got: str | list[int]
+    against: str
+
+    @property
+    def is_bad(self) -> bool:
+        return self.expected != self.got
+
+    @property
+    def first(self) -> int | None:
+        return first_difference(self.expected, self.got) if self.is_bad else None
+
+
+@dataclass(frozen=True)
+class AlignCase:
+    """One prompt: a short title, the ids that both sides get, and the checks of text and ids."""
+
+    title: str
+    ids: list[int]
+    checks: tuple[TextCheck, ...] = ()
 
 
 @dataclass(frozen=True)
 class AlignTarget:
-    """What is known of an engine before its weights are read.
-
-    ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights, ``quant`` how many bits
-    they have.
-    """
+    """An engine's facts; ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights."""
 
     path: str
     text: TextParts
@@ -53,18 +71,9 @@ class AlignTarget:
     compute: torch.dtype
     quant: QuantConfig = field(default_factory=QuantConfig)
 
-    @property
-    def weights(self) -> torch.dtype:
-        """The dtype that weights were rounded to."""
-        return parse_dtype(self.build.dtype)
-
 
 def find_target(path: str, device: torch.device, dtype: str) -> AlignTarget:
-    """The engine in a folder; a checkpoint or a Hugging Face id is one that ``LLM`` assembles.
-
-    Raises:
-        EngineError, CheckpointError: it cannot be read.
-    """
+    """The engine in a folder, or the one that ``LLM`` assembles of a checkpoint or Hugging Face id."""
     folder = folder_of(path)
     manifest, text = read_text_side(folder)
     compute = compute_dtype(manifest, device, dtype)
@@ -72,11 +81,7 @@ def find_target(path: str, device: torch.device, dtype: str) -> AlignTarget:
 
 
 def check_same_model(target: AlignTarget, source: Reference) -> None:
-    """Refuse a reference whose shape is not the engine's.
-
-    Raises:
-        CheckpointError: it is another model, or a trace or engine whose hidden states are rotated otherwise.
-    """
+    """Raise CheckpointError if the reference is another model, or its hidden states are rotated otherwise."""
     model, layers = target.model, target.build.layers
     if isinstance(source, Trace) and target.quant.rotation:
         raise CheckpointError(
@@ -107,7 +112,12 @@ def check_same_model(target: AlignTarget, source: Reference) -> None:
         if isinstance(source, OtherEngine):
             other, layers = source.manifest.model, None
         else:
-            other = decoder_config(_config_of(source.path))
+            if is_minigpt4(source.path):  # its config is made of several files
+                with open_checkpoint(source.path) as checkpoint:
+                    hf = checkpoint.config
+            else:
+                hf = read_json(source.path / CONFIG)
+            other = decoder_config(hf)
         kept = other.num_layers if layers is None else min(other.num_layers, layers[1]) - layers[0]
         wanted |= {"architecture": model.architecture, "vocabulary": model.vocab_size}
         seen = {"layers": kept, "hidden size": other.hidden_size}
@@ -120,21 +130,8 @@ def check_same_model(target: AlignTarget, source: Reference) -> None:
         )
 
 
-def _config_of(path: Path) -> dict[str, Any]:
-    """config.json of a checkpoint, which one of several files has in memory alone."""
-    if not is_minigpt4(path):
-        return read_json(path / CONFIG)
-    with open_checkpoint(path) as source:
-        return source.config
-
-
 def given_for(target: AlignTarget, source: Reference) -> Given | None:
-    """What both sides of a model with an encoder are given: a golden input, with the original's features;
-    None of another model.
-
-    Raises:
-        ConfigError: the original is a trace.
-    """
+    """The golden input of a model with an encoder, with the original's features; None for other models."""
     found = golden_inputs(target.model)
     if not found:
         return None
@@ -171,13 +168,23 @@ def make_cases(
     """The prompts' ids and checks, and the number of steps; a trace has its own of both.
 
     Raises:
-        RequestError: the engine cannot make ids of a prompt or run them, or a trace is given several.
+        RequestError: the engine cannot tokenize or run a prompt, or a trace gets several.
     """
     if isinstance(source, Trace):
-        cases, steps = [_traced_case(target, source, prompts)], source.file.steps
+        if len(prompts) > 1:
+            raise RequestError(
+                "a trace has one prompt", seen=len(prompts), allowed="at most 1", field="prompt"
+            )
+        ids, steps = source.file.ids(0), source.file.steps
+        cases = [AlignCase("the trace's prompt", ids)]
+        given = prompts[0] if prompts else source.file.metadata.get("prompt")
+        if given is not None and (prompts or target.text.tokenizer is not None):
+            case = make_case(target.text, given, None)
+            cases = [AlignCase(case.title, ids, (TextCheck("token ids", ids, case.ids, "the trace"),))]
     else:
-        if not prompts and not target.model.modality.takes_text:
-            prompts = [_any_ids(target)]
+        if not prompts and not target.model.modality.takes_text:  # a speech model needs no words
+            golden = golden_prompts(None, target.model.vocab_size, target.build.max_seq_len // 2)
+            prompts = [list(golden[0].ids)]
         if not prompts and target.text.tokenizer is None:
             raise RequestError(
                 "the engine has no tokenizer, so there is no default prompt",
@@ -193,7 +200,7 @@ def make_cases(
 
 
 def _spliced(target: AlignTarget, case: AlignCase) -> AlignCase:
-    """With placeholders of the input behind the first token, where rows are spliced."""
+    """With placeholders after the first token, if the input is spliced."""
     encoder = target.model.encoder if target.model.splices else None
     if encoder is None:
         return case
@@ -203,19 +210,86 @@ def _spliced(target: AlignTarget, case: AlignCase) -> AlignCase:
     return replace(case, ids=list(ids))
 
 
-def _any_ids(target: AlignTarget) -> list[int]:
-    """A few ids, the same for a vocabulary: what a speech model writes needs no words."""
-    prompts = golden_prompts(None, target.model.vocab_size, target.build.max_seq_len // 2)
-    return list(prompts[0].ids)
+class FolderText:
+    """The original's files read by our tokenizers, if there is no other reader."""
+
+    name = "the checkpoint's files"
+
+    def __init__(self, folder: Path) -> None:
+        if is_engine(folder):
+            text = read_engine_text(folder, Manifest.read(folder))
+        else:
+            with open_checkpoint(folder) as source:
+                text = read_text_parts(source)
+        if text.tokenizer is None:
+            raise TokenizerError("the checkpoint has no tokenizer", seen=folder)
+        self._tokenizer, self._chat = text.tokenizer, text.chat
+
+    def ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
+        if self._chat is None:
+            return None
+        text = self._chat.prompt_text(messages, tokenizer=self._tokenizer)
+        return text, self._chat.prompt_ids(messages, self._tokenizer)
 
 
-def _traced_case(target: AlignTarget, source: Trace, prompts: Sequence[PromptGiven]) -> AlignCase:
-    """The trace's ids; a prompt given beside it, or noted in it, is checked against them."""
-    ids = source.file.ids(0)
-    if len(prompts) > 1:
-        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", field="prompt")
-    given = prompts[0] if prompts else source.file.metadata.get("prompt")
-    if given is None or (not prompts and target.text.tokenizer is None):
-        return AlignCase("the trace's prompt", ids)
-    case = make_case(target.text, given, None)
-    return AlignCase(case.title, ids, (TextCheck("token ids", ids, case.ids, "the trace"),))
+OriginalText = ClassTokenizer | FolderText
+
+
+def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
+    """A folder's tokenizer and its origin: Hugging Face's class, else our reading of the files; None without
+    files.
+    """
+    found = None if is_engine(folder) else ClassTokenizer.of(folder)
+    if found is not None:
+        return found, "Hugging Face's tokenizer"
+    try:
+        return FolderText(folder), FolderText.name
+    except TokenizerError:
+        return None
+
+
+def make_case(text: TextParts, prompt: PromptGiven, original: tuple[OriginalText, str] | None) -> AlignCase:
+    """A prompt's ids and checks. Both sides run on the original's ids, so that a wrong token does not hide
+    later stages.
+
+    Raises:
+        RequestError: the engine lacks the tokenizer or chat format for it.
+    """
+    if not isinstance(prompt, str) and all(isinstance(i, int) for i in prompt):
+        return AlignCase(" ".join(map(str, prompt))[:60], [int(i) for i in prompt])  # type: ignore[arg-type]
+    if text.tokenizer is None:
+        raise RequestError(
+            "the engine has no tokenizer", seen=repr(prompt)[:60], allowed="token ids", field="ids"
+        )
+    if isinstance(prompt, str):
+        ids = text.tokenizer.encode(prompt)
+        if original is None:
+            return AlignCase(_title(prompt), ids)
+        theirs = original[0].ids(prompt)
+        return AlignCase(_title(prompt), theirs, (TextCheck("token ids", theirs, ids, original[1]),))
+    if text.chat is None:
+        raise RequestError(
+            "the engine has no chat template",
+            field="chat",
+            fix="leave out `chat`, or rebuild with `chat_template=chatml`",
+        )
+    messages: Sequence[Mapping[str, Any]] = prompt  # type: ignore[assignment]
+    ids = text.chat.prompt_ids(messages, text.tokenizer)
+    title = _title(str(messages[-1].get("content")))
+    chat = None if original is None else original[0].chat(messages)
+    if chat is None or original is None:
+        return AlignCase(title, ids)
+    rendered = text.chat.prompt_text(messages, tokenizer=text.tokenizer)
+    checks = (
+        TextCheck("rendered prompt", chat[0], rendered, original[1]),
+        TextCheck("token ids", chat[1], ids, original[1]),
+    )
+    return AlignCase(title, chat[1], checks)
+
+
+def _title(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"

@@ -1,11 +1,4 @@
-"""An engine's tensors beside those of the checkpoint that it is compared with, by name.
-
-Owns which of them differ by more than their dtypes and schemes explain, and in what way. Runs no model.
-
-    compare_tensors(target, Path("checkpoint")).differences
-
-How far rounding may move a weight is moved_weights.py's to say.
-"""
+"""An engine's tensors compared with those of a checkpoint, by name, without running a model."""
 
 from __future__ import annotations
 
@@ -45,7 +38,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class TensorCheck:
-    """How many tensors were compared, those that differ, and why others were left out."""
+    """The number of compared tensors, those that differ, and why others were left out."""
 
     compared: int
     differences: tuple[TensorDifference, ...] = ()
@@ -64,9 +57,9 @@ class _Sides:
     """Both sides' tensors by name, in the engine's dtype.
 
     Attributes:
-        narrow: names of dequantized ones, and their scheme.
-        tolerance: of a copied value, relative and absolute; 0: both sides are from files of the same dtype.
-        moves: how far rounding may move dequantized ones.
+        narrow: names of dequantized tensors, and their schemes.
+        tolerance: of a copied value, relative and absolute; 0 if both sides' files have the same dtype.
+        moves: how far rounding may move dequantized values (moved_weights.py).
     """
 
     names: list[str]
@@ -80,9 +73,9 @@ class _Sides:
 def compare_tensors(target: AlignTarget, checkpoint: Path) -> TensorCheck:
     """Every tensor of an engine, or of a checkpoint, beside those of the original.
 
-    Weights that were copied must be equal, bit by bit; within one unit of the coarser dtype, where the two
-    were made from files of other dtypes. Weights in fewer bits are compared dequantized: a row that is much
-    farther off than the others differs, and of numbers that samples chose a column that is another one.
+    Copied weights must be equal bit by bit, or within one unit of the coarser dtype if the files have
+    different dtypes. Weights in fewer bits are compared dequantized: a row that is much farther off than
+    others differs, and of values chosen by samples a column that is another one.
     """
     with ExitStack() as stack:
         sides, left_out = _open(target, checkpoint, stack)
@@ -130,7 +123,7 @@ def _open(target: AlignTarget, checkpoint: Path, stack: ExitStack) -> tuple[_Sid
 
 
 def _limits(sides: _Sides) -> dict[str, float]:
-    """By scheme, how far a row of a dequantized tensor may move, as a share of the row's largest value."""
+    """How far a row of a dequantized tensor may move, as a share of its largest value, by scheme."""
     medians: dict[str, list[float]] = {}
     for name in filter(sides.narrow.get, sides.names):
         moved = sides.moves.by_row(sides.expected(name).float(), sides.got(name).float())
@@ -141,7 +134,7 @@ def _limits(sides: _Sides) -> dict[str, float]:
 def _wrong(
     expected: torch.Tensor, got: torch.Tensor, sides: _Sides, name: str, limits: dict[str, float]
 ) -> torch.Tensor:
-    """bool: values that are beyond what dtypes explain; of weights in fewer bits whole rows and columns."""
+    """bool: values beyond what dtypes explain; of weights in fewer bits whole rows and columns."""
     scheme = sides.narrow.get(name)
     if scheme is None:
         relative, absolute = sides.tolerance
@@ -154,9 +147,12 @@ def _relative(expected: torch.Tensor, got: torch.Tensor) -> float:
 
 
 def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor, sides: _Sides) -> str:
-    """In what way a tensor differs: the simplest that explains it."""
+    """How a tensor differs, in the simplest way that explains it."""
     count, narrow = int(wrong.sum()), name in sides.narrow
-    same = max(_SAME, 1.5 * _relative_by_rows(expected, got)) if narrow else _SAME
+    same = _SAME
+    if narrow:  # rounding's error of a row, if most rows are right, up to 0.2
+        median = float(((got - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-30)).median())
+        same = max(_SAME, 1.5 * (min(0.2, median) if median < FAR else 0.2))
     if not narrow and count <= _FEW < got.numel():
         return f"{count} of {got.numel()} values: {'; '.join(_values(expected, got, wrong))}"
     if float(got.min()) == float(got.max()):
@@ -166,8 +162,9 @@ def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tens
     factor = float((got * expected).sum() / expected.square().sum().clamp(min=1e-30))
     if abs(factor - 1) > _SAME and _relative(factor * expected, got) <= same:
         return f"the reference's times {factor:.4g}"
-    for other in _of_its_kind(name, sides):
-        if _relative(sides.expected(other).float(), got) <= same:
+    kind = re.compile(re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)))
+    for other in sides.names:  # the same tensor of other layers
+        if other != name and kind.fullmatch(other) and _relative(sides.expected(other).float(), got) <= same:
             return f"it is the reference's {other}"
     if got.dim() == 2 and got.shape[0] == got.shape[1] and _relative(expected.t(), got) <= same:
         return "the reference's, transposed"
@@ -175,7 +172,7 @@ def _how(name: str, expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tens
 
 
 def _which(wrong: torch.Tensor) -> str:
-    """The rows that have wrong values, or the columns where all rows have; of a vector the values."""
+    """The rows with wrong values, or the columns if all rows have some; of a vector the values."""
     lines, unit = (wrong.flatten(1).any(1), "rows") if wrong.dim() > 1 else (wrong, "values")
     if wrong.dim() == 2 and bool(lines.all()) and not bool(wrong.any(0).all()):
         lines, unit = wrong.any(0), "columns"
@@ -183,19 +180,7 @@ def _which(wrong: torch.Tensor) -> str:
     return f"{len(places)} of {len(lines)} {unit}, from {int(places[0])} to {int(places[-1])}"
 
 
-def _relative_by_rows(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Of a tensor in fewer bits: what rounding alone does to a row, if most rows are right; at most 0.2."""
-    rows = (got - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-30)
-    return min(0.2, float(rows.median())) if float(rows.median()) < FAR else 0.2
-
-
 def _values(expected: torch.Tensor, got: torch.Tensor, wrong: torch.Tensor) -> Iterator[str]:
     for place in wrong.nonzero()[:3].tolist():
         at = tuple(place)
         yield f"{place} is {float(got[at]):.6g} instead of {float(expected[at]):.6g}"
-
-
-def _of_its_kind(name: str, sides: _Sides) -> Iterator[str]:
-    """The same tensor of other layers."""
-    kind = re.compile(re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)))
-    yield from (other for other in sides.names if other != name and kind.fullmatch(other))

@@ -1,10 +1,4 @@
-"""An Ingot model run step by step, its stages written to a file.
-
-Owns the hooks on our modules and the teacher-forced loop through the real scheduler and the paged cache.
-Knows no reference and no verdict.
-
-    choices = record_engine(llm, Path("engine.safetensors"), ids, steps=4, forced=reference_ids)
-"""
+"""An engine run step by step through its scheduler and paged cache, its stages written to a file."""
 
 from __future__ import annotations
 
@@ -74,7 +68,7 @@ class _Pieces:
         self._pieces.setdefault(stage, []).append(tensor.detach().to("cpu", copy=True))
 
     def flush(self, writer: TraceWriter, step: int) -> None:
-        """Write the step's stages in the order in which they ran, and forget them."""
+        """Write the step's stages in the order in which they ran, and clear them."""
         for stage, pieces in self._pieces.items():
             writer.add(f"{step}/{stage}", torch.cat(pieces))
         self._pieces.clear()
@@ -103,7 +97,7 @@ def record_engine(
         The greedy choices after the prompt and after each step.
 
     Raises:
-        RequestError: the prompt has ids that the model does not know.
+        RequestError: the prompt has ids outside the vocabulary.
     """
     executor = llm.executor
     checked, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
@@ -113,7 +107,7 @@ def record_engine(
     writer = TraceWriter(path)
     try:
         if given is not None and not as_served:
-            writer.add(f"0/{given.stage}", given.shown(prepared(llm, given.source)))
+            writer.add(f"0/{given.stage}", given.source.rows(prepared(llm, given.source)))
         executor.scheduler.add(request)
         choices = _steps(llm, request, writer, steps, forced, as_served=as_served)
     except BaseException:
@@ -136,14 +130,21 @@ def _steps(
     *,
     as_served: bool,
 ) -> list[int]:
-    pieces, choices = _Pieces(), []
-    seeing = nullcontext() if as_served else _by_module(llm, pieces)
+    pieces, choices, executor = _Pieces(), [], llm.executor
+    modules = nullcontext() if as_served else _by_module(llm, pieces)
     encoding = _encoder(llm, pieces) if request.inputs and not as_served else nullcontext()
-    with seeing, encoding, on_device(llm.engine.device):
+    with modules, encoding, on_device(llm.engine.device):
         for step in range(steps + 1):
             fed = request.tokens(request.num_computed, request.num_tokens)
             writer.add(f"{step}/input_ids", torch.tensor([*fed], dtype=torch.int64))
-            choices.append(_run_step(llm, request, pieces))
+            logits = torch.empty(0)
+            while request.num_uncomputed:
+                batch = executor.scheduler.schedule()
+                logits = executor.runner.run(batch)
+                executor.scheduler.computed(batch)
+                if len(logits):
+                    pieces.add("logits", logits)
+            choices.append(int(logits[-1].float().argmax()))
             pieces.flush(writer, step)
             request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
     return choices
@@ -159,7 +160,6 @@ def _input(llm: LLM, given: Given, ids: Sequence[int]) -> RequestInput:
 
 def _encoder(llm: LLM, pieces: _Pieces) -> AbstractContextManager[None]:
     """The stages of the encoder, and each decoder layer's keys and values of its outputs."""
-
     stages = EncoderStages.of(llm.engine.manifest.model)
     assert stages is not None
 
@@ -175,7 +175,6 @@ def _encoder(llm: LLM, pieces: _Pieces) -> AbstractContextManager[None]:
 
 
 def _encoder_stage(stages: EncoderStages, name: str) -> str | None:
-    """The stage that a record of encoder_record.py is."""
     layer = stages.layer_of(name)
     if layer is None:
         return _OF_ENCODER.get(name)
@@ -187,22 +186,9 @@ def _encoder_stage(stages: EncoderStages, name: str) -> str | None:
     return f"{layer}.{_OF_POST_NORM[inner]}" if inner in _OF_POST_NORM else None
 
 
-def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:
-    """Compute all known tokens of the request; returns the greedy choice after the last."""
-    executor = llm.executor
-    logits = torch.empty(0)
-    while request.num_uncomputed:
-        batch = executor.scheduler.schedule()
-        logits = executor.runner.run(batch)
-        executor.scheduler.computed(batch)
-        if len(logits):
-            pieces.add("logits", logits)
-    return int(logits[-1].float().argmax())
-
-
 @contextmanager
 def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
-    """Every module is called, and each stage but the logits collected, while the block runs."""
+    """Every module is called, and each stage except the logits collected, while the block runs."""
     model, handles = llm.engine.model, []
 
     def keep(module: torch.nn.Module, stage: str, place: int | None = None) -> None:

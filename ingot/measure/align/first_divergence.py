@@ -1,10 +1,4 @@
-"""The first place where an engine leaves the original, and what explains it.
-
-Owns the two records that align's parts hand to each other. Knows neither how a difference is found nor how it
-is explained.
-
-    for finding in explain(divergence, model, config): print(finding.text)
-"""
+"""One stage that differs from the original, and what explains it."""
 
 from __future__ import annotations
 
@@ -18,19 +12,18 @@ class Divergence:
     """One stage whose output is not the reference's.
 
     Attributes:
-        stage: ``layers.3.input_norm``, ``.attention``, ``.residual`` (the stream after attention),
-            ``.post_norm``, ``.mlp``, ``.output`` (the stream after the MLP);
-            ``layers.3`` (the layer as a whole), ``embedding``, ``final_norm``, ``logits``, ``prompt``,
-            ``ids`` or ``greedy``.
+        stage: ``layers.3.input_norm``, ``.attention``, ``.residual`` (hidden states after attention),
+            ``.post_norm``, ``.mlp``, ``.output`` (hidden states after the MLP); ``layers.3`` (the whole
+            layer), ``embedding``, ``final_norm``, ``logits``, ``prompt``, ``ids`` or ``greedy``.
         layer: its number; None outside layers.
-        step: 0 for the prompt, then one for each token fed.
-        positions: [T] positions of the tokens.
-        inputs: the reference's input of that stage's module, [T, hidden]; for attention in a cached step the
-            inputs of all tokens so far, [S, hidden]; for a sum (``.residual``, ``.output``) the branch that
-            joins the stream; for the embedding the ids, [T].
+        step: 0 for the prompt, then one per token.
+        positions: [T], of the tokens.
+        inputs: the reference's input of the stage's module, [T, hidden]; of attention in a cached step that
+            of all tokens so far, [S, hidden]; of a sum (``.residual``, ``.output``) the branch; of the
+            embedding the ids, [T].
         expected: the reference's output, [T, ...].
         got: the engine's output, [T, ...].
-        floor: relative L2 difference that counts as noise here.
+        floor: relative L2 difference that counts as noise.
     """
 
     stage: str
@@ -49,8 +42,7 @@ class Finding:
 
     Attributes:
         culprit: its name, stable between versions.
-        before: relative L2 difference to the expected output without the variant.
-        after: the same with it.
+        before, after: relative L2 difference to the expected output without and with the variant.
         text: one sentence for people.
     """
 

@@ -1,16 +1,10 @@
 """Whether a module of the engine is wrong by itself: on the original's input, beside its own rounding.
 
-Owns what is expected of a module in the engine's arithmetic, its noise, and two tests: the distance, and what
-the errors of many values have in common. Knows no stage's place in a model and no report.
-
-    judge = AloneJudge(engine, stored, expected, base=torch.float32)
-    judge.of(step=0, stage="layers.3.mlp")
-
-What is expected is what the original had, plus what the checking decoder says that rounding the *input* to
-the engine's dtype changes. So the input's rounding is no difference. The noise is what rounding in the
-engine's arithmetic does in the checking decoder, which shares no code with the module. Inputs that the module
-rounds to few bits are put on the grid of the quantized values first: both sides have the same quantized rows.
-Then the module gets them as they were, to show that it rounds them rightly; there a value in the middle
+The expected output is the original's, plus what rounding the *input* to the engine's dtype changes in the
+checking decoder. So the input's rounding is no difference. The noise is what rounding in the engine's
+arithmetic does in the checking decoder, which shares no code with the module. Inputs that the module rounds
+to few bits are put on the grid of the quantized values first, so that both sides have the same quantized
+rows. Then the module gets them as they were, to show that it rounds them right; there a value in the middle
 between two may fall either way.
 
 An engine in 16 bits is also held to its config and its weights: computed by the checking decoder in fp32 they
@@ -45,33 +39,31 @@ from ingot.measure.align.stages.stage_names import StageFile, inner_places_of, l
 from ingot.measure.align.stages.staged_run import Stored
 
 MULTIPLE = 4.0  # floors that count as noise (docs/align.md)
-_SIGMAS = 6.0  # standard deviations of noise that many values may be off together
-_UNITS = 0.125  # units of the engine's rounding that count as noise where a floor is zero
-_FP32_UNITS = 3.0  # of fp32: CUDA's tables put rsqrt 2 from right, and what it is given is rounded, too
-_TOGETHER = (
-    2.0  # times the noise of attention's values: those of a head share a token's weights, and err together
-)
+_SIGMAS = 6.0  # standard deviations of noise that many values may be off in common
+_UNITS = 0.125  # units of the engine's rounding that count as noise if a floor is zero
+_FP32_UNITS = 3.0  # of fp32: CUDA's rsqrt is up to 2 units off, and its input is rounded, too
+_IN_COMMON = 2.0  # times the noise of attention's values: those of a head share a token's weights
 _TERMS = 0.25  # of eps sqrt(K): another order of a sum of K terms
 _FP32 = torch.float32
 
 
 def least_of(dtype: torch.dtype) -> float:
-    """What counts as noise of a stage in a whole run where its floor is zero (relative L2): one unit of the
-    dtype's rounding, in fp32 as many as of a module.
+    """The least noise of a stage in a whole run (relative L2): one unit of the dtype's rounding, in fp32 as
+    many as of a module.
     """
     return (_FP32_UNITS if dtype == _FP32 else 1.0) * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
 class Alone(Difference):
-    """How far a module by itself is from what is expected, at the place of it that is farthest off.
+    """How far a module by itself is from the expected output, at its place that is farthest off.
 
     Attributes:
-        place: the stage, or a part of it (``stages.PLACES``).
+        place: the stage, or a part of it (``stage_names.PLACES``).
         floor: relative L2 that rounding explains; ``limit`` is that of ``relative``.
-        common: by how much values are off together, and ``common_limit``.
+        common: by how much values are off in common; ``common_limit`` is its limit.
         on_grid: whether the input was put on the grid of quantized values.
-        of_config: whether it is what config and weights give in fp32, and not the module's own output.
+        of_config: whether it is the result of config and weights in fp32, and not the module's own output.
     """
 
     place: str
@@ -89,14 +81,13 @@ class Alone(Difference):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether one of both is beyond its limit."""
         return not self.share <= 1
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of the noise at a place: its values, exact and in the lower arithmetic, and how far these are
-    apart (relative L2).
+    """One draw of a place's noise: its values, exact and in the lower arithmetic, and their distance
+    (relative L2).
     """
 
     floor: float
@@ -112,9 +103,9 @@ class AloneJudge:
     """Judges modules of an engine on the stages of an original.
 
     Args:
-        stored: what the engine stores.
+        stored: the engine's weights.
         expected: the original's run.
-        base: dtype that the original's stages were computed in.
+        base: dtype of the original's stages.
     """
 
     def __init__(self, engine: Engine, stored: Stored, expected: StageFile, base: torch.dtype) -> None:
@@ -126,13 +117,13 @@ class AloneJudge:
         self._plain = PlainStages(stored, model, expected, device)
 
     def of(self, step: int, stage: str) -> Alone | None:
-        """The worst of the stage's places; None where no input is recorded."""
+        """The worst of the stage's places; None if no input is recorded."""
         places = [*places_of(stage), *(inner_places_of(stage) if self.coarse != _FP32 else [])]
         found = [alone for place in places for alone in self._at(step, place)]
         return max(found, key=lambda alone: alone.share, default=None)
 
     def sides(self, step: int, alone: Alone) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is expected at a place, and what there is, on the host."""
+        """The expected and the engine's values at a place, on the host."""
         if alone.of_config:
             expected, got = self.expected.get(step, alone.place), self._of_config(step, alone.place)
         else:
@@ -151,21 +142,31 @@ class AloneJudge:
             if wanted is None or got is None:
                 continue
             draw = self._draw(step, place, self._low, self.dtype, on_grid=on_grid)
-            ties = self._ties(step, place) if rounds and not on_grid else 0.0
+            ties = 0.0
+            if rounds and not on_grid:  # the closest call of every row, and every exact tie, the other way
+                exact = self._plain.at(place, step, self._exact(on_grid=False))
+                flipped = self._plain.at(place, step, Pass(replace(EXACT, flips=True), self.dtype))
+                assert exact is not None
+                assert flipped is not None
+                ties = measure(exact, flipped).relative
             yield self._judged(place, wanted, got, draw, ties, on_grid=on_grid)
         if self.dtype != _FP32 and self.coarse == self.dtype:
             expected, meant = self.expected.get(step, place), self._of_config(step, place)
             if expected is not None and meant is not None:
                 floor = self._draw(step, place, FINER, _FP32, on_grid=rounds).floor
-                limit = MULTIPLE * floor + _FP32_UNITS * torch.finfo(_FP32).eps
-                off = vars(measure(expected, meant))
                 yield Alone(
-                    **off, place=place, floor=floor, limit=limit, common=0.0, common_limit=1.0, of_config=True
+                    **vars(measure(expected, meant)),
+                    place=place,
+                    floor=floor,
+                    limit=MULTIPLE * floor + _FP32_UNITS * torch.finfo(_FP32).eps,
+                    common=0.0,
+                    common_limit=1.0,
+                    of_config=True,
                 )
 
     def _wanted(self, step: int, place: str, *, on_grid: bool) -> torch.Tensor | None:
-        """What is expected of the module, fp64; of a place that no original records by the checking decoder
-        alone. None where its input is not recorded.
+        """The module's expected output, fp64; at a place that no original records that of the checking
+        decoder. None if its input is not recorded.
         """
         expected, exact = self.expected.get(step, place), self._plain.at(place, step, self._exact(on_grid))
         if exact is None or (expected is not None and expected.shape != exact.shape):
@@ -199,10 +200,10 @@ class AloneJudge:
     def _common(
         self, place: str, wanted: torch.Tensor, got: torch.Tensor, draw: Draw, ties: float
     ) -> Iterator[Common]:
-        """Of all values; of attention's heads one by one; of the pairs of channels that positions turn.
+        """Of all values, of each of attention's heads, and of the pairs of channels that positions rotate.
 
-        Values of a head that share a token's attention weights err together: their noise counts twice, and
-        is at least what the draw's have in common. A tie turns a small pair of channels farther than others.
+        Values of a head that share a token's attention weights err in common: their noise counts twice, and
+        is at least that of the draw. A tie rotates a small pair of channels farther than others.
         """
         kind, config = place.rpartition(".")[2], self.model.config
         floor = draw.floor
@@ -210,7 +211,7 @@ class AloneJudge:
             yield from common_factors(wanted, got, floor)
             return
         heads = config.num_kv_heads if kind == "keys" else config.num_heads
-        times = _TOGETHER if kind == "attended" else 1.0
+        times = _IN_COMMON if kind == "attended" else 1.0
         floor *= times
         drawn = times * rms(one.off for one in common_factors(draw.exact, draw.low, floor, heads))
         yield from at_least(common_factors(wanted, got, floor), drawn / math.sqrt(heads))
@@ -225,29 +226,19 @@ class AloneJudge:
 
     @property
     def _low(self) -> Arithmetic:
-        """The arithmetic whose distance from fp32 is noise."""
         return FINER if self.coarse == _FP32 else Arithmetic(_FP32, self.coarse)
 
     def _of_config(self, step: int, place: str) -> torch.Tensor | None:
-        """What the engine's config and weights give for the original's input, in fp32."""
+        """The result of the engine's config and weights on the original's input, in fp32."""
         return self._plain.at(place, step, Pass(EXACT, _FP32))
 
     def _draw(self, step: int, place: str, low: Arithmetic, dtype: torch.dtype, *, on_grid: bool) -> Draw:
-        """What an arithmetic does to the place, in the checking decoder."""
         exact = self._plain.at(place, step, Pass(EXACT, dtype, on_grid))
         other = self._plain.at(place, step, Pass(low, dtype, on_grid))
         assert exact is not None
         assert other is not None
         floor = measure(exact, other).relative
         return Draw(max(floor, self._least) if low is FINER else floor, exact, other)
-
-    def _ties(self, step: int, place: str) -> float:
-        """What the closest call of every row does, and every exact tie, decided otherwise."""
-        exact = self._plain.at(place, step, self._exact(on_grid=False))
-        flipped = self._plain.at(place, step, Pass(replace(EXACT, flips=True), self.dtype))
-        assert exact is not None
-        assert flipped is not None
-        return measure(exact, flipped).relative
 
     @cached_property
     def _least(self) -> float:

@@ -1,19 +1,15 @@
-"""The original that an engine is compared with.
+"""The originals that an engine is compared with: Hugging Face's class, the checking decoder, an engine, a
+trace.
 
-Owns the choice among Hugging Face's class, the checking decoder, another engine and a trace, and the runs of
-each that give the expected stages and the noise. One model is on the device at a time, and none when a run
-returns. Knows no verdict.
-
-    reference = open_reference("checkpoint", "auto", "engine", build_config, device)
-    runs = reference.record(folder, cases, steps=4, compute=torch.float16)
+One model is on the device at a time, and none when a run returns.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +21,16 @@ from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.config.build_config import BuildConfig
-from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.reference_run import EXACT, Arithmetic, Feed
 from ingot.errors import CheckpointError, ConfigError
-from ingot.measure.align.checking_original import record_checked
-from ingot.measure.align.encoder_inputs import Given
-from ingot.measure.align.stages.stage_names import StageFile, hf_patterns
-from ingot.measure.align.stages.staged_run import RoundedWeights, Stored
+from ingot.layers.linear import any_rounded
+from ingot.measure.align.encoder_inputs import Given, WhisperByIds
+from ingot.measure.align.stages.stage_names import OWN_NAMES, StageFile, hf_patterns
+from ingot.measure.align.stages.staged_run import RoundedWeights, StagedRun, Stored, run_encoder, run_tokens
 from ingot.measure.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
-from ingot.measure.align.trace import run_steps, trace
-from ingot.measure.align.whisper_by_ids import WhisperByIds
+from ingot.measure.align.trace import TraceWriter, run_steps, trace
 from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.huggingface import check_class, load_class
 from ingot.measure.side.side_spec import decoder_config
@@ -47,7 +42,8 @@ ORIGINALS = ("auto", "hf", "ingot")
 class OriginalRun:
     """One case: the expected stages, and the same stages with noise.
 
-    ``choices`` are the reference's greedy ids after the prompt and each step; ``forced`` those that were fed.
+    ``choices`` are the reference's greedy ids after the prompt and each step; ``forced`` the ids that were
+    fed.
     """
 
     expected: StageFile
@@ -57,13 +53,13 @@ class OriginalRun:
 
 
 class Reference(ABC):
-    """Gives the expected stages of prompts.
+    """An original, which gives the expected stages of prompts.
 
     Attributes:
-        name: what reports call it.
+        name: in reports.
         path: its folder; of a trace, the file.
-        noise_name: what its noise is measured between.
-        inputs: those of its products that are rounded to 8 bits, as the engine's are. With noise the closest
+        noise_name: the two dtypes between which its noise is measured.
+        inputs: inputs of products that are rounded to 8 bits, as the engine's are. With noise the closest
             calls go the other way.
         given: the input of a model with an encoder.
     """
@@ -77,12 +73,12 @@ class Reference(ABC):
 
     @property
     def checkpoint(self) -> Path | None:
-        """Its folder, with whose tensors and configs an engine can be compared; None where it is none."""
+        """Its folder, if it is a checkpoint."""
         return self.path
 
     @property
     def files(self) -> Path:
-        """The folder of its tokenizer and configs; of a checkpoint of several files that of its LLM."""
+        """The folder of its tokenizer and configs; of MiniGPT-4 that of its LLM."""
         if not is_minigpt4(self.path):
             return self.path
         with open_checkpoint(self.path) as source:
@@ -95,24 +91,21 @@ class Reference(ABC):
         """Run every case in fp32 and again with the noise of ``compute``; files go into ``folder``."""
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
-        """What ends its answers, as the file of an expected run notes it, and where that is from; None where
-        nothing says.
-        """
+        """The ids that end its answers, None if unknown, and their origin."""
         return stop_ids_of_trace(expected.metadata, expected.path), "generate of Hugging Face's class"
 
 
 class Checking(Reference):
     """Ingot's checking decoder over a checkpoint's weights, for a class that Hugging Face lacks.
 
-    It shares the weight map and the config's reading with the engine and none of its modules and kernels. So
-    it finds what a build, a dtype, a module or a kernel changes, and not what our reading of the architecture
-    gets wrong: a trace does.
+    It shares the weight map and config reader with the engine, but no modules and kernels. So it shows faults
+    of a build, a dtype, a module or a kernel. A fault in our reading of the architecture needs a trace.
     """
 
     def __init__(self, checkpoint: Path, device: torch.device, build: BuildConfig) -> None:
         super().__init__("Ingot's checking decoder, fp32", checkpoint, device)
         self.build = build
-        self.weights = checkpoint  # whose are computed with
+        self.weights = checkpoint  # or an engine
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
@@ -120,7 +113,7 @@ class Checking(Reference):
         self.noise_name = _noise_name(compute)
         choices = record_checked(
             self._stored(),
-            partial(_path, folder),
+            folder,
             cases,
             steps,
             compute,
@@ -137,8 +130,8 @@ class Checking(Reference):
 
 
 class OtherEngine(Checking):
-    """The checking decoder over the weights that another engine stores, rounded to ``dtype`` if that is the
-    coarser one: the dtype that the compared engine stores.
+    """The checking decoder over another engine's weights, rounded to ``dtype``, that of the compared engine's
+    weights, if that is coarser.
     """
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -149,8 +142,7 @@ class OtherEngine(Checking):
 
     @property
     def checkpoint(self) -> None:
-        """None: what it was built from is not known."""
-        return
+        """None: its checkpoint is not known."""
 
     def _stored(self) -> Stored:
         found = super()._stored()
@@ -175,7 +167,7 @@ class HuggingFace(Reference):
         noise = torch.float64 if compute == torch.float32 else compute
         model = load_class(
             self.path,
-            torch.float32,  # it holds every value of a checkpoint
+            torch.float32,  # exact for every dtype of checkpoints
             self.device,
             "`device=cuda`, or a trace as `reference`",
             num_layers=self.num_layers,
@@ -184,18 +176,20 @@ class HuggingFace(Reference):
             instead="ingot",
         )
         self.name = f"Hugging Face's {type(model).__name__}, fp32"
-        round_weights(model, self.weights, wide_norms=self._wide_norms())
+        wide_norms = decoder_config(read_json(self.path / CONFIG)).wide_norms
+        round_weights(model, self.weights, wide_norms=wide_norms)
         if self.given is not None:
             model = WhisperByIds(model, self.given)
         choices = self._traced(model, folder, "expected", cases, steps, [None] * len(cases))
-        _lower(model, noise)
+        # Eager attention has an fp32 softmax inside; SDPA has no softcap.
+        if noise == torch.float64 and model._supports_sdpa:
+            model.set_attn_implementation("sdpa")
+        for parameter in model.parameters():  # not buffers: rotary frequencies stay fp32, as after loading
+            parameter.data = parameter.data.to(noise)
         self._traced(model, folder, "noise", cases, steps, choices)
         del model
         free_memory()
         return _reference_runs(folder, choices)
-
-    def _wide_norms(self) -> bool:
-        return decoder_config(read_json(self.path / CONFIG)).wide_norms
 
     def _traced(
         self,
@@ -206,40 +200,30 @@ class HuggingFace(Reference):
         steps: int,
         forced: Sequence[list[int] | None],
     ) -> list[list[int]]:
-        """The greedy choices of each case; ``forced`` ones are fed."""
+        """The greedy choices of each case; ``forced`` ids are fed."""
         if isinstance(model, WhisperByIds):
             model.as_noise(noise=tag == "noise")
         names = hf_patterns(name for name, _ in model.named_modules())
         found = []
         for i, ids in enumerate(cases):
-            whole = trace(model, _path(folder, tag, i), names)
-            with whole, rounding(model, self.inputs, flips=tag == "noise"):
+            recording = trace(model, _path(folder, tag, i), names)
+            with recording, rounding(model, self.inputs, flips=tag == "noise"):
                 found.append(run_steps(model, ids, steps, forced[i]))
         return found
 
 
 @torch.no_grad()
 def round_weights(model: torch.nn.Module, dtype: torch.dtype, *, wide_norms: bool) -> None:
-    """Round every floating-point parameter to the values that an engine in ``dtype`` stores, in place; with
-    ``wide_norms`` those of norms stay, and buffers (rotary tables) always do.
+    """Round every floating-point parameter to ``dtype``, in place; with ``wide_norms`` except those of norms.
+    Buffers (rotary tables) stay as they are.
     """
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not (wide_norms and "norm" in name):
             parameter.copy_(parameter.to(dtype))
 
 
-def _lower(model: Any, compute: torch.dtype) -> None:
-    """Compute in another dtype, where a model stands."""
-    # Eager attention has an fp32 softmax inside; the other kind has no softcap.
-    if compute == torch.float64 and model._supports_sdpa:
-        model.set_attn_implementation("sdpa")
-    # not the buffers: rotary frequencies stay fp32, as when it is loaded
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(compute)
-
-
 class Trace(Reference):
-    """A file written by ``ingot.measure.align.trace``; the noise is what the coarser dtype of both sides does
+    """A file written by ``ingot.measure.align.trace``; the noise is that of the coarser dtype of both sides
     in the checking decoder with the engine's weights.
     """
 
@@ -251,12 +235,11 @@ class Trace(Reference):
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, compute: torch.dtype
     ) -> list[OriginalRun]:
-        """As ``Reference.record``; the case and the steps are the trace's."""
         coarse = max((compute, self.file.dtype), key=lambda dtype: torch.finfo(dtype).eps)
         self.noise_name = f"{_noise_name(coarse)}, with the engine's weights"
         forced = [self.file.ids(step)[-1] for step in range(1, self.file.steps + 1)]
         stored = Stored.of(Path(self.engine), self.build, self.device)
-        record_checked(stored, partial(_path, folder), cases, steps, coarse, forced=[forced])
+        record_checked(stored, folder, cases, steps, coarse, forced=[forced])
         (run,) = _reference_runs(folder, [[*forced, 0]])
         rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
@@ -264,8 +247,7 @@ class Trace(Reference):
 
     @property
     def checkpoint(self) -> None:
-        """None: it is one file of activations."""
-        return
+        """None: a trace has no weights."""
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
         return super().stop_ids(expected)[0], "the trace"
@@ -274,10 +256,10 @@ class Trace(Reference):
 def open_reference(
     given: str, original: str, engine: str, build: BuildConfig, device: torch.device
 ) -> Reference:
-    """What ``reference`` means: a trace (a file), another engine, or a checkpoint run by a class.
+    """A trace (a file), another engine, or a checkpoint run by a class.
 
     Raises:
-        CheckpointError: it is the engine itself, it cannot be found, or no class is there for it.
+        CheckpointError: it is the engine itself, it cannot be found, or there is no class for it.
         ConfigError: ``original`` is none of ``ORIGINALS``.
     """
     if original not in ORIGINALS:
@@ -286,7 +268,21 @@ def open_reference(
     if path.is_file() and not is_minigpt4(path):
         return Trace(path, engine, build, device)
     if is_engine(path):
-        return _other_engine(path, original, engine, device, parse_dtype(build.dtype))
+        if path.resolve() == Path(engine).resolve():
+            raise CheckpointError(
+                "the reference is the engine itself",
+                seen=path,
+                allowed="the checkpoint it was built from, another engine, or a trace",
+                field="reference",
+            )
+        if original == "hf":
+            raise CheckpointError(
+                "Hugging Face's class does not run an engine",
+                seen=path,
+                field="original",
+                fix="`original=ingot`, or a checkpoint",
+            )
+        return OtherEngine(path, device, parse_dtype(build.dtype))
     folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
         return Checking(folder, device, build)
@@ -305,32 +301,6 @@ def open_reference(
     return Checking(folder, device, build)
 
 
-def _other_engine(
-    path: Path, original: str, engine: str, device: torch.device, dtype: torch.dtype
-) -> OtherEngine:
-    if path.resolve() == Path(engine).resolve():
-        raise CheckpointError(
-            "the reference is the engine itself",
-            seen=path,
-            allowed="the checkpoint it was built from, another engine, or a trace",
-            field="reference",
-        )
-    if original == "hf":
-        raise CheckpointError(
-            "Hugging Face's class does not run an engine",
-            seen=path,
-            field="original",
-            fix="`original=ingot`, or a checkpoint",
-        )
-    return OtherEngine(path, device, dtype)
-
-
-def room_for(tokens: int) -> int:
-    """Tokens of a KV cache that holds one request of this length, so that the rest stays free for modules."""
-    size = RuntimeConfig().block_size
-    return -(-tokens // size) * size
-
-
 def _path(folder: Path, tag: str, case: int) -> Path:
     return folder / f"{tag}-{case}.safetensors"
 
@@ -345,3 +315,104 @@ def _reference_runs(folder: Path, choices: Sequence[list[int]]) -> list[Original
 
 def _noise_name(compute: torch.dtype) -> str:
     return f"{'fp64' if compute == torch.float32 else dtype_name(compute)} against fp32"
+
+
+def noise_of(dtype: torch.dtype, *, flips: bool) -> Arithmetic:
+    """The arithmetic whose distance from fp32 is noise; ``flips`` if activations are rounded."""
+    if dtype == torch.float32:
+        return Arithmetic(torch.float64, flips=flips)
+    return Arithmetic(torch.float32, dtype, flips=flips)
+
+
+def record_checked(
+    stored: Stored,
+    folder: Path,
+    cases: Sequence[Sequence[int]],
+    steps: int,
+    dtype: torch.dtype,
+    *,
+    inputs: Sequence[Int8Input] = (),
+    given: Given | None = None,
+    forced: Sequence[list[int]] | None = None,
+) -> list[list[int]]:
+    """Write every case twice, as ``expected`` in fp32 and as ``noise`` in ``dtype`` (fp64 for fp32).
+
+    Args:
+        inputs: inputs to round to few bits, beside those that ``stored`` rounds.
+        forced: tokens to feed after each prompt; None: the greedy choices of the first run.
+
+    Returns:
+        The greedy choices after each prompt and each step.
+    """
+    flips = bool(inputs) or any_rounded(stored.model)
+    choices: list[list[int]] = []
+    for i, ids in enumerate(cases):
+        fed = None if forced is None else forced[i]
+        exact = _Recorder(stored, _path(folder, "expected", i), EXACT, inputs, given)
+        choices.append(exact.run(ids, steps, fed))
+        noise = noise_of(dtype, flips=flips)
+        noisy = _Recorder(stored, _path(folder, "noise", i), noise, inputs, given)
+        noisy.run(ids, steps, choices[-1] if fed is None else fed)
+    return choices
+
+
+class _Recorder(StagedRun):
+    def __init__(
+        self,
+        stored: Stored,
+        path: Path,
+        arithmetic: Arithmetic,
+        inputs: Sequence[Int8Input],
+        given: Given | None,
+    ) -> None:
+        feed = _feed(inputs, flips=arithmetic.flips)
+        super().__init__(stored.model, stored.weights, arithmetic, feed=feed)
+        self._stored, self._given = stored, given
+        self._writer = TraceWriter(path)
+        self._stages: dict[str, None] = {}  # in order
+        self._step = 0
+
+    def reached(self, stage: str, computed: torch.Tensor) -> torch.Tensor:
+        self._writer.add(f"{self._step}/{stage}", computed)
+        self._stages.setdefault(stage)
+        return computed
+
+    @torch.inference_mode()
+    def run(self, ids: Sequence[int], steps: int, forced: Sequence[int] | None) -> list[int]:
+        """The prompt and cached steps; the greedy choices after each."""
+        try:
+            choices = self._run(ids, steps, forced)
+        except BaseException:
+            self._writer.abandon()
+            raise
+        self._writer.metadata |= {"dtype": "float32", "names": OWN_NAMES}
+        self._writer.metadata |= {"model": self.config.architecture, "stages": json.dumps([*self._stages])}
+        self._writer.close()
+        return choices
+
+    def _run(self, ids: Sequence[int], steps: int, forced: Sequence[int] | None) -> list[int]:
+        given = self._given
+        if given is not None:  # in the noisy run the features are as a sound preparation may round them
+            shown = given.features if self.arithmetic == EXACT else given.source.nearly
+            self._writer.add(f"0/{given.stage}", given.source.rows(shown))
+            self._stages.setdefault(given.stage)
+            run_encoder(self, given.features)
+        choices: list[int] = []
+        new, start = list(ids), 0
+        for self._step in range(steps + 1):
+            self._writer.add(f"{self._step}/input_ids", torch.tensor(new, dtype=torch.int64))
+            logits = run_tokens(self, self._stored.span(new, start, len(ids), encodes=given is not None))
+            choices.append(int(logits[-1].argmax()))
+            start += len(new)
+            new = [choices[-1] if forced is None else [*forced, 0][self._step]]
+        return choices
+
+
+def _feed(inputs: Sequence[Int8Input], *, flips: bool) -> Feed | None:
+    by_name = {one.name: one for one in inputs}
+
+    def feed(name: str, x: torch.Tensor) -> torch.Tensor:
+        one = by_name.get(name)
+        return x if one is None else one.rounded(x, flips=flips)
+
+    return feed if by_name else None

@@ -1,9 +1,4 @@
-"""How far two tensors are apart, and what each looks like.
-
-Owns the formulas. Knows no stage and no limit.
-
-    measure(expected, got).relative
-"""
+"""How far two tensors are apart, and what each looks like."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ class Difference:
     Attributes:
         max_abs: the largest difference.
         relative: root of the mean over tokens of (‖got - expected‖ / ‖expected‖)². Every token weighs the
-            same, so that one of huge norm (a first token often has it) does not hide the others.
+            same: one of huge norm, often the first, does not hide the others.
         cosine: mean over tokens.
         token, channel: where the largest difference is.
     """
@@ -52,7 +47,7 @@ class Statistics:
 
 
 def measure(expected: torch.Tensor, got: torch.Tensor) -> Difference:
-    """Both are compared in fp64; NaN and infinity in one and not the other are an infinite difference."""
+    """Compares in fp64; NaN or infinity on one side alone is an infinite difference."""
     a, b = expected.flatten(1).double(), got.flatten(1).double()
     if a.shape != b.shape:
         return Difference(math.inf, math.inf, 0.0, 0, 0)
@@ -70,8 +65,8 @@ def measure(expected: torch.Tensor, got: torch.Tensor) -> Difference:
 
 @dataclass(frozen=True)
 class Common:
-    """What the errors of many values have in common: by how much they are off together, and the standard
-    deviation that this has where each value errs for itself.
+    """By how much many values are off in common, and the standard deviation of that if their errors are
+    independent.
     """
 
     off: float
@@ -81,23 +76,19 @@ class Common:
 def common_factors(
     expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int = 1
 ) -> Iterator[Common]:
-    """Of each head's values [T, heads · size]: how far the factor that fits them all is from 1.
-
-    Args:
-        floor: relative L2 of the values' own errors.
+    """Of each head's values [T, heads · size]: how far the factor that fits them all is from 1; ``floor`` is
+    the relative L2 of their own errors.
     """
     a, error, own = _by_head(expected, got, floor, heads)
     yield from _common((error * a).sum((0, 2)), (own * a).square().sum((0, 2)), a.square().sum((0, 2)))
 
 
 def at_least(tests: Iterable[Common], noise: float) -> Iterator[Common]:
-    """The same with at least that noise."""
     for one in tests:
         yield replace(one, noise=max(one.noise, noise))
 
 
 def rms(values: Iterable[float]) -> float:
-    """Root of the mean square."""
     squares = [value * value for value in values]
     return math.sqrt(sum(squares) / len(squares))
 
@@ -105,7 +96,9 @@ def rms(values: Iterable[float]) -> float:
 def common_turns(
     expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int, width: int
 ) -> Iterator[Common]:
-    """Of each pair of channels that rotary positions turn, of all heads and tokens: the angle, in radians."""
+    """The angle, in radians, of each pair of channels that rotary positions rotate, over all heads and
+    tokens.
+    """
     a, error, own = (part[..., :width].chunk(2, dim=-1) for part in _by_head(expected, got, floor, heads))
     across = (a[0] * error[1] - a[1] * error[0]).sum((0, 1))
     noise = ((own[0] * a[1]).square() + (own[1] * a[0]).square()).sum((0, 1))
@@ -115,7 +108,7 @@ def common_turns(
 def _by_head(
     expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is expected, its error and what error it may have, [T, heads, size] in fp64."""
+    """The expected values, their errors and the errors that they may have, [T, heads, size] in fp64."""
     a, b = expected.flatten(1).double(), got.flatten(1).double()
     usual = a.square().mean(1, keepdim=True).sqrt()
     parts = (a, b - a, floor * torch.maximum(a.abs(), usual))

@@ -1,16 +1,9 @@
-"""Where an engine leaves the original, judged against noise.
-
-Owns the limit of every stage, the comparison stage by stage, and the choice of the first bad one. Knows no
-model class, no terminal.
-
-    rows = compare_case(0, run, engine_file, isolated, eps=least_of(torch.float16))
-    first = first_bad(rows)
-"""
+"""Every stage of an engine compared with the original's within limits, and the first bad one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,9 +31,9 @@ class StageRow:
 
     Attributes:
         difference: of the engine, run as a whole, from the reference.
-        alone: of the stage's module run on the reference's input; None where the input is not recorded.
+        alone: of the stage's module run on the reference's input; None if the input is not recorded.
         floor: relative L2 between two runs of the reference that differ by rounding.
-        eps: what counts as noise where the floor is zero (``least_of``).
+        eps: the noise if the floor is zero (``least_of``).
     """
 
     case: int
@@ -54,23 +47,21 @@ class StageRow:
 
     @property
     def limit(self) -> float:
-        """What counts as noise: ``MULTIPLE`` floors and ``eps``."""
         return MULTIPLE * self.floor + self.eps
 
     @property
     def is_bad(self) -> bool:
-        """Whether the engine is beyond the limit here, whatever brought it there."""
+        """Whether the engine as a whole is beyond the limit here."""
         return not self.difference.relative <= self.limit
 
     @property
     def is_wrong_alone(self) -> bool:
-        """Whether this module, given the right input, is beyond the limit."""
         return self.alone is not None and self.alone.is_wrong
 
 
 @dataclass(frozen=True)
 class GreedyRow:
-    """The greedy id after one step. ``is_bad``: another one, by more than noise can move the logits."""
+    """The greedy id after one step. ``is_bad``: it differs, by more than noise can move the logits."""
 
     case: int
     step: int
@@ -97,14 +88,8 @@ def compare_case(
     case: int, run: OriginalRun, engine: StageFile, judge: AloneJudge, eps: float
 ) -> list[StageRow]:
     """Every stage that both sides have, in order."""
-    rows = _rows(case, run, engine, judge, eps)
-    return sorted(rows, key=lambda row: row.step)  # a layer's stages come together, and are computed once
-
-
-def _rows(
-    case: int, run: OriginalRun, engine: StageFile, judge: AloneJudge, eps: float
-) -> Iterator[StageRow]:
-    for stage in run.expected.stages():
+    rows = []
+    for stage in run.expected.stages():  # before steps: a layer's stages are computed once
         floor, _ = _floor(run.noise, stage)
         for step in range(run.expected.steps + 1):
             expected, got = run.expected.get(step, stage), engine.get(step, stage)
@@ -112,12 +97,13 @@ def _rows(
                 continue
             logits = measure_logits(expected, got) if stage == "logits" else None
             apart = measure(expected, got)
-            yield StageRow(case, step, stage, apart, judge.of(step, stage), floor, eps, logits)
+            rows.append(StageRow(case, step, stage, apart, judge.of(step, stage), floor, eps, logits))
+    return sorted(rows, key=lambda row: row.step)
 
 
 def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
-    """(relative L2, max-abs) between two runs that differ by rounding: the largest of all steps, since one
-    step of one token may round luckily.
+    """(relative L2, max-abs) between two runs that differ by rounding: the largest of all steps, as one step
+    may round luckily.
     """
     relative = max_abs = 0.0
     for step in range(noise[0].steps + 1):
@@ -130,7 +116,7 @@ def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float
 
 
 def compare_served(case: int, run: OriginalRun, served: StageFile, eps: float) -> list[StageRow]:
-    """The logits of each step's last token, computed as requests are, with every kernel that serves them."""
+    """The logits of each step's last token, computed as requests are."""
     floor, _ = _floor(run.noise, "logits")
     rows = []
     for step in range(run.expected.steps + 1):
@@ -143,8 +129,8 @@ def compare_served(case: int, run: OriginalRun, served: StageFile, eps: float) -
 
 
 def compare_greedy(case: int, run: OriginalRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
-    """Greedy ids after each step. Another id is noise where the reference's logits of the two are closer
-    than both can move.
+    """Greedy ids after each step. Another id is noise if the reference's logits of the two are closer than
+    both can move.
     """
     _, floor = _floor(run.noise, "logits")
     rows = []
@@ -163,8 +149,8 @@ def compare_greedy(case: int, run: OriginalRun, choices: Sequence[int], eps: flo
 def first_bad(rows: Sequence[StageRow]) -> tuple[StageRow, bool] | None:
     """The row to name, and whether its module is wrong by itself.
 
-    A module that is wrong on the reference's own input comes first: what is bad before it has only grown.
-    Where no module is, the first stage at which the engine as a whole is beyond the limit.
+    It is the first module that is wrong on the reference's own input, or if there is none the first stage at
+    which the engine as a whole is beyond the limit.
     """
     alone = next((row for row in rows if row.is_wrong_alone), None)
     if alone is not None:
@@ -175,8 +161,15 @@ def first_bad(rows: Sequence[StageRow]) -> tuple[StageRow, bool] | None:
 
 def look_at(row: StageRow, alone: bool, run: OriginalRun, engine: StageFile, judge: AloneJudge) -> FirstBad:
     """Both sides at the row's stage; of a module that is wrong alone at its place that is farthest off."""
-    expected, got = _pair(row, alone, run, engine, judge)
-    where = row.alone if alone and row.alone is not None else row.difference
+    where: Difference = row.difference
+    if alone and row.alone is not None:
+        where, (expected, got) = row.alone, judge.sides(row.step, row.alone)
+    else:
+        stage, rows = ("logits", slice(-1, None)) if row.stage == SERVED else (row.stage, slice(None))
+        wanted, had = run.expected.get(row.step, stage), engine.get(row.step, stage)
+        assert wanted is not None
+        assert had is not None
+        expected, got = wanted[rows], had[rows]
     a, b = (tensor.flatten(1)[where.token, where.channel] for tensor in (expected, got))
     last = len(run.expected.ids(row.step)) - 1 if row.stage == SERVED else 0  # its only row
     position = run.expected.start(row.step) + last + where.token
@@ -191,8 +184,8 @@ def evidence(
     engine: StageFile,
     isolated: Isolated,
 ) -> list[Divergence]:
-    """What the search for a cause is given: the modules that are wrong alone in the first one's layer and
-    step, and the layer as a whole; where none is, the first bad stage and its layer as they ran in the whole.
+    """Input of the search for a cause: the modules that are wrong alone in the first one's layer and step,
+    and the whole layer; if none is, the first bad stage and its layer as they ran.
     """
     layer = layer_of(first.stage)
     whole = None if layer is None else f"layers.{layer}"
@@ -204,34 +197,15 @@ def evidence(
     for stage, row in [*pairs, *([] if whole is None else [(whole, first)])]:
         got = isolated.module(row.step, stage) if alone else engine.get(row.step, _output(stage))
         floor = row.alone.limit / MULTIPLE if alone and row.alone is not None else row.floor
-        found += _divergence(stage, row, floor, run, got, isolated)
+        inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, _output(stage))
+        if inputs is None or expected is None or got is None:
+            continue
+        start = run.expected.start(row.step)
+        positions = torch.arange(start, start + len(expected))
+        found.append(Divergence(stage, layer_of(stage), row.step, positions, inputs, expected, got, floor))
     return found
 
 
 def _output(stage: str) -> str:
-    """What a file has of a stage; of a whole layer its last."""
+    """The stage in a file; of a whole layer its output."""
     return f"{stage}.output" if stage == f"layers.{layer_of(stage)}" else stage
-
-
-def _divergence(
-    stage: str, row: StageRow, floor: float, run: OriginalRun, got: torch.Tensor | None, isolated: Isolated
-) -> list[Divergence]:
-    """One, or none where the module's input or output is not recorded."""
-    inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, _output(stage))
-    if inputs is None or expected is None or got is None:
-        return []
-    start = run.expected.start(row.step)
-    positions = torch.arange(start, start + len(expected))
-    return [Divergence(stage, layer_of(stage), row.step, positions, inputs, expected, got, floor)]
-
-
-def _pair(
-    row: StageRow, alone: bool, run: OriginalRun, engine: StageFile, judge: AloneJudge
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if alone and row.alone is not None:
-        return judge.sides(row.step, row.alone)
-    stage, rows = ("logits", slice(-1, None)) if row.stage == SERVED else (row.stage, slice(None))
-    expected, got = run.expected.get(row.step, stage), engine.get(row.step, stage)
-    assert expected is not None
-    assert got is not None
-    return expected[rows], got[rows]

@@ -1,11 +1,4 @@
-"""What ends an answer, on both sides.
-
-Owns the stage ``stop ids``: both sets, what of the engine's is no mistake though the original goes on there,
-and the sentence about their difference. Knows no tensor, and not where the original's set is read.
-
-    check = compare_stops(target.text, source.checkpoint, (2,), got=(2, 5), against="generation_config")
-    check.missing, check.extra
-"""
+"""The ids that end an answer, on both sides."""
 
 from __future__ import annotations
 
@@ -28,12 +21,12 @@ class StopCheck:
     """The ids that end an answer.
 
     Attributes:
-        expected: the original's; None where they are not known, and not compared.
+        expected: the original's; None if unknown, and not compared.
         got: the engine's, as it runs.
-        designed: those of ``got`` that the original's ``generate`` goes on after, and Ingot stops at by its
-            rule: a turn's end of the chat format, ``eos_token_id`` of config.json, the tokenizer's end.
-        against: where the original's are from.
-        texts: of the ids, where there is a tokenizer.
+        designed: those of ``got`` after which the original's ``generate`` goes on and Ingot stops by design:
+            a turn's end of the chat format, ``eos_token_id`` of config.json, the tokenizer's end.
+        against: the origin of the original's.
+        texts: of the ids, with a tokenizer.
     """
 
     expected: tuple[int, ...] | None
@@ -44,12 +37,12 @@ class StopCheck:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The original ends there and the engine does not."""
+        """The original ends there, and the engine does not."""
         return tuple(i for i in self.expected or () if i not in self.got)
 
     @property
     def extra(self) -> tuple[int, ...]:
-        """The engine ends there, and nothing of the original says so."""
+        """The engine ends there, without reason in the original."""
         if self.expected is None:
             return ()
         return tuple(i for i in self.got if i not in self.expected and i not in self.designed)
@@ -75,38 +68,32 @@ def compare_stops(
     got: Collection[int],
     against: str,
 ) -> StopCheck:
-    """The original's stop ids and the engine's.
+    """The original's stop ids (None if unknown) and the engine's.
 
     Args:
         text: of the engine.
         checkpoint: the original's folder; None for a trace.
-        expected: what ends the original's answers; None where nothing says.
     """
     theirs = None if expected is None else tuple(sorted({*expected}))
     ours = tuple(sorted({*got}))
     more = [i for i in ours if i not in theirs] if theirs is not None else []
-    allowed = _by_rule(text, checkpoint) if more else set()
+    allowed: set[int] = set()
+    if more:
+        chosen = text.chat_template is not None or checkpoint is None
+        if checkpoint is not None:
+            with open_checkpoint(checkpoint) as source:
+                original = read_text_parts(source)
+            allowed.update(original.stop_ids)
+            chosen = chosen or original.chat is None
+        if chosen and text.chat is not None and text.tokenizer is not None:  # a format that the user chose
+            allowed.update(text.chat.stop_ids(text.tokenizer))
     show = text.tokenizer.token_text if text.tokenizer is not None else lambda token: ""
     texts = {i: show(i) for i in {*ours, *(theirs or ())}}
     return StopCheck(theirs, ours, tuple(i for i in more if i in allowed), against, texts)
 
 
-def _by_rule(text: TextParts, checkpoint: Path | None) -> set[int]:
-    """Where Ingot ends an answer of the original's files, whether ``generate`` does so or not."""
-    found: set[int] = set()
-    chosen = text.chat_template is not None or checkpoint is None
-    if checkpoint is not None:
-        with open_checkpoint(checkpoint) as source:
-            original = read_text_parts(source)
-        found.update(original.stop_ids)
-        chosen = chosen or original.chat is None
-    if chosen and text.chat is not None and text.tokenizer is not None:  # a format that the user gave
-        found.update(text.chat.stop_ids(text.tokenizer))
-    return found
-
-
 def explain_stops(check: StopCheck, greedy: Sequence[GreedyRow]) -> list[Finding]:
-    """What another stop set causes, and the first prompt that shows it; empty where the sets agree."""
+    """The effect of other stop ids, and the first prompt that shows it; empty if the sets agree."""
     if not check.is_bad:
         return []
     parts = []

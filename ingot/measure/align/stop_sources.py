@@ -1,9 +1,6 @@
-"""The ids that end an original's answers.
+"""The ids that end an original's answers, as its files and traces say.
 
-Owns how they are read from a checkpoint's configs, as Hugging Face's ``generate`` does, and from a trace.
-Shares nothing with the engine's own derivation, which this is compared with.
-
-    stop_ids_of_files(Path("checkpoint"))   # (151645, 151643)
+It shares no code with the engine's own derivation, which it is compared with.
 """
 
 from __future__ import annotations
@@ -20,12 +17,12 @@ _TIKTOKEN = "qwen.tiktoken"
 
 
 def stop_ids_of_files(folder: Path) -> tuple[int, ...]:
-    """What ends ``generate`` of a checkpoint's class: ``eos_token_id`` of generation_config.json where there
-    is one, else of config.json. Qwen v1's ``chat`` ends at <|im_end|> and <|im_start|> too (its
-    ``get_stop_words_ids``), the second and third id behind the ranks of its tokenizer.
+    """The ids that end ``generate``: ``eos_token_id`` of generation_config.json, or without one of
+    config.json. Qwen v1's ``chat`` ends at <|im_end|> and <|im_start|> too (its ``get_stop_words_ids``), the
+    second and third id after the ranks of its tokenizer.
 
     Raises:
-        CheckpointError: a file cannot be read, or an id is no number.
+        CheckpointError: a file cannot be read, or an id is not an integer.
     """
     path = folder / GENERATION_CONFIG
     generation = read_json(path) if path.is_file() else None
@@ -39,11 +36,7 @@ def stop_ids_of_files(folder: Path) -> tuple[int, ...]:
 
 
 def stop_ids_of_trace(metadata: dict[str, str], path: Path) -> tuple[int, ...] | None:
-    """The ids noted in a trace; None where it has none.
-
-    Raises:
-        CheckpointError: the note is not a list of ids.
-    """
+    """The ids in a trace's metadata, or None."""
     noted = metadata.get("stop_ids")
     if noted is None:
         return None

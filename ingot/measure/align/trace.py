@@ -1,7 +1,7 @@
-"""Activations of any PyTorch model as one safetensors file; a stand-alone file.
+"""Activations of any PyTorch model as one safetensors file.
 
-Owns the trace format and its writer. Imports torch and the standard library and nothing else: copy this file
-alone into the environment that can still run the old model. Knows nothing of Ingot.
+It imports torch and the standard library only: copy this file alone into the environment that still runs the
+model.
 
     with trace(model, "out.safetensors", names=["*.mlp", "*norm*"]):
         model(ids)                  # step 0, the prompt; further calls are steps 1, 2 ...
@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 FORMAT = "ingot-trace-1"
-STREAM_READERS = ("*norm*", "*ln_*")  # what they read is the residual stream, which no module returns
-# The last product of attention and of an MLP; what it reads is a place inside of them.
+STREAM_READERS = ("*norm*", "*ln_*")  # they read the residual stream, which no module returns
+# The last product of attention and of an MLP; its input is a place inside them.
 PRODUCTS = ("*attn.o_proj", "*mlp.down_proj", "*.c_proj", "*attn.out_proj", "*.fc2")
 _MOST_HEADER = 100_000_000  # bytes; the safetensors library takes no more
 _CHUNK = 1 << 24  # bytes; ctypes counts in 32 bits
@@ -107,25 +107,21 @@ class TraceWriter:
             out.write(len(text).to_bytes(8, "little") + text)
             for _, _, _, start, size, _ in order:
                 data.seek(start)
-                _copy(data, out, size)
+                while size:
+                    piece = data.read(min(size, _CHUNK))
+                    out.write(piece)
+                    size -= len(piece)
         os.replace(whole, self.path)
         os.remove(self.path + ".part")
 
     def abandon(self) -> None:
-        """Forget what was written; a file that was there before stays."""
+        """Discard what was written; an older file stays."""
         self._part.close()
         os.remove(self.path + ".part")
 
 
-def _copy(source: Any, target: Any, size: int) -> None:
-    while size:
-        piece = source.read(min(size, _CHUNK))
-        target.write(piece)
-        size -= len(piece)
-
-
 class _Recorder:
-    """What the hooks of one trace share: the step, the order of calls, the writer."""
+    """State of one trace's hooks: the step, the order of calls, the writer."""
 
     def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
@@ -137,7 +133,7 @@ class _Recorder:
         self.order[str(self.step)] = []
         ids = kwargs.get("input_ids")
         if ids is None:
-            ids = next((a for a in args if _is_ids(a)), None)
+            ids = next((a for a in args if isinstance(a, torch.Tensor) and not a.is_floating_point()), None)
         if ids is not None:
             self.writer.add(f"{self.step}/input_ids", ids.to(torch.int64))
 
@@ -147,13 +143,13 @@ class _Recorder:
         if logits is not None:
             self.writer.add(f"{self.step}/logits", logits)
 
-    def read(self, name: str, inputs: Any) -> None:
-        """Before the call: other hooks may change what the module takes."""
+    def read(self, name: str, module: torch.nn.Module, inputs: Any) -> None:
+        """Called before other hooks may change the input."""
         tensor = first_tensor(inputs)
         if self.step >= 0 and tensor is not None:
             self.writer.add(self._key(name) + "/in", tensor)
 
-    def record(self, name: str, output: Any) -> None:
+    def record(self, name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         tensor = first_tensor(output)
         if self.step < 0 or tensor is None:
             return
@@ -166,7 +162,7 @@ class _Recorder:
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
-    """The first tensor in what a module takes or returns: itself, or in tuples, lists and dicts."""
+    """The first tensor in a value: itself, or in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, dict):
@@ -178,10 +174,6 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 
 def _is_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
 @contextmanager
@@ -196,23 +188,22 @@ def trace(
 
     Args:
         model: any module; its outputs do not change.
-        path: the file; it appears when the block ends, and not when the block fails.
-        names: shell patterns of module names to record (``*`` goes over dots).
+        path: the file; it appears when the block ends without error.
+        names: shell patterns of module names to record (``*`` matches dots).
         inputs: patterns of those whose first input is recorded too.
-        notes: texts kept in the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"``: what ends its
-            answers, where that is not what its ``generation_config`` says.
+        notes: texts for the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"`` end its answers if its
+            ``generation_config`` does not say so.
     """
     chosen = {name: module for name, module in model.named_modules() if name and _is_any(name, names)}
     if not chosen:
         raise ValueError(f"no module matches {list(names)}")
     writer = TraceWriter(path)
     recorder = _Recorder(writer)
-    handles = [module.register_forward_hook(_hook(recorder, name)) for name, module in chosen.items()]
-    handles += [
-        module.register_forward_pre_hook(_reading(recorder, name))
-        for name, module in chosen.items()
-        if _is_any(name, inputs)
-    ]
+    handles = []
+    for name, module in chosen.items():
+        handles.append(module.register_forward_hook(functools.partial(recorder.record, name)))
+        if _is_any(name, inputs):
+            handles.append(module.register_forward_pre_hook(functools.partial(recorder.read, name)))
     restore = _count_calls(model, recorder)
     try:
         yield
@@ -229,24 +220,8 @@ def trace(
             handle.remove()
 
 
-def _hook(recorder: _Recorder, name: str) -> Any:
-    def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        recorder.record(name, output)
-
-    return hook
-
-
-def _reading(recorder: _Recorder, name: str) -> Any:
-    def hook(module: torch.nn.Module, inputs: Any) -> None:
-        recorder.read(name, inputs)
-
-    return hook
-
-
 def _count_calls(model: torch.nn.Module, recorder: _Recorder) -> Any:
-    """Put a wrapper around ``model.forward`` (hooks of old versions do not see keywords); returns what
-    takes it away.
-    """
+    """Wrap ``model.forward`` (hooks of old versions do not see keywords); returns what undoes it."""
     before = model.__dict__.get("forward")
     inner = model.forward
 
@@ -295,13 +270,13 @@ def _stop_ids(model: Any) -> list[int] | None:
 
 @torch.no_grad()
 def run_steps(model: Any, ids: Sequence[int], steps: int, forced: Sequence[int] | None = None) -> list[int]:
-    """The prompt, then ``steps`` tokens one by one, with the model's cache where it takes one.
+    """The prompt, then ``steps`` tokens one by one, with the model's cache if it takes one.
 
     Args:
         forced: tokens to feed; None: the greedy choices.
 
     Returns:
-        The greedy choices after the prompt and after each step, ``steps + 1`` of them.
+        The ``steps + 1`` greedy choices after the prompt and each step.
     """
     taken = inspect.signature(model.forward).parameters
     cached = "past_key_values" in taken and "use_cache" in taken
@@ -344,7 +319,7 @@ def _print_list(path: str) -> None:
             lines.append(f"{key}  {entry['dtype']} {'x'.join(map(str, entry['shape']))}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SystemExit(f"{path} cannot be read as a trace: {error}") from None
-    for line in lines:  # a file's words must not steer the terminal
+    for line in lines:  # no control characters of a file reach the terminal
         print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 

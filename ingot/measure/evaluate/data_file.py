@@ -1,10 +1,4 @@
-"""Files of items.
-
-Owns reading JSON lines, JSON lists and running text, and the list of lines that cannot be used. Knows no
-metric.
-
-    data = read_data(Path("articles.jsonl"), limit=100)
-"""
+"""Files of items: JSON lines, JSON lists, running text and folders."""
 
 from __future__ import annotations
 
@@ -28,7 +22,7 @@ OfFolder = Callable[[Path], Iterator[tuple[int, Any]]]
 
 @dataclass(frozen=True)
 class Bad:
-    """A line (or an element of a list, from 1) that is no item, and why."""
+    """A line, or an element of a list (from 1), that cannot be used, and why."""
 
     number: int
     why: str
@@ -36,7 +30,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class DataFile:
-    """What was read: the items, the lines that were passed over, and how the items were chosen."""
+    """The items, the lines that were skipped, and how the items were chosen."""
 
     path: Path
     items: tuple[DataItem, ...]
@@ -46,7 +40,7 @@ class DataFile:
 
     @property
     def folder(self) -> Path:
-        """From which recordings and pictures are named."""
+        """Paths of recordings and pictures are relative to it."""
         return self.path if self.path.is_dir() else self.path.parent
 
     def facts(self) -> dict[str, Any]:
@@ -71,13 +65,13 @@ def read_data(
 ) -> DataFile:
     """The first ``limit`` items of a file (None: all).
 
-    ``.txt`` is one running text, ``.json`` a list of records, anything else a record a line.
+    ``.txt`` is one running text, ``.json`` a list of records, anything else one record per line.
 
     Args:
-        skip_bad: pass bad lines over instead of refusing the file.
+        skip_bad: skip bad lines instead of refusing the file.
         where: (field, value) pairs: only records that have all of them.
-        needs: why an item does not serve the evaluation; None where it does.
-        of_folder: the records of a folder, numbered: of LibriSpeech, or of pictures.
+        needs: why the evaluation cannot use an item; None if it can.
+        of_folder: the numbered records of a folder.
 
     Raises:
         ConfigError: the file cannot be read, holds bad lines, or nothing of it can be used.
@@ -88,7 +82,8 @@ def read_data(
                 "a .txt file has no fields to filter by", seen=path, field="where", fix="leave out `where`"
             )
         return DataFile(path, (_running_text(path, needs),))
-    records = of_folder(path) if path.is_dir() else _records(path)
+    in_file = _elements if path.suffix == ".json" else _lines
+    records = of_folder(path) if path.is_dir() else in_file(path)
     items: list[DataItem] = []
     bad: list[Bad] = []
     others: list[Any] = []  # a few records that do not match
@@ -98,8 +93,15 @@ def read_data(
         try:
             if isinstance(record, BadRecord):
                 raise record
-            if not where or _matches(record, where):
-                items.append(_fit(item_of(record, number), needs))
+            matches = isinstance(record, dict) and all(
+                field in record and str(record[field]) == value for field, value in where
+            )
+            if matches or not where:
+                item = item_of(record, number)
+                why = needs(item)
+                if why is not None:
+                    raise BadRecord(why)
+                items.append(item)
             elif len(others) < _MOST_OTHERS:
                 others.append(record)
         except BadRecord as error:
@@ -108,10 +110,6 @@ def read_data(
         raise _no_match(path, where, others)
     _check(path, items, bad, skip_bad)
     return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
-
-
-def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    return _elements(path) if path.suffix == ".json" else _lines(path)
 
 
 def _running_text(path: Path, needs: Callable[[DataItem], str | None]) -> DataItem:
@@ -131,21 +129,8 @@ def _running_text(path: Path, needs: Callable[[DataItem], str | None]) -> DataIt
     return item
 
 
-def _fit(item: DataItem, needs: Callable[[DataItem], str | None]) -> DataItem:
-    why = needs(item)
-    if why is not None:
-        raise BadRecord(why)
-    return item
-
-
-def _matches(record: object, where: Sequence[tuple[str, str]]) -> bool:
-    return isinstance(record, dict) and all(
-        field in record and str(record[field]) == value for field, value in where
-    )
-
-
 def _no_match(path: Path, where: Sequence[tuple[str, str]], others: list[Any]) -> ConfigError:
-    """That no record has the values wanted, with those that there are."""
+    """Names the values that records have."""
     wanted = " and ".join(f"{field}={value}" for field, value in where)
     records = [record for record in others if isinstance(record, dict)]
     lines = []
@@ -182,19 +167,16 @@ def _check(path: Path, items: list[DataItem], bad: list[Bad], skip_bad: bool) ->
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each line that is not blank, with its number; a ``BadRecord`` in place of one that is no JSON."""
+    """Each line that is not blank, with its number; a ``BadRecord`` for one that is not JSON."""
     for number, line in enumerate(_bytes(path).split(b"\n"), start=1):
-        if line.strip():
-            yield number, _parsed(line)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return parse_json(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return BadRecord("not UTF-8")
-    except JsonError as error:
-        return BadRecord(f"not JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})")
+        if not line.strip():
+            continue
+        try:
+            yield number, parse_json(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            yield number, BadRecord("not UTF-8")
+        except JsonError as error:
+            yield number, BadRecord(f"not JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})")
 
 
 def _elements(path: Path) -> Iterator[tuple[int, Any]]:
@@ -230,7 +212,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file; or of a folder's transcripts, captions or pictures, one after another."""
+    """Of a file, or of a folder's transcripts, captions or pictures in order."""
     found = hashlib.sha256()
     of_folder = transcripts if any(path.rglob(TRANSCRIPTS)) else picture_files
     for file in of_folder(path) if path.is_dir() else [path]:

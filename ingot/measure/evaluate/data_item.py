@@ -1,9 +1,4 @@
-"""One thing to evaluate on, whatever shape its record has.
-
-Owns the shapes of records that are read as they are, and what is wrong with one that is none. Knows no file.
-
-    item_of({"article": "...", "highlights": "..."}, number=1)
-"""
+"""One item to evaluate on, and the shapes of records that it is read from."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ _ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")  # Shar
 
 
 class BadRecord(Exception):
-    """Why a record is no item; ``DataFile`` gathers them."""
+    """Why a record cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +30,11 @@ class DataItem:
 
     Attributes:
         number: line of the file, or place in its list, from 1.
-        id: the record's own, where it has one.
+        id: the record's own.
         text, token_ids: running text, or its ids for a model without a tokenizer.
-        audio, language: a recording of the text, named from the data's folder on, and its language.
-        image: a picture, named from the data's folder on; its captions are the references.
-        article, prompt, messages: what is asked; at most one of them is given.
+        audio, language: path of a recording of the text, relative to the data's folder, and its language.
+        image: path of a picture, likewise; its captions are the references.
+        article, prompt, messages: the question; at most one of them is given.
         references: right answers; the first is the one to show.
     """
 
@@ -57,31 +52,28 @@ class DataItem:
 
     @property
     def asks(self) -> bool:
-        """Whether it has a question and an answer to it."""
         questions = (self.article, self.prompt, self.messages)
         return bool(self.references) and any(one is not None for one in questions)
 
 
 def item_of(record: object, number: int) -> DataItem:
-    """The item of a record in any of the shapes that docs/evaluation.md lists.
-
-    Raises:
-        BadRecord: it has none of them; the text says what is wrong.
-    """
+    """The item of a record in any of the shapes of docs/evaluation.md, or BadRecord."""
     if not isinstance(record, dict):
         raise BadRecord(f"{type(record).__name__} instead of an object")
     name = record.get("id")
     found: dict[str, Any] = {"number": number, "id": None if name is None else str(name)}
     if "image" in record:
-        return DataItem(**found, image=_text(record, "image"), references=_captions(record))
+        captions = [field for field in _CAPTIONS if record.get(field) is not None]
+        return DataItem(**found, image=_text(record, "image"), references=_texts(record, captions))
     if "conversations" in record:
         return DataItem(**found, **_asked(_turns(record["conversations"])))
+    answers = [field for field in _REFERENCES if field in record]
     if "messages" in record:
-        return DataItem(**found, **_asked(_messages(record["messages"]), _references(record)))
+        return DataItem(**found, **_asked(_messages(record["messages"]), _texts(record, answers)))
     for field in ("article", "prompt"):
         if field in record:
             asked: dict[str, Any] = {field: _text(record, field)}
-            return DataItem(**found, **asked, references=_references(record))
+            return DataItem(**found, **asked, references=_texts(record, answers))
     if "text" in record:
         spoken: dict[str, Any] = {
             field: _text(record, field) for field in ("audio", "language") if record.get(field) is not None
@@ -105,33 +97,17 @@ def _text(record: Mapping[str, Any], field: str) -> str:
     return value
 
 
-def _references(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The answers of a record that asks; () where it names none."""
-    given = [field for field in _REFERENCES if field in record]
+def _texts(record: Mapping[str, Any], given: list[str]) -> tuple[str, ...]:
+    """The answers or captions in the one field that is ``given``; () if none is."""
     if len(given) > 1:
         raise BadRecord(f"{given[0]} and {given[1]} cannot be combined")
-    if not given:
-        return ()
+    if given not in (["answers"], ["captions"]):
+        return tuple(_text(record, field) for field in given)
     field = given[0]
     value = record[field]
-    if field != "answers":
-        return (_text(record, field),)
     if not isinstance(value, list) or not value:
-        raise BadRecord("answers is not a list of texts")
-    return tuple(_text({"answers": one}, "answers") for one in value)
-
-
-def _captions(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those of a picture; () where there is none."""
-    given = [field for field in _CAPTIONS if record.get(field) is not None]
-    if len(given) > 1:
-        raise BadRecord(f"{given[0]} and {given[1]} cannot be combined")
-    if given != ["captions"]:
-        return tuple(_text(record, field) for field in given)
-    value = record["captions"]
-    if not isinstance(value, list) or not value:
-        raise BadRecord("captions is not a list of texts")
-    return tuple(_text({"captions": one}, "captions") for one in value)
+        raise BadRecord(f"{field} is not a list of texts")
+    return tuple(_text({field: one}, field) for one in value)
 
 
 def _ids(value: object) -> tuple[int, ...]:

@@ -1,10 +1,4 @@
-"""What a model is asked for an item.
-
-Owns the prompt templates, the cut of articles that are too long, and running text as token ids. Knows no
-model and no metric.
-
-    case = Prompter(text, most_tokens=900).case(item)
-"""
+"""Prompts for items, articles cut to fit, and items as running text."""
 
 from __future__ import annotations
 
@@ -28,12 +22,12 @@ CHAT_TEMPLATES = {
 }
 PLAIN_TEMPLATES = {"en": "{article}\n\nTL;DR:", "zh": "{article}\n\n总结："}
 
-_SAMPLES = 20  # items whose ids are compared to tell that two tokenizers are one
+_SAMPLES = 20  # items whose ids are compared to tell two tokenizers apart
 
 
 @dataclass(frozen=True)
 class EvalCase:
-    """A prompt for an item. ``stops`` end the answer; ``cut_tokens`` of the article were left out."""
+    """A prompt for an item. ``stops`` end the answer; ``cut_tokens`` of the article were cut off."""
 
     item: DataItem
     prompt_ids: list[int]
@@ -47,11 +41,11 @@ class Prompter:
 
     Args:
         text: tokenizer and chat format of the engine.
-        chat: articles and prompts as a user's message; None: articles where the engine has a chat format.
-        template: text around ``{article}``; None: the language's own.
+        chat: articles and prompts as a user's message; None: articles if the engine has a chat format.
+        template: text around ``{article}``; None: the default of the article's language.
 
     Raises:
-        ConfigError: there is no tokenizer, no chat format for ``chat``, or no place for the article.
+        ConfigError: there is no tokenizer, no chat format for ``chat``, or no room for a prompt.
     """
 
     def __init__(
@@ -73,20 +67,19 @@ class Prompter:
         self._template = template
 
     def case(self, item: DataItem) -> EvalCase | None:
-        """The item's prompt; None where it is too long and cannot be cut."""
+        """The item's prompt; None if it is too long and cannot be cut."""
         if item.article is not None:
             return self._article(item, item.article)
         if item.messages is not None:
-            return self._whole(item, item.messages[-1]["content"], self._chat_ids(item.messages), chat=True)
-        assert item.prompt is not None, "an item that asks has an article, a prompt or messages"
-        chat = bool(self._chat)
-        return self._whole(item, item.prompt, self._ids(item.prompt, chat), chat=chat)
-
-    def _whole(self, item: DataItem, asked: str, ids: list[int], *, chat: bool) -> EvalCase | None:
+            chat, asked, ids = True, item.messages[-1]["content"], self._chat_ids(item.messages)
+        else:
+            assert item.prompt is not None, "a question is an article, a prompt or messages"
+            chat, asked = bool(self._chat), item.prompt
+            ids = self._ids(asked, chat)
         return EvalCase(item, ids, asked, self._stops(chat)) if len(ids) <= self._most else None
 
     def _article(self, item: DataItem, article: str) -> EvalCase | None:
-        """The article in its template, cut from its end by as many tokens as are too many."""
+        """The article in its template, cut at its end where it is too long."""
         chat = self._format is not None if self._chat is None else self._chat
         templates = CHAT_TEMPLATES if chat else PLAIN_TEMPLATES
         template = self._template or templates["zh" if is_cjk(article) else "en"]
@@ -125,9 +118,7 @@ class Prompter:
 
 
 def need_tokenizer(text: TextParts) -> Tokenizer:
-    """Raises:
-    ConfigError: there is none.
-    """
+    """The tokenizer, or ConfigError."""
     if text.tokenizer is None:
         raise ConfigError(
             "the engine has no tokenizer, but the data has texts",
@@ -138,9 +129,7 @@ def need_tokenizer(text: TextParts) -> Tokenizer:
 
 
 def need_chat(chat: ChatFormat | None) -> ChatFormat:
-    """Raises:
-    ConfigError: there is none.
-    """
+    """The chat format, or ConfigError."""
     if chat is None:
         raise ConfigError(
             "the engine has no chat template, but the data has messages",
@@ -151,7 +140,7 @@ def need_chat(chat: ChatFormat | None) -> ChatFormat:
 
 
 def document_ids(item: DataItem, text: TextParts) -> list[int]:
-    """The item as running text: its ids, its text or article, or what it asks and the first answer."""
+    """The item as running text: its ids, its text or article, or its question and the first answer."""
     if item.token_ids is not None:
         return list(item.token_ids)
     tokenizer = need_tokenizer(text)
@@ -166,13 +155,23 @@ def document_ids(item: DataItem, text: TextParts) -> list[int]:
     return [*ids, *tokenizer.encode(answer, add_special_tokens=False, parse_special=False)]
 
 
-def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[DataItem]) -> None:
-    """Two models are compared on the same ids: refuse those to which the ids mean something else.
+def common_text(specs: Sequence[SideSpec], items: Sequence[DataItem]) -> TextParts:
+    """The first side's text, after checking that every side takes text and has the same tokens."""
+    for spec in specs:
+        check_side(spec)
+        expect_text(model_of(spec.source).modality, "an evaluation of text", EVAL_WER)
+    text = read_text(specs[0].source)
+    for spec in specs[1:]:
+        check_same_tokens(spec, text, items)
+    return text
 
-    Raises:
-        ConfigError: an item's text has other ids in the other model.
+
+def check_same_tokens(spec: SideSpec, ours: TextParts, items: Sequence[DataItem]) -> None:
+    """Raise ConfigError if an item's text has other ids in the other model; Hugging Face's class gets Ingot's
+    ids.
     """
-    if ours.tokenizer is None or theirs.tokenizer is None:
+    theirs = read_text(spec.source) if spec.kind == INGOT else ours
+    if ours.tokenizer is None or theirs.tokenizer is None or theirs is ours:
         return
     for item in items[:_SAMPLES]:
         for text in filter(None, (item.text, item.article, item.prompt, *item.references)):
@@ -185,28 +184,3 @@ def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[DataIt
                     field="against",
                     fix="`against` a model with the same vocabulary",
                 )
-
-
-def common_text(specs: Sequence[SideSpec], items: Sequence[DataItem]) -> TextParts:
-    """The first side's text, which the other side has to share; every side is checked.
-
-    Raises:
-        IngotError: as ``check_side`` and ``check_same_tokens``.
-    """
-    for spec in specs:
-        check_side(spec)
-        expect_text(model_of(spec.source).modality, "an evaluation of text", EVAL_WER)
-    text = read_text(specs[0].source)
-    for spec in specs[1:]:
-        check_tokens_of(spec, text, items)
-    return text
-
-
-def check_tokens_of(spec: SideSpec, text: TextParts, items: Sequence[DataItem]) -> None:
-    """Refuse a side whose ids mean something else; Hugging Face's class is given those of Ingot.
-
-    Raises:
-        ConfigError: as ``check_same_tokens``.
-    """
-    if spec.kind == INGOT:
-        check_same_tokens(text, read_text(spec.source), items)

@@ -1,27 +1,22 @@
-"""What an evaluation leaves behind.
-
-Owns the record that is printed as JSON: where, on what, with which settings, both sides' times and metrics,
-their differences and the verdict. Knows no metric in particular.
-
-    record = make_record("perplexity", data, settings, sides, deltas)
-"""
+"""The record of an evaluation, as `--json` prints it."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ingot.device import cpu_name, resolve_device
 from ingot.measure.evaluate.data_file import DataFile
-from ingot.measure.evaluate.loss_limits import MetricDelta
+from ingot.measure.evaluate.loss_limits import Limit, MetricDelta, judge, standard_error
 from ingot.measure.side.side_spec import SideSpec
 from ingot.version import VERSION, version_of
 
 Record = dict[str, Any]
+Scores = dict[str, float]
 Progress = Callable[[str, int, int], None]
 WITHIN, BEYOND = "within", "beyond"
 
@@ -31,7 +26,7 @@ def no_progress(what: str, done: int, total: int) -> None: ...
 
 @dataclass
 class SideRun:
-    """What a side did: tokens read and written, the seconds of both, and the metrics that came of it."""
+    """Tokens that a side read and wrote, the seconds of both, and the metrics of its answers."""
 
     spec: SideSpec
     facts: dict[str, Any]
@@ -39,12 +34,12 @@ class SideRun:
     input_tokens: int
     output_tokens: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    audio_seconds: float | None = None  # of recordings
+    audio_seconds: float | None = None
     pictures: int | None = None
 
     def to_json(self) -> Record:
-        """As a record keeps it; the rates are of the whole time, prefill and decode together."""
-        return {
+        """The rates are over the whole time, prefill and decode."""
+        found = {
             "name": self.spec.title,
             "spec": self.spec.to_json(),
             "facts": self.facts,
@@ -54,22 +49,66 @@ class SideRun:
             "input_tokens_per_s": _rate(self.input_tokens, self.seconds),
             "output_tokens_per_s": _rate(self.output_tokens, self.seconds) if self.output_tokens else None,
             "metrics": self.metrics,
-            **self._audio(),
-            **self._picture_rate(),
+        }
+        if self.audio_seconds is not None:
+            rtfx = round(self.audio_seconds / self.seconds, 3) if self.seconds > 0 else None
+            found |= {"audio_seconds": round(self.audio_seconds, 3), "rtfx": rtfx}
+        if self.pictures is not None:
+            found |= {"pictures": self.pictures, "pictures_per_s": _rate(self.pictures, self.seconds)}
+        return found
+
+
+@dataclass
+class ScoredSide:
+    """A side's answers in the order of the items; ``scores`` are empty until ``score`` is called."""
+
+    run: SideRun
+    texts: list[str]
+    token_ids: list[list[int]]
+    finish_reasons: Sequence[str | None]
+    scores: list[Scores] = field(default_factory=list)
+
+    def score(
+        self, score: Callable[[str, Sequence[str]], Scores], references: Sequence[Sequence[str]]
+    ) -> None:
+        """Score every answer against its references; the run's metrics are the means."""
+        self.scores = [score(text, right) for text, right in zip(self.texts, references, strict=True)]
+        self.run.metrics = {name: mean([one[name] for one in self.scores]) for name in self.scores[0]}
+
+    def row(self, place: int, called: str) -> Record:
+        """One answer, whose text is ``called`` so."""
+        return {
+            called: self.texts[place],
+            "tokens": len(self.token_ids[place]),
+            "finish_reason": self.finish_reasons[place],
+            "scores": self.scores[place] if self.scores else None,
         }
 
-    def _picture_rate(self) -> Record:
-        """Pictures per second, from file to caption."""
-        if self.pictures is None:
-            return {}
-        return {"pictures": self.pictures, "pictures_per_s": _rate(self.pictures, self.seconds)}
 
-    def _audio(self) -> Record:
-        """RTFx: seconds of audio per second."""
-        if self.audio_seconds is None:
-            return {}
-        rtfx = round(self.audio_seconds / self.seconds, 3) if self.seconds > 0 else None
-        return {"audio_seconds": round(self.audio_seconds, 3), "rtfx": rtfx}
+def mean_deltas(limits: Sequence[Limit], ours: ScoredSide, theirs: ScoredSide) -> list[MetricDelta]:
+    """Differences of metrics that are means over items, with their standard errors."""
+    pairs = list(zip(ours.scores, theirs.scores, strict=True))
+    return [
+        replace(delta, stderr=standard_error([a[delta.metric] - b[delta.metric] for a, b in pairs]))
+        for delta in judge(limits, ours.run.metrics, theirs.run.metrics)
+    ]
+
+
+def agreement(texts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[Sequence[int]]]) -> Record:
+    """How many answers of two sides are the same, as tokens and as text."""
+    return {
+        "answers": len(texts[0]),
+        "same_tokens": sum(a == b for a, b in zip(*token_ids, strict=True)),
+        "same_text": sum(a == b for a, b in zip(*texts, strict=True)),
+    }
+
+
+def differences(
+    rows: list[Record], texts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[Sequence[int]]]
+) -> Record:
+    """The agreement of two sides' transcripts or captions, and the rows whose texts differ."""
+    same, differing = agreement(texts, token_ids), [row for row in rows if not row["same_text"]]
+    return {"agreement": same | {"different_text": len(differing)}, "differing": differing}
 
 
 @dataclass(frozen=True)
@@ -103,13 +142,12 @@ def make_record(
         "machine": machine(resolve_device(sides[0].spec.device)),
         "sides": [side.to_json() for side in sides],
         **more,
-        "deltas": [delta.to_json() for delta in deltas],
+        "deltas": [asdict(delta) for delta in deltas],
         "verdict": verdict,
     }
 
 
 def machine(device: torch.device) -> Record:
-    """Processor and versions that figures were made with."""
     found = {
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),

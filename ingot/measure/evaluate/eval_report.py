@@ -1,9 +1,4 @@
-"""A record in words and tables.
-
-Owns which figures are shown. Knows no terminal: a table is plain data.
-
-    print("\\n".join(headline(record)))
-"""
+"""A record as lines and tables."""
 
 from __future__ import annotations
 
@@ -13,14 +8,49 @@ from ingot.measure.side.text_table import Table, score
 
 Record = dict[str, Any]
 _PAIRS, _TEXT = 10, 60
+_COUNTS = {
+    "cases": "items asked",
+    "pictures": "pictures",
+    "recordings": "recordings",
+    "audio_seconds": "seconds of audio",
+    "documents": "texts",
+    "tokens": "tokens",
+    "counted_tokens": "tokens counted",
+    "windows": "windows",
+    "cut": "articles cut",
+    "cut_tokens": "tokens cut off",
+    "too_long": "items too long",
+    "too_short": "texts too short",
+}
+_ONLY_SOME = ("cut", "cut_tokens", "too_long", "too_short")  # not shown where they are 0
+_ANSWERS = {"wer": "transcripts", "caption": "captions"}  # of other verbs "answers"
+_SPEED = {  # title → key of a side, by verb
+    "wer": {"at once": "batch", "seconds": "seconds", "RTFx": "rtfx"},
+    "caption": {
+        "seconds": "seconds",
+        "pictures/s": "pictures_per_s",
+        "tokens out": "output_tokens",
+        "out/s": "output_tokens_per_s",
+    },
+}
+_TEXT_SPEED = {
+    "seconds": "seconds",
+    "tokens in": "input_tokens",
+    "tokens out": "output_tokens",
+    "in/s": "input_tokens_per_s",
+    "out/s": "output_tokens_per_s",
+}
 
 
 def headline(record: Record) -> list[str]:
-    """What the figures stand on: data, what was left out of it, both sides."""
+    """The data, what was left out of it, and both sides."""
     data, counts = record["data"], record["counts"]
-    lines = [f"{data['file']}: {', '.join(_count_texts(counts))}"]
+    shown = [k for k in _COUNTS if k in counts and (counts[k] or k not in _ONLY_SOME)]
+    lines = [f"{data['file']}: {', '.join(f'{counts[k]:,} {_COUNTS[k]}' for k in shown)}"]
     if data["bad_lines"]:
-        lines.append(f"skipped {len(data['bad_lines'])} bad lines: {_numbers(data['bad_lines'])}")
+        more = ", …" if len(data["bad_lines"]) > 10 else ""
+        numbers = ", ".join(map(str, data["bad_lines"][:10]))
+        lines.append(f"skipped {len(data['bad_lines'])} bad lines: {numbers}{more}")
     for side in record["sides"]:
         facts = side["facts"]
         what = facts.get("class") or facts["architecture"]
@@ -30,12 +60,19 @@ def headline(record: Record) -> list[str]:
 
 def tables(record: Record) -> list[Table]:
     """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
-    speed = {"wer": _audio_speed, "caption": _picture_speed}.get(record["verb"], _speed)
-    found = [_metrics(record), speed(record)]
-    if record.get("differing"):
-        found.append(_differing(record))
+    scored = record["verb"] in ("summarize", "caption")
+    found = [_rouge(record) if scored else _metrics(record), _speed(record)]
+    if record.get("differing"):  # the first of them: the record has all
+        names = [side["name"] for side in record["sides"]]
+        rows = [
+            (str(row["id"] or row["number"]), *(_shown(row[name]["text"], _TEXT) for name in names))
+            for row in record["differing"][:_PAIRS]
+        ]
+        found.append(Table(f"{_ANSWERS[record['verb']]} that differ", ("item", *names), tuple(rows)))
     if "divergence" in record:
-        found.insert(0, _divergence(record["divergence"], _read_by(record)))
+        rows = [(name.replace("_", " "), score(value)) for name, value in record["divergence"].items()]
+        title = f"divergence{_read_by(record)}: KL(reference || engine) in nats, agreement in percent"
+        found.insert(0, Table(title, ("", ""), tuple(rows)))
         found += [_worst(record["worst"])] if record["worst"] else []
     if record["deltas"]:
         found.append(_deltas(record))
@@ -52,34 +89,7 @@ def verdict(record: Record) -> str | None:
     return "every difference is within its limit"
 
 
-def _count_texts(counts: Record) -> list[str]:
-    words = {
-        "cases": "items asked",
-        "pictures": "pictures",
-        "recordings": "recordings",
-        "audio_seconds": "seconds of audio",
-        "documents": "texts",
-        "tokens": "tokens",
-        "counted_tokens": "tokens counted",
-        "windows": "windows",
-        "cut": "articles cut",
-        "cut_tokens": "tokens cut off",
-        "too_long": "items too long",
-        "too_short": "texts too short",
-    }
-    only_some = ("cut", "cut_tokens", "too_long", "too_short")
-    shown = [k for k in words if k in counts and (counts[k] or k not in only_some)]
-    return [f"{counts[k]:,} {words[k]}" for k in shown]
-
-
-def _numbers(values: list[int]) -> str:
-    shown = ", ".join(map(str, values[:10]))
-    return shown if len(values) <= 10 else f"{shown}, …"
-
-
 def _metrics(record: Record) -> Table:
-    if record["verb"] in ("summarize", "caption"):
-        return _rouge(record)
     sides = record["sides"]
     rows = [
         (name.replace("_", " "), *(_figure(side["metrics"][name]) for side in sides))
@@ -89,18 +99,16 @@ def _metrics(record: Record) -> Table:
 
 
 def _figure(value: float | int | None) -> str:
-    """A count, or a metric."""
     return f"{value:,}" if isinstance(value, int) else score(value)
 
 
 def _read_by(record: Record) -> str:
-    """The windows that running text was read by, without which a figure of it means nothing."""
+    """The windows that running text was read in."""
     window, stride = (record["settings"].get(name) for name in ("window", "stride"))
     return "" if window is None else f", window {window}, stride {stride}"
 
 
 def _rouge(record: Record) -> Table:
-    """F1 beside precision and recall, a row for each kind and side."""
     rows = []
     for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
         for side in (one for one in record["sides"] if one["metrics"]):
@@ -112,58 +120,15 @@ def _rouge(record: Record) -> Table:
 
 
 def _speed(record: Record) -> Table:
-    rows = [
-        (
-            side["name"],
-            score(side["seconds"]),
-            f"{side['input_tokens']:,}",
-            f"{side['output_tokens']:,}",
-            score(side["input_tokens_per_s"]),
-            score(side["output_tokens_per_s"]),
-        )
-        for side in record["sides"]
-    ]
-    columns = ("", "seconds", "tokens in", "tokens out", "in/s", "out/s")
-    same = record.get("agreement")
-    agreement = "" if same is None else f"; {same['same_tokens']} of {same['answers']} answers are the same"
-    return Table(f"time{agreement}", columns, tuple(rows))
-
-
-def _audio_speed(record: Record) -> Table:
-    rows = [
-        (side["name"], str(side["facts"]["batch"]), score(side["seconds"]), score(side["rtfx"]))
-        for side in record["sides"]
-    ]
-    same = record["agreement"]
-    agreement = "" if same is None else f"; {same['same_text']} of {same['answers']} transcripts are the same"
-    return Table(f"time{agreement}", ("", "at once", "seconds", "RTFx"), tuple(rows))
-
-
-def _picture_speed(record: Record) -> Table:
-    rows = [
-        (
-            side["name"],
-            score(side["seconds"]),
-            score(side["pictures_per_s"]),
-            f"{side['output_tokens']:,}",
-            score(side["output_tokens_per_s"]),
-        )
-        for side in record["sides"]
-    ]
-    same = record["agreement"]
-    agreement = "" if same is None else f"; {same['same_text']} of {same['answers']} captions are the same"
-    return Table(f"time{agreement}", ("", "seconds", "pictures/s", "tokens out", "out/s"), tuple(rows))
-
-
-def _differing(record: Record) -> Table:
-    """The first transcripts or captions that differ; the record has all."""
-    names = [side["name"] for side in record["sides"]]
-    rows = [
-        (str(row["id"] or row["number"]), *(_shown(row[name]["text"], _TEXT) for name in names))
-        for row in record["differing"][:_PAIRS]
-    ]
-    kind = "captions" if record["verb"] == "caption" else "transcripts"
-    return Table(f"{kind} that differ", ("item", *names), tuple(rows))
+    columns = _SPEED.get(record["verb"], _TEXT_SPEED)
+    sides = [side | {"batch": side["facts"].get("batch")} for side in record["sides"]]
+    rows = [(side["name"], *(_figure(side[key]) for key in columns.values())) for side in sides]
+    same, answers = record.get("agreement"), _ANSWERS.get(record["verb"])
+    agreement = ""
+    if same is not None:
+        count = same["same_text" if answers else "same_tokens"]
+        agreement = f"; {count} of {same['answers']} {answers or 'answers'} are the same"
+    return Table(f"time{agreement}", ("", *columns), tuple(rows))
 
 
 def _deltas(record: Record) -> Table:
@@ -178,12 +143,6 @@ def _deltas(record: Record) -> Table:
         for delta in record["deltas"]
     ]
     return Table("differences", ("", "difference", "std error", "limit", ""), tuple(rows))
-
-
-def _divergence(measured: Record, read_by: str) -> Table:
-    rows = [(name.replace("_", " "), score(value)) for name, value in measured.items()]
-    title = f"divergence{read_by}: KL(reference || engine) in nats, agreement in percent"
-    return Table(title, ("", ""), tuple(rows))
 
 
 def _worst(positions: list[Record]) -> Table:

@@ -1,7 +1,4 @@
-"""Exact answers.
-
-Owns what counts as the same answer. Knows no model.
-The rule is SQuAD's (Rajpurkar et al., 2016), with Unicode's marks in place of ASCII's and full-width forms
+"""Exact answers by SQuAD's rule (Rajpurkar et al., 2016), with Unicode's punctuation and full-width forms
 folded.
 
     exact("The  Cat.", ["cat"])
@@ -18,8 +15,8 @@ _BETWEEN_DIGITS = re.compile(r"(?<=\d)[.,:/](?=\d)")
 
 
 def normalised(text: str) -> str:
-    """NFKC, lower case, without marks (those between digits and a minus before one stay), English articles
-    and spare white space.
+    """NFKC, lower case, without punctuation (between digits, and a minus before one, it stays), English
+    articles and spare white space.
     """
     folded = unicodedata.normalize("NFKC", text).lower()
     kept = {match.start() for match in _BETWEEN_DIGITS.finditer(folded)}
@@ -37,7 +34,7 @@ def exact(answer: str, references: Sequence[str]) -> bool:
 
 
 def contains(answer: str, references: Sequence[str]) -> bool:
-    """Whether a reference stands in the answer, both normalised: words and numbers whole, CJK anywhere."""
+    """Whether a reference is in the answer, both normalised: whole words and numbers, CJK anywhere."""
     text = normalised(answer)
     return any(_stands_in(normalised(one), text) for one in references)
 

@@ -1,27 +1,20 @@
-"""When a difference is too large.
-
-Owns the limits of every metric, how a user changes them, and the verdict. Knows no model.
-
-    judge(limits_for("summarize", ["rouge1=0.5"]), ours, theirs)
-"""
+"""Limits on the differences of metrics, and the verdict."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ingot.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a metric may differ.
+    """The most that a metric may differ, in ``unit``.
 
     Attributes:
-        unit: of ``most`` and of the difference.
-        relative: the difference is taken by the reference's value, in percent.
+        relative: the difference is in percent of the reference's value.
         plain: set by a ``max_delta`` that names no metric.
     """
 
@@ -48,10 +41,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 
 @dataclass(frozen=True)
 class MetricDelta:
-    """A metric of both sides, their difference, and whether it keeps the limit; NaN does not.
+    """A metric of both sides, their difference, and whether it is within the limit; NaN is not.
 
-    ``stderr`` is the standard error of a difference that is a mean over items: what another draw of as many
-    items would change it by.
+    ``stderr`` is the standard error of a difference that is a mean over items.
     """
 
     metric: str
@@ -62,9 +54,6 @@ class MetricDelta:
     unit: str
     within: bool
     stderr: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def standard_error(differences: Sequence[float]) -> float | None:
@@ -77,7 +66,7 @@ def standard_error(differences: Sequence[float]) -> float | None:
 
 
 def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
-    """The verb's limits with the user's ``X`` and ``METRIC=X`` in their place.
+    """The verb's limits, replaced by the user's ``X`` and ``METRIC=X``.
 
     Raises:
         ConfigError: X is no number from 0 on, or the verb does not judge that metric.
@@ -89,7 +78,13 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
             raise ConfigError(
                 f"eval {verb} has no such metric", seen=name, allowed=sorted(limits), field="max_delta"
             )
-        most = _number(value, one)
+        try:
+            most = float(value)
+        except ValueError:
+            most = math.nan
+        if not most >= 0:
+            what = "the largest difference must be 0 or more"
+            raise ConfigError(what, seen=one, allowed="X or METRIC=X", field="max_delta")
         for limit in list(limits.values()):
             if limit.metric == name or (not equals and limit.plain):
                 limits[limit.metric] = replace(limit, most=most)
@@ -99,9 +94,7 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
 def judge(
     limits: Sequence[Limit], ours: Mapping[str, float | None], theirs: Mapping[str, float | None] | None
 ) -> list[MetricDelta]:
-    """The difference of every metric that has a limit; without ``theirs`` the metric is a difference
-    itself.
-    """
+    """The difference of every metric with a limit; without ``theirs`` the metric is a difference itself."""
     return [
         _delta(limit, _value(ours[limit.metric]), None if theirs is None else _value(theirs[limit.metric]))
         for limit in limits
@@ -118,18 +111,3 @@ def _delta(limit: Limit, ours: float, theirs: float | None) -> MetricDelta:
         delta = 100 * delta / theirs if theirs else math.nan
     within = math.isfinite(delta) and abs(delta) <= limit.most
     return MetricDelta(limit.metric, ours, theirs, delta, limit.most, limit.unit, within)
-
-
-def _number(value: str, given: str) -> float:
-    try:
-        found = float(value)
-    except ValueError:
-        found = math.nan
-    if not found >= 0:
-        raise ConfigError(
-            "the largest difference must be 0 or more",
-            seen=given,
-            allowed="X or METRIC=X",
-            field="max_delta",
-        )
-    return found

@@ -1,10 +1,4 @@
-"""Perplexity of running text.
-
-Owns the sum of log-likelihoods over sliding windows, by document and in all, and bits per byte. Knows no
-terminal.
-
-    evaluation = perplexity(SideSpec(path="engine"), None, data, [], WindowSettings(window=1024, stride=512))
-"""
+"""Perplexity and bits per byte of running text, over sliding windows."""
 
 from __future__ import annotations
 
@@ -13,14 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import ONLY_CAPTION, DataItem
 from ingot.measure.evaluate.eval_prompts import common_text, document_ids
 from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.measure.evaluate.loss_limits import Limit, judge
-from ingot.measure.evaluate.text_windows import TextWindow, windows
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, longest, usual_window
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -33,8 +25,8 @@ class WindowSettings:
     """How texts are read.
 
     Attributes:
-        window: tokens computed together; None: the smaller model's limit (``usual_window``), at most 2048.
-        stride: from one window to the next; None: half a window.
+        window: tokens per window; None: the smaller model's limit (``usual_window``), at most 2048.
+        stride: tokens from one window to the next; None: half a window.
         max_tokens: of each text; None: all.
     """
 
@@ -44,10 +36,22 @@ class WindowSettings:
 
 
 @dataclass(frozen=True)
+class TextWindow:
+    """Tokens ``begin`` to ``end`` are computed, ``first`` to ``end`` counted."""
+
+    begin: int
+    first: int
+    end: int
+
+    @property
+    def counted(self) -> slice:
+        """The counted ones of the window's log-likelihoods, which begin with its second token."""
+        return slice(self.first - self.begin - 1, self.end - self.begin - 1)
+
+
+@dataclass(frozen=True)
 class Document:
-    """A text as ids, with the windows that it is read in and the bytes that its counted tokens stand for
-    (None without a tokenizer).
-    """
+    """A text as ids, its windows, and the bytes of its counted tokens (None without a tokenizer)."""
 
     item: DataItem
     ids: list[int]
@@ -67,11 +71,8 @@ def perplexity(
     reading: WindowSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """exp of the mean negative log-likelihood by counted token, all documents together; its mean in nats;
-    and bits per byte of text.
-
-    Raises:
-        IngotError: a side cannot be opened, or a window does not fit it.
+    """exp of the mean negative log-likelihood per counted token over all documents; its mean in nats; and
+    bits per byte of text.
     """
     specs = [spec] if other is None else [spec, other]
     reading, documents, short = prepare(specs, data, reading or WindowSettings(), DEFAULT_WINDOW)
@@ -89,8 +90,8 @@ def prepare(
     """The reading with its defaults filled in, the documents, and how many were too short to count.
 
     Args:
-        most: the largest window that is taken unasked.
-        apart: the stride that is taken unasked is the window, instead of half of it.
+        most: the largest default window.
+        apart: the default stride is the window instead of half of it.
 
     Raises:
         ConfigError: an item is a picture, window or stride are out of range, or no document has two tokens.
@@ -107,15 +108,19 @@ def prepare(
         raise ConfigError("the window is larger than the context", seen=window, allowed=room, field="window")
     stride = reading.stride or (window if apart else max(1, window // 2))
     reading = replace(reading, window=window, stride=stride)
-    documents = [_document(item, text, reading, window, stride) for item in data.items]
-    kept = [document for document in documents if document.counted]
+    kept = []
+    for item in data.items:
+        ids = document_ids(item, text)[: reading.max_tokens]
+        cuts = tuple(windows(len(ids), window, stride))
+        num_bytes = None if text.tokenizer is None else _counted_bytes(item, ids, cuts, text.tokenizer)
+        if cuts:
+            kept.append(Document(item, ids, cuts, num_bytes))
     if not kept:
-        raise ConfigError("no text has two tokens", seen=f"{len(documents)} texts", field="data")
-    return reading, kept, len(documents) - len(kept)
+        raise ConfigError("no text has two tokens", seen=f"{len(data.items)} texts", field="data")
+    return reading, kept, len(data.items) - len(kept)
 
 
 def counts_of(documents: Sequence[Document], short: int) -> Record:
-    """Exact numbers of what was read."""
     return {
         "documents": len(documents),
         "too_short": short,
@@ -126,16 +131,9 @@ def counts_of(documents: Sequence[Document], short: int) -> Record:
     }
 
 
-def _document(item: DataItem, text: TextParts, reading: WindowSettings, window: int, stride: int) -> Document:
-    ids = document_ids(item, text)[: reading.max_tokens]
-    cuts = tuple(windows(len(ids), window, stride))
-    num_bytes = None if text.tokenizer is None else _counted_bytes(item, ids, cuts, text.tokenizer)
-    return Document(item, ids, cuts, num_bytes)
-
-
 def _counted_bytes(item: DataItem, ids: list[int], cuts: Sequence[TextWindow], tokenizer: Tokenizer) -> int:
-    """Bytes of the text that the counted tokens stand for: none for special tokens, nor for the space that
-    SentencePiece puts before a text.
+    """Bytes of text of the counted tokens, without special tokens and the space that SentencePiece puts
+    before a text.
     """
     sizes = [0 if tokenizer.is_special(token) else len(tokenizer.token_bytes(token)) for token in ids]
     whole = item.text or item.article
@@ -148,7 +146,7 @@ def _counted_bytes(item: DataItem, ids: list[int], cuts: Sequence[TextWindow], t
 def each_window(
     documents: Sequence[Document], what: str, progress: Progress
 ) -> Iterator[tuple[int, TextWindow, list[int]]]:
-    """The place of each window's document, the window and its ids; ``progress`` is called when it is done."""
+    """Each window's document number, the window and its ids; reports progress after each."""
     total, done = sum(len(document.windows) for document in documents), 0
     for place, document in enumerate(documents):
         for window in document.windows:
@@ -162,7 +160,7 @@ def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> 
     progress(f"{spec.title}: loading", 0, sum(len(document.windows) for document in documents))
     losses, seconds, tokens = [0.0] * len(documents), 0.0, 0
     with open_side(spec) as side:
-        side.log_likelihood(documents[0].ids[:2])  # what only the first call waits for
+        side.log_likelihood(documents[0].ids[:2])  # warm-up
         for place, window, ids in each_window(documents, spec.title, progress):
             start = time.perf_counter()
             found = side.log_likelihood(ids)
@@ -175,11 +173,15 @@ def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> 
 
 
 def metrics_of(loss: float, documents: Sequence[Document]) -> dict[str, float | None]:
-    """Perplexity, nats a token and bits a byte of a whole loss in nats."""
+    """Perplexity, nats per token and bits per byte of a total loss in nats."""
     nats = loss / sum(document.counted for document in documents)
     num_bytes = _total_bytes(documents)
+    try:
+        found = math.exp(nats)
+    except OverflowError:
+        found = math.inf
     return {
-        "perplexity": _exp(nats),
+        "perplexity": found,
         "nats_per_token": nats,
         "bits_per_byte": loss / math.log(2) / num_bytes if num_bytes else None,
     }
@@ -188,13 +190,6 @@ def metrics_of(loss: float, documents: Sequence[Document]) -> dict[str, float | 
 def _total_bytes(documents: Sequence[Document]) -> int | None:
     known = [document.num_bytes for document in documents if document.num_bytes is not None]
     return sum(known) if len(known) == len(documents) else None
-
-
-def _exp(nats: float) -> float:
-    try:
-        return math.exp(nats)
-    except OverflowError:
-        return math.inf
 
 
 def _row(place: int, document: Document, specs: Sequence[SideSpec], losses: Sequence[list[float]]) -> Record:
@@ -208,3 +203,27 @@ def _row(place: int, document: Document, specs: Sequence[SideSpec], losses: Sequ
     for spec, loss in zip(specs, losses, strict=True):
         row[spec.title] = metrics_of(loss[place], [document])
     return row
+
+
+def windows(num_tokens: int, size: int, stride: int) -> Iterator[TextWindow]:
+    """Windows of ``size`` tokens, each ``stride`` further. Tokens of an earlier window do not count again.
+
+    With a stride below the size every token but the text's first counts once. With both equal the first token
+    of each window has no context and does not count.
+
+    Raises:
+        ConfigError: the stride is not 1 to ``size``, or ``size`` is below 2.
+    """
+    if size < 2:
+        raise ConfigError("a window needs at least two tokens", seen=size, field="window")
+    if not 1 <= stride <= size:
+        raise ConfigError("the stride is out of range", seen=stride, allowed=f"1 to {size}", field="stride")
+    done = 0
+    for begin in range(0, num_tokens, stride):
+        end = min(begin + size, num_tokens)
+        first = max(done, begin + 1)
+        if first < end:
+            yield TextWindow(begin, first, end)
+        done = end
+        if end == num_tokens:
+            return

@@ -1,10 +1,4 @@
-"""What is to be measured for an engine's proof.
-
-Owns which data asks for which evaluation, the thresholds, and every check that needs no engine. Knows no
-metric's arithmetic and no terminal.
-
-    plan = plan_proving(Path("text.txt"), "checkpoint", against="hf")       # before the build
-"""
+"""What `--prove` measures, with every check that needs no engine."""
 
 from __future__ import annotations
 
@@ -22,8 +16,7 @@ from ingot.engine.manifest import is_engine
 from ingot.engine.proof_file import manifest_hash
 from ingot.errors import ConfigError
 from ingot.measure.evaluate.data_file import DataFile, read_data
-from ingot.measure.evaluate.data_item import DataItem
-from ingot.measure.evaluate.eval_prompts import check_tokens_of, need_tokenizer
+from ingot.measure.evaluate.eval_prompts import check_same_tokens, need_tokenizer
 from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.rouge import KINDS, check_rouge
 from ingot.measure.evaluate.scored_answers import question_check
@@ -32,7 +25,7 @@ from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, against_parts, m
 
 DELTA = "_delta"
 _BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
-VALUES: dict[str, tuple[str, ...]] = {  # what a verb measures of each side
+VALUES: dict[str, tuple[str, ...]] = {  # metrics that a verb gives for each side
     "perplexity": ("perplexity",),
     "divergence": (),
     "summarize": KINDS,
@@ -43,14 +36,13 @@ VERBS = tuple(VALUES)
 
 @dataclass(frozen=True)
 class Proving:
-    """What is measured, all of it checked.
+    """What is measured.
 
     Attributes:
         sha256: of the data file when it was read.
         verbs: those of ``ingot eval``.
-        reference: what is compared with; None: nothing.
-        against: what the proof calls it.
-        thresholds: the worst that a metric may be, by its name.
+        reference, against: the model to compare with, and its name in the proof.
+        thresholds: the worst value allowed, by metric.
     """
 
     data: DataFile
@@ -76,20 +68,22 @@ def plan_proving(
     """Read the data and check all that would otherwise fail only after the build.
 
     Args:
-        data: a file as docs/evaluation.md describes them.
         against: ``hf`` (Hugging Face's class on the checkpoint), ``hf:CHECKPOINT``, or another engine or
             checkpoint.
         samples: the first N items; None: all.
-        verbs: those of ``ingot eval``; none: what the data's shape asks for.
-        thresholds: ``NAME=X``, the worst that a metric of that name may be.
-
-    Raises:
-        IngotError: data, reference or a threshold cannot be used; ``fix`` names flags of ``ingot build``.
+        verbs: those of ``ingot eval``; none: those that fit the data's shape.
+        thresholds: ``NAME=X``, the worst value allowed of a metric.
     """
     folder = resolve_checkpoint(checkpoint, revision=revision)
     items = _read(data, samples, verbs)
     chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
-    _check_verbs(chosen, against)
+    unknown = [verb for verb in chosen if verb not in VERBS]
+    if unknown:
+        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, field="prove_with")
+    if "divergence" in chosen and against is None:
+        raise ConfigError("a divergence needs a reference", field="against")
+    if "summarize" in chosen:
+        check_rouge()
     own = SideSpec(str(folder))
     expect_text(model_of(own.source).modality, "`prove`", EVAL_WER)
     reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
@@ -104,7 +98,7 @@ def plan_proving(
 
 
 def names_of(verbs: Sequence[str], *, compared: bool) -> dict[str, Literal["lower", "higher"]]:
-    """The metrics that verbs give, and which way each is better; ``compared``: with those of differences."""
+    """The metrics of verbs and which way each is better; ``compared``: with differences."""
     found: dict[str, Literal["lower", "higher"]] = {}
     for verb in verbs:
         found |= {name: "lower" if name == "perplexity" else "higher" for name in VALUES[verb]}
@@ -114,7 +108,7 @@ def names_of(verbs: Sequence[str], *, compared: bool) -> dict[str, Literal["lowe
 
 
 def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
-    """The data; what is wrong with it, in the words of ``ingot build``."""
+    """The data; errors name the field ``prove``."""
     if samples is not None and path.suffix == ".txt":
         raise ConfigError(
             "`prove_samples` needs records, but a .txt file is one text",
@@ -136,12 +130,10 @@ def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
 
 
 def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
-    """What the shape of the data asks for.
-
-    Raises:
-        ConfigError: its items are of several shapes.
-    """
-    shapes = {_shape(item) for item in data.items}
+    shapes = {
+        "texts" if not item.asks else "articles" if item.article is not None else "questions"
+        for item in data.items
+    }
     if len(shapes) > 1:
         raise ConfigError(
             "the data mixes several kinds of items",
@@ -153,24 +145,8 @@ def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
     return {"articles": ("summarize",), "questions": ("answers",), "texts": of_texts}[shapes.pop()]
 
 
-def _shape(item: DataItem) -> str:
-    if not item.asks:
-        return "texts"
-    return "articles" if item.article is not None else "questions"
-
-
-def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
-    unknown = [verb for verb in verbs if verb not in VERBS]
-    if unknown:
-        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, field="prove_with")
-    if "divergence" in verbs and against is None:
-        raise ConfigError("a divergence needs a reference", field="against")
-    if "summarize" in verbs:
-        check_rouge()
-
-
 def _name(against: str) -> str:
-    """What a proof calls a reference: no folder above it, which is of this machine; an engine by its hash."""
+    """A reference's name in a proof, without this machine's folders; an engine has its hash."""
     is_class, path = against_parts(against)
     if path is None:
         return against
@@ -182,7 +158,6 @@ def _name(against: str) -> str:
 
 
 def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> None:
-    """That the engine can read the data, and as the reference does."""
     if any(item.token_ids is None for item in data.items):
         try:
             need_tokenizer(text)
@@ -195,7 +170,7 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
             fix="use `chat_template=chatml`, or `prove` with prompts",
         )
     if reference is not None:
-        check_tokens_of(reference, text, data.items)
+        check_same_tokens(reference, text, data.items)
 
 
 def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
@@ -218,5 +193,5 @@ def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, flo
 
 
 def delta_name(verb: str, metric: str) -> str:
-    """What a proof calls a difference; a divergence is one already."""
+    """A difference's name in a proof; a divergence is one already."""
     return metric if verb == "divergence" else metric + DELTA

@@ -1,16 +1,10 @@
-"""Metrics of a finished engine, in its proof.
-
-Owns the way from an evaluation to ``Metric``s, and the refusal of an engine that misses a threshold. Knows no
-metric's arithmetic and no terminal.
-
-    keep(folder, measure(folder, plan_proving(Path("text.txt"), "checkpoint")))
-"""
+"""Metrics of a finished engine, written to its proof unless one misses its threshold."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +18,7 @@ from ingot.engine.proof_file import Metric, Proof, read_proof, write_metrics
 from ingot.engine.sketch import rounded
 from ingot.errors import BuildError, ConfigError, OutOfMemoryError
 from ingot.measure.evaluate.eval_record import Progress, Record, no_progress
-from ingot.measure.evaluate.loss_limits import Limit, limits_for
+from ingot.measure.evaluate.loss_limits import limits_for
 from ingot.measure.evaluate.perplexity import perplexity
 from ingot.measure.evaluate.planned_metrics import VALUES, Proving, delta_name, names_of
 from ingot.measure.evaluate.scored_answers import AnswerSettings, answers, summarize
@@ -42,20 +36,13 @@ _SMALLER = (
 def measure(
     engine: Path, proving: Proving, device: str = "auto", progress: Progress = no_progress
 ) -> tuple[Metric, ...]:
-    """The metrics of an engine; judges nothing and writes nothing.
-
-    Args:
-        device: of the engine and of the reference.
-
-    Raises:
-        IngotError: the engine has no proof, a side cannot be opened, or no item fits it.
-    """
+    """The metrics of an engine, measured on ``device`` like those of the reference."""
     if read_proof(engine) is None:
         raise BuildError("the engine has no golden cases, so it has no proof to add metrics to")
     place = resolve_device(device)
     spec = SideSpec(str(engine), device=device)
     other = None if proving.reference is None else proving.reference.replace(device=device)
-    if place.type == "cuda":  # what the build used
+    if place.type == "cuda":
         free_memory()
     found: list[Metric] = []
     with steady_threads((engine / WEIGHTS_FILE).stat().st_size, place):
@@ -67,7 +54,7 @@ def measure(
                     error.what, seen=error.seen, allowed=error.allowed, field="prove", fix=_FIX
                 ) from None
             except OutOfMemoryError as error:
-                if error.ledger is not None:  # which has the changes that make it fit
+                if error.ledger is not None:  # its fixes are better
                     raise
                 raise OutOfMemoryError(error.what, seen=error.seen, fix=_SMALLER) from None
             except OSError as error:
@@ -76,10 +63,10 @@ def measure(
 
 
 def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
-    """Put metrics into an engine's proof, if all are as good as they must be.
+    """Put metrics into an engine's proof.
 
     Raises:
-        BuildError: one misses its threshold, or is no finite number.
+        BuildError: one misses its threshold, or is not finite.
     """
     lost = [m for m in metrics if not math.isfinite(m.value)]
     if lost:
@@ -100,7 +87,7 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
 
 
 def _nearer(quant: QuantConfig) -> str:
-    """What another build can change to come nearer to the original."""
+    """What another build can change to be nearer to the original."""
     if quant.dense:
         return "another `dtype`"
     if quant.source:
@@ -131,10 +118,11 @@ def _describe(metric: Metric) -> str:
 def _evaluated(
     verb: str, spec: SideSpec, other: SideSpec | None, proving: Proving, progress: Progress
 ) -> Record:
-    """The record of a verb of ``ingot eval`` with its defaults, but that answers take at most half of the
-    context.
-    """
-    limits = _limits(verb, proving.thresholds)
+    """The record of a verb of ``ingot eval`` with its defaults; answers take at most half of the context."""
+    limits = [
+        replace(limit, most=proving.thresholds.get(delta_name(verb, limit.metric), limit.most))
+        for limit in limits_for(verb)
+    ]
     if verb == "perplexity":
         return perplexity(spec, other, proving.data, limits, progress=progress).record
     if verb == "divergence":
@@ -147,24 +135,19 @@ def _evaluated(
     return run(spec, other, proving.data, limits, asking, progress).record
 
 
-def _limits(verb: str, thresholds: Mapping[str, float]) -> list[Limit]:
-    return [
-        replace(limit, most=thresholds.get(delta_name(verb, limit.metric), limit.most))
-        for limit in limits_for(verb)
-    ]
-
-
 def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
-    """The values of both sides, which nothing but a threshold judges, and their differences."""
-    counts, sides = record["counts"], record["sides"]
-    _tell_left_out(verb, counts)
+    """The values of both sides, and their differences."""
+    counts, sides, settings = record["counts"], record["sides"], record["settings"]
+    for what, words in (("too_long", "too long for the context"), ("too_short", "too short to count")):
+        if counts.get(what):
+            _log.warning("%s: %d items were not measured: %s", verb, counts[what], words)
     better = names_of([verb], compared=True)
     common: dict[str, Any] = {
         "data": proving.data.path.name,
         "data_sha256": proving.sha256,
         "against": proving.against,
         "items": counts.get("cases", counts.get("documents")),
-        "window": _window(record["settings"]),
+        "window": (settings["window"], settings["stride"]) if "window" in settings else None,
         "dtype": sides[0]["facts"]["dtype"],
         "against_dtype": sides[1]["facts"]["dtype"] if len(sides) > 1 else None,
     }
@@ -179,15 +162,5 @@ def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
         yield Metric(name, value, delta["limit"], "lower", unit=delta["unit"], **common)
 
 
-def _window(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
-    return (settings["window"], settings["stride"]) if "window" in settings else None
-
-
 def _number(value: float | None) -> float:
     return math.nan if value is None else rounded(value)
-
-
-def _tell_left_out(verb: str, counts: Mapping[str, Any]) -> None:
-    for what, words in (("too_long", "too long for the context"), ("too_short", "too short to count")):
-        if counts.get(what):
-            _log.warning("%s: %d items were not measured: %s", verb, counts[what], words)

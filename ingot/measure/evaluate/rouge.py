@@ -1,9 +1,6 @@
-"""ROUGE of summaries, in English and Chinese.
+"""ROUGE of summaries in English and Chinese, by the library rouge-score.
 
-Owns the scores (by the library rouge-score), the words that they count, and where a text's sentences end.
-Knows no model. Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004.
-
-    Rouge().score("a cat sat", ["a cat sat down"])["rouge1"].f1     # 0 to 100
+Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ class Characters:
     """A tokenizer for rouge-score: each CJK character, each run of other letters and digits in lower case."""
 
     def tokenize(self, text: str) -> list[str]:
-        """The text's characters and words; marks and spaces are none."""
         return _WORDS_OR_CHARACTERS.findall(text.lower())
 
 
@@ -66,12 +62,21 @@ class Rouge:
         self._characters = RougeScorer(list(KINDS), tokenizer=Characters())
 
     def score(self, prediction: str, references: Sequence[str]) -> dict[str, RougeScore]:
-        """The scores against the reference that gives the highest F1, each kind apart."""
+        """The scores against the reference that gives the highest F1, for each kind by itself."""
         found = [self._one(prediction, reference) for reference in references]
         return {kind: max((one[kind] for one in found), key=lambda score: score.f1) for kind in KINDS}
 
+    def figures(self, prediction: str, references: Sequence[str]) -> dict[str, float]:
+        """The same by name: ``rouge1`` is F1, beside ``rouge1_precision`` and ``rouge1_recall``."""
+        scores = self.score(prediction, references)
+        found = {kind: one.f1 for kind, one in scores.items()}
+        for kind, one in scores.items():
+            found |= {f"{kind}_precision": one.precision, f"{kind}_recall": one.recall}
+        return found
+
     def _one(self, prediction: str, reference: str) -> dict[str, RougeScore]:
-        scorer = self._characters if self.language_of(reference) == "zh" else self._words
+        chinese = is_cjk(reference) if self._language == "auto" else self._language == "zh"
+        scorer = self._characters if chinese else self._words
         plain = scorer.score(reference, prediction)
         lines = scorer.score(sentences(reference), sentences(prediction))
         raw = {kind: (lines if kind == "rougeLsum" else plain)[kind] for kind in KINDS}
@@ -80,28 +85,19 @@ class Rouge:
             for kind, one in raw.items()
         }
 
-    def language_of(self, reference: str) -> str:
-        if self._language != "auto":
-            return self._language
-        return "zh" if is_cjk(reference) else "en"
-
 
 def is_cjk(text: str) -> bool:
     return _IS_CJK.search(text) is not None
 
 
 def sentences(text: str) -> str:
-    """The text with a sentence a line, as ROUGE-Lsum wants it: its own lines where it has several."""
+    """The text with one sentence per line, as ROUGE-Lsum needs it; a text of several lines keeps them."""
     stripped = text.strip()
     return stripped if "\n" in stripped else "\n".join(filter(None, _SENTENCE_END.split(stripped)))
 
 
 def check_rouge() -> None:
-    """Say early that the library is missing.
-
-    Raises:
-        DeviceError: rouge-score is not installed.
-    """
+    """Raise DeviceError if rouge-score is not installed."""
     if importlib.util.find_spec("rouge_score") is None:
         raise DeviceError(
             "rouge-score is not installed, and summaries and captions are scored with it",

@@ -1,17 +1,10 @@
-"""Answers of both sides to the same prompts, scored.
-
-Owns summarize and answers: prompts by one tokenizer, greedy answers of a side after the other, scores by
-item, means, and how many answers are the same. Knows no terminal.
-
-    evaluation = summarize(SideSpec(path="engine"), other, data, limits_for("summarize"))
-"""
+"""Summaries and answers of one or two sides to the same prompts, scored."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
@@ -21,20 +14,22 @@ from ingot.measure.evaluate.eval_prompts import EvalCase, Prompter, common_text,
 from ingot.measure.evaluate.eval_record import (
     Evaluation,
     Progress,
-    Record,
+    ScoredSide,
+    Scores,
     SideRun,
+    agreement,
     make_record,
     mean,
+    mean_deltas,
     no_progress,
 )
 from ingot.measure.evaluate.exact_match import contains, exact
-from ingot.measure.evaluate.loss_limits import Limit, MetricDelta, judge, standard_error
+from ingot.measure.evaluate.loss_limits import Limit
 from ingot.measure.evaluate.rouge import Rouge
 from ingot.measure.side.open_side import open_side
 from ingot.measure.side.side_spec import SideSpec, longest
 from ingot.proof.golden_replay import first_difference
 
-Scores = dict[str, float]
 Scorer = Callable[[str, Sequence[str]], Scores]
 
 
@@ -57,19 +52,8 @@ class AnswerSettings:
     stemmer: bool = False
 
 
-@dataclass
-class _Answered:
-    """A side's answers in the order of the cases."""
-
-    run: SideRun
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[list[int]] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    scores: list[Scores] = field(default_factory=list)
-
-
 def question_check(item: DataItem) -> str | None:
-    """Why an item does not serve here; None where it does."""
+    """Why an item cannot be asked; None if it can."""
     if item.image is not None:
         return ONLY_CAPTION
     return None if item.asks else "no question with an answer"
@@ -83,22 +67,10 @@ def summarize(
     asking: AnswerSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """ROUGE-1, 2, L and Lsum of summaries: F1, precision and recall, 0 to 100, means over the items.
-
-    Raises:
-        IngotError: a side cannot be opened, no item fits it, or rouge-score is not installed.
-    """
+    """ROUGE-1, 2, L and Lsum of summaries: F1, precision and recall, 0 to 100, means over the items."""
     asking = asking or AnswerSettings()
     rouge = Rouge(asking.language, stemmer=asking.stemmer)
-
-    def score(answer: str, references: Sequence[str]) -> Scores:
-        found = rouge.score(answer, references)
-        scores = {kind: one.f1 for kind, one in found.items()}
-        for kind, one in found.items():
-            scores |= {f"{kind}_precision": one.precision, f"{kind}_recall": one.recall}
-        return scores
-
-    return _evaluate("summarize", spec, other, data, limits, asking, score, progress)
+    return _evaluate("summarize", spec, other, data, limits, asking, rouge.figures, progress)
 
 
 def answers(
@@ -109,11 +81,7 @@ def answers(
     asking: AnswerSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """The share of answers, 0 to 100, that are a reference, and that contain one; normalised (matches.py).
-
-    Raises:
-        IngotError: a side cannot be opened, or no item fits it.
-    """
+    """The share of answers, 0 to 100, that are a reference, and that contain one (exact_match.py)."""
 
     def score(answer: str, references: Sequence[str]) -> Scores:
         scores = {"exact": exact(answer, references), "contains": contains(answer, references)}
@@ -135,14 +103,33 @@ def _evaluate(
     specs = [spec] if other is None else [spec, other]
     text = common_text(specs, data.items)
     cases, too_long = _cases(data, text, min(map(longest, specs)), asking)
-    found = [_answered(one, cases, text, asking, score, progress) for one in specs]
-    deltas = [] if other is None else _deltas(limits, *found)
+    sides = [_answered(one, cases, text, asking, progress) for one in specs]
+    for side in sides:
+        side.score(score, [case.item.references for case in cases])
+    deltas, same = [], None
+    if other is not None:
+        deltas = mean_deltas(limits, *sides)
+        pairs = zip(*(side.token_ids for side in sides), strict=True)
+        parted = [first_difference(a, b) for a, b in pairs if a != b]
+        same = agreement([side.texts for side in sides], [side.token_ids for side in sides])
+        same |= {"first_difference_mean": mean(parted) if parted else None}
     cut = [case.cut_tokens for case in cases if case.cut_tokens]
     counts = {"cases": len(cases), "too_long": too_long, "cut": len(cut), "cut_tokens": sum(cut)}
-    same = None if other is None else _agreement(*found)
-    runs = [one.run for one in found]
+    runs = [side.run for side in sides]
     record = make_record(verb, data, asdict(asking), runs, deltas, counts=counts, agreement=same)
-    return Evaluation(record, [_row(i, case, found) for i, case in enumerate(cases)])
+    rows = [
+        {
+            "number": case.item.number,
+            "id": case.item.id,
+            "prompt": case.asked,
+            "prompt_tokens": len(case.prompt_ids),
+            "cut_tokens": case.cut_tokens,
+            "references": list(case.item.references),
+            **{side.run.spec.title: side.row(place, "answer") for side in sides},
+        }
+        for place, case in enumerate(cases)
+    ]
+    return Evaluation(record, rows)
 
 
 def _cases(data: DataFile, text: TextParts, room: int, asking: AnswerSettings) -> tuple[list[EvalCase], int]:
@@ -166,9 +153,8 @@ def _answered(
     cases: list[EvalCase],
     text: TextParts,
     asking: AnswerSettings,
-    score: Scorer,
     progress: Progress,
-) -> _Answered:
+) -> ScoredSide:
     progress(f"{spec.title}: loading", 0, len(cases))
     stops = sorted({stop for case in cases for stop in case.stops})
     tokens: list[list[int]] = [[] for _ in cases]
@@ -184,53 +170,9 @@ def _answered(
         seconds = time.perf_counter() - start
         facts = side.facts()
     read, written = sum(map(len, prompts)), sum(map(len, tokens))
-    found = _Answered(SideRun(spec, facts, seconds, read, written), token_ids=tokens, reasons=reasons)
-    tokenizer = need_tokenizer(text)
+    tokenizer, texts = need_tokenizer(text), []
     for case, ids in zip(cases, tokens, strict=True):
-        answer = _until(tokenizer.decode(ids), case.stops).strip()
-        found.texts.append(answer)
-        found.scores.append(score(answer, case.item.references))
-    found.run.metrics = {name: mean([s[name] for s in found.scores]) for name in found.scores[0]}
-    return found
-
-
-def _until(text: str, stops: Sequence[str]) -> str:
-    return text[: min([len(text), *(text.index(stop) for stop in stops if stop in text)])]
-
-
-def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list[MetricDelta]:
-    pairs = list(zip(ours.scores, theirs.scores, strict=True))
-    return [
-        replace(delta, stderr=standard_error([a[delta.metric] - b[delta.metric] for a, b in pairs]))
-        for delta in judge(limits, ours.run.metrics, theirs.run.metrics)
-    ]
-
-
-def _agreement(ours: _Answered, theirs: _Answered) -> Record:
-    pairs = list(zip(ours.token_ids, theirs.token_ids, strict=True))
-    parted = [first_difference(a, b) for a, b in pairs if a != b]
-    return {
-        "answers": len(pairs),
-        "same_tokens": len(pairs) - len(parted),
-        "same_text": sum(a == b for a, b in zip(ours.texts, theirs.texts, strict=True)),
-        "first_difference_mean": mean(parted) if parted else None,
-    }
-
-
-def _row(place: int, case: EvalCase, found: Sequence[_Answered]) -> Record:
-    row: dict[str, Any] = {
-        "number": case.item.number,
-        "id": case.item.id,
-        "prompt": case.asked,
-        "prompt_tokens": len(case.prompt_ids),
-        "cut_tokens": case.cut_tokens,
-        "references": list(case.item.references),
-    }
-    for side in found:
-        row[side.run.spec.title] = {
-            "answer": side.texts[place],
-            "tokens": len(side.token_ids[place]),
-            "finish_reason": side.reasons[place],
-            "scores": side.scores[place],
-        }
-    return row
+        answer = tokenizer.decode(ids)
+        ends = [answer.index(stop) for stop in case.stops if stop in answer]
+        texts.append(answer[: min(ends, default=None)].strip())
+    return ScoredSide(SideRun(spec, facts, seconds, read, written), texts, tokens, reasons)

@@ -1,16 +1,10 @@
-"""Captions of both sides to the same pictures, scored.
-
-Owns the evaluation caption: the question about each picture, greedy answers of a side after the other, ROUGE
-against references, or of one side against the other. Knows no terminal.
-
-    evaluation = caption(SideSpec(path="engine"), other, data, limits_for("caption"), CaptionSettings())
-"""
+"""Captions of one or two sides for the same pictures, scored by ROUGE."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +19,15 @@ from ingot.measure.evaluate.eval_record import (
     Evaluation,
     Progress,
     Record,
+    ScoredSide,
     SideRun,
+    differences,
     make_record,
-    mean,
+    mean_deltas,
     no_progress,
 )
-from ingot.measure.evaluate.loss_limits import Limit, MetricDelta, judge, standard_error
-from ingot.measure.evaluate.rouge import KINDS, Rouge
+from ingot.measure.evaluate.loss_limits import Limit, MetricDelta, judge
+from ingot.measure.evaluate.rouge import Rouge
 from ingot.measure.side.ingot_side import IngotSide
 from ingot.measure.side.open_side import check_side
 from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, model_of
@@ -41,15 +37,13 @@ DISTANCE = "rougeL_distance"
 _QUEUED = 4  # pictures that wait for each that is answered
 _LOOK = 16  # pixels of a side, to see whether a file can be read
 
-Scores = dict[str, float]
-
 
 @dataclass(frozen=True)
 class CaptionSettings:
     """How pictures are asked about.
 
     Attributes:
-        prompt: the text behind each picture.
+        prompt: the text after each picture.
         max_new_tokens: of each answer.
         language, stemmer: of ROUGE.
     """
@@ -60,18 +54,8 @@ class CaptionSettings:
     stemmer: bool = False
 
 
-@dataclass
-class _Described:
-    """A side's captions in the order of the items."""
-
-    run: SideRun
-    outputs: list[Output] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    scores: list[Scores] = field(default_factory=list)
-
-
 def picture_check(folder: Path) -> Callable[[DataItem], str | None]:
-    """Why an item does not serve; its picture is named from ``folder`` on."""
+    """Why an item cannot be used; its picture's path is relative to ``folder``."""
     reader = PictureReader()
 
     def why(item: DataItem) -> str | None:
@@ -97,29 +81,47 @@ def caption(
     asked: CaptionSettings | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """ROUGE of captions, 0 to 100, means over the pictures: against the data's own, or without these against
-    the other side's.
-
-    Raises:
-        IngotError: a side cannot be opened or takes no pictures, there is nothing to compare with, or
-            rouge-score is not installed.
+    """ROUGE of captions, 0 to 100, means over the pictures: against the data's captions, or without these
+    against the other side's.
     """
     asked = asked or CaptionSettings()
     rouge = Rouge(asked.language, stemmer=asked.stemmer)
     specs = [spec] if other is None else [spec, other]
     for one in specs:
         _check(one)
-    referred = _has_references(data, alone=other is None)
+    without = [item.number for item in data.items if not item.references]
+    if without and len(without) < len(data.items):
+        raise ConfigError(
+            "some pictures have a caption and others have none",
+            seen=f"{len(without)} of {len(data.items)} without, the first is item {without[0]}",
+            field="data",
+            fix="`data` with a caption for each, or for none",
+        )
+    if without and other is None:
+        what = "there is nothing to compare the captions with"
+        raise ConfigError(what, seen=f"no captions in {data.path}", field="against", fix="`against=ENGINE`")
     sides = [_described(one, data, asked, progress) for one in specs]
-    right = [item.references for item in data.items] if referred else [(text,) for text in sides[1].texts]
-    for side in sides if referred else sides[:1]:
-        side.scores = [_scores(rouge, text, one) for text, one in zip(side.texts, right, strict=True)]
-        side.run.metrics = {name: mean([one[name] for one in side.scores]) for name in side.scores[0]}
-    rows = [_row(place, item, sides) for place, item in enumerate(data.items)]
+    right = [(text,) for text in sides[1].texts] if without else [item.references for item in data.items]
+    for side in sides[:1] if without else sides:
+        side.score(rouge.figures, right)
+    rows = [
+        {
+            "number": item.number,
+            "id": item.id,
+            "image": item.image,
+            "references": list(item.references),
+            "same_text": len({side.texts[place] for side in sides}) == 1,
+            **{side.run.spec.title: side.row(place, "text") for side in sides},
+        }
+        for place, item in enumerate(data.items)
+    ]
     more: Record = {"counts": {"pictures": len(rows)}, "agreement": None, "differing": []}
+    deltas: list[MetricDelta] = []
     if other is not None:
-        more |= {"agreement": _agreement(sides), "differing": [row for row in rows if not row["same_text"]]}
-    deltas = [] if other is None else _deltas(limits, sides, referred=referred)
+        more |= differences(rows, [side.texts for side in sides], [side.token_ids for side in sides])
+        chosen = [limit for limit in limits if (limit.metric == DISTANCE) is bool(without)]
+        distance = {DISTANCE: 100 - (sides[0].run.metrics["rougeL"] or 0.0)}
+        deltas = judge(chosen, distance, None) if without else mean_deltas(chosen, *sides)
     runs = [side.run for side in sides]
     return Evaluation(make_record("caption", data, asdict(asked), runs, deltas, **more), rows)
 
@@ -141,23 +143,7 @@ def _check(spec: SideSpec) -> None:
         )
 
 
-def _has_references(data: DataFile, *, alone: bool) -> bool:
-    """Whether the data has captions to score against: all items or none."""
-    without = [item.number for item in data.items if not item.references]
-    if without and len(without) < len(data.items):
-        raise ConfigError(
-            "some pictures have a caption and others have none",
-            seen=f"{len(without)} of {len(data.items)} without, the first is item {without[0]}",
-            field="data",
-            fix="`data` with a caption for each, or for none",
-        )
-    if without and alone:
-        what = "there is nothing to compare the captions with"
-        raise ConfigError(what, seen=f"no captions in {data.path}", field="against", fix="`against=ENGINE`")
-    return not without
-
-
-def _described(spec: SideSpec, data: DataFile, asked: CaptionSettings, progress: Progress) -> _Described:
+def _described(spec: SideSpec, data: DataFile, asked: CaptionSettings, progress: Progress) -> ScoredSide:
     total = len(data.items)
     progress(f"{spec.title}: loading", 0, total)
     params = SamplingParams(max_new_tokens=asked.max_new_tokens)
@@ -174,58 +160,11 @@ def _described(spec: SideSpec, data: DataFile, asked: CaptionSettings, progress:
     read = sum(len(one.prompt_token_ids) for one in outputs)
     written = sum(len(one.token_ids) for one in outputs)
     run = SideRun(spec, facts, seconds, read, written, pictures=total)
-    return _Described(run, outputs, [(one.text or "").strip() for one in outputs])
+    texts = [(one.text or "").strip() for one in outputs]
+    reasons = [one.finish_reason for one in outputs]
+    return ScoredSide(run, texts, [one.token_ids for one in outputs], reasons)
 
 
 def _conversation(picture: Path, prompt: str) -> list[dict[str, Any]]:
     content = [{"type": "image", "image": str(picture)}, {"type": "text", "text": prompt}]
     return [{"role": "user", "content": content}]
-
-
-def _scores(rouge: Rouge, text: str, references: Sequence[str]) -> Scores:
-    found = rouge.score(text, references)
-    return {kind: found[kind].f1 for kind in KINDS} | {
-        f"{kind}_{part}": getattr(found[kind], part) for kind in KINDS for part in ("precision", "recall")
-    }
-
-
-def _deltas(limits: Sequence[Limit], sides: Sequence[_Described], *, referred: bool) -> list[MetricDelta]:
-    chosen = [limit for limit in limits if (limit.metric != DISTANCE) is referred]
-    ours = sides[0]
-    if not referred:
-        return judge(chosen, {DISTANCE: 100 - (ours.run.metrics["rougeL"] or 0.0)}, None)
-    pairs = list(zip(ours.scores, sides[1].scores, strict=True))
-    return [
-        replace(delta, stderr=standard_error([a[delta.metric] - b[delta.metric] for a, b in pairs]))
-        for delta in judge(chosen, ours.run.metrics, sides[1].run.metrics)
-    ]
-
-
-def _agreement(sides: Sequence[_Described]) -> Record:
-    same = sum(a == b for a, b in zip(sides[0].texts, sides[1].texts, strict=True))
-    pairs = zip(sides[0].outputs, sides[1].outputs, strict=True)
-    return {
-        "answers": len(sides[0].texts),
-        "same_tokens": sum(a.token_ids == b.token_ids for a, b in pairs),
-        "same_text": same,
-        "different_text": len(sides[0].texts) - same,
-    }
-
-
-def _row(place: int, item: DataItem, sides: Sequence[_Described]) -> Record:
-    row: dict[str, Any] = {
-        "number": item.number,
-        "id": item.id,
-        "image": item.image,
-        "references": list(item.references),
-        "same_text": len({side.texts[place] for side in sides}) == 1,
-    }
-    for side in sides:
-        output = side.outputs[place]
-        row[side.run.spec.title] = {
-            "text": side.texts[place],
-            "tokens": len(output.token_ids),
-            "finish_reason": output.finish_reason,
-            "scores": side.scores[place] if side.scores else None,
-        }
-    return row

@@ -1,10 +1,4 @@
-"""Transcripts of both sides of the same recordings, compared with the right ones.
-
-Owns the evaluation wer: what is spoken in which language, error rates, and how many transcripts are the same.
-Knows no terminal.
-
-    evaluation = wer(SideSpec(path="engine"), other, data, limits_for("wer"), WerSettings())
-"""
+"""Transcripts of one or two sides of the same recordings, scored by error rates."""
 
 from __future__ import annotations
 
@@ -16,7 +10,15 @@ from typing import Any
 from ingot.audio.recording_samples import audio_seconds
 from ingot.measure.evaluate.data_file import DataFile
 from ingot.measure.evaluate.data_item import DataItem
-from ingot.measure.evaluate.eval_record import Evaluation, Progress, Record, SideRun, make_record, no_progress
+from ingot.measure.evaluate.eval_record import (
+    Evaluation,
+    Progress,
+    Record,
+    SideRun,
+    differences,
+    make_record,
+    no_progress,
+)
 from ingot.measure.evaluate.loss_limits import Limit, judge
 from ingot.measure.evaluate.wer import Wer
 from ingot.measure.side.open_side import check_side
@@ -35,8 +37,8 @@ class WerSettings:
     """How recordings are transcribed.
 
     Attributes:
-        options: of all; a recording's own language goes before theirs.
-        batch: recordings at once; None: an engine's limit. The class of Hugging Face has a batch of its own.
+        options: of all recordings; a recording's own language overrides theirs.
+        batch: recordings at once; None: an engine's limit. Hugging Face's class has its own batch.
     """
 
     options: TranscribeOptions = field(default_factory=lambda: TranscribeOptions(temperatures=(0.0,)))
@@ -48,9 +50,13 @@ class _Side:
     run: SideRun
     took: TranscriptionRun
 
+    @property
+    def texts(self) -> list[str]:
+        return [one.text for one in self.took.transcripts]
+
 
 def recording_check(folder: Path) -> Callable[[DataItem], str | None]:
-    """Why an item does not serve; its recording is named from ``folder`` on."""
+    """Why an item cannot be used; its recording's path is relative to ``folder``."""
 
     def why(item: DataItem) -> str | None:
         if item.audio is None:
@@ -71,12 +77,7 @@ def wer(
     asked: WerSettings,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """WER and CER of both sides in percent, over all recordings together.
-
-    Raises:
-        IngotError: a side cannot be opened or takes no speech, a recording cannot be read, or a library is
-            not installed.
-    """
+    """WER and CER of both sides in percent, over all recordings together."""
     metric = Wer()
     specs = [spec] if other is None else [spec, other]
     for one in specs:
@@ -89,20 +90,21 @@ def wer(
     ]
     right = [item.text or "" for item in data.items]
     for side in sides:
-        side.run.metrics = asdict(metric.rates(right, [one.text for one in side.took.transcripts], languages))
+        side.run.metrics = asdict(metric.rates(right, side.texts, languages))
     deltas = [] if other is None else judge(limits, sides[0].run.metrics, sides[1].run.metrics)
     rows = [_row(metric, place, item, languages, sides) for place, item in enumerate(data.items)]
     counts = {"recordings": len(rows), "audio_seconds": round(sum(sides[0].took.audio), 3)}
     more: Record = {"counts": counts, "agreement": None, "differing": []}
     if other is not None:
-        more |= {"agreement": _agreement(sides), "differing": [row for row in rows if not row["same_text"]]}
+        token_ids = [[one.token_ids for one in side.took.transcripts] for side in sides]
+        more |= differences(rows, [side.texts for side in sides], token_ids)
     settings = asked.options.to_json() | {"batch": asked.batch}
     runs = [side.run for side in sides]
     return Evaluation(make_record("wer", data, settings, runs, deltas, **more), rows)
 
 
 def _transcribed(spec: SideSpec, data: DataFile, asked: WerSettings, progress: Progress) -> _Side:
-    """All recordings; those of an engine wait for it in a queue, those of a class come in its batches."""
+    """An engine takes recordings from a queue, a class in its batches."""
     total = len(data.items)
     progress(f"{spec.title}: loading", 0, total)
     paths = [data.folder / (item.audio or "") for item in data.items]
@@ -122,17 +124,6 @@ def _language(item: DataItem, options: TranscribeOptions) -> str | None:
     return options.language if item.language is None else language_code(item.language)
 
 
-def _agreement(sides: Sequence[_Side]) -> Record:
-    pairs = list(zip(sides[0].took.transcripts, sides[1].took.transcripts, strict=True))
-    same = sum(a.text == b.text for a, b in pairs)
-    return {
-        "answers": len(pairs),
-        "same_tokens": sum(a.token_ids == b.token_ids for a, b in pairs),
-        "same_text": same,
-        "different_text": len(pairs) - same,
-    }
-
-
 def _row(metric: Wer, place: int, item: DataItem, languages: Sequence[str], sides: Sequence[_Side]) -> Record:
     row: dict[str, Any] = {
         "number": item.number,
@@ -141,7 +132,7 @@ def _row(metric: Wer, place: int, item: DataItem, languages: Sequence[str], side
         "audio_seconds": round(sides[0].took.audio[place], 3),
         "language": languages[place],
         "text": item.text,
-        "same_text": len({side.took.transcripts[place].text for side in sides}) == 1,
+        "same_text": len({side.texts[place] for side in sides}) == 1,
     }
     for side in sides:
         one = side.took.transcripts[place]

@@ -1,10 +1,4 @@
-"""How far a model is from a reference on the same tokens.
-
-Owns the Kullback-Leibler divergence by position, the agreement of likeliest tokens, and the positions that
-differ most, with their text. Knows no terminal.
-
-    evaluation = divergence(SideSpec(path="engine"), reference, data, limits_for("divergence"))
-"""
+"""KL divergence of a model from a reference on the same tokens, and where they differ most."""
 
 from __future__ import annotations
 
@@ -40,9 +34,9 @@ _CONTEXT = 16  # tokens shown before a position
 
 @dataclass(frozen=True)
 class Compared:
-    """What is known of each position, all [n] on the CPU: the divergence, both losses and the regret in nats
-    (float64), both likeliest tokens (int64). The regret is by how much the reference finds its own likeliest
-    token likelier than the engine's: near 0 where the two merely settle a tie differently.
+    """Of each position, [n] on the CPU: the divergence, both losses and the regret in nats (float64), both
+    likeliest tokens (int64). The regret is how much likelier the reference finds its own likeliest token than
+    the engine's: near 0 where the two merely break a tie differently.
     """
 
     kl: torch.Tensor
@@ -100,11 +94,9 @@ def divergence(
 ) -> Evaluation:
     """KL(reference || engine) in nats and the share of positions with the same likeliest token; ``other`` is
     the reference. Both models are loaded at once.
-
-    Raises:
-        IngotError: a side cannot be opened, or a window does not fit it.
     """
-    specs = [_with_small_cache(one) for one in (spec, other)]
+    # Two sides are open at once, so each gets a KV cache of one request.
+    specs = [one.replace(cache_tokens=longest(one) + one.runtime().block_size) for one in (spec, other)]
     reading, documents, short = prepare(specs, data, reading or WindowSettings(), DEFAULT_WINDOW, apart=True)
     found, runs = _compared(specs, documents, progress)
     whole = Compared.joined(found)
@@ -124,14 +116,9 @@ def divergence(
     return Evaluation(record, [_row(d, one) for d, one in zip(documents, found, strict=True)])
 
 
-def _with_small_cache(spec: SideSpec) -> SideSpec:
-    """No more memory for the KV cache than one request needs, as two sides are open at once."""
-    return spec.replace(cache_tokens=longest(spec) + spec.runtime().block_size)
-
-
 def divergence_metrics(found: Compared) -> dict[str, float]:
-    """Mean, median, 99th percentile and most of KL in nats; agreement of likeliest tokens in percent, and the
-    mean regret in nats where they differ (0 where they never do).
+    """Mean, median, 99th percentile and maximum of KL in nats; agreement of likeliest tokens in percent; mean
+    regret in nats where they differ (0 where they never do).
     """
     values = found.kl.numpy()
     same = found.our_top == found.their_top
@@ -175,7 +162,7 @@ def _timed(side: Side, ids: list[int], seconds: list[float], place: int) -> torc
 def _worst(
     found: Sequence[Compared], documents: Sequence[Document], tokenizer: Tokenizer | None
 ) -> list[Record]:
-    """The positions of the largest divergence above 0 of all documents, the largest first."""
+    """The positions of the largest divergence above 0 in all documents, largest first."""
     candidates = [
         (value, number, row)
         for number, one in enumerate(found)
@@ -187,9 +174,8 @@ def _worst(
 
 
 def _position(document: Document, found: Compared, row: int, tokenizer: Tokenizer | None) -> Record:
-    """What stands at a counted token, and what both models expect there."""
-    places = [place for window in document.windows for place in range(window.first, window.end)]
-    place = places[row]
+    """A counted token in its text, and what both models expect there."""
+    place = [place for window in document.windows for place in range(window.first, window.end)][row]
 
     def text_of(ids: list[int]) -> str | None:
         if tokenizer is None:

@@ -1,10 +1,4 @@
-"""Word and character error rates of transcripts.
-
-Owns the rates (by the library jiwer) and what texts are reduced to before they are compared (by the library
-whisper-normalizer). Knows no model. Source of the normalisers: OpenAI's Whisper.
-
-    rates = Wer().rates(["Mister Quilter."], ["mr quilter"], ["en"])     # rates.wer == 0
-"""
+"""Word and character error rates by jiwer, of texts normalised as OpenAI's Whisper does it."""
 
 from __future__ import annotations
 
@@ -18,9 +12,7 @@ from ingot.text.languages import NO_SPACES
 
 @dataclass(frozen=True)
 class Rates:
-    """Of all texts together: edits over the words, or characters, of the references, in percent; None where
-    these have none.
-    """
+    """Edits over the words, or characters, of all references, in percent; None if these have none."""
 
     wer: float | None
     cer: float | None
@@ -33,8 +25,8 @@ class Rates:
 class Wer:
     """Error rates of normalised texts.
 
-    English is normalised as Whisper's English normaliser does it, other languages by its basic one, which
-    makes words of the letters of languages without spaces.
+    English is normalised by Whisper's English normaliser, other languages by its basic one, which takes
+    letters as words in languages without spaces.
 
     Raises:
         DeviceError: jiwer or whisper-normalizer is not installed.
@@ -54,13 +46,11 @@ class Wer:
         self._letters = BasicTextNormalizer(split_letters=True)
 
     def normalised(self, text: str, language: str) -> str:
-        """What is compared of a text; ``language``: its code."""
         if language == "en":
             return str(self._english(text)).strip()
         return str((self._letters if language in NO_SPACES else self._basic)(text)).strip()
 
     def rates(self, references: Sequence[str], found: Sequence[str], languages: Sequence[str]) -> Rates:
-        """Of texts and what was found of each."""
         import jiwer
 
         right = [self.normalised(text, code) for text, code in zip(references, languages, strict=True)]
@@ -79,6 +69,6 @@ class Wer:
 
 
 def _letters(texts: Sequence[str], languages: Sequence[str]) -> list[str]:
-    """Normalised texts whose spaces are their own: none between letters that stand for words."""
+    """Normalised texts without the spaces between letters that were taken as words."""
     both = zip(texts, languages, strict=True)
     return [text.replace(" ", "") if code in NO_SPACES else text for text, code in both]

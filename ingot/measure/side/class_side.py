@@ -37,8 +37,8 @@ _PAD = 0
 
 
 class HuggingFaceSide:
-    """``AutoModelForCausalLM.generate`` of what a spec names, greedy, in padded batches; for Qwen v1, which
-    the library lacks, its Qwen2 class. Its defaults hold: attention, cache, eager.
+    """``AutoModelForCausalLM.generate``, greedy, in padded batches, with the class's defaults of attention
+    and cache. Qwen v1, which the library lacks, runs as Qwen2.
     """
 
     name = "huggingface"
@@ -67,18 +67,14 @@ class HuggingFaceSide:
 
     @cached_property
     def work(self) -> Work:
-        """What a step must read and compute at least."""
+        """The least that a step must read and compute."""
         tables = [m for m in self.model.modules() if isinstance(m, torch.nn.Embedding)]
         read = weight_bytes(self.model, [*tables], self.model.get_output_embeddings())
         return Work.of(self.config, read, self.dtype)
 
     @torch.inference_mode()
     def complete(self, prompts: Sequence[list[int]], new_tokens: int, **options: Any) -> torch.Tensor:
-        """Greedy tokens after prompts that are padded on the left: [prompts, at most new_tokens].
-
-        Args:
-            options: of ``generate``.
-        """
+        """Greedy tokens after prompts padded on the left: [prompts, at most new_tokens]."""
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), _PAD)
         mask = torch.zeros_like(ids)
@@ -100,7 +96,7 @@ class HuggingFaceSide:
         self._warm_up_s += time.perf_counter() - start
 
     def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
-        """In batches of ``max_batch_size`` in order; a batch runs until its longest answer ends."""
+        """In batches of ``max_batch_size``, in order; a batch runs until its longest answer ends."""
         arrivals: list[list[float]] = []
         token_ids: list[list[int]] = []
         start = time.perf_counter()
@@ -116,7 +112,7 @@ class HuggingFaceSide:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, stop_ids: Sequence[int], stops: Sequence[str]
     ) -> Iterator[Generated]:
-        """As ``answer``, up to an end token. Stop strings are whoever reads the text's to cut at."""
+        """As ``answer``, up to an end token. The caller cuts the text at stop strings."""
         for first in range(0, len(prompts), self.max_batch_size):
             part = prompts[first : first + self.max_batch_size]
             most = min(new_tokens, self.max_seq_len - max(map(len, part)))
@@ -141,15 +137,14 @@ class HuggingFaceSide:
         self.max_batch_size = batch
 
     def make_room(self, requests: int, tokens: int) -> None:
-        """Nothing: ``generate`` makes a cache for each batch."""
+        """No-op: ``generate`` makes a cache for each batch."""
 
     def memory(self) -> Memory:
-        """Its cache is that of a batch of the longest requests."""
+        """The cache is that of a batch of the longest requests."""
         cache = self.max_batch_size * self.max_seq_len * self.work.kv_bytes
         return Memory(sum(p.nbytes for p in self.model.parameters()), cache, peak_bytes(self.device))
 
     def model_facts(self) -> dict[str, Any]:
-        """What was opened."""
         return {
             "class": type(self.model).__name__,
             "transformers": transformers_version(),
@@ -182,7 +177,7 @@ class HuggingFaceSide:
 
 
 class _Arrivals:
-    """A streamer that notes when ``generate`` hands over the tokens of a step; the first are the prompt."""
+    """A streamer that records when ``generate`` hands over a step's tokens; the first are the prompt."""
 
     def __init__(self) -> None:
         self._seen_prompt = False

@@ -1,7 +1,4 @@
-"""The package's only use of ``transformers``: whether it has a class, loading that, and its tokenizer.
-
-model = load_class(Path("checkpoint"), torch.float32, torch.device("cpu"), "a smaller model")
-"""
+"""The package's only use of ``transformers``: whether it has a class, loading that, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from ingot.memory.host_memory import expect_class_room
 
 
 def check_huggingface(path: str | None, field: str = "against") -> None:
-    """Say early what would only fail once the class's turn comes.
+    """Fail early.
 
     Raises:
         DeviceError: transformers is not installed.
@@ -46,7 +43,7 @@ def check_huggingface(path: str | None, field: str = "against") -> None:
 
 
 def check_class(folder: Path) -> str | None:
-    """Why there is no class for this checkpoint; None where there is one.
+    """Why there is no class for this checkpoint; None if there is one.
 
     Raises:
         DeviceError: transformers is not installed.
@@ -55,8 +52,10 @@ def check_class(folder: Path) -> str | None:
     _need_transformers("`original=hf`", fix)
     kind = str(class_config(folder).get("model_type"))
     missing = f"transformers {version('transformers')} has no class for {kind!r}"
-    if not _has_package(kind):  # read from the disk: the import takes a second, and is of no use then
-        return missing
+    library = importlib.util.find_spec("transformers")
+    roots = (library.submodule_search_locations if library is not None else None) or ()
+    if not any((Path(root) / "models" / kind.replace("-", "_")).is_dir() for root in roots):
+        return missing  # without the import, which takes a second
     import transformers
 
     names = transformers.models.auto.modeling_auto
@@ -80,11 +79,11 @@ def load_class(
 
     Args:
         source: a checkpoint's folder; with ``is_random`` a config.json or its folder.
-        fix: what needs less of a CPU's memory.
+        fix: advice that takes less of a CPU's memory.
         num_layers: how many of the first layers are kept; None: all.
-        widest: dtype that it will be cast to, where that is wider than ``dtype``.
-        attention: of ``transformers``; None: the class's own.
-        instead: a value of ``original`` where the class cannot load the checkpoint.
+        widest: dtype that it will be cast to, if wider than ``dtype``.
+        attention: of ``transformers``; None: the class's default.
+        instead: a value of ``original`` to advise if the class cannot load the checkpoint.
 
     Raises:
         OutOfMemoryError: it does not fit.
@@ -108,7 +107,7 @@ def load_class(
 
 
 def class_log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
-    """Features [mels, N // 160] of samples [N] at 16 kHz, by the class that prepares Whisper's."""
+    """Features [mels, N // 160] of samples [N] at 16 kHz, by Whisper's feature extractor."""
     found = class_features(mels)(samples.numpy(), sampling_rate=16000, padding=False, truncation=False)
     return torch.from_numpy(found["input_features"][0])
 
@@ -118,7 +117,6 @@ def class_memory(fix: str) -> AbstractContextManager[None]:
 
 
 def class_features(mels: int) -> Any:
-    """The class's own way from samples to log-mel features."""
     return _transformers().WhisperFeatureExtractor(feature_size=mels)
 
 
@@ -132,7 +130,7 @@ def transformers_version() -> str:
 
 
 def generation_config(folder: Path | None, **values: Any) -> Any:
-    """How a class generates: as the folder's own file says, or by ``values`` where it has none for speech."""
+    """The folder's generation config, or one of ``values`` if it has none for speech."""
     kind = _transformers().GenerationConfig
     if folder is not None and (folder / "generation_config.json").is_file():
         found = kind.from_pretrained(folder, local_files_only=True)
@@ -175,12 +173,6 @@ def _need_transformers(named: str, fix: str) -> None:
         raise DeviceError(f"transformers is not installed, and {named} needs it", fix=fix)
 
 
-def _has_package(kind: str) -> bool:
-    found = importlib.util.find_spec("transformers")
-    roots = (found.submodule_search_locations if found is not None else None) or ()
-    return any((Path(root) / "models" / kind.replace("-", "_")).is_dir() for root in roots)
-
-
 def _transformers() -> Any:
     import transformers
 
@@ -194,7 +186,7 @@ def class_config(source: Path) -> dict[str, Any]:
 
 
 def class_dtype(source: Path, wanted: str, device: torch.device, *, is_random: bool) -> torch.dtype:
-    """As Ingot chooses it: the weights' own on a GPU, or the config's without weights; fp32 on a CPU."""
+    """As Ingot chooses it: on a GPU the weights' dtype, or the config's without weights; fp32 on a CPU."""
     if wanted != "auto":
         return parse_dtype(wanted)
     if device.type == "cpu":
@@ -215,15 +207,13 @@ def _read(
     *,
     is_random: bool,
 ) -> Any:
-    """The class; random weights are made on the device, others read on the CPU."""
+    """The class, with random weights made on the device, or others read on the CPU."""
     transformers = _transformers()
     takes_speech = hf.get("model_type") == "whisper"
     auto = transformers.AutoModelForSpeechSeq2Seq if takes_speech else transformers.AutoModelForCausalLM
     is_qwen_v1 = QWEN_V1 in (hf.get("architectures") or ())
     if is_qwen_v1:
         config = transformers.Qwen2Config(**qwen2_config(decoder_config(hf)))
-        if not is_random and _has_head(source):
-            config.tie_word_embeddings = False
     elif is_random:
         values = {k: v for k, v in hf.items() if k not in ("model_type", "dtype", "torch_dtype")}
         config = transformers.AutoConfig.for_model(hf.get("model_type"), **values)
@@ -239,21 +229,15 @@ def _read(
         with device:
             return auto.from_config(config, dtype=dtype, **options)
     if is_qwen_v1:
-        return _fill_qwen2(auto.from_config(config, dtype=dtype, **options), source)
+        with open_checkpoint(source) as checkpoint:
+            weights = qwen2_weights(checkpoint)
+        if "lm_head.weight" in weights:  # a stored head is used, whatever the config says
+            config.tie_word_embeddings = False
+        model = auto.from_config(config, dtype=dtype, **options)
+        missing = model.load_state_dict(weights, strict=False)
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        odd = [*(name for name in missing.missing_keys if name not in tied), *missing.unexpected_keys]
+        if odd:
+            raise ValueError(f"tensors do not fit Qwen2: {odd}")
+        return model
     return auto.from_pretrained(source, config=config, dtype=dtype, local_files_only=True, **options)
-
-
-def _has_head(folder: Path) -> bool:
-    """Whether a checkpoint of Qwen v1 stores a head, which is used then, whatever its config says."""
-    with open_checkpoint(folder) as checkpoint:
-        return "lm_head.weight" in checkpoint.tensors
-
-
-def _fill_qwen2(model: Any, folder: Path) -> Any:
-    with open_checkpoint(folder) as checkpoint:
-        missing = model.load_state_dict(qwen2_weights(checkpoint), strict=False)
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    odd = [*(name for name in missing.missing_keys if name not in tied), *missing.unexpected_keys]
-    if odd:
-        raise ValueError(f"tensors do not fit Qwen2: {odd}")
-    return model

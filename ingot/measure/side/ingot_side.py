@@ -40,7 +40,7 @@ class Generated:
 
 
 class IngotSide:
-    """An ``LLM`` whose requests are streamed, all in flight together."""
+    """An ``LLM`` whose requests are streamed, all in flight at once."""
 
     def __init__(self, spec: SideSpec) -> None:
         start = time.perf_counter()
@@ -48,10 +48,8 @@ class IngotSide:
         self.name = spec.title
         self.device, self.dtype = self.llm.engine.device, self.llm.engine.dtype
         self.load_s = seconds_since(start, self.device)
-        self.max_seq_len, self.max_batch_size = (
-            self.llm.executor.max_seq_len,
-            self.llm.executor.max_batch_size,
-        )
+        executor = self.llm.executor
+        self.max_seq_len, self.max_batch_size = executor.max_seq_len, executor.max_batch_size
         self.vocab_size = self.llm.engine.model.config.vocab_size
         self._runtime, self._warm_up_s = self.llm.runtime, 0.0
 
@@ -63,13 +61,13 @@ class IngotSide:
 
     @cached_property
     def work(self) -> Work:
-        """What a step must read and compute at least."""
+        """The least that a step must read and compute."""
         model, cache = self.llm.engine.model, self.llm.executor.runner.caches[0]
         return Work.of(model.config, read_bytes(model), cache.keys.dtype)
 
     def warm_up(self, most: int | None = None) -> None:
-        """Greedy graphs of all buckets up to ``most`` requests, prompts of many lengths, one generation;
-        None: the graphs of every size.
+        """Greedy graphs of all buckets up to ``most`` requests, and a generation; None: the graphs of every
+        size.
         """
         start = time.perf_counter()
         if most is None:
@@ -82,7 +80,7 @@ class IngotSide:
         self._warm_up_s += time.perf_counter() - start
 
     def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
-        """Answer all requests greedily, given at once, past end tokens, and say when tokens arrived."""
+        """Answer all requests at once, greedily, past end tokens; records when tokens arrived."""
         params = [SamplingParams(max_new_tokens=a.new_tokens, ignore_eos=True) for a in asks]
         arrivals: list[list[float]] = [[] for _ in asks]
         token_ids: list[list[int]] = [[] for _ in asks]
@@ -97,7 +95,7 @@ class IngotSide:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, stop_ids: Sequence[int], stops: Sequence[str]
     ) -> Iterator[Generated]:
-        """Greedy answers in the order in which they end. A side may go on after a stop string."""
+        """Greedy answers in the order in which they end. They may go on after a stop string."""
         params = SamplingParams(
             max_new_tokens=new_tokens,
             stop=tuple(stops) if self.llm.tokenizer is not None else (),
@@ -119,11 +117,10 @@ class IngotSide:
         return self.llm.logits(ids)
 
     def resize(self, batch: int) -> None:
-        """A new KV cache over the same weights, for exactly ``batch`` of the longest requests; the peak
-        starts anew.
+        """A new KV cache for exactly ``batch`` of the longest requests; the peak starts anew.
 
         Raises:
-            OutOfMemoryError: there is no such room.
+            OutOfMemoryError: they do not fit.
         """
         self.max_batch_size = batch
         each = self._blocks(self.max_seq_len)
@@ -137,17 +134,16 @@ class IngotSide:
             )
 
     def make_room(self, requests: int, tokens: int) -> None:
-        """Let so many requests of ``tokens`` fit at once, where a CPU took a smaller cache unasked."""
+        """Let so many requests of ``tokens`` fit at once, if a CPU's default cache is smaller."""
         blocks = requests * self._blocks(tokens)
-        unasked = self.device.type == "cpu" and self._runtime.cache_tokens is None
-        if unasked and blocks > self.llm.executor.blocks.num_blocks:
+        default = self.device.type == "cpu" and self._runtime.cache_tokens is None
+        if default and blocks > self.llm.executor.blocks.num_blocks:
             self._reopen(blocks)
 
     def memory(self) -> Memory:
         return Memory(_bytes(self.llm.engine.model), self._cache_bytes(), peak_bytes(self.device))
 
     def model_facts(self) -> dict[str, Any]:
-        """What was opened."""
         engine = self.llm.engine
         return {
             "architecture": engine.manifest.model.architecture,
@@ -161,7 +157,6 @@ class IngotSide:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What was opened, and how it runs."""
         engine, executor = self.llm.engine, self.llm.executor
         return {
             **self.model_facts(),
@@ -185,8 +180,8 @@ class IngotSide:
         return -(-tokens // self._runtime.block_size)
 
     def _reopen(self, blocks: int) -> None:
-        """Another KV cache over the same weights, unless the spec says how large: of so many blocks, on a CPU
-        up to 1 GiB or one longest request.
+        """A new KV cache over the same weights, of so many blocks unless the spec has a size; on a CPU at
+        most 1 GiB, or one longest request.
         """
         runtime = self._runtime
         if self.device.type == "cpu":

@@ -1,10 +1,4 @@
-"""What a measurement was taken on, and how much memory it took.
-
-Owns the names and versions that stand beside every figure, and the reading of peaks. Knows nothing of models.
-
-    machine(torch.device("cuda"))["gpu"]
-    forget_peak(device); ...; peak_bytes(device)
-"""
+"""What a measurement was taken on, and how much memory it took."""
 
 from __future__ import annotations
 
@@ -28,9 +22,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """CPU, versions of what computes, Ingot's commit where there is one; of a GPU name, memory and driver.
-    Unknown values are None.
-    """
+    """CPU, versions, Ingot's commit; of a GPU name, memory and driver. Unknown values are None."""
     found: dict[str, Any] = {
         "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -44,19 +36,20 @@ def machine(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return found
     properties = torch.cuda.get_device_properties(device)
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return found | {
         "gpu": properties.name,
         "gpu_memory_gb": round(properties.total_memory / 1e9, 1),
         "gpu_multiprocessors": properties.multi_processor_count,
         "gpu_l2_mb": round(properties.L2_cache_size / 1e6, 1),
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": driver.splitlines()[0].strip() if driver else None,
     }
 
 
 def commit(folder: Path) -> str | None:
-    """The git commit that a source folder is at, ``+`` behind it when files under it have changed since; None
-    where no repository tracks it (a copy, an installed package).
+    """A source folder's git commit, with ``+`` if files under it have changed since; None if no repository
+    tracks it (a copy, an installed package).
     """
     found = _output("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
     tracked = _output("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py")
@@ -66,13 +59,8 @@ def commit(folder: Path) -> str | None:
     return found + ("+" if changed else "")
 
 
-def _driver() -> str | None:
-    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return found.splitlines()[0].strip() if found else None
-
-
 def _output(*words: str) -> str | None:
-    """What a program prints; None where it is absent or fails."""
+    """A program's output; None if it is absent or fails."""
     if shutil.which(words[0]) is None:
         return None
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
@@ -86,8 +74,7 @@ class Memory:
     Attributes:
         weights: of all parameters.
         cache: of the keys and values.
-        peak: the most that was taken at once: of a GPU's memory by tensors, on a CPU by the whole process,
-            libraries included; None where it is unknown.
+        peak: of a GPU's tensors, or of the whole process on a CPU; None if unknown.
     """
 
     weights: int
@@ -96,16 +83,12 @@ class Memory:
 
     def to_json(self) -> dict[str, float | None]:
         """In units of 1e9 bytes."""
-        peak = None if self.peak is None else round(self.peak / 1e9, 6)
-        return {
-            "weights_gb": round(self.weights / 1e9, 6),
-            "cache_gb": round(self.cache / 1e9, 6),
-            "peak_gb": peak,
-        }
+        values = {"weights_gb": self.weights, "cache_gb": self.cache, "peak_gb": self.peak}
+        return {name: None if value is None else round(value / 1e9, 6) for name, value in values.items()}
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most memory taken since ``forget_peak``; None on a CPU beyond Linux."""
+    """Peak memory since ``forget_peak``; None on a CPU outside Linux."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if not _STATUS.exists():
@@ -116,12 +99,12 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Give back what nothing holds any more, and count the peak from here."""
+    """Free unused memory, and count the peak from here."""
     free_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _RESET.exists():
-        with suppress(OSError):  # a kernel that does not allow it counts on from the process's beginning
+        with suppress(OSError):  # not allowed by every kernel
             _RESET.write_text("5", encoding="ascii")
 
 

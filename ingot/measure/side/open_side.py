@@ -20,30 +20,18 @@ def silent(text: str) -> None: ...
 
 
 def open_side(spec: SideSpec) -> Side:
-    """Load what the spec names; leaving a ``with`` block frees it.
-
-    Raises:
-        IngotError: it cannot be loaded, or transformers is missing.
-    """
+    """Load what the spec names; leaving a ``with`` block frees it."""
     return HuggingFaceSide(spec) if spec.kind == HUGGINGFACE else IngotSide(spec)
 
 
 def check_classes(specs: Iterable[SideSpec]) -> None:
-    """Say early what would only fail once the turn of Hugging Face's class comes.
-
-    Raises:
-        DeviceError, CheckpointError: as ``check_huggingface``.
-    """
+    """``check_huggingface`` of the specs of its class."""
     for spec in specs:
         if spec.kind == HUGGINGFACE:
             check_huggingface(spec.path)
 
 
 def check_side(spec: SideSpec) -> None:
-    """Say early what would only fail once this side's turn comes.
-
-    Raises:
-        IngotError: nothing is there, or Hugging Face's class cannot read it.
-    """
+    """Raise IngotError early if nothing is there, or Hugging Face's class cannot read it."""
     check_classes([spec])
     longest(spec)

@@ -1,10 +1,7 @@
-"""Qwen v1 described as Qwen2, which it is up to its training length.
+"""Qwen v1's config and tensors as those of Qwen2, whose class Hugging Face has.
 
-Owns the translation of config and tensors, so that Hugging Face's Qwen2 class can be compared with: its own
-library has no class for Qwen v1. Knows nothing of that library. Beyond ``seq_length`` Qwen v1 changes its
-rotary base and scales queries, which Qwen2 does not: such lengths are refused by whoever asks.
-
-    config, weights = qwen2_config(hf), qwen2_weights(checkpoint)
+Up to ``seq_length`` both compute the same. Beyond it Qwen v1 changes its rotary base and scales queries;
+callers refuse such lengths.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from ingot.config.decoder_config import DecoderConfig
 
 QWEN_V1 = "QWenLMHeadModel"
 
-_WHOLE = {
+_OUTSIDE = {
     "transformer.wte.weight": "model.embed_tokens.weight",
     "transformer.ln_f.weight": "model.norm.weight",
     "lm_head.weight": "lm_head.weight",
@@ -57,19 +54,15 @@ def qwen2_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The tensors under Qwen2's names, q, k and v apart; computed tables are left out."""
     found: dict[str, torch.Tensor] = {}
     for name in checkpoint.tensors:
-        found |= _translated(name, checkpoint)
+        if name in _OUTSIDE:
+            found[_OUTSIDE[name]] = checkpoint.read(name)
+            continue
+        _, _, layer, rest = name.split(".", 3)
+        prefix = f"model.layers.{layer}."
+        if rest in _OF_LAYER:
+            found[prefix + _OF_LAYER[rest]] = checkpoint.read(name)
+        elif rest.startswith("attn.c_attn."):
+            kind = rest.rpartition(".")[2]
+            for one, part in zip("qkv", checkpoint.read(name).chunk(3), strict=True):
+                found[f"{prefix}self_attn.{one}_proj.{kind}"] = part
     return found
-
-
-def _translated(name: str, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    if name in _WHOLE:
-        return {_WHOLE[name]: checkpoint.read(name)}
-    _, _, layer, rest = name.split(".", 3)
-    prefix = f"model.layers.{layer}."
-    if rest in _OF_LAYER:
-        return {prefix + _OF_LAYER[rest]: checkpoint.read(name)}
-    if rest.startswith("attn.c_attn."):
-        kind = rest.rpartition(".")[2]
-        parts = checkpoint.read(name).chunk(3)
-        return {f"{prefix}self_attn.{one}_proj.{kind}": part for one, part in zip("qkv", parts, strict=True)}
-    return {}

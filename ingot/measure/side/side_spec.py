@@ -1,9 +1,4 @@
-"""What is measured: an engine, a checkpoint, random weights or Hugging Face's class, described before it is
-opened.
-
-    SideSpec("engines/pocket-chat", max_batch_size=8)
-    longest(other_spec(SideSpec("engines/pocket-chat"), "hf:models/pocket-chat", "auto", 8))
-"""
+"""What is measured, before it is opened: an engine, a checkpoint, random weights or Hugging Face's class."""
 
 from __future__ import annotations
 
@@ -39,16 +34,16 @@ class SideSpec(JsonConfig):
         path: engine, checkpoint, or Hugging Face id; None with ``random_weights``.
         kind: ``ingot``, or ``hf``: Hugging Face's class.
         dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        quant: scheme that a checkpoint is loaded in, or a YAML file of one; not for an engine or ``hf``.
+        quant: scheme of a checkpoint, or its YAML file; not for an engine or ``hf``.
         max_seq_len: None: an engine's, or a checkpoint's own, at most 8192.
         memory_fraction, token_budget, cache_tokens: for Ingot; None: the library's default.
         kv_dtype: of the KV cache, as in ``RuntimeConfig``; not for ``hf``.
         random_weights: a config.json or its folder, to fill with random weights.
         max_batch_size: requests in one step; for ``hf`` the rows of one padded batch; not for an engine.
-        engine_batch_size: requests in one step of an engine, at most what it was built for; None: that.
-        batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
-        prefix_reuse: let an engine reuse equal beginnings of prompts; not for ``hf``.
-        name: what records and tables call it; None: its kind.
+        engine_batch_size: requests in one step of an engine; None: as many as it was built for.
+        batch_invariant: a request's bits do not depend on the batch; not for ``hf``.
+        prefix_reuse: reuse equal beginnings of prompts; not for ``hf``.
+        name: in records and tables; None: its kind.
     """
 
     path: str | None = None
@@ -74,7 +69,6 @@ class SideSpec(JsonConfig):
 
     @property
     def source(self) -> str:
-        """The path, of a spec that has one."""
         assert self.path is not None, "random weights have no text to read"
         return self.path
 
@@ -83,17 +77,12 @@ class SideSpec(JsonConfig):
         return self.path is not None and is_engine(Path(self.path))
 
     def runtime(self) -> RuntimeConfig:
-        """What the spec asks of the runtime; None: the library's default."""
         names = ("memory_fraction", "token_budget", "cache_tokens", "batch_invariant", "prefix_reuse")
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return RuntimeConfig(kv_dtype=self.kv_dtype, **values)  # type: ignore[arg-type]
 
     def config(self) -> DecoderConfig:
-        """What the model is, without its weights.
-
-        Raises:
-            IngotError: it cannot be read.
-        """
+        """The model's config, without reading weights; an IngotError if that fails."""
         if self.random_weights is None:
             return model_of(self.source)
         path = Path(self.random_weights)
@@ -116,8 +105,8 @@ def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec
 
 
 def named_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:
-    """Two sides of one kind, named by the last parts of their paths; by their paths where those are the same,
-    and counted where the paths are, too.
+    """Two sides of one kind, named by the last parts of their paths, or if these are equal by their paths, or
+    if these are equal too by counting.
     """
     if one.kind != other.kind:
         return one, other
@@ -129,11 +118,7 @@ def named_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:
 
 
 def against_parts(against: str) -> tuple[bool, str | None]:
-    """Whether ``against`` means Hugging Face's class, and the path that it names: None for ``hf`` alone.
-
-    Raises:
-        ConfigError: ``hf:`` without a checkpoint.
-    """
+    """Whether ``against`` is Hugging Face's class, and its path: None for ``hf`` alone."""
     kind, colon, path = against.partition(":")
     if kind != HUGGINGFACE:
         return False, against
@@ -145,20 +130,12 @@ def against_parts(against: str) -> tuple[bool, str | None]:
 
 
 def folder_of(path: str) -> Path:
-    """An engine's folder, or that of a checkpoint or Hugging Face id.
-
-    Raises:
-        CheckpointError: nothing is there.
-    """
+    """An engine's folder, or that of a checkpoint or Hugging Face id; CheckpointError if nothing is there."""
     return Path(path) if is_engine(Path(path)) else resolve_checkpoint(path)
 
 
 def model_of(path: str) -> DecoderConfig:
-    """The model of an engine or checkpoint, without its weights.
-
-    Raises:
-        IngotError: nothing is there, or it cannot be read.
-    """
+    """The model of an engine or checkpoint, without reading weights; an IngotError if that fails."""
     folder = folder_of(path)
     if is_engine(folder):
         return Manifest.read(folder).model
@@ -169,20 +146,12 @@ def model_of(path: str) -> DecoderConfig:
 
 
 def read_text(path: str) -> TextParts:
-    """Tokenizer, chat format and end tokens of an engine or checkpoint, without its weights.
-
-    Raises:
-        IngotError: nothing is there, or its tokenizer is broken.
-    """
+    """Tokenizer, chat format and end tokens of an engine or checkpoint; an IngotError if that fails."""
     return read_text_side(folder_of(path))[1]
 
 
 def longest(spec: SideSpec) -> int:
-    """Most tokens of a request, without reading weights.
-
-    Raises:
-        IngotError: neither an engine nor a checkpoint is there.
-    """
+    """Maximum tokens of a request, without reading weights."""
     folder = folder_of(spec.source)
     if is_engine(folder):
         return lowered(Manifest.read(folder), max_seq_len=spec.max_seq_len).build.max_seq_len
@@ -198,17 +167,14 @@ def most_tokens(spec: SideSpec, config: DecoderConfig) -> int:
 
 
 def trained_length(config: DecoderConfig) -> int | None:
-    """Tokens up to which Qwen v1 is what it was trained as; None for every other model."""
+    """Qwen v1's training length; None for every other model."""
     rope = config.rope
     return rope.original_max if rope is not None and rope.scaling == QWEN_NTK else None
 
 
 def usual_window(spec: SideSpec) -> int:
-    """Most tokens of a window that nobody chose: the longest request, but of Qwen v1 no more than it was
-    trained on, so that it is the same alone and beside Hugging Face's class, which ends there.
-
-    Raises:
-        IngotError: as ``longest``.
+    """The default window: the longest request, but of Qwen v1 at most its training length, where Hugging
+    Face's class ends, so that it is the same with and without that.
     """
     if spec.is_engine:
         trained = trained_length(Manifest.read(Path(spec.source)).model)
@@ -217,11 +183,11 @@ def usual_window(spec: SideSpec) -> int:
 
 
 def read_tokenizer(spec: SideSpec, without: str = "`mixed` or `fixed` instead of `requests`") -> Tokenizer:
-    """The tokenizer of what the spec names, without its weights; ``without`` is how to do without one.
+    """The tokenizer of a spec's files; ``without`` is advice if there is none.
 
     Raises:
         ConfigError: there is none.
-        TokenizerError, EngineError: its files are broken, or an engine's are not those that were built.
+        TokenizerError, EngineError: its files are broken, or an engine's have changed since the build.
     """
     tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
     if tokenizer is None:
@@ -235,7 +201,7 @@ def read_tokenizer(spec: SideSpec, without: str = "`mixed` or `fixed` instead of
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """What a config.json says, as Ingot reads it.
+    """The config of a config.json.
 
     Raises:
         CheckpointError: its architecture is unknown, or a value is not supported.

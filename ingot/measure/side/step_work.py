@@ -1,10 +1,6 @@
-"""What a step must read and compute at least.
+"""The least bytes and operations of a step, for MBU and MFU.
 
-Owns the arithmetic of bytes and operations, and with them MBU (bandwidth utilisation) and MFU (use of the
-multipliers). Knows no measurement.
-
-    work = Work.of(config, weight_bytes=14.2e9, kv_dtype=torch.float16)
-    work.decode_bytes(batch=8, context=576) / seconds / ceiling_bytes_per_second      # MBU
+work.decode_bytes(batch=8, context=576) / seconds / ceiling_bytes_per_second      # MBU
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ class Work:
     Attributes:
         weight_bytes: read by every step: all weights but the embedding tables, of which a step reads rows.
         kv_bytes: of one token in the cache, all layers together.
-        linear_flops: of one token in all linear layers of the stack, 2 an element of their weights.
+        linear_flops: of one token in all linear layers of the stack, 2 per element of their weights.
         head_flops: of one row of logits.
-        pair_flops: of one query with one key in all layers: 4 an element of the query heads.
+        pair_flops: of one query with one key in all layers, 4 per element of the query heads.
         window: tokens that a query sees at most in layers with a window; 0: all.
         windowed: the share of layers with a window.
     """
@@ -44,7 +40,6 @@ class Work:
 
     @classmethod
     def of(cls, config: DecoderConfig, weight_bytes: int, kv_dtype: torch.dtype) -> Self:
-        """The work of a model whose steps read ``weight_bytes`` of weights, its cache in ``kv_dtype``."""
         return cls(
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes_per_token(config, kv_dtype),
@@ -64,7 +59,7 @@ class Work:
         return batch * (self.linear_flops + self.head_flops + self._seen(context) * self.pair_flops)
 
     def prefill_flops(self, batch: int, tokens: int) -> float:
-        """Operations from ``batch`` prompts of ``tokens`` tokens to their first logits, attention causal."""
+        """Operations from ``batch`` prompts of ``tokens`` tokens to their first logits."""
         near, all_ = causal_pairs(tokens, self.window), causal_pairs(tokens)
         pairs = all_ + self.windowed * (near - all_)
         return batch * (tokens * self.linear_flops + self.head_flops + pairs * self.pair_flops)
@@ -76,7 +71,7 @@ class Work:
 
 
 def layer_weights(config: DecoderConfig) -> int:
-    """Numbers in the linear layers of one decoder layer."""
+    """Weights of the linear layers of one decoder layer."""
     attention = 2 * (config.q_size + config.kv_size)
     mlp = (3 if config.gated else 2) * config.intermediate_size
     return config.hidden_size * (attention + mlp)
@@ -90,12 +85,12 @@ def causal_pairs(tokens: int, window: int = 0) -> int:
 
 
 def read_bytes(model: Decoder) -> int:
-    """Bytes of an Ingot model's weights that every step reads whole."""
+    """Bytes of weights that every step of an Ingot model reads."""
     return weight_bytes(model, [model.embed_tokens, model.embed_positions], model.lm_head)
 
 
 def weight_bytes(model: nn.Module, tables: list[nn.Module | None], head: nn.Module) -> int:
-    """Bytes of all parameters but those of embedding ``tables``; a table that is the ``head`` too counts."""
+    """Bytes of all parameters but those of embedding ``tables``, except a table that is also the ``head``."""
     whole = {id(p) for p in head.parameters()}
     rows = {id(p) for table in tables if table is not None for p in table.parameters()} - whole
     return sum(p.nbytes for p in model.parameters() if id(p) not in rows)

@@ -1,9 +1,4 @@
-"""Figures as text.
-
-Owns tables as plain data, their lines, and how numbers are written. Knows no terminal and no record.
-
-    print(plain(Table("speed", ("batch", "tok/s"), (("8", number(6200.4)),))))
-"""
+"""Tables as plain data, and numbers as text."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the columns' names, and rows of text; the first column is a name, the others are numbers."""
+    """A title, column names, and rows of text; the first column has names, the others numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -35,7 +30,7 @@ def number(value: float | None) -> str:
 
 
 def numbers(entry: Mapping[str, Any], paths: str) -> list[str]:
-    """The numbers at paths such as ``ttft_ms.p50``, with spaces between; ``-`` where there is none."""
+    """The numbers at space-separated paths such as ``ttft_ms.p50``; ``-`` for none."""
     found = []
     for path in paths.split():
         value: Any = entry
@@ -46,7 +41,7 @@ def numbers(entry: Mapping[str, Any], paths: str) -> list[str]:
 
 
 def score(value: float | None) -> str:
-    """A metric, to four digits that matter: 12.34, 0.0123, 1.20e-07; ``-`` for None."""
+    """A metric, to about four digits: 12.34, 0.0123, 1.20e-07; ``-`` for None."""
     if value is not None and 0 < abs(value) < 0.01:
         return f"{value:.2e}"
     return _decimals(value, (100, 10, 1, 0))

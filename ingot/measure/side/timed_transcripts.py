@@ -1,10 +1,4 @@
-"""Recordings transcribed by one side, and how long that takes.
-
-Owns the order and the clock: files are read apart from it, a few at a time. Knows no metric.
-
-    took = transcribe_all(side, ["a.flac"], [TranscribeOptions(language="en")])
-    took.transcripts[0].text, took.seconds
-"""
+"""Recordings transcribed by one side, and how long that takes."""
 
 from __future__ import annotations
 
@@ -25,12 +19,12 @@ _MOST_SECONDS = 2 * 3600  # of audio in memory: 460 MB
 
 @dataclass
 class TranscriptionRun:
-    """What a side makes of recordings, in their order.
+    """Transcripts of recordings, in their order.
 
     Attributes:
         seconds: from samples to text, of all.
         audio: seconds of each recording.
-        times: seconds of those that were transcribed one after another.
+        times: seconds of each if transcribed one after another.
     """
 
     seconds: float = 0.0
@@ -51,11 +45,8 @@ def transcribe_all(
     together: int = 1,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TranscriptionRun:
-    """Transcribe recordings, at most ``together`` of them given at once, and two hours unless one is longer;
-    ``progress`` gets how many are done.
-
-    Raises:
-        RequestError: one cannot be read.
+    """Transcribe recordings, at most ``together`` and two hours of them at once; ``progress`` gets how many
+    are done. Files are read outside the measured time.
     """
     found = TranscriptionRun()
     for samples in _parts(recordings, together):

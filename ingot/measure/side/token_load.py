@@ -1,11 +1,7 @@
-"""What is asked of an engine in a measurement.
+"""Lengths of requests, and random prompts of these lengths.
 
-Owns the lengths of requests and their random prompts. The tokens of prompts are random whatever the source of
-the lengths, and new at every call, so that no prefix is ever reused; speed does not depend on their values.
-Knows no engine.
-
-    load = mixed(256)
-    prompts = PromptSource(vocab_size=32000).prompts(load)
+Prompts are new at every call, so that no prefix is reused; speed does not depend on the values of their
+tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ _PROMPT_LOG, _OUTPUT_LOG = (4.6, 1.2), (5.0, 0.9)  # mean and deviation of the l
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: tokens of its prompt, tokens that are generated for it (end tokens are ignored)."""
+    """One request: tokens of its prompt, and tokens to generate (end tokens are ignored)."""
 
     prompt_tokens: int
     new_tokens: int
@@ -33,8 +29,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class TokenLoad:
-    """Requests that arrive all at once; ``name`` says how their lengths came about, ``left_out`` how many of
-    those read were not taken, by reason.
+    """Requests that arrive all at once; ``name`` describes their lengths, ``left_out`` counts those that were
+    read and not taken, by reason.
     """
 
     name: str
@@ -66,11 +62,7 @@ class TokenLoad:
 
 
 def fixed(count: int, prompt_tokens: int, new_tokens: int) -> TokenLoad:
-    """``count`` requests of the same lengths.
-
-    Raises:
-        ConfigError: a number is below 1.
-    """
+    """``count`` requests of the same lengths; ConfigError if a number is below 1."""
     check_counts(fixed=count, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     return TokenLoad(f"{count} of {prompt_tokens} + {new_tokens}", (Ask(prompt_tokens, new_tokens),) * count)
 
@@ -79,9 +71,6 @@ def mixed(count: int) -> TokenLoad:
     """Lengths like those of chats: lognormal, 4 to 1024 tokens each, from a fixed seed.
 
     256 requests have 47,539 prompt tokens and 53,807 new ones.
-
-    Raises:
-        ConfigError: ``count`` is below 1.
     """
     check_counts(mixed=count)
     rng = random.Random(MIXED_SEED)
@@ -105,17 +94,13 @@ class PromptSource:
 
 
 def warm_up_load(vocab_size: int, count: int, new_tokens: int) -> tuple[list[Ask], list[list[int]]]:
-    """``count`` requests of one token each, with other prompts than a measurement's."""
+    """``count`` requests of one token each, with prompts that no measurement has."""
     asks = [Ask(1, new_tokens)] * count
     return asks, PromptSource(vocab_size, _WARM_UP_SEED).prompts(asks)
 
 
 def parse_batches(text: str, field: str = "batch", what: str = "batch sizes") -> list[int]:
-    """``"1,8,32"`` → [1, 8, 32]; ``field`` and ``what`` are named in the error.
-
-    Raises:
-        ConfigError: it is no list of whole numbers from 1.
-    """
+    """``"1,8,32"`` → [1, 8, 32], or a ConfigError that names ``field`` and ``what``."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ConfigError(
@@ -128,9 +113,7 @@ def parse_batches(text: str, field: str = "batch", what: str = "batch sizes") ->
 
 
 def check_counts(**counts: int) -> None:
-    """Raises:
-    ConfigError: one is below 1.
-    """
+    """Raise ConfigError if one is below 1."""
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name.replace('_', '-')} must be at least 1", seen=value, field=name)

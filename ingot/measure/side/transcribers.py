@@ -1,10 +1,4 @@
-"""Two ways to transcribe the same recordings: Ingot, and Hugging Face's class.
-
-Owns both behind one interface, and how the class is asked for what Ingot is asked for: the same windows,
-rules and thresholds. Knows nothing of what is measured.
-
-    with open_speech_side(spec) as side: side.transcribe([samples], TranscribeOptions())[0].text
-"""
+"""Speech sides: an engine, and Hugging Face's Whisper asked for the same windows, rules and thresholds."""
 
 from __future__ import annotations
 
@@ -19,14 +13,14 @@ from ingot.audio.log_mel import HOP, RATE, WINDOW, fit
 from ingot.checkpoint.checkpoint_files import read_json
 from ingot.checkpoint.checkpoint_reader import GENERATION_CONFIG
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError, RequestError
 from ingot.llm import LLM
 from ingot.measure.side.class_side import HuggingFaceSide
 from ingot.measure.side.freed_memory import free_memory
 from ingot.measure.side.huggingface import class_features, class_memory, generation_config
 from ingot.measure.side.ingot_side import IngotSide
-from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, folder_of, read_text
+from ingot.measure.side.side_spec import HUGGINGFACE, SideSpec, read_text
 from ingot.speech.batched_windows import run_in_order
 from ingot.speech.recording_features import Transcript, mel_bins
 from ingot.speech.speech_options import MAX_INITIAL_TIMESTAMP, TranscribeOptions
@@ -38,23 +32,11 @@ _FRAMES = WINDOW // HOP  # of a window
 
 @dataclass(frozen=True)
 class SideTranscript:
-    """What one side makes of a recording; ``token_ids`` are those of its text, without timestamps."""
+    """One side's transcript of a recording; ``token_ids`` are those of its text, without timestamps."""
 
     text: str
     token_ids: list[int]
     language: str | None = None
-
-
-def _check_batch(folder: Path, batch: int) -> None:
-    most = Manifest.read(folder).build.max_batch_size if is_engine(folder) else batch
-    if batch > most:
-        raise ConfigError(
-            "the batch is larger than the engine's max_batch_size",
-            seen=batch,
-            allowed=f"<= {most}",
-            field="batch",
-            fix="`batch`, or build with a larger `max_batch_size`",
-        )
 
 
 class IngotSpeechSide(IngotSide):
@@ -70,7 +52,7 @@ class IngotSpeechSide(IngotSide):
         self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]
     ) -> list[SideTranscript]:
         pairs = list(zip(recordings, asked, strict=True))
-        return list(run_in_order(lambda pair, left: self._one(*pair), pairs, self.batch))
+        return list(run_in_order(lambda pair, cancelled: self._one(*pair), pairs, self.batch))
 
     def warm_up(self, most: int | None = None) -> None:
         self.llm.warm_up(kinds=["greedy"])
@@ -80,7 +62,7 @@ class IngotSpeechSide(IngotSide):
         return self.model_facts() | {"device": str(self.device), "batch": self.batch}
 
     def resize(self, batch: int) -> None:
-        """Other caches over the same weights: of exactly ``batch`` whole windows."""
+        """New caches over the same weights, of exactly ``batch`` windows."""
         engine, runtime = self.llm.engine, self.llm.runtime
         limits = engine.manifest.build.replace(max_batch_size=batch)
         engine = replace(engine, manifest=engine.manifest.replace(build=limits))
@@ -105,10 +87,10 @@ def side_transcript(found: Transcript, vocabulary: Vocabulary) -> SideTranscript
 
 
 class HuggingFaceSpeechSide(HuggingFaceSide):
-    """``WhisperForConditionalGeneration`` by its own ``generate``, on features of its own extractor.
+    """``WhisperForConditionalGeneration.generate`` on features of its own extractor, decoded by Ingot's
+    tokenizer.
 
-    It is given the windows that the original reads: a recording ends where it ends and not after 30 seconds.
-    Ids become text by Ingot's tokenizer.
+    It gets the windows that OpenAI's Whisper reads: a recording ends where it ends and not after 30 seconds.
     """
 
     def __init__(self, spec: SideSpec, batch: int) -> None:
@@ -122,8 +104,24 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
         self.vocabulary = Vocabulary.of_model(self.config, tokenizer, longest, generation)
         self.batch = batch
         self._extract = class_features(mel_bins(self.config))
-        values = _generation(self.vocabulary)
-        self.model.generation_config = generation_config(folder, **values)
+        tokens, rules = self.vocabulary.tokens, self.vocabulary.rules(TranscribeOptions())
+        self.model.generation_config = generation_config(
+            folder,
+            is_multilingual=tokens.multilingual,
+            no_timestamps_token_id=tokens.no_timestamps,
+            prev_sot_token_id=tokens.previous,
+            lang_to_id={f"<|{code}|>": token for code, token in tokens.languages.items()},
+            task_to_id={"transcribe": tokens.transcribe, "translate": tokens.translate},
+            # The class itself suppresses <|notimestamps|>, which it forces if it wants no timestamps.
+            suppress_tokens=sorted(set(rules.suppressed) - {tokens.no_timestamps}),
+            begin_suppress_tokens=list(rules.begin_suppressed),
+            max_initial_timestamp_index=self.vocabulary.last_first,
+            max_length=self.vocabulary.longest,
+            decoder_start_token_id=tokens.start,
+            bos_token_id=tokens.end,
+            eos_token_id=tokens.end,
+            pad_token_id=tokens.end,
+        )
 
     def resize(self, batch: int) -> None:
         """Padded batches of ``batch`` recordings from now on."""
@@ -137,9 +135,9 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
         """In padded batches of recordings with the same options, the shortest first."""
         found: dict[int, SideTranscript] = {}
         for places in _alike(recordings, asked, self.batch):
-            run_in_order = [recordings[place] for place in places]
+            batch = [recordings[place] for place in places]
             with class_memory("`against_batch`"):
-                found |= zip(places, self._together(run_in_order, asked[places[-1]]), strict=True)
+                found |= zip(places, self._batch(batch, asked[places[-1]]), strict=True)
         return [found[place] for place in range(len(recordings))]
 
     def warm_up(self, most: int | None = None) -> None:
@@ -148,11 +146,11 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
     def facts(self) -> dict[str, Any]:
         return self.model_facts() | {"device": str(self.device), "batch": self.batch}
 
-    def _together(self, recordings: list[torch.Tensor], options: TranscribeOptions) -> list[SideTranscript]:
+    def _batch(self, recordings: list[torch.Tensor], options: TranscribeOptions) -> list[SideTranscript]:
         frames = [len(samples) // HOP for samples in recordings]
-        if not all(frames):  # the class cannot: nothing is said in them
+        if not all(frames):  # the class takes no empty recordings
             kept = [i for i, count in enumerate(frames) if count]
-            found = self._together([recordings[i] for i in kept], options) if kept else []
+            found = self._batch([recordings[i] for i in kept], options) if kept else []
             rest = iter(found)
             return [next(rest) if count else SideTranscript("", []) for count in frames]
         given = self._asked(options, max(frames))
@@ -227,21 +225,14 @@ class HuggingFaceSpeechSide(HuggingFaceSide):
             given["max_new_tokens"] = most
         if tokens.multilingual:
             given |= {"language": options.language, "task": options.task}
-        suppressed = self._suppressed(options)
-        if suppressed is not None:
-            given["suppress_tokens"] = suppressed
+        if options.suppress is not None or not options.timestamps:  # otherwise as the checkpoint says
+            times = [] if options.timestamps else range(tokens.first_timestamp, self.config.vocab_size)
+            suppressed = {*self.vocabulary.rules(options).suppressed, *times}
+            given["suppress_tokens"] = sorted(suppressed - {tokens.no_timestamps})
         if options.initial_prompt:
             ids = self.vocabulary.ids(options.initial_prompt)
             given["prompt_ids"] = torch.tensor([tokens.previous, *ids], device=self.device)
         return given
-
-    def _suppressed(self, options: TranscribeOptions) -> list[int] | None:
-        """Ids that never occur; None: as the checkpoint says."""
-        if options.suppress is None and options.timestamps:
-            return None
-        rules, tokens = self.vocabulary.rules(options), self.vocabulary.tokens
-        times = [] if options.timestamps else range(tokens.first_timestamp, self.config.vocab_size)
-        return sorted({*rules.suppressed, *times} - {tokens.no_timestamps})
 
 
 SpeechSide = IngotSpeechSide | HuggingFaceSpeechSide
@@ -251,7 +242,7 @@ def open_speech_side(spec: SideSpec, batch: int | None = None) -> SpeechSide:
     """Load what the spec names; leaving a ``with`` block frees it.
 
     Args:
-        batch: recordings together; None: an engine's own limit.
+        batch: recordings at once; None: an engine's limit.
 
     Raises:
         ConfigError: an engine was built for a smaller batch.
@@ -260,8 +251,16 @@ def open_speech_side(spec: SideSpec, batch: int | None = None) -> SpeechSide:
     mel_bins(spec.config())
     if spec.kind == HUGGINGFACE:
         return HuggingFaceSpeechSide(spec, batch or 1)
-    if spec.random_weights is None and batch is not None:
-        _check_batch(folder_of(spec.source), batch)
+    if spec.is_engine and batch is not None:
+        most = Manifest.read(Path(spec.source)).build.max_batch_size
+        if batch > most:
+            raise ConfigError(
+                "the batch is larger than the engine's max_batch_size",
+                seen=batch,
+                allowed=f"<= {most}",
+                field="batch",
+                fix="`batch`, or build with a larger `max_batch_size`",
+            )
     return IngotSpeechSide(spec, batch)
 
 
@@ -283,9 +282,7 @@ _LACKING: dict[str, Any] = {
 def _alike(
     recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions], most: int
 ) -> Iterator[list[int]]:
-    """Places of recordings that can share a batch. Where options differ in their number of tokens alone, the
-    batch goes on for its longest.
-    """
+    """Indices of recordings that can share a batch, whose options differ at most in ``max_new_tokens``."""
     places = sorted(range(len(recordings)), key=lambda i: (repr(_kind(asked[i])), len(recordings[i])))
     batch: list[int] = []
     for place in places:
@@ -299,24 +296,3 @@ def _alike(
 
 def _kind(options: TranscribeOptions) -> TranscribeOptions:
     return options.replace(max_new_tokens=None)
-
-
-def _generation(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Values of a generation_config.json for a checkpoint that has none."""
-    tokens, rules = vocabulary.tokens, vocabulary.rules(TranscribeOptions())
-    return {
-        "is_multilingual": tokens.multilingual,
-        "no_timestamps_token_id": tokens.no_timestamps,
-        "prev_sot_token_id": tokens.previous,
-        "lang_to_id": {f"<|{code}|>": token for code, token in tokens.languages.items()},
-        "task_to_id": {"transcribe": tokens.transcribe, "translate": tokens.translate},
-        # The class itself suppresses <|notimestamps|>, which it forces where it wants no timestamps.
-        "suppress_tokens": sorted(set(rules.suppressed) - {tokens.no_timestamps}),
-        "begin_suppress_tokens": list(rules.begin_suppressed),
-        "max_initial_timestamp_index": vocabulary.last_first,
-        "max_length": vocabulary.longest,
-        "decoder_start_token_id": tokens.start,
-        "bos_token_id": tokens.end,
-        "eos_token_id": tokens.end,
-        "pad_token_id": tokens.end,
-    }

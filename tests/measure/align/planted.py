@@ -25,7 +25,7 @@ from ingot.layers.layer_products import LayerProducts
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.rotary import RotaryTable
 from ingot.layers.row_forms import Rows
-from ingot.measure.align.stages.isolated_module import attention_of, mlp_of
+from ingot.measure.align.stages.isolated_module import attention_part, mlp_part
 from tests.measure.align.plain_attention import Plant, attending
 
 
@@ -196,7 +196,7 @@ def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
             rope: torch.Tensor | None,
             products: LayerProducts,
         ) -> tuple[Rows, torch.Tensor]:
-            attend = lambda x: attention_of(layer.self_attn, x, batch, cache, rope)  # noqa: E731
+            attend = lambda x: attention_part(layer.self_attn, "attention", x, batch, cache, rope)  # noqa: E731
             return products.after.form.norm(products.next_norm, *sums(layer, attend, hidden))
 
         layer.forward = forward
@@ -206,28 +206,28 @@ def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
 
 def _no_attention_residual(layer, attend, x):  # type: ignore[no-untyped-def]
     hidden, middle = layer.post_attention_layernorm(attend(layer.input_layernorm(x)[0]))
-    return mlp_of(layer.mlp, hidden), middle
+    return mlp_part(layer.mlp, "mlp", hidden), middle
 
 
 def _no_mlp_residual(layer, attend, x):  # type: ignore[no-untyped-def]
     hidden, middle = layer.post_attention_layernorm(attend(layer.input_layernorm(x)[0]), x)
-    return mlp_of(layer.mlp, hidden), torch.zeros_like(middle)
+    return mlp_part(layer.mlp, "mlp", hidden), torch.zeros_like(middle)
 
 
 def _scaled_residual(layer, attend, x):  # type: ignore[no-untyped-def]
     hidden, middle = layer.post_attention_layernorm(0.5 * attend(layer.input_layernorm(x)[0]), x)
-    return 0.5 * mlp_of(layer.mlp, hidden), middle
+    return 0.5 * mlp_part(layer.mlp, "mlp", hidden), middle
 
 
 def _post_norm(layer, attend, x):  # type: ignore[no-untyped-def]
     middle = layer.input_layernorm(attend(x), x)[0]
-    out = layer.post_attention_layernorm(mlp_of(layer.mlp, middle), middle)[0]
+    out = layer.post_attention_layernorm(mlp_part(layer.mlp, "mlp", middle), middle)[0]
     return out, torch.zeros_like(out)
 
 
 def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
     attended = attend(layer.input_layernorm(x)[0])
-    return mlp_of(layer.mlp, layer.post_attention_layernorm(x)[0]), attended + x
+    return mlp_part(layer.mlp, "mlp", layer.post_attention_layernorm(x)[0]), attended + x
 
 
 def _window(model: Decoder, layer: DecoderLayer, window: int) -> None:

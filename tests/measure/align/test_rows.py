@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.measure.align.align_cases import AlignCase, TextCheck
 from ingot.measure.align.align_report import (
     all_lines,
     alone_text,
@@ -22,6 +21,7 @@ from ingot.measure.align.align_report import (
     short_lines,
 )
 from ingot.measure.align.align_session import Report, _other_choices, _other_ids
+from ingot.measure.align.align_target import AlignCase, TextCheck
 from ingot.measure.align.isolated_judge import Alone
 from ingot.measure.align.stage_difference import Difference, Statistics
 from ingot.measure.align.stage_verdict import (

@@ -21,7 +21,7 @@ from ingot.measure.align.diagnosis.rope_variants import _positions, rope_variant
 from ingot.measure.align.diagnosis.stage_reader import all_positions
 from ingot.measure.align.diagnosis.stage_spec import EmbeddingSpec, HeadSpec, Products, RopeSpec
 from ingot.measure.align.diagnosis.variant import Claim, Variant
-from ingot.measure.align.diagnosis.variant_fit import best_number
+from ingot.measure.align.diagnosis.variant_search import best_number
 from ingot.measure.align.first_divergence import Divergence, Finding
 from ingot.reference.plain_layer import NormSpec
 

@@ -15,8 +15,7 @@ from ingot.config.build_config import BuildConfig
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.errors import CheckpointError, RequestError
 from ingot.measure.align import align_target as module
-from ingot.measure.align.align_cases import AlignCase, TextCheck
-from ingot.measure.align.align_target import AlignTarget, check_same_model, make_cases
+from ingot.measure.align.align_target import AlignCase, TextCheck, check_same_model, make_cases
 from ingot.measure.align.original import Trace
 
 LIMIT, VOCABULARY = 10, 50
@@ -175,10 +174,3 @@ def test_a_trace_s_steps_have_to_fit() -> None:
         else:
             with pytest.raises(RequestError, match="5 tokens and 4 steps"):
                 make_cases(engine, traced(), [], 0)
-
-
-def test_weights_are_of_the_build_s_dtype() -> None:
-    nothing: Any = None
-    shape: Any = Shape()
-    one = AlignTarget("e", nothing, shape, BuildConfig(dtype="bf16"), torch.float32)
-    assert (one.weights, one.compute) == (torch.bfloat16, torch.float32)

@@ -11,10 +11,10 @@ import torch
 
 from ingot.engine.reference_run import Arithmetic
 from ingot.errors import RequestError
-from ingot.measure.align.align_cases import AlignCase, TextCheck, make_case
-from ingot.measure.align.checking_original import noise_of
+from ingot.measure.align.align_target import AlignCase, TextCheck, make_case
 from ingot.measure.align.diagnosis.id_differences import explain_ids
 from ingot.measure.align.first_divergence import Divergence
+from ingot.measure.align.original import noise_of
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "  How\n are  you"}]
 Messages = Sequence[Mapping[str, Any]]

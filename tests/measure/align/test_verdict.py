@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.measure.align.align_cases import AlignCase
 from ingot.measure.align.align_report import report_html, verdict_text
 from ingot.measure.align.align_session import Report
+from ingot.measure.align.align_target import AlignCase
 from ingot.measure.align.isolated_judge import Alone, AloneJudge
 from ingot.measure.align.stage_difference import measure
 from ingot.measure.align.stage_verdict import SERVED, GreedyRow, StageRow, look_at

@@ -14,8 +14,8 @@ import torch
 from ingot.errors import ConfigError, DeviceError
 from ingot.measure.evaluate.exact_match import contains, exact, normalised
 from ingot.measure.evaluate.loss_limits import judge, limits_for, standard_error
+from ingot.measure.evaluate.perplexity import TextWindow, windows
 from ingot.measure.evaluate.rouge import KINDS, Rouge, sentences
-from ingot.measure.evaluate.text_windows import TextWindow, windows
 from ingot.measure.evaluate.token_divergence import compare_logits, divergence_metrics
 from tests.support.shown_errors import raises_shown
 

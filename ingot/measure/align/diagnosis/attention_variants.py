@@ -1,20 +1,15 @@
-"""What ports get wrong about attention.
-
-Owns the list for one attention: positions, mask, scale, biases, layouts, head norms. Knows nothing of
-searching.
-
-    for variant in attention_variants(attention, config, new_tokens=8): ...
-"""
+"""What ports get wrong about attention: positions, mask, scale, biases, layouts, head norms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, permutations
+
+import torch
 
 from ingot.config.decoder_config import DecoderConfig
-from ingot.measure.align.diagnosis.head_variants import head_order_variants
 from ingot.measure.align.diagnosis.module_variants import norm_variants
 from ingot.measure.align.diagnosis.rope_variants import rope_variants
 from ingot.measure.align.diagnosis.stage_spec import AttentionSpec
@@ -160,3 +155,73 @@ def _head_norms(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
     for query, key in zip(norm_variants(spec.query_norm), norm_variants(spec.key_norm), strict=False):
         changed = replace(spec, query_norm=query.spec, key_norm=key.spec)
         yield Variant(changed, f"{query.change} (and the same for keys)", query.of_original, query.of_engine)
+
+
+def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
+    """Rows of the QKV product, columns of the output product and the groups of GQA in other orders."""
+    for field, leaf, orders in (("rows", "qkv_proj", _row_orders), ("columns", "o_proj", _column_orders)):
+        wrong = f"the heads of {spec.name}.{leaf} are in the wrong order"
+        for text, order in orders(spec):
+            inverse = order.argsort()
+            if torch.equal(order, torch.arange(len(order), device=order.device)):
+                continue
+            for index in (order,) if torch.equal(order, inverse) else (order, inverse):
+                changed = replace(spec, **{field: index})  # type: ignore[arg-type]
+                yield mirrored(changed, f"its {field} taken as {text}", "head_order", wrong)
+    if 1 < spec.kv_heads < spec.heads:
+        yield mirrored(
+            replace(spec, cyclic_groups=not spec.cyclic_groups),
+            f"key head h mod {spec.kv_heads} for query head h",
+            "head_order",
+            f"query heads of {spec.name} read the wrong key heads: on one side neighbours share one, on the "
+            f"other heads {spec.kv_heads} apart do",
+        )
+
+
+def _row_orders(spec: AttentionSpec) -> Iterator[tuple[str, torch.Tensor]]:
+    rows = torch.arange(spec.qkv.shape[0], device=spec.qkv.device)
+    group, width = spec.heads // spec.kv_heads, spec.head_dim
+    grouped = rows.view(spec.kv_heads, group + 2, width)
+    parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+    per_head = "q, k, v of one head after another"
+    text = per_head if group == 1 else "the queries of a group, its key, its value, then the next group"
+    yield text, torch.cat([part.flatten() for part in parts])
+    query, key, value = rows.split(spec.sizes)
+    for blocks in permutations(range(3)):
+        sizes = [spec.sizes[i] for i in blocks]
+        stored = dict(zip(blocks, rows.split(sizes), strict=True))
+        yield ", ".join("qkv"[i] for i in blocks), torch.cat([stored[i] for i in range(3)])
+    orders = {"channels before heads": _by_channel, "heads from the last to the first": _reversed}
+    for name, index in orders.items():
+        first, second, third = index(query, width), index(key, width), index(value, width)
+        yield f"{name}, for q, k and v", torch.cat([first, second, third])
+        yield f"{name}, for q", torch.cat([first, key, value])
+        yield f"{name}, for k and v", torch.cat([query, second, third])
+    channels = torch.arange(width, device=spec.qkv.device)
+    turned = width if spec.rope is None else 2 * spec.rope.frequencies.shape[0]
+    pairs = torch.cat([channels[:turned:2], channels[1:turned:2], channels[turned:]])
+    order = [part.view(-1, width)[:, pairs].flatten() for part in (query, key)]
+    yield "even channels before odd ones in each head of q and k", torch.cat([*order, value])
+    yield "even channels before odd ones in each head of q", torch.cat([order[0], key, value])
+    yield "even channels before odd ones in each head of k", torch.cat([query, order[1], value])
+    if 1 < spec.kv_heads < spec.heads:
+        regrouped = query.view(group, spec.kv_heads, width).transpose(0, 1).flatten()
+        yield "queries of one group apart from each other", torch.cat([regrouped, key, value])
+
+
+def _column_orders(spec: AttentionSpec) -> Iterator[tuple[str, torch.Tensor]]:
+    columns = torch.arange(spec.output.shape[1], device=spec.output.device)
+    yield "heads from the last to the first", _reversed(columns, spec.head_dim)
+    yield "channels before heads", _by_channel(columns, spec.head_dim)
+    if 1 < spec.kv_heads < spec.heads:
+        group = spec.heads // spec.kv_heads
+        regrouped = columns.view(group, spec.kv_heads, spec.head_dim).transpose(0, 1)
+        yield "heads of one group apart from each other", regrouped.flatten()
+
+
+def _by_channel(rows: torch.Tensor, width: int) -> torch.Tensor:
+    return rows.view(width, -1).t().flatten()
+
+
+def _reversed(rows: torch.Tensor, width: int) -> torch.Tensor:
+    return rows.view(-1, width).flip(0).flatten()

@@ -1,10 +1,4 @@
-"""Why two lists of token ids differ.
-
-Owns what align can see from ids alone: tokens at the beginning, tokens at the end, stopping. Knows no
-tokenizer.
-
-    findings = explain_ids(divergence)
-"""
+"""Why two lists of token ids differ."""
 
 from __future__ import annotations
 
@@ -16,17 +10,12 @@ STAGES = ("prompt", "ids", "greedy")
 def explain_ids(divergence: Divergence) -> list[Finding]:
     """Findings of a stage whose outputs are ids [T]; ``before`` and ``after`` are shares of unequal ids."""
     ours, theirs = divergence.got.flatten().tolist(), divergence.expected.flatten().tolist()
-    before = _unequal(ours, theirs)
-    if not before:
+    if ours == theirs:
         return []
+    longest = max(len(ours), len(theirs))
+    before = (longest - sum(a == b for a, b in zip(ours, theirs, strict=False))) / longest
     explained = _greedy(ours, theirs) if divergence.stage == "greedy" else _prompt(ours, theirs)
     return [] if explained is None else [Finding(explained[0], before, 0.0, explained[1])]
-
-
-def _unequal(ours: list[int], theirs: list[int]) -> float:
-    longest = max(len(ours), len(theirs), 1)
-    same = sum(a == b for a, b in zip(ours, theirs, strict=False))
-    return (longest - same) / longest
 
 
 def _prompt(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
@@ -45,11 +34,6 @@ def _prompt(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
         return "eos_extra", f"the prompt ends with a token {ours[-1]} that the original does not put there"
     if theirs and theirs[:-1] == ours:
         return "eos_missing", f"the prompt lacks the token {theirs[-1]} with which the original ends"
-    return _longer(ours, theirs)
-
-
-def _longer(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
-    """One list is the beginning or the end of the other."""
     short, long = sorted((ours, theirs), key=len)
     extra = len(long) - len(short)
     if not short or not extra:
@@ -58,17 +42,14 @@ def _longer(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
     tail = "that the original has" if long is theirs else "that the original does not have"
     kind = "missing" if long is theirs else "extra"
     if long[extra:] == short:
-        return (
-            f"prefix_{kind}",
-            f"the prompt {says} {extra} tokens at its beginning {tail}: {long[:extra][:8]}",
-        )
+        text = f"the prompt {says} {extra} tokens at its beginning {tail}: {long[:extra][:8]}"
+        return f"prefix_{kind}", text
     if long[: len(short)] == short:
         return f"suffix_{kind}", f"the prompt {says} {extra} tokens at its end {tail}: {long[-extra:][:8]}"
     return None
 
 
 def _greedy(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
-    """One list goes on where the other ends."""
     if len(ours) > len(theirs) and ours[: len(theirs)] == theirs:
         last = f"token {theirs[-1]}" if theirs else "the first token"
         following = ours[len(theirs)]

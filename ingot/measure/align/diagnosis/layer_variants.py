@@ -1,10 +1,4 @@
-"""What ports get wrong about a layer's sums and the place of its norms.
-
-Owns the variants of residuals and norm placement; a layer has its parts' variants too. Knows nothing of
-searching.
-
-    for variant in layer_variants(layer, config, new_tokens=8, number=3): ...
-"""
+"""What ports get wrong about a layer's sums and the place of its norms."""
 
 from __future__ import annotations
 
@@ -27,7 +21,20 @@ def layer_variants(
 ) -> Iterator[Variant[LayerSpec]]:
     """The layer's own variants, then those of its parts."""
     yield from _residuals(spec, config, number)
-    yield from _placements(spec)
+    texts = {
+        "post": "norms after the sums (post-norm)",
+        "parallel": "attention and MLP side by side on the layer's input",
+        "normed_residual": "residuals taken after the norms",
+    }
+    for placement, text in texts.items():
+        yield Variant(
+            replace(spec, placement=placement),  # type: ignore[arg-type]
+            text,
+            Claim(
+                "norm_placement", f"{spec.name} has its norms before its branches; the original has {text}"
+            ),
+            Claim("norm_placement", f"{spec.name} runs with {text}, not with norms before its branches"),
+        )
     parts: dict[str, Iterator[Variant[Any]]] = {
         "attention": attention_variants(spec.attention, config, new_tokens, number),
         "mlp": mlp_variants(spec.mlp),
@@ -106,7 +113,7 @@ def _scaled(spec: LayerSpec, where: str, which: str, scale: float) -> Variant[La
 
 
 def branch_variant(spec: LayerSpec, scale: float) -> Variant[LayerSpec]:
-    """Both branches scaled alike, as Granite's residual multiplier and MiniCPM's depth scale do."""
+    """Both branches scaled, as by Granite's residual multiplier and MiniCPM's depth scale."""
     text = f"both branches scaled by {scale:.5g} in their sums"
     return Variant(
         replace(spec, attention_branch=scale, mlp_branch=scale),
@@ -114,19 +121,3 @@ def branch_variant(spec: LayerSpec, scale: float) -> Variant[LayerSpec]:
         Claim("residual_scale", f"the residual sums lack the original's factor ({text})"),
         Claim("residual_scale", f"the residual sums have a wrong factor ({text})"),
     )
-
-
-def _placements(spec: LayerSpec) -> Iterator[Variant[LayerSpec]]:
-    name = spec.name
-    texts = {
-        "post": "norms after the sums (post-norm)",
-        "parallel": "attention and MLP side by side on the layer's input",
-        "normed_residual": "residuals taken after the norms",
-    }
-    for placement, text in texts.items():
-        yield Variant(
-            replace(spec, placement=placement),  # type: ignore[arg-type]
-            text,
-            Claim("norm_placement", f"{name} has its norms before its branches; the original has {text}"),
-            Claim("norm_placement", f"{name} runs with {text}, not with norms before its branches"),
-        )

@@ -1,9 +1,4 @@
-"""What ports get wrong about norms, the feed-forward, the head and the embedding.
-
-Owns the variants of one such module. Knows nothing of the layer around it.
-
-    for variant in norm_variants(norm): ...
-"""
+"""What ports get wrong about norms, the feed-forward, the head and the embedding."""
 
 from __future__ import annotations
 
@@ -27,21 +22,6 @@ def norm_variants(spec: NormSpec) -> Iterator[Variant[NormSpec]]:
     for eps in EPSILONS:
         if eps != spec.eps:
             yield eps_variant(spec, eps)
-    yield from _norm_kinds(spec)
-    yield from _norm_weights(spec)
-    yield from bias_variants(spec, ("bias",), "norm_bias", f"{spec.name}.bias")
-
-
-def eps_variant(spec: NormSpec, eps: float) -> Variant[NormSpec]:
-    return Variant(
-        replace(spec, eps=eps),
-        f"epsilon {eps:g}",
-        Claim("norm_eps", f"the epsilon of {spec.name} is {spec.eps:g}, the original's is {eps:g}"),
-        Claim("norm_eps", f"{spec.name} runs with epsilon {eps:g}, the config says {spec.eps:g}"),
-    )
-
-
-def _norm_kinds(spec: NormSpec) -> Iterator[Variant[NormSpec]]:
     names = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm"}
     other = "layer_norm" if spec.kind == "rms_norm" else "rms_norm"
     here = names[spec.kind]
@@ -57,6 +37,17 @@ def _norm_kinds(spec: NormSpec) -> Iterator[Variant[NormSpec]]:
         f"{spec.name} left out",
         Claim("norm_placement", f"{spec.name} stands where the original has no norm"),
         Claim("norm_placement", f"{spec.name} is not applied"),
+    )
+    yield from _norm_weights(spec)
+    yield from bias_variants(spec, ("bias",), "norm_bias", f"{spec.name}.bias")
+
+
+def eps_variant(spec: NormSpec, eps: float) -> Variant[NormSpec]:
+    return Variant(
+        replace(spec, eps=eps),
+        f"epsilon {eps:g}",
+        Claim("norm_eps", f"the epsilon of {spec.name} is {spec.eps:g}, the original's is {eps:g}"),
+        Claim("norm_eps", f"{spec.name} runs with epsilon {eps:g}, the config says {spec.eps:g}"),
     )
 
 
@@ -95,11 +86,16 @@ def mlp_variants(spec: MlpSpec) -> Iterator[Variant[MlpSpec]]:
             ),
             Claim("activation", f"{spec.name} runs with {text}, the config says {spec.activation}"),
         )
-    yield from _mlp_biases(spec)
-    joined = f"{spec.name}.gate_up_proj.weight"
+    yield from bias_variants(spec, ("down_bias",), "mlp_bias", f"{spec.name}.down_proj.bias")
     names = {"down": f"{spec.name}.down_proj.weight", "up": f"{spec.name}.up_proj.weight"}
-    if spec.gate is not None:
-        names |= {"up": f"the up half of {joined}", "gate": f"the gate half of {joined}"}
+    if spec.gate is None:
+        yield from bias_variants(spec, ("up_bias",), "mlp_bias", f"{spec.name}.up_proj.bias")
+    else:
+        bias, weight = f"{spec.name}.gate_up_proj.bias", f"{spec.name}.gate_up_proj.weight"
+        yield from bias_variants(spec, ("gate_bias", "up_bias"), "mlp_bias", bias)
+        yield from bias_variants(spec, ("gate_bias",), "mlp_bias", bias, part="gate")
+        yield from bias_variants(spec, ("up_bias",), "mlp_bias", bias, part="up")
+        names |= {"up": f"the up half of {weight}", "gate": f"the gate half of {weight}"}
     for field, name in names.items():
         yield from transposed_variants(spec, field, name)
 
@@ -121,36 +117,17 @@ def _branches(spec: MlpSpec) -> Iterator[Variant[MlpSpec]]:
             "activation_branch",
             f"the activation of {spec.name} is on the wrong branch ({text})",
         )
-    rows = spec.gate.shape[0] * 2
-    both = _interleaved(spec)
+    rows, weight = spec.gate.shape[0] * 2, torch.cat([spec.gate, spec.up])
+    turns = replace(spec, gate=weight[0::2], up=weight[1::2])
+    if spec.gate_bias is not None and spec.up_bias is not None:
+        bias = torch.cat([spec.gate_bias, spec.up_bias])
+        turns = replace(turns, gate_bias=bias[0::2], up_bias=bias[1::2])
     yield mirrored(
-        both,
+        turns,
         f"the rows of {spec.name}.gate_up_proj taken as gate and up in turn, {rows} in all",
         "gate_up_interleaved",
         f"gate and up of {spec.name} are interleaved, row by row",
     )
-
-
-def _interleaved(spec: MlpSpec) -> MlpSpec:
-    """Gate from the even rows of both together, up from the odd ones."""
-    assert spec.gate is not None
-    weight = torch.cat([spec.gate, spec.up])
-    changed = replace(spec, gate=weight[0::2], up=weight[1::2])
-    if spec.gate_bias is None or spec.up_bias is None:
-        return changed
-    bias = torch.cat([spec.gate_bias, spec.up_bias])
-    return replace(changed, gate_bias=bias[0::2], up_bias=bias[1::2])
-
-
-def _mlp_biases(spec: MlpSpec) -> Iterator[Variant[MlpSpec]]:
-    yield from bias_variants(spec, ("down_bias",), "mlp_bias", f"{spec.name}.down_proj.bias")
-    if spec.gate is None:
-        yield from bias_variants(spec, ("up_bias",), "mlp_bias", f"{spec.name}.up_proj.bias")
-        return
-    name = f"{spec.name}.gate_up_proj.bias"
-    yield from bias_variants(spec, ("gate_bias", "up_bias"), "mlp_bias", name)
-    yield from bias_variants(spec, ("gate_bias",), "mlp_bias", name, part="gate")
-    yield from bias_variants(spec, ("up_bias",), "mlp_bias", name, part="up")
 
 
 def head_variants(

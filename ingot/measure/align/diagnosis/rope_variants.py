@@ -1,9 +1,4 @@
-"""What ports get wrong about rotary positions.
-
-Owns the variants of a RopeSpec. Knows nothing of the attention around it.
-
-    for variant in rope_variants(attention, config, new_tokens=1): ...
-"""
+"""What ports get wrong about rotary positions."""
 
 from __future__ import annotations
 
@@ -34,7 +29,20 @@ def rope_variants(
     for base in BASES:
         if base != config.rope.theta:
             yield base_variant(spec, rope, config.rope, base)
-    yield from _styles(spec, rope)
+    other = "neighbouring channels" if not rope.interleaved else "channels half a head apart"
+    yield mirrored(
+        replace(spec, rope=replace(rope, interleaved=not rope.interleaved)),
+        f"RoPE rotating pairs of {other}",
+        "rope_style",
+        "RoPE pairs different channels from the original (half-split, interleaved), or the rows of q and k "
+        "are ordered for the other style",
+    )
+    yield mirrored(
+        replace(spec, rope=replace(rope, query_turns=-rope.query_turns, key_turns=-rope.key_turns)),
+        "RoPE rotating backwards",
+        "rope_style",
+        "RoPE rotates in the opposite direction",
+    )
     yield from _positions(spec, rope, new_tokens)
     yield from _scalings(spec, rope, config.rope)
 
@@ -87,26 +95,8 @@ def base_variant(
     )
 
 
-def _styles(spec: AttentionSpec, rope: RopeSpec) -> Iterator[Variant[AttentionSpec]]:
-    other = "neighbouring channels" if not rope.interleaved else "channels half a head apart"
-    yield mirrored(
-        replace(spec, rope=replace(rope, interleaved=not rope.interleaved)),
-        f"RoPE rotating pairs of {other}",
-        "rope_style",
-        "RoPE pairs different channels from the original (half-split, interleaved), or the rows of q and k "
-        "are ordered for the other style",
-    )
-    back = replace(rope, query_turns=-rope.query_turns, key_turns=-rope.key_turns)
-    yield mirrored(
-        replace(spec, rope=back),
-        "RoPE rotating backwards",
-        "rope_style",
-        "RoPE rotates in the opposite direction",
-    )
-
-
 def _positions(spec: AttentionSpec, rope: RopeSpec, new_tokens: int) -> Iterator[Variant[AttentionSpec]]:
-    """Relative positions: a shift counts only if some tokens, or one of queries and keys, have it."""
+    """Positions are relative: a shift only matters for some tokens, or one of queries and keys."""
 
     def moved(by: int) -> RopeSpec:
         positions = spec.positions.clone()
@@ -132,7 +122,17 @@ def _shifted(spec: AttentionSpec, rope: RopeSpec, change: str, shift: int) -> Va
 
 
 def _scalings(spec: AttentionSpec, rope: RopeSpec, config: RopeConfig) -> Iterator[Variant[AttentionSpec]]:
-    for other in _scaled_configs(config):
+    plain = RopeConfig(config.dim, config.theta)
+    others = []
+    if config.scaling != "none" or config.attention_factor != 1.0:
+        others += [plain, replace(config, attention_factor=1.0)]
+    lengths = (*([config.original_max] if config.original_max else []), *ORIGINAL_LENGTHS)
+    for factor in FACTORS:
+        others.append(replace(plain, scaling="linear", factor=factor))
+        for length in lengths:
+            scaled = replace(plain, factor=factor, original_max=length)
+            others += [replace(scaled, scaling="llama3"), replace(scaled, scaling="yarn")]
+    for other in others:
         turning = frequencies(other).to(rope.frequencies)
         changed = replace(rope, frequencies=turning, factor=other.attention_factor)
         ours, seen = _describe(config), _describe(other)
@@ -142,20 +142,6 @@ def _scalings(spec: AttentionSpec, rope: RopeSpec, config: RopeConfig) -> Iterat
             Claim("rope_scaling", f"RoPE scaling is {ours}, the original's is {seen}"),
             Claim("rope_scaling", f"RoPE runs with scaling {seen}, though the config says {ours}"),
         )
-
-
-def _scaled_configs(config: RopeConfig) -> Iterator[RopeConfig]:
-    plain = RopeConfig(config.dim, config.theta)
-    lengths = (*([config.original_max] if config.original_max else []), *ORIGINAL_LENGTHS)
-    if config.scaling != "none" or config.attention_factor != 1.0:
-        yield plain
-        yield replace(config, attention_factor=1.0)
-    for factor in FACTORS:
-        yield replace(plain, scaling="linear", factor=factor)
-        for length in lengths:
-            scaled = replace(plain, factor=factor, original_max=length)
-            yield replace(scaled, scaling="llama3")
-            yield replace(scaled, scaling="yarn")
 
 
 def _describe(rope: RopeConfig) -> str:

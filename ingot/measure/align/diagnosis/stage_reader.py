@@ -1,10 +1,4 @@
-"""From an engine's modules to specs.
-
-Owns the reading of weights and settings: weights as the engine holds them, settings as its config says.
-Knows no variant.
-
-    spec = read_stage(divergence, model, config)
-"""
+"""An engine's modules as specs: weights as it holds them, settings as its config says."""
 
 from __future__ import annotations
 
@@ -32,7 +26,7 @@ from ingot.reference.plain_layer import ReadVector, norm_spec, plain_attention, 
 
 
 def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) -> Spec | None:
-    """The spec of a divergence's stage; None for a stage that cannot be run again from what is there."""
+    """The spec of a divergence's stage; None if it cannot be run again."""
     device = model.embed_tokens.weight.device
     if divergence.stage == "embedding":
         return read_embedding(model, divergence.positions.to(device))
@@ -64,7 +58,7 @@ def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) ->
 
 
 def read_sum(name: str, kind: str, divergence: Divergence, model: Decoder, config: DecoderConfig) -> SumSpec:
-    """A branch, normed where the config has post-norms, and the hidden states that it joined."""
+    """A branch, normed if the config has post-norms, and the hidden states to which it is added."""
     of: Literal["attention", "mlp"] = "attention" if kind == "residual" else "mlp"
     post = "self_attn_norm" if of == "attention" else "mlp_norm"
     norm = post_norm_spec(config, f"{name}.{post}", vectors(model))
@@ -75,7 +69,7 @@ def read_sum(name: str, kind: str, divergence: Divergence, model: Decoder, confi
 
 
 def all_positions(divergence: Divergence) -> torch.Tensor | None:
-    """Positions of every row of ``inputs``, [S]; None where earlier tokens' inputs are missing."""
+    """Positions of every row of ``inputs``, [S]; None if earlier tokens are missing."""
     rows, positions = divergence.inputs.shape[0], divergence.positions.cpu()
     if rows != positions.shape[0]:
         positions = torch.arange(rows) + int(positions[-1]) - rows + 1
@@ -87,7 +81,7 @@ def vectors(model: Decoder) -> ReadVector:
 
 
 def linear_tensors(model: Decoder, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [out, in] and bias [out] of a linear layer in fp32, as its scheme uses them."""
+    """Weight [out, in] and bias [out] of a linear layer, dequantized to fp32."""
     linear = model.get_submodule(name)
     assert isinstance(linear, Linear)
     bias = linear._parameters.get("bias")
@@ -97,7 +91,7 @@ def linear_tensors(model: Decoder, name: str) -> tuple[torch.Tensor, torch.Tenso
 def read_attention(
     layer: int, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
 ) -> AttentionSpec:
-    """Attention over tokens at ``positions`` [S], the first ``prompt_len`` of which are the prompt."""
+    """Attention over tokens at ``positions`` [S], of which the first ``prompt_len`` are the prompt."""
     name = f"layers.{layer}.self_attn"
     rope = None if config.rope is None else rope_spec(config.rope, positions, prompt_len)
     plain = plain_attention(config, layer, name, vectors(model), positions, None)
@@ -109,7 +103,7 @@ def read_attention(
 
 
 def rope_spec(rope: RopeConfig, positions: torch.Tensor, prompt_len: int) -> RopeSpec:
-    """The rotation that a config means for a request with this many prompt tokens."""
+    """A config's rotation for a request with this many prompt tokens."""
     alpha = 1.0
     if rope.scaling == "qwen_ntk":
         section = RotaryTable(rope, 1).offset(prompt_len)  # sections of one row

@@ -1,10 +1,6 @@
-"""The checking decoder's stages with their weights, and with a field for everything that ports get wrong.
+"""The checking decoder's stages with their weights, and a field for everything that ports get wrong.
 
-Owns what reference/plain_layer.py leaves open: a stage's weights, rotation by frequencies, the stages outside
-layers, and products that variants share. Knows no engine: ``read.py`` fills specs from one, and
-``*_variants.py`` change their fields.
-
-    run(replace(attention, causal=False), hidden)
+run(replace(attention, causal=False), hidden)
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 
 
 class Products:
-    """``F.linear`` that keeps the last product of each weight it was made for."""
+    """``F.linear`` that keeps the last product of each of its weights."""
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         self._weights = {id(weight): weight for weight in weights}
@@ -39,7 +35,6 @@ class Products:
 
 
 def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The product, computed each time."""
     return F.linear(x, weight, bias)
 
 
@@ -47,8 +42,8 @@ def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> t
 class RopeSpec:
     """Rotation of queries and keys by position · frequency.
 
-    ``frequencies`` is [r / 2]; positions are [S]. ``turns`` says how often the rotation is applied: 0 never,
-    2 twice, -1 backwards. ``interleaved`` pairs neighbouring channels, not channel i with i + r/2.
+    ``frequencies`` is [r / 2]; positions are [S]. ``turns`` is how often the rotation is applied, -1
+    backwards. ``interleaved`` pairs neighbouring channels, not channel i with i + r/2.
     """
 
     frequencies: torch.Tensor
@@ -77,8 +72,8 @@ class RopeSpec:
 class AttentionSpec(PlainAttention):
     """Attention of whole sequences.
 
-    ``qkv`` is [q_size + 2 kv_size, hidden]. ``rows`` puts its rows and those of its bias in another order,
-    ``columns`` those of the output's weight.
+    ``qkv`` is [q_size + 2 kv_size, hidden]. ``rows`` reorders its rows and those of its bias, ``columns`` the
+    columns of the output's weight.
     """
 
     rope: RopeSpec | None
@@ -126,8 +121,6 @@ class LayerSpec(PlainLayer):
 
 
 class _OwnWeights(Hooks):
-    """Layers' parts with their own weights."""
-
     def __init__(self, product: Product, *parts: AttentionSpec | MlpSpec) -> None:
         self._product = product
         self._parts: Mapping[str, AttentionSpec | MlpSpec] = {part.name: part for part in parts}
@@ -139,7 +132,7 @@ class _OwnWeights(Hooks):
 
 @dataclass(frozen=True)
 class SumSpec:
-    """A branch joining the stream of hidden states: stream · residual + x · branch, x normed by ``norm``."""
+    """A branch x, normed by ``norm``, added to hidden states: stream · residual + x · branch."""
 
     name: str
     of: Literal["attention", "mlp"]
@@ -156,7 +149,7 @@ class SumSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Logits: (x · weightᵀ + bias) · scale, bent by ``cap`` > 0."""
+    """Logits: (x · weightᵀ + bias) · scale, with a softcap if ``cap`` > 0."""
 
     name: str
     weight: torch.Tensor
@@ -171,7 +164,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """Rows of the tokens, scaled, plus rows of their positions if the model has learned ones."""
+    """Token embeddings, scaled, plus learned position embeddings if there are any."""
 
     name: str
     tokens: torch.Tensor
@@ -202,7 +195,6 @@ def matrices(spec: Any) -> Iterator[torch.Tensor]:
 
 
 def run(spec: Spec, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
-    """A stage's output, with ``product`` for its products."""
     match spec:
         case LayerSpec():
             return spec.run(x, _OwnWeights(product, spec.attention, spec.mlp))

@@ -1,9 +1,4 @@
-"""What a variant is, and the ones that any stage with weights has.
-
-Owns the record, and the variants of biases and of weights' layouts. Knows no stage in particular.
-
-    for variant in bias_variants(spec, ("output_bias",), "o_bias", "layers.0.self_attn.o_proj.bias"): ...
-"""
+"""One thing changed in a stage, and the variants that any stage with weights has."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ SpecT = TypeVar("SpecT", bound=Spec)
 
 
 class Claim(NamedTuple):
-    """What is wrong with the engine: a stable name and a clause in plain words."""
+    """A fault of the engine: a stable name and a clause in plain words."""
 
     culprit: str
     text: str
@@ -32,9 +27,9 @@ class Variant(Generic[SpecT]):
     Attributes:
         spec: the changed stage.
         change: the change as a noun phrase: "the halves of ... exchanged".
-        of_original: what is wrong with the engine if the changed stage gives the original's output.
-        of_engine: what is wrong with it if the changed stage gives the engine's own output, and the unchanged
-            one the original's.
+        of_original: the engine's fault if the changed stage gives the original's output.
+        of_engine: its fault if the changed stage gives the engine's output, and the unchanged one the
+            original's.
     """
 
     spec: SpecT
@@ -44,19 +39,19 @@ class Variant(Generic[SpecT]):
 
 
 def mirrored(spec: SpecT, change: str, culprit: str, text: str) -> Variant[SpecT]:
-    """A variant that undoes itself: the same words whichever side does it."""
+    """A variant with the same words whichever side has it."""
     return Variant(spec, change, Claim(culprit, text), Claim(culprit, text))
 
 
 def bias_variants(
     spec: SpecT, fields: Sequence[str], culprit: str, name: str, rows: slice = slice(None), part: str = ""
 ) -> Iterator[Variant[SpecT]]:
-    """Without the biases in ``fields``, with twice and with half of them.
+    """The biases in ``fields`` left out, doubled and halved.
 
     Args:
-        culprit: its stem: ``qkv_bias`` gives ``qkv_bias_missing`` and its like.
+        culprit: its stem: ``qkv_bias`` gives ``qkv_bias_missing`` and others.
         name: the tensor's name in the engine.
-        rows: the rows that are changed; ``part`` names them ("keys'").
+        rows: the rows that are changed; ``part`` names them.
     """
     biases = {field: getattr(spec, field) for field in fields}
     if any(bias is None or not bool(bias[rows].any()) for bias in biases.values()):
@@ -84,9 +79,8 @@ def _scaled(spec: SpecT, biases: dict[str, torch.Tensor], rows: slice, factor: f
 
 
 def transposed(weight: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The weights [out, in] that the same numbers are when read in the other order.
-
-    A square one has one; any other has two: stored [in, out] but taken for [out, in], and the reverse.
+    """The weights [out, in] that the same values are if read in the other order: one of a square weight, two
+    of any other (stored [in, out] but taken for [out, in], and the reverse).
     """
     rows, columns = weight.shape
     yield weight.reshape(columns, rows).t()

@@ -1,14 +1,10 @@
-"""Which variant explains a divergence.
-
-Owns the order of the search and what counts as an explanation. Knows no variant's inside.
-
-    findings = explain(divergence, model, config)
-"""
+"""Which variant explains a divergence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -46,31 +42,46 @@ from ingot.measure.align.diagnosis.stage_spec import (
     matrices,
     run,
 )
-from ingot.measure.align.diagnosis.variant import Variant
-from ingot.measure.align.diagnosis.variant_fit import HELD_OUT, best_number, solved_biases, solved_factors
+from ingot.measure.align.diagnosis.variant import Claim, SpecT, Variant
 from ingot.measure.align.first_divergence import Divergence, Finding
 from ingot.reference.plain_layer import NormSpec
 
-FLOORS = 4.0  # a variant this many floors from the target has reached it,
-LEAST_CUT = 3.0  # if the difference was at least so many times as large;
-CUT = 10.0  # elsewhere it has to leave no more than this part of it
+FLOORS = 4.0  # a variant within this many floors has reached the target,
+LEAST_CUT = 3.0  # if the difference was at least this many times as large;
+CUT = 10.0  # otherwise it must divide the difference by this
 LEAST_FLOOR = 1e-6  # of fp32 sums in another order
-ALIKE = 3.0  # findings this close to the best one are ordered by how likely they are
+ALIKE = 3.0  # findings this close to the best one are ordered by likelihood
+GRID, NARROWINGS = 33, 45
+GOLDEN = (math.sqrt(5.0) - 1) / 2
+FIT_STEPS, FIT_ROUNDS = 20, 8
+HOPEFUL = 0.25  # a fit goes on if its first round leaves at most this part of the squares
+FEWEST_TOKENS = 4
+HELD_OUT = slice(3, None, 4)  # tokens that judge a solved bias
+_WEIGHTS = {
+    "output_bias": "output",
+    "qkv_bias": "qkv",
+    "down_bias": "down",
+    "up_bias": "up",
+    "gate_bias": "gate",
+    "bias": "weight",
+}
+_LAST = ("output_bias", "down_bias", "bias")  # added last: the mean of the error
+
+Error = Callable[[Any], float]
 
 
 @torch.no_grad()
 def explain(divergence: Divergence, model: Decoder, config: DecoderConfig) -> list[Finding]:
-    """Why a stage's output is not the reference's; best first, empty where no variant explains it.
+    """Why a stage's output differs from the reference's; best first, empty if no variant explains it.
 
-    The stage runs again in fp32 on the reference's inputs, from the engine's weights and as its config says,
-    with one thing changed at a time. If it gives what the reference gave when nothing is changed, the
-    engine's code is wrong, and the variant that gives the engine's output says how (``before`` and ``after``
-    are distances to that output then). Otherwise its weights or its config are wrong, and the variant that
-    gives the reference's output says how.
+    The stage runs again in fp32 on the reference's inputs, with the engine's weights and config and one thing
+    changed at a time. If the unchanged stage gives the reference's output, the engine's code is wrong, and
+    the variant that gives the engine's output says how (``before`` and ``after`` are distances to that).
+    Otherwise its weights or config are wrong, and the variant that gives the reference's output says how.
 
-    A finding comes within 4 floors, or leaves a tenth of the difference; one that comes within the floors
-    drops those that do not. Attention and whole layers need the inputs from position 0 on. A bias that the
-    engine lost is solved from three quarters of the tokens and judged by the others.
+    A finding comes within 4 floors, or leaves a tenth of the difference; those within drop the others.
+    Attention and whole layers need the inputs from position 0 on. A lost bias is solved from three quarters
+    of the tokens and judged by the others.
     """
     if divergence.stage in STAGES:
         return explain_ids(divergence)
@@ -89,11 +100,11 @@ def explain(divergence: Divergence, model: Decoder, config: DecoderConfig) -> li
 def explain_first(
     divergences: Iterable[Divergence], model: Decoder, config: DecoderConfig
 ) -> tuple[Divergence, list[Finding]] | None:
-    """The divergence that explains itself, of those in the first one's layer and step.
+    """The first divergence with findings, of those in the first one's layer and step.
 
-    Pass what diverges in the order in which it runs, the whole layer (``layers.3``) with it. A norm in the
-    wrong place shows in a sum first, and only the whole layer tells it from a missing addend: modules are
-    asked first, then the layer, then the sums.
+    Pass divergences in the order in which they run, with that of the whole layer (``layers.3``). A norm in
+    the wrong place shows in a sum first, and only the whole layer tells it from a missing addend: so modules
+    come first, then the layer, then the sums.
     """
     first: list[Divergence] = []
     for divergence in divergences:
@@ -170,12 +181,18 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def _rank(bench: _Bench, variants: Iterable[Variant[Any]]) -> list[Finding]:
-    """Those that reach the target, else those that come near; of equals the likelier, which came first."""
+    """Variants that reach the target, else those that come near; of equals the likelier, which came first."""
     exact: dict[str, Finding] = {}
     partial: dict[str, Finding] = {}
     for variant in variants:
         after = bench.error(variant.spec)
-        finding = _finding(bench, variant, after)
+        claim = variant.of_engine if bench.code else variant.of_original
+        figures = f"the difference falls from {bench.before:.2g} to {after:.2g}"
+        evidence = f"with {variant.change} {figures}"
+        if bench.code:
+            evidence = "its weights and config give the original's output; "
+            evidence += f"with {variant.change} they give the engine's ({figures})"
+        finding = Finding(claim.culprit, bench.before, after, f"{claim.text}: {evidence}")
         if after <= bench.reach and after * LEAST_CUT <= bench.before:
             exact.setdefault(finding.text, finding)
         elif after * CUT <= bench.before:
@@ -183,16 +200,6 @@ def _rank(bench: _Bench, variants: Iterable[Variant[Any]]) -> list[Finding]:
     found = list((exact or partial).values())
     alike = max(ALIKE * min((f.after for f in found), default=0.0), LEAST_FLOOR)
     return sorted(found, key=lambda finding: 0.0 if finding.after <= alike else finding.after)
-
-
-def _finding(bench: _Bench, variant: Variant[Any], after: float) -> Finding:
-    claim = variant.of_engine if bench.code else variant.of_original
-    figures = f"the difference falls from {bench.before:.2g} to {after:.2g}"
-    evidence = f"with {variant.change} {figures}"
-    if bench.code:
-        evidence = f"its weights and config give the original's output; with {variant.change} they give the "
-        evidence += f"engine's ({figures})"
-    return Finding(claim.culprit, bench.before, after, f"{claim.text}: {evidence}")
 
 
 def _listed(bench: _Bench) -> Iterator[Variant[Any]]:
@@ -215,28 +222,145 @@ def _listed(bench: _Bench) -> Iterator[Variant[Any]]:
 
 
 def _searched(bench: _Bench) -> Iterator[Variant[Any]]:
-    for make, low, high in _numbers(bench):
-        yield best_number(make, low, high, bench.error)
-    if isinstance(bench.spec, SumSpec):
-        yield sum_variant(bench.spec, *solved_factors(bench.spec, bench.inputs, bench.target))
-
-
-Numbers = Iterator[tuple[Callable[[float], Variant[Any]], float, float]]
-
-
-def _numbers(bench: _Bench) -> Numbers:
-    spec, rope = bench.spec, bench.config.rope
+    spec, rope, error = bench.spec, bench.config.rope, bench.error
     match spec:
         case AttentionSpec():
             if spec.rope is not None and rope is not None:
                 turning = spec.rope
-                yield (lambda base: base_variant(spec, turning, rope, base)), 1e2, 1e9
-            yield (lambda s: scale_variant(spec, s, f"{s:.5g}", f"{s:.5g}")), 1e-4, 1e2
+                yield best_number(lambda base: base_variant(spec, turning, rope, base), 1e2, 1e9, error)
+            yield best_number(lambda s: scale_variant(spec, s, f"{s:.5g}", f"{s:.5g}"), 1e-4, 1e2, error)
         case NormSpec():
-            yield (lambda eps: eps_variant(spec, eps)), 1e-13, 1.0
+            yield best_number(lambda eps: eps_variant(spec, eps), 1e-13, 1.0, error)
         case LayerSpec():
-            yield (lambda scale: branch_variant(spec, scale)), 1e-3, 1e2
+            yield best_number(lambda scale: branch_variant(spec, scale), 1e-3, 1e2, error)
         case HeadSpec():
-            yield (lambda s: logit_scale_variant(spec, s, f"{s:.5g}")), 1e-4, 1e4
+            yield best_number(lambda s: logit_scale_variant(spec, s, f"{s:.5g}"), 1e-4, 1e4, error)
         case EmbeddingSpec():
-            yield (lambda scale: embedding_scale_variant(spec, scale)), 1e-4, 1e4
+            yield best_number(lambda scale: embedding_scale_variant(spec, scale), 1e-4, 1e4, error)
+        case SumSpec():
+            yield sum_variant(spec, *solved_factors(spec, bench.inputs, bench.target))
+
+
+def best_number(
+    make: Callable[[float], Variant[SpecT]], low: float, high: float, error: Error
+) -> Variant[SpecT]:
+    """The variant whose number, between low and high (both above 0), gives the least error: a grid of equal
+    ratios, then golden-section search around its best point.
+    """
+    grid = torch.linspace(math.log(low), math.log(high), GRID, dtype=torch.float64).tolist()
+
+    def cost(point: float) -> float:
+        return error(make(math.exp(point)).spec)
+
+    best = min(range(GRID), key=lambda i: cost(grid[i]))
+    left, right = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+    first, second = right - GOLDEN * (right - left), left + GOLDEN * (right - left)
+    at_first, at_second = cost(first), cost(second)
+    for _ in range(NARROWINGS):
+        if at_first < at_second:
+            right, second, at_second = second, first, at_first
+            first = right - GOLDEN * (right - left)
+            at_first = cost(first)
+        else:
+            left, first, at_first = first, second, at_second
+            second = left + GOLDEN * (right - left)
+            at_second = cost(second)
+    return make(math.exp((left + right) / 2))
+
+
+def solved_factors(spec: SumSpec, branch: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+    """Factors of residual and branch whose sum is closest to the target."""
+    addends = torch.stack([spec.stream.flatten(), branch.flatten()], dim=1).double().cpu()
+    found = torch.linalg.lstsq(addends, target.flatten().double().cpu()[:, None]).solution.flatten()
+    return float(found[0]), float(found[1])
+
+
+def solved_biases(spec: Spec, inputs: torch.Tensor, target: torch.Tensor) -> Iterator[Variant[Spec]]:
+    """The stage with one bias solved on all tokens except ``HELD_OUT``."""
+    if inputs.shape[0] < FEWEST_TOKENS or inputs.shape[0] != target.shape[0]:
+        return
+    for names, culprit, tensor in _losable(spec):
+        is_last = names[0] in _LAST and len(names) == 1
+        found = (_shift if is_last else _solve)(spec, names, inputs, target)
+        text = f"the bias {tensor} is missing, or not the original's"
+        change = "a bias fitted on three quarters of the tokens (checked on the rest)"
+        claim = Claim(f"{culprit}_missing", text)
+        yield Variant(found, change, claim, claim)
+
+
+def _losable(spec: Spec) -> Sequence[tuple[tuple[str, ...], str, str]]:
+    """Fields of the biases that the stage could have, culprit and tensor name."""
+    name = "" if not hasattr(spec, "name") else spec.name
+    match spec:
+        case AttentionSpec():
+            outer = (("output_bias",), "o_bias", f"{name}.o_proj.bias")
+            return (outer, (("qkv_bias",), "qkv_bias", f"{name}.qkv_proj.bias"))
+        case MlpSpec():
+            inner = ("up_bias",) if spec.gate is None else ("gate_bias", "up_bias")
+            inner_name = "up_proj" if spec.gate is None else "gate_up_proj"
+            outer = (("down_bias",), "mlp_bias", f"{name}.down_proj.bias")
+            return (outer, (inner, "mlp_bias", f"{name}.{inner_name}.bias"))
+        case NormSpec():
+            return ((("bias",), "norm_bias", f"{name}.bias"),)
+        case HeadSpec():
+            return ((("bias",), "head_bias", f"{name}.bias"),)
+    return ()
+
+
+def _seen(target: torch.Tensor) -> torch.Tensor:
+    seen = torch.ones(target.shape[0], dtype=torch.bool, device=target.device)
+    seen[HELD_OUT] = False
+    return seen
+
+
+def _shift(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.Tensor) -> Any:
+    (name,) = names
+    lacking = (target - run(spec, inputs))[_seen(target)].mean(dim=0)
+    return replace(spec, **{name: _start(spec, name) + lacking})
+
+
+def _solve(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.Tensor) -> Any:
+    """Least squares by L-BFGS in fp64, from the present biases or zeros, on tokens not held out."""
+    wide = _double(spec)
+    seen, products = _seen(target), Products(matrices(wide))
+    x, wanted = inputs.double(), target.double()[seen]
+    size = wanted.square().sum()
+    with torch.enable_grad():
+        values = {name: _start(wide, name).requires_grad_() for name in names}
+        solver = torch.optim.LBFGS(
+            list(values.values()),
+            max_iter=FIT_STEPS,
+            history_size=20,
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> torch.Tensor:
+            solver.zero_grad()
+            loss = (run(replace(wide, **values), x, products)[seen] - wanted).square().sum() / size
+            loss.backward()
+            return loss.detach()
+
+        first = float(solver.step(closure))  # the loss before the round
+        for _ in range(FIT_ROUNDS - 1):
+            if float(solver.step(closure)) > HOPEFUL * first:
+                break
+    return replace(spec, **{name: value.detach().to(inputs) for name, value in values.items()})
+
+
+def _start(spec: Any, name: str) -> torch.Tensor:
+    bias: torch.Tensor | None = getattr(spec, name)
+    weight: torch.Tensor = getattr(spec, _WEIGHTS[name])
+    return weight.new_zeros(weight.shape[0]) if bias is None else bias.clone()
+
+
+def _double(spec: Any) -> Any:
+    changed: dict[str, Any] = {}
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            changed[field.name] = value.double()
+        elif is_dataclass(value) and not isinstance(value, type):
+            changed[field.name] = _double(value)
+    return replace(spec, **changed)

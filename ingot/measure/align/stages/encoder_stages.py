@@ -1,11 +1,4 @@
-"""The stages of encoders: their names, what each reads, and which stage of the checking encoder has them.
-
-Owns these as data for an encoder of one stack and for one of several parts. Knows no tensor.
-
-    stages = EncoderStages.of(config)
-    stages.source("encoder.vit.layers.0.input_norm")        # "encoder.vit.embedding"
-    stages.group("encoder.vit.embedding")                   # "encoder.vit.embed_positions"
-"""
+"""The stages of encoders: their names, what each reads, and where the checking encoder computes them."""
 
 from __future__ import annotations
 
@@ -23,7 +16,7 @@ from ingot.measure.align.stages.stage_names import CONVS, FEATURES
 from ingot.models.model_registry import plain_encoder
 from ingot.reference.plain_stage import PlainEncoder
 
-# Of each modality: the stage of the features, and the one that the decoder reads.
+# The stage of the features, and the one that the decoder reads, by modality.
 _ENDS = {SPEECH: (FEATURES[0], "encoder.final_norm"), PICTURE: (FEATURES[1], "encoder.ln_vision")}
 _PRE_NORM = {
     "attended": "input_norm",
@@ -51,11 +44,8 @@ _LAYER = re.compile(r"encoder\.(\w+\.)?layers\.\d+")
 
 @dataclass(frozen=True)
 class EncoderStages:
-    """Those of a model with an encoder that has a checking one.
-
-    Attributes:
-        features: what a file calls the features.
-        kept: the stage that cross-attention reads.
+    """The stages of a model's encoder, with that of its features and the one (``kept``) that cross-attention
+    reads.
     """
 
     config: DecoderConfig
@@ -65,10 +55,10 @@ class EncoderStages:
 
     @classmethod
     def of(cls, config: DecoderConfig) -> EncoderStages | None:
-        """None of a model without one.
+        """None for a model without an encoder.
 
         Raises:
-            ConfigError: the stages of this modality have no names here.
+            ConfigError: the stages of its modality have no names here.
         """
         plain = plain_encoder(config)
         if plain is None:
@@ -85,32 +75,28 @@ class EncoderStages:
 
     @cached_property
     def layers(self) -> list[str]:
-        """Names of the layers, in order, without a bridge."""
         return [name for name in stage_names(self.config) if _LAYER.fullmatch(name)]
 
     def as_features(self, rows: torch.Tensor) -> torch.Tensor:
-        """Features as the encoder takes them, of the rows that a file shows."""
-        if self.config.modality is PICTURE:
-            return rows.unflatten(0, (3, -1))
-        return rows.T
+        """Features as the encoder takes them, of the rows in a file."""
+        return rows.T if self.features == FEATURES[0] else rows.unflatten(0, (3, -1))
 
     def layer_of(self, stage: str) -> str | None:
-        """The layer that a stage is of."""
         found = _LAYER.match(stage)
         return None if found is None else found[0]
 
     def post_norm(self, layer: str) -> bool:
-        """Whether norms stand behind sums."""
+        """Whether norms follow sums."""
         shape = self.plain.shape_of(layer)
         return shape is not None and shape.post_norm
 
     def crosses(self, layer: str) -> bool:
-        """Whether a layer reads what was kept."""
+        """Whether a layer has cross-attention."""
         shape = self.plain.shape_of(layer)
         return shape is not None and shape.crosses
 
     def before(self, layer: str) -> str:
-        """The stage that a layer takes."""
+        """The stage that a layer reads."""
         stack = layer.rpartition(".")[0]
         own = [one for one in self.layers if one.startswith(f"{stack}.")]
         place = own.index(layer)
@@ -160,9 +146,10 @@ class EncoderStages:
         return self._around()[group]
 
     def _around(self) -> dict[str, str]:
-        """What stages outside the layers read."""
-        if self.config.modality is not PICTURE:
-            last = f"{self.layers[-1]}.output"
+        """The sources of stages outside the layers."""
+        vit = [one for one in self.layers if one.startswith("encoder.vit.")]
+        last = f"{self.layers[-1]}.output"
+        if not vit:
             return {
                 CONVS[0]: self.features,
                 CONVS[1]: CONVS[0],
@@ -170,12 +157,11 @@ class EncoderStages:
                 "encoder.final_norm": last,
                 "encoder.norm": last,
             }
-        vit = [one for one in self.layers if one.startswith("encoder.vit.")]
         return {
             "encoder.vit.patch_embedding": self.features,
             "encoder.vit.embedding": "encoder.vit.patch_embedding",
             "encoder.ln_vision": f"{vit[-1]}.output",
-            "encoder.qformer.embedding": self.kept,  # which it does not read: its queries are learned
+            "encoder.qformer.embedding": self.kept,  # not read: its queries are learned
             "encoder.qformer.norm": self.kept,
-            "encoder.projector": self.kept if self.layers == vit else f"{self.layers[-1]}.output",
+            "encoder.projector": self.kept if self.layers == vit else last,
         }

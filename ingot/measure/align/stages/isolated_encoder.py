@@ -1,9 +1,4 @@
-"""One module of an encoder, or of cross-attention, run on the reference's input.
-
-Owns the way from a stage's name to the call. Knows no verdict.
-
-    got = isolated_encoder(model, "encoder.layers.1.mlp", get)
-"""
+"""One module of an encoder, or of cross-attention, run on the reference's input."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ _BRIDGE = "encoder.projector"
 
 
 def encoder_source(model: Decoder, stage: str) -> str | None:
-    """The stage that a stage of the encoder reads; None of another stage."""
+    """The stage that a stage of the encoder reads; None for other stages."""
     stages = EncoderStages.of(model.config)
     if stages is not None and stage.startswith("layers.") and stage.rpartition(".")[2] in CROSS_PARTS:
         return stages.kept
@@ -37,8 +32,8 @@ def encoder_source(model: Decoder, stage: str) -> str | None:
 
 
 def isolated_encoder(model: Decoder, stage: str, get: Get) -> torch.Tensor | None:
-    """What the engine has at the stage, computed from the place before as the reference had it, [positions,
-    size]; None where that is not recorded.
+    """The engine's stage, computed from the reference's place before it, [positions, size]; None if that is
+    not recorded.
 
     Args:
         get: the reference's stage of a step, as a module reads it.
@@ -60,7 +55,6 @@ def isolated_encoder(model: Decoder, stage: str, get: Get) -> torch.Tensor | Non
 
 
 def _around(model: Decoder, stages: EncoderStages, stage: str, x: torch.Tensor) -> torch.Tensor:
-    """A stage outside the layers."""
     encoder: Any = model.encoder
     match stage:
         case "encoder.conv1" | "encoder.conv2":
@@ -87,7 +81,8 @@ def _around(model: Decoder, stages: EncoderStages, stage: str, x: torch.Tensor) 
 
 
 def _of_layer(model: Decoder, stages: EncoderStages, name: str, stage: str, get: Get) -> torch.Tensor | None:
-    kind, layer = stage.rpartition(".")[2], _layer(model, name)
+    kind = stage.rpartition(".")[2]
+    layer: Any = model.get_submodule(name)
     linears = {"attended": layer.self_attn.qkv_proj, "attention": layer.self_attn.o_proj}
     linears |= {"inner": layer.mlp.up_proj, "mlp": layer.mlp.down_proj}
     if stages.crosses(name):
@@ -109,49 +104,34 @@ def _of_layer(model: Decoder, stages: EncoderStages, name: str, stage: str, get:
     ):
         stream = get(0, stages.stream(stage), None)
         return None if stream is None else stream + x
-    found: torch.Tensor = _norm(layer, kind, post=stages.post_norm(name), crosses=stages.crosses(name))(x)[0]
+    if not stages.post_norm(name):
+        norm = layer.input_layernorm if kind == "input_norm" else layer.post_attention_layernorm
+    elif kind == "output":
+        norm = layer.mlp_norm
+    else:
+        crosses = kind == "post_norm" and stages.crosses(name)
+        norm = layer.encoder_attn_norm if crosses else layer.self_attn_norm
+    found: torch.Tensor = norm(x)[0]
     return found
-
-
-def _layer(model: Decoder, name: str) -> Any:
-    return model.get_submodule(name)
-
-
-def _norm(layer: Any, kind: str, *, post: bool, crosses: bool) -> Any:
-    """The norm that makes a stage of a layer."""
-    if not post:
-        return layer.input_layernorm if kind == "input_norm" else layer.post_attention_layernorm
-    if kind == "output":
-        return layer.mlp_norm
-    return layer.encoder_attn_norm if kind == "post_norm" and crosses else layer.self_attn_norm
 
 
 def cross_attended_of(
     attention: CrossAttention, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """What cross-attention's last product reads for normalised states [T, hidden_size], over keys and values
-    [P, kv_size].
+    """The input of cross-attention's last product for normalised states [T, hidden_size], over keys and
+    values [P, kv_size].
     """
     query = attention.query(attention.q_proj(x))
-    count = len(keys)
-    second = _cache_of(attention, keys, values)
-    tables = (
-        torch.arange(len(second.keys), dtype=torch.int32, device=x.device).expand(len(x), -1).contiguous()
-    )
+    count, heads, size = len(keys), attention.config.num_kv_heads, attention.config.head_dim
+    blocks = -(-count // _BLOCK)
+    second = LayerCache.zeros(blocks, heads, _BLOCK, size, keys.dtype, keys.device)
+    for side, part in ((second.keys, keys), (second.values, values)):
+        padded = F.pad(part, (0, 0, 0, blocks * _BLOCK - count))
+        side.copy_(padded.view(blocks, _BLOCK, heads, size).transpose(1, 2))
+    tables = torch.arange(blocks, dtype=torch.int32, device=x.device).expand(len(x), -1).contiguous()
     lens = torch.full((len(x),), count, dtype=torch.int32, device=x.device)
     rows = torch.arange(len(x), device=x.device)
     encoded = Encoded(tables, lens, rows, count, some_without=False)
     batch = request_batch(rows, len(x), -(-len(x) // _BLOCK), _BLOCK, max_seq_len=len(x))
     cache = LayerCache(second.keys, second.values, encoded=second)
     return attention.attend(query, replace(batch, encoded=encoded), cache).flatten(1)
-
-
-def _cache_of(attention: CrossAttention, keys: torch.Tensor, values: torch.Tensor) -> LayerCache:
-    """A second cache that holds keys and values [P, kv_size] in its first blocks."""
-    heads, size = attention.config.num_kv_heads, attention.config.head_dim
-    blocks = -(-len(keys) // _BLOCK)
-    cache = LayerCache.zeros(blocks, heads, _BLOCK, size, keys.dtype, keys.device)
-    for side, part in ((cache.keys, keys), (cache.values, values)):
-        padded = F.pad(part, (0, 0, 0, blocks * _BLOCK - len(part)))
-        side.copy_(padded.view(blocks, _BLOCK, heads, size).transpose(1, 2))
-    return cache

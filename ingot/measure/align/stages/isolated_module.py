@@ -1,9 +1,6 @@
-"""One module of the engine run on the reference's input.
+"""One module of the engine run on the reference's input, with a cache of its own.
 
-Owns the way from a stage's name to a call of our module with a scratch cache. What comes out differs from the
-reference by this module alone, whatever happened before it. Knows no verdict.
-
-    got = Isolated(llm.engine.model, dtype, device, reference).run(step=0, stage="layers.3.mlp")
+Its output differs from the reference by this module alone, whatever happened before it.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import torch
 from torch import nn
 
 from ingot.layers.attention import Attention
-from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forward_batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.linear import Linear
@@ -57,16 +53,22 @@ class Isolated:
 
     @torch.inference_mode()
     def run(self, step: int, stage: str) -> torch.Tensor | None:
-        """What the step's tokens have at a place (``stages.places_of``), on the host, computed from the place
-        before; None where the file lacks that.
+        """The step's tokens at a place (``places_of``), on the host, computed from the place before; None if
+        the file lacks that.
         """
         layer, found = layer_of(stage), None
         if stage.startswith("encoder.") or kind_of(stage) in CROSS_PARTS:
             found = isolated_encoder(self.model, stage, self._get)
         elif layer is not None:
             found = self._inside(step, layer, kind_of(stage))
+        elif stage == "embedding":
+            ids = torch.tensor(self.reference.ids(step), device=self.device)
+            found = self.model.embed(ids, self._positions(step), self._spliced(step, ids))
         elif stage not in FEATURES:
-            found = self._outside(step, stage)
+            x = self._get(step, self._source(stage), self.model.lm_head if stage == "logits" else None)
+            if x is not None:
+                is_norm = stage == "final_norm"
+                found = self.model.norm(x)[0] if is_norm else self.model.capped(self.model.lm_head(x))
         return None if found is None else found.to("cpu")
 
     @torch.inference_mode()
@@ -81,8 +83,8 @@ class Isolated:
         return None if found is None else found.to("cpu")
 
     def inputs(self, step: int, stage: str) -> torch.Tensor | None:
-        """The reference's input of the stage's module, as the file has it; token ids for the embedding; for
-        attention and for a whole layer (``layers.3``) those of all tokens so far.
+        """The reference's input of the stage's module; token ids for the embedding; for attention and a whole
+        layer (``layers.3``) those of all tokens so far.
         """
         layer, kind = layer_of(stage), kind_of(stage)
         if stage in FEATURES:
@@ -93,7 +95,7 @@ class Isolated:
         if kind == "attention":
             return self.reference.so_far(step, f"layers.{layer}.input_norm")
         if stage == f"layers.{layer}":
-            if self.model.config.crosses:  # what its input became is not among its inputs
+            if self.model.config.crosses:  # the encoder's outputs are not among its inputs
                 return None
             return self.reference.so_far(step, self._source(f"{stage}.input_norm"))
         if stage == "embedding":
@@ -115,18 +117,8 @@ class Isolated:
         name = names[kind_of(stage)]
         return name if name == before else f"layers.{layer}.{name}"
 
-    def _outside(self, step: int, stage: str) -> torch.Tensor | None:
-        model = self.model
-        if stage == "embedding":
-            ids = torch.tensor(self.reference.ids(step), device=self.device)
-            return model.embed(ids, self._positions(step), self._spliced(step, ids))
-        x = self._get(step, self._source(stage), model.lm_head if stage == "logits" else None)
-        if x is None:
-            return None
-        return model.norm(x)[0] if stage == "final_norm" else model.capped(model.lm_head(x))
-
     def _spliced(self, step: int, ids: torch.Tensor) -> Spliced | None:
-        """The reference's rows of an input, in the places of its placeholders."""
+        """The reference's rows of a picture, at its placeholders."""
         rows = self._get(0, "encoder.projector") if self.model.config.splices and not step else None
         if rows is None:
             return None
@@ -145,7 +137,7 @@ class Isolated:
         last = None if before is None else self._get(step, f"{name}.{before}", linear)
         if last is not None and linear is not None:
             return linear(last)
-        if kind in (*_OF_ATTENTION, "mlp", "inner"):
+        if kind in (*_ATTENTION, "mlp", "inner"):
             return self._module(step, index, kind)
         x = self._get(step, self._source(f"{name}.{kind.replace('attended', 'attention')}"), linear)
         if x is None:
@@ -157,35 +149,28 @@ class Isolated:
         if kind == "cross_norm":
             return layer.encoder_attn_layernorm(x)[0]
         if kind in ("cross_attended", "cross_attention"):
-            return self._cross(layer.encoder_attn, index, kind, x)
+            keys, values = (self._get(0, f"{name}.cross_{part}") for part in ("keys", "values"))
+            if layer.encoder_attn is None or keys is None or values is None:
+                return None
+            attended = cross_attended_of(layer.encoder_attn, x, keys, values)
+            return attended if kind == "cross_attended" else layer.encoder_attn.o_proj(attended)
         return self._joined(step, index, kind, x)
 
     def _module(self, step: int, index: int, kind: str) -> torch.Tensor | None:
-        """Attention or an MLP from the norm before it, up to its last product or with it."""
+        """Attention or an MLP from the norm before it, with or without its last product."""
         layer, name = self.model.layers[index], f"layers.{index}"
         assert isinstance(layer, DecoderLayer)
-        if kind in _OF_ATTENTION:
+        if kind in _ATTENTION:
             read = self.reference.so_far(step, f"{name}.input_norm")
             x = self._given(read, layer.self_attn.qkv_proj)
             if x is None:
                 return None
-            return self._cached(partial(_OF_ATTENTION[kind], layer.self_attn), x, step)
+            return self._cached(partial(attention_part, layer.self_attn, kind), x, step)
         x = self._get(step, f"{name}.post_norm", up_of(layer.mlp))
-        if x is None:
-            return None
-        return inner_of(layer.mlp, x) if kind == "inner" else mlp_of(layer.mlp, x)
-
-    def _cross(
-        self, attention: CrossAttention | None, index: int, kind: str, x: torch.Tensor
-    ) -> torch.Tensor | None:
-        keys, values = (self._get(0, f"layers.{index}.cross_{part}") for part in ("keys", "values"))
-        if attention is None or keys is None or values is None:
-            return None
-        attended = cross_attended_of(attention, x, keys, values)
-        return attended if kind == "cross_attended" else attention.o_proj(attended)
+        return None if x is None else mlp_part(layer.mlp, kind, x)
 
     def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
-        """The stream after a branch joins it, which the norm behind the branch computes."""
+        """The hidden states after a branch joins them, which the next norm computes."""
         before = "cross_residual" if self.model.config.crosses and kind == "output" else "residual"
         name = f"layers.{index}.{before}"
         name = self._source(f"layers.{index}.input_norm") if kind == "residual" else name
@@ -221,7 +206,6 @@ class Isolated:
         return run(hidden[start:], self._batch(start, end), cache, rope)
 
     def _batch(self, start: int, end: int) -> ForwardBatch:
-        """Tokens [start, end) of one request."""
         positions = torch.arange(start, end, device=self.device)
         offset = self.model.rope_offset(len(self.reference.ids(0)))
         return request_batch(positions + offset, end, -(-end // _BLOCK), _BLOCK, max_seq_len=end)
@@ -240,8 +224,8 @@ class Isolated:
 
 
 def as_read(x: torch.Tensor, dtype: torch.dtype, reader: nn.Module | None) -> torch.Tensor:
-    """A recorded stage as a module in ``dtype`` gets it; with a ``reader`` that rounds its input, on the grid
-    of the quantized values.
+    """A recorded stage as the input of a module in ``dtype``; with a ``reader`` that rounds its input, on the
+    grid of the quantized values.
     """
     if isinstance(reader, Linear) and reader.scheme.rounds:
         x = reader.scheme.rounded(x if x.dtype == torch.float64 else x.float(), reader._parameters)
@@ -261,53 +245,36 @@ def reader_of(layer: nn.Module, kind: str) -> Linear | None:
 
 
 def up_of(mlp: nn.Module) -> Linear:
-    """An MLP's first product."""
     found = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.get_submodule("up_proj")
     assert isinstance(found, Linear)
     return found
 
 
-def attended_of(
-    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
+_ATTENTION = ("query", "keys", "attended", "attention")
+
+
+def attention_part(
+    attention: Attention,
+    kind: str,
+    x: torch.Tensor,
+    batch: ForwardBatch,
+    cache: LayerCache,
+    rope: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What attention's last product reads, for normalised states [T, hidden_size]."""
+    """Of normalised states [T, hidden_size]: queries, keys as the cache holds them, the input of attention's
+    last product (``attended``) or its output.
+    """
     query = attention.place(attention.qkv_proj(x), batch, cache, rope)
-    return attention.attend(query, batch, cache).flatten(1)
+    if kind == "query":
+        return query.flatten(1)
+    if kind == "keys":
+        block, place = batch.slot_mapping // cache.block_size, batch.slot_mapping % cache.block_size
+        return cache.keys[block, :, place].flatten(1)
+    attended = attention.attend(query, batch, cache).flatten(1)
+    return attended if kind == "attended" else attention.o_proj(attended)
 
 
-def attention_of(
-    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
-) -> torch.Tensor:
-    """What attention adds to the hidden states, for normalised ones [T, hidden_size]."""
-    added: torch.Tensor = attention.o_proj(attended_of(attention, x, batch, cache, rope))
-    return added
-
-
-def query_of(
-    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
-) -> torch.Tensor:
-    """Queries [T, q_size] as attention takes them."""
-    return attention.place(attention.qkv_proj(x), batch, cache, rope).flatten(1)
-
-
-def keys_of(
-    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
-) -> torch.Tensor:
-    """Keys [T, kv_size] as the cache holds them."""
-    attention.place(attention.qkv_proj(x), batch, cache, rope)
-    block, place = batch.slot_mapping // cache.block_size, batch.slot_mapping % cache.block_size
-    return cache.keys[block, :, place].flatten(1)
-
-
-_OF_ATTENTION = {"query": query_of, "keys": keys_of, "attended": attended_of, "attention": attention_of}
-
-
-def inner_of(mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
-    """What an MLP's down product reads, for normalised states [T, hidden_size]."""
-    return mlp.activate(up_of(mlp)(x))
-
-
-def mlp_of(mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
-    """What an MLP adds to the hidden states, for normalised ones [T, hidden_size]."""
-    added: torch.Tensor = mlp.down_proj(inner_of(mlp, x))
-    return added
+def mlp_part(mlp: GatedMLP | MLP, kind: str, x: torch.Tensor) -> torch.Tensor:
+    """Of normalised states [T, hidden_size]: the input of an MLP's down product (``inner``) or its output."""
+    inner = mlp.activate(up_of(mlp)(x))
+    return inner if kind == "inner" else mlp.down_proj(inner)

@@ -1,10 +1,4 @@
-"""Every stage of a recorded run computed by the checking decoder from the stage before it, as recorded.
-
-Owns one pass over one layer for all its tokens. Knows no engine's module and no verdict.
-
-    plain = PlainStages(stored, expected, device)
-    plain.at("layers.3.mlp", step, EXACT, torch.float32)
-"""
+"""Every stage of a recorded run, computed by the checking decoder from the recorded stage before it."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ from ingot.reference.plain_stage import Passage
 
 @dataclass(frozen=True)
 class Pass:
-    """How a layer is computed: in an arithmetic, from inputs rounded to ``dtype``, or ``on_grid``."""
+    """How a layer is computed: its arithmetic, and its inputs' dtype or grid."""
 
     arithmetic: Arithmetic
     dtype: torch.dtype
@@ -34,11 +28,11 @@ class Pass:
 
 
 class PlainStages:
-    """The stages of one layer, or around the layers, are kept until another's are asked for.
+    """Keeps the stages of one layer, or outside layers, until another one is asked for.
 
     Args:
         stored: the engine's weights.
-        model: its modules on the device, whose rules round inputs ``on_grid``.
+        model: its modules on the device, whose schemes round inputs ``on_grid``.
         recorded: the run whose stages are read.
     """
 
@@ -50,8 +44,14 @@ class PlainStages:
 
     @torch.inference_mode()
     def at(self, stage: str, step: int, how: Pass) -> torch.Tensor | None:
-        """The stage for the step's tokens, on the host; None where its input is not recorded."""
-        group = self._group_of(stage)
+        """The stage for the step's tokens, on the host; None if its input is not recorded."""
+        layer = layer_of(stage)
+        group = "embedding" if stage == "embedding" else "ends"
+        if layer is not None:
+            group = f"cross.{layer}" if kind_of(stage) in CROSS_PARTS else f"layers.{layer}"
+        elif stage.startswith("encoder."):
+            assert self._stages is not None
+            group = self._stages.group(stage)
         if group != self._group:
             self._group, self._kept = group, {}
         if how not in self._kept:
@@ -71,16 +71,6 @@ class PlainStages:
             return None
         x = as_read(found.to(self.device), how.dtype, reader if how.on_grid else None)
         return x.to(how.arithmetic.dtype)
-
-    def _group_of(self, stage: str) -> str:
-        """What is computed in one pass."""
-        layer = layer_of(stage)
-        if layer is not None:
-            return f"cross.{layer}" if kind_of(stage) in CROSS_PARTS else f"layers.{layer}"
-        if stage.startswith("encoder."):
-            assert self._stages is not None
-            return self._stages.group(stage)
-        return "embedding" if stage == "embedding" else "ends"
 
     def _computed(self, group: str, how: Pass) -> dict[str, torch.Tensor]:
         run = _Placed(self, how)
@@ -134,7 +124,7 @@ class PlainStages:
 
 
 class _Placed(StagedRun):
-    """Keeps what each stage is from the recorded stages before it, and goes on with the recorded one."""
+    """Keeps each stage computed from the recorded ones before it, and goes on with the recorded one."""
 
     def __init__(self, plain: PlainStages, how: Pass) -> None:
         super().__init__(plain.stored.model, plain.stored.weights, how.arithmetic, single=True)
@@ -149,7 +139,7 @@ class _Placed(StagedRun):
     def recorded(
         self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Queries, too, which no original records."""
+        """Keeps queries too, which no original records."""
         if place == "query":
             self.found[f"{self._within}.query"] = computed.flatten(1).to("cpu")
         return super().recorded(place, computed, change)
@@ -167,12 +157,10 @@ class _Placed(StagedRun):
         return computed if recorded is None else recorded
 
     def bridge_input(self, computed: torch.Tensor) -> torch.Tensor:
-        return as_read(
-            computed, self._how.dtype, self._plain.model.get_submodule(_BRIDGE) if self._how.on_grid else None
-        ).to(self.arithmetic.dtype)
+        reader = self._plain.model.get_submodule(_BRIDGE) if self._how.on_grid else None
+        return as_read(computed, self._how.dtype, reader).to(self.arithmetic.dtype)
 
     def _reader(self, stage: str) -> nn.Module | None:
-        """The linear layer that reads the stage."""
         if stage == "final_norm":
             return self._plain.model.lm_head
         kind = stage.rpartition(".")[2]

@@ -1,10 +1,4 @@
-"""The stages of a decoder, in the order in which they run, and where a file of activations has them.
-
-Owns the stages' names and the module names of known classes behind them. Knows no model and no verdict.
-
-    stages = StageFile(path)
-    stages.get(0, "layers.3.mlp")       # [T, hidden_size]
-"""
+"""The stages of a decoder in their order, and files of activations read by these names."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ from ingot.errors import CheckpointError, NoSuchPathError
 from ingot.measure.align.trace import FORMAT, PRODUCTS
 
 OWN_NAMES = "stages"  # metadata of a file whose keys are our stages'
-# Places inside a stage where its module is judged in parts: what its last product takes.
+# Places inside a stage where its module is judged in parts: the input of its last product.
 PLACES = {
     "attention": ("attended", "attention"),
     "cross_attention": ("cross_attended", "cross_attention"),
@@ -61,23 +55,18 @@ WHISPER_NAMES = WHISPER_ENCODER_NAMES | {
 LOG_MEL = "log_mel"
 FEATURES = (LOG_MEL, "pixels")
 CONVS = ("encoder.conv1", "encoder.conv2")
-_UNORDERED = (
-    "logits",
-    *FEATURES,
-    "cross_keys",
-    "cross_values",
-)  # channels of their own
+
 # (the layers, the embedding, the final norm, a layer's modules), most specific first
 _FAMILIES = (
     ("layers", "embed_tokens", "norm", GEMMA2_NAMES),
     ("layers", "embed_tokens", "norm", LLAMA_NAMES),
-    ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # what is embedded: tokens and, in GPT-2, positions
+    ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # GPT-2's embedding is the sum of tokens and positions
     ("decoder.layers", "decoder.layers.0.self_attn_layer_norm/in", "decoder.layer_norm", WHISPER_NAMES),
 )
 
 
 def stage_names(num_layers: int, encoder_layers: int = 0) -> list[str]:
-    """Every stage of a step, in order; those of an encoder are in the first step alone."""
+    """Every stage of a step, in order; those of an encoder are in the first step only."""
     kinds: tuple[str, ...] = LAYER_STAGES
     before: list[str] = []
     if encoder_layers:
@@ -91,7 +80,7 @@ def stage_names(num_layers: int, encoder_layers: int = 0) -> list[str]:
 
 
 def places_of(stage: str) -> list[str]:
-    """The places at which a stage's module is judged, in order; the stage itself is the last."""
+    """The places at which a stage's module is judged, in order, the stage itself last."""
     start, dot, kind = stage.rpartition(".")
     return [f"{start}{dot}{place}" for place in PLACES.get(kind, (kind,))]
 
@@ -117,17 +106,16 @@ def kind_of(stage: str) -> str:
 class StageFile:
     """Stages read one at a time from a file in the trace format.
 
-    A file either has our own stage names as keys or the module names of a known class. Tensors come without
-    their leading dimension of one sequence.
+    Its keys are our stage names or the module names of a known class. Tensors come without their leading
+    dimension of one sequence.
 
     Raises:
         NoSuchPathError: there is no such file.
-        CheckpointError: it is no trace, or one of a class whose modules are not known.
+        CheckpointError: it is not a trace, or one of an unknown class.
     """
 
-    def __init__(self, path: Path, permutation: torch.Tensor | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.permutation = permutation
         try:
             self._file: Any = safe_open(path, framework="pt")
             self.metadata: dict[str, str] = self._file.metadata() or {}
@@ -169,15 +157,13 @@ class StageFile:
         return [stage for stage in json.loads(listed) if stage.rpartition(".")[2] not in inner]
 
     def get(self, step: int, stage: str) -> torch.Tensor | None:
-        """A stage's output for the tokens of a step, [T, ...] on the host; None where it was not recorded."""
+        """A stage's output for the tokens of a step, [T, ...] on the host; None if it was not recorded."""
         key = self._key(step, stage)
         if key not in self._keys:
             return None
         found = self._read(key, step)
         if stage in CONVS and self._names:  # of a class, whose convolutions have frames last
             found = found.T
-        if self.permutation is not None and kind_of(stage) not in _UNORDERED:
-            found = found[..., self.permutation]
         return found
 
     def so_far(self, step: int, stage: str) -> torch.Tensor | None:
@@ -207,7 +193,7 @@ class StageFile:
         return f"{step}/{self._names.get(stage, stage)}"
 
     def _find_starts(self) -> list[int]:
-        """Where each step begins; a step that runs the whole text again has only its new tokens kept."""
+        """Where each step begins; of a step that runs the whole text again only the new tokens count."""
         steps = sorted(int(k.split("/")[0]) for k in self._keys if k.endswith("/input_ids"))
         if not steps or steps != list(range(len(steps))):
             raise _no_trace(self.path, "no token ids for some steps")
@@ -224,7 +210,7 @@ class StageFile:
         return starts
 
     def _find_names(self) -> dict[str, str]:
-        """Stage → key behind the step."""
+        """Stage → key after the step."""
         if self.metadata.get("names") == OWN_NAMES:
             return {}
         for layers, embedding, norm, names in _FAMILIES:
@@ -234,7 +220,13 @@ class StageFile:
             if prefix is not None:
                 found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
                 found |= dict(_layer_names(f"{prefix}{layers}", "layers", names, self._keys))
-                return found | _encoder_names(f"{prefix}encoder", self._keys)
+                root, encoder = f"{prefix}encoder", WHISPER_ENCODER_NAMES
+                encoder_layers = dict(_layer_names(f"{root}.layers", "encoder.layers", encoder, self._keys))
+                if encoder_layers:
+                    found |= encoder_layers | {conv: f"{root}.{_last(conv)}" for conv in CONVS}
+                    found["encoder.embedding"] = f"{root}.layers.0.{encoder['input_norm']}/in"
+                    found["encoder.final_norm"] = f"{root}.layer_norm"
+                return found
         raise CheckpointError(
             "the trace has no known module names",
             seen=sorted(self._keys)[:5],
@@ -250,7 +242,7 @@ class StageFile:
 
 
 def hf_patterns(keys: Iterable[str]) -> list[str]:
-    """The modules of a class that are stages, as ``trace`` takes them: those of ``keys`` that end alike."""
+    """The ``keys`` of a class's modules that are stages, for ``trace``."""
     named = (*LLAMA_NAMES.values(), *GEMMA2_NAMES.values(), *GPT2_NAMES.values(), *_WHISPER)
     ends = {"norm", "ln_f", "embed_tokens", *named, "layer_norm", "conv1", "conv2", LOG_MEL}
     ends |= {"encoder_attn_layer_norm", "encoder_attn"}
@@ -262,17 +254,6 @@ def hf_patterns(keys: Iterable[str]) -> list[str]:
 
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def _encoder_names(root: str, keys: set[str]) -> dict[str, str]:
-    """Of Whisper's encoder; none where the trace has no encoder."""
-    names = WHISPER_ENCODER_NAMES
-    found = dict(_layer_names(f"{root}.layers", "encoder.layers", names, keys))
-    if not found:
-        return {}
-    found |= {"encoder.embedding": f"{root}.layers.0.{names['input_norm']}/in"}
-    found |= {"encoder.final_norm": f"{root}.layer_norm"}
-    return found | {conv: f"{root}.{_last(conv)}" for conv in CONVS}
 
 
 def _ends(key: str, name: str) -> bool:

@@ -1,10 +1,4 @@
-"""The checking decoder run stage by stage.
-
-Owns the way from its places (reference/plain_layer.py) to the stages of stages.py, and the order in which a
-whole model runs. What a stage's value becomes is for who derives from ``StagedRun``. Knows no verdict.
-
-    run_tokens(run, Span(0, ids, start, offset))
-"""
+"""The checking decoder run stage by stage."""
 
 from __future__ import annotations
 
@@ -48,21 +42,22 @@ class StagedRun(ReferenceRun):
 
     _within = ""  # the layer, or another stage of an encoder
     _branch = ""
+    _spans: Sequence[SequenceSpan] = ()
 
     def reached(self, stage: str, computed: torch.Tensor) -> torch.Tensor:
-        """What to go on with."""
+        """The stage's values to go on with."""
         raise NotImplementedError
 
     def within(self, name: str) -> None:
-        """The stages that follow are of this layer."""
+        """Begin a layer, or another stage."""
         self._within = name
 
     def recorded(
         self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The place's stage, where it is one."""
+        """Hand on the place if it is a stage."""
         post = self._within.startswith(_POST)
-        if post and place == "attn_in":  # what the layer takes, which is a stage of another
+        if post and place == "attn_in":  # the layer's input is a stage of another layer
             return computed
         if place in _WITHIN:
             return self.reached(f"{self._within}.{_WITHIN[place]}", computed)
@@ -85,33 +80,24 @@ class StagedRun(ReferenceRun):
         return self.reached(self._within.replace(".embed_positions", ".embedding") or "embedding", computed)
 
     def encoder_output(self, computed: torch.Tensor) -> torch.Tensor:
-        """The encoder's last stage as keys and values of the layer read it."""
+        """The encoder's last stage as the input of the layer's keys and values."""
         return computed
 
     def bridge_input(self, computed: torch.Tensor) -> torch.Tensor:
-        """What the product between encoder and decoder takes."""
+        """The input of the product between encoder and decoder."""
         return computed
 
     def branch(self, name: str, output: torch.Tensor) -> torch.Tensor:
-        """The stage of attention or of an MLP."""
         self._branch = _BRANCHES[name.rpartition(".")[2]]
         return self.reached(f"{self._within}.{self._branch}", output)
 
     def layer_of(self, index: int, hidden: torch.Tensor, span: SequenceSpan) -> torch.Tensor:
-        """A layer of the decoder, for a span's tokens."""
         self.within(f"layers.{index}")
-        return self.layer(index, hidden, self._spans(span), _unseen)
-
-    def _spans(self, span: SequenceSpan) -> Sequence[SequenceSpan]:
-        """The same list for every layer, so that positions are turned once."""
-        if self._own_spans != [span]:
-            self._own_spans = [span]
-        return self._own_spans
-
-    _own_spans: Sequence[SequenceSpan] = ()
+        if self._spans != [span]:  # the same list for every layer, so that positions are computed once
+            self._spans = [span]
+        return self.layer(index, hidden, self._spans, _unseen)
 
     def ends(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The last norm and the logits."""
         self.within("")
         return self.logits(self.reached("final_norm", self.final_norm(hidden, _unseen)))
 
@@ -139,13 +125,13 @@ def run_encoder(run: StagedRun, features: torch.Tensor) -> None:
 
 
 def run_encoder_stage(run: StagedRun, name: str, at: Passage) -> None:
-    """One of an encoder's stages, of an input that is before it."""
+    """One of an encoder's stages, from its input."""
     at.after(next(stage for stage in own_stages(run, _unseen) if stage.name == name))
     run.weights.release()
 
 
 def run_cross(run: StagedRun, layer: int, encoded: torch.Tensor) -> None:
-    """What a decoder layer reads of the encoder's outputs: keys and values, or the first spliced rows."""
+    """A decoder layer's keys and values of the encoder's outputs, or the first layer's spliced rows."""
     run.within(f"layers.{layer}")
     keep_for(run, 0, layer, _unseen, encoded)
 
@@ -158,7 +144,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, build: BuildConfig, device: torch.device) -> Stored:
-        """An engine with the weights that it stores; a checkpoint's are dense, in the dtype of ``build``."""
+        """An engine with its stored weights, or a checkpoint with dense ones in the dtype of ``build``."""
         if is_engine(path):
             model = model_of(Manifest.read(path))
             return cls(model, EngineTensors(path / WEIGHTS_FILE, model, device))
@@ -185,12 +171,11 @@ class _Assembled:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._assembly.original(name, self._source)
 
-    def release(self) -> None:
-        """As of the checkpoint."""
+    def release(self) -> None: ...
 
 
 class RoundedWeights:
-    """Dense weights, biases and norms rounded to a dtype, where that is coarser than theirs."""
+    """Dense weights, biases and norms rounded to a dtype that is coarser than theirs."""
 
     def __init__(self, stored: Stored, dtype: torch.dtype) -> None:
         self.device = stored.weights.device
@@ -206,7 +191,6 @@ class RoundedWeights:
         return tensor.to(self._dtype) if coarser and not kept else tensor
 
     def release(self) -> None:
-        """As of the weights."""
         self._weights.release()
 
 

@@ -1,9 +1,4 @@
-"""Which layers need their bits: sensitivities, and the mix of schemes that keeps a budget.
-
-Owns nothing itself.
-
-    found = doctor(Wanted("checkpoint", QuantConfig(scheme), 0.01), read_data(Path("text.txt")))
-"""
+"""Which layers need their bits: sensitivities, and the mix of schemes that keeps a budget."""
 
 from ingot.measure.evaluate.doctor.doctor_samples import needs_of, records_of
 from ingot.measure.evaluate.doctor.doctor_session import Diagnosis, Wanted, check_wanted, doctor

@@ -1,9 +1,4 @@
-"""A diagnosis in tables, as JSON, and as the comments of the file that it writes.
-
-Owns which figures are shown, and in which order. Knows no terminal.
-
-    for table in tables(found): print(plain(table))
-"""
+"""A diagnosis as tables, as JSON, and as comments of the file that it writes."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from ingot.config.units import size_text
 from ingot.engine.assembly import in_encoder
 from ingot.measure.evaluate.doctor.doctor_session import BYTES, TIME, Diagnosis, Layer, LayerCosts
 from ingot.measure.evaluate.doctor.precision_options import DENSE, saves_time_only
+from ingot.measure.evaluate.doctor.scheme_patterns import layer_index, layer_of, operator
 from ingot.measure.side.text_table import Table, percent, score
 
 SHOWN = 20  # layers, unless all are asked for
@@ -34,14 +30,14 @@ def tables(found: Diagnosis, *, every: bool = False, more: str = "every=True") -
         figures = (*(score(layer.kl[scheme]) for scheme in narrow), _share(found, [layer]))
         rows.append((layer.name, *figures, "-" if mix is None else mix.schemes[layer.name]))
     columns = ("layer", *narrow, "share", "in the mix")
-    operators = _sums(found, "operator", lambda layer: layer.operator)
+    operators = _sums(found, "operator", operator)
     encodes = any(in_encoder(layer.name) for layer in found.layers)
-    places = _sums(found, "layer" if encodes else "decoder layer", lambda layer: layer.place)
+    places = _sums(found, "layer" if encodes else "decoder layer", layer_of)
     return [Table(title, columns, tuple(rows)), operators, places, _mixes(found)]
 
 
 def verdict(found: Diagnosis) -> str:
-    """One line: whether a mix holds, and what it is."""
+    """One line: whether a mix holds, and which."""
     limit = f"{found.wanted.budget:g} nats"
     if found.chosen is None:
         least = min(found.uniform.items(), key=lambda one: one[1].measured)
@@ -54,7 +50,7 @@ def verdict(found: Diagnosis) -> str:
 
 
 def record(found: Diagnosis, command: str) -> dict[str, Any]:
-    """Everything, as JSON types; layers in the model's order."""
+    """The diagnosis as JSON types; layers in the model's order."""
     wanted = found.wanted
     return {
         "format": FORMAT,
@@ -63,13 +59,13 @@ def record(found: Diagnosis, command: str) -> dict[str, Any]:
         **found.facts,
         "quant": wanted.quant.to_json(),
         "budget": {"kl_mean": wanted.budget},
-        "least": _least(found),
+        "least": wanted.least or (TIME if saves_time_only(found.ladder[0]) else BYTES),
         "ladder": list(found.ladder),
         "layers": [
             {
                 "name": layer.name,
-                "operator": layer.operator,
-                "layer": layer.index,
+                "operator": operator(layer.name),
+                "layer": layer_index(layer.name),
                 "weights": layer.num_weights,
                 "bytes": layer.num_bytes,
                 "kl": layer.kl,
@@ -77,9 +73,9 @@ def record(found: Diagnosis, command: str) -> dict[str, Any]:
             }
             for layer in found.layers
         ],
-        "operators": _summed(found, lambda layer: layer.operator),
-        "decoder_layers": _summed(found, lambda layer: layer.place, encoder=False),
-        "encoder_layers": _summed(found, lambda layer: layer.place, encoder=True),
+        "operators": _summed(found, operator),
+        "decoder_layers": _summed(found, layer_of, encoder=False),
+        "encoder_layers": _summed(found, layer_of, encoder=True),
         "uniform": {scheme: _mix_json(one) for scheme, one in found.uniform.items()},
         "tried": [_mix_json(one) for one in found.tried],
         "chosen": None if found.chosen is None else _mix_json(found.chosen),
@@ -89,7 +85,7 @@ def record(found: Diagnosis, command: str) -> dict[str, Any]:
 
 
 def comments(found: Diagnosis, command: str) -> list[str]:
-    """Lines that say where the file of a mix that holds is from."""
+    """Lines about the origin of a mix that holds, for its file."""
     chosen, data, counts = found.chosen, found.facts["data"], found.facts["counts"]
     assert chosen is not None, "only a mix that holds is written"
     others = ", ".join(f"{size_text(one.num_bytes)} in {scheme}" for scheme, one in found.uniform.items())
@@ -103,7 +99,7 @@ def comments(found: Diagnosis, command: str) -> list[str]:
     ]
 
 
-def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
+def _sums(found: Diagnosis, what: str, key: Callable[[str], str]) -> Table:
     summed = _summed(found, key)
     rows = [
         (name, *map(score, summed[name].values()), _share(found, own))
@@ -113,9 +109,9 @@ def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
 
 
 def _summed(
-    found: Diagnosis, key: Callable[[Layer], str], encoder: bool | None = None
+    found: Diagnosis, key: Callable[[str], str], encoder: bool | None = None
 ) -> dict[str, dict[str, float]]:
-    """``encoder``: of its layers alone, or of the decoder's; None: of all."""
+    """Sums over the encoder's layers, the decoder's, or (None) all."""
     groups = _grouped([one for one in found.layers if encoder in (None, in_encoder(one.name))], key)
     return {
         name: {scheme: math.fsum(layer.kl[scheme] for layer in own) for scheme in _narrow(found)}
@@ -123,10 +119,10 @@ def _summed(
     }
 
 
-def _grouped(layers: Sequence[Layer], key: Callable[[Layer], str]) -> dict[str, list[Layer]]:
+def _grouped(layers: Sequence[Layer], key: Callable[[str], str]) -> dict[str, list[Layer]]:
     groups: dict[str, list[Layer]] = {}
     for layer in layers:
-        groups.setdefault(key(layer), []).append(layer)
+        groups.setdefault(key(layer.name), []).append(layer)
     return groups
 
 
@@ -148,12 +144,11 @@ def _narrow(found: Diagnosis) -> list[str]:
 
 
 def _first(found: Diagnosis, layer: Layer) -> float:
-    """The layer's KL in the scheme that was asked for."""
+    """The layer's KL in the scheme to begin with."""
     return layer.kl[found.ladder[0]]
 
 
 def _share(found: Diagnosis, layers: Sequence[Layer]) -> str:
-    """Of all layers' KL in the scheme that was asked for."""
     whole = math.fsum(_first(found, layer) for layer in found.layers)
     part = math.fsum(_first(found, layer) for layer in layers)
     return percent(part / whole if whole > 0 else None)
@@ -163,10 +158,6 @@ def _counted(mix: LayerCosts) -> str:
     counts = Counter(mix.schemes.values())
     words = {count: "layer" if count == 1 else "layers" for count in counts.values()}
     return ", ".join(f"{count} {words[count]} in {scheme}" for scheme, count in counts.most_common())
-
-
-def _least(found: Diagnosis) -> str:
-    return found.wanted.least or (TIME if saves_time_only(found.ladder[0]) else BYTES)
 
 
 def _mix_json(one: LayerCosts) -> dict[str, Any]:

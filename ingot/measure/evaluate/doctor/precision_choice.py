@@ -1,17 +1,12 @@
-"""The schemes of least cost whose errors, added up, keep within a budget.
-
-Owns the choice and the search for a mix that holds when it is measured as a whole. Knows no model and no
-scheme.
-
-    mix = choose({"layers.0.mlp.down_proj": [Option(narrow, 100, 2e-3), Option(wider, 200, 1e-5)]}, 1e-3)
+"""The mix of schemes of least cost whose errors, added up, stay within a budget.
 
 That errors add up is a model: changes of different layers move the logits in unrelated directions, and KL
-grows as the square of the move. What is chosen by it is measured (``settle``).
+grows as the square of the move. So what is chosen by it is measured (``settle``).
 
 The choice is the greedy one for a knapsack that takes one item of each class: of every layer the options on
-the lower convex hull of (cost, error), steps taken by error saved for each unit of cost. Stopped within its
-last step it is the optimum of the relaxed problem, so that it costs at most that step more than the best
-choice; then every layer that still can goes back to a cheaper option.
+the lower convex hull of (cost, error), steps taken by error saved per unit of cost. Stopped within its last
+step it is the optimum of the relaxed problem, so it costs at most that step more than the best choice. Then
+every layer that still can goes back to a cheaper option.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 MEASURED = 8  # mixes, once one of them has held
-_STEP = 0.9  # of what a mix was expected to cost that did not hold: the least change to the next
+_STEP = 0.9  # the next target is at most this part of the expected error of a mix that did not hold
 
 Options = Mapping[str, Sequence["Option"]]
 Mix = dict[str, "Option"]
@@ -39,9 +34,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Settled:
-    """The mixes that were measured, with what was found, in order; ``best`` is the cheapest of those that
-    held, None where none did.
-    """
+    """The mixes that were measured, with their errors; ``best`` is the cheapest that held, or None."""
 
     tried: tuple[tuple[Mix, float], ...]
     best: tuple[Mix, float] | None
@@ -56,11 +49,8 @@ def cost(mix: Mapping[str, Option]) -> float:
 
 
 def choose(options: Options, budget: float) -> Mix:
-    """An option for each layer: little cost, errors of ``budget`` at most in all; where the budget cannot be
-    kept, those of least error.
-
-    Args:
-        options: at least one for each layer, in any order.
+    """An option for each layer, of little cost and total error at most ``budget``; if that is impossible,
+    those of least error.
     """
     hulls = {name: _hull(own) for name, own in options.items()}
     mix = {name: hull[0] for name, hull in hulls.items()}
@@ -87,8 +77,8 @@ def settle(
 
     Args:
         pick: a mix whose expected error is at most this, or the one of least error.
-        measure: its error as a whole.
-        price: what is to be small among mixes that hold.
+        measure: the error of a mix as a whole.
+        price: to be minimized among mixes that hold.
     """
     tried: list[tuple[Mix, float]] = []
     best: tuple[Mix, float] | None = None
@@ -112,7 +102,7 @@ def settle(
 
 
 def _next(budget: float, foreseen: float, found: float, held: float, failed: float, *, first: bool) -> float:
-    """The expected error to aim at, if this mix tells how far sums are off; NaN: nothing is left."""
+    """The next expected error to aim at, judged by how far this mix's sum is off; NaN: none."""
     aimed = budget * foreseen / found if found > 0 else math.inf
     if first:  # nothing held so far
         return min(aimed, _STEP * foreseen) if foreseen > 0 else math.nan
@@ -138,7 +128,7 @@ def _saved(before: Option, after: Option) -> float:
 
 
 def _lowered(mix: Mix, options: Options, budget: float) -> Mix:
-    """Take back, the most cost first, what the budget does not need."""
+    """Undo what the budget does not need, the most cost first."""
     mix = dict(mix)
     back = [(mix[name], name, o) for name, own in options.items() for o in own if o.cost < mix[name].cost]
     back.sort(key=lambda step: step[2].cost - step[0].cost)

@@ -1,23 +1,16 @@
-"""A checkpoint's next-token distribution with some linear layers in fewer bits, against its own.
-
-Owns the passes: samples as batches, hidden states of the whole model at each place, a run that starts at the
-place it changes. Knows no choice and no files.
-
-    probe = PrecisionProbe(dense_model(assembly), load, texts, device, torch.bfloat16)
-    probe.alone(layers, narrow)                    # {name: {scheme: KL in nats, mean over tokens}}
-    probe.together({"layers.0.mlp.down_proj": option})
+"""KL of a checkpoint's next-token distribution with some linear layers in fewer bits, against its own.
 
 The arithmetic is that of proofs (engine/reference_run.py): fp32 over the weights in the engine's dtype,
-without kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is
-what its stored numbers mean: packed and read back; where its scheme rounds the input, the input is rounded as
-well. The places of a model are the decoder's layers; before them come an encoder's stages. Of recordings each
-decoder layer makes its own keys and values, which are not kept; a picture's rows are spliced.
+without kernels, on any device. All weights are on the device. A layer in fewer bits is packed and
+dequantized; where its scheme rounds the input, the input is rounded as well. A model's places are an
+encoder's stages, then the decoder's layers. Of recordings each decoder layer computes its own keys and
+values, which are not kept; a picture's rows are spliced.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,14 +19,14 @@ import torch
 
 from ingot.building.calibration.calibrate import BATCH_TOKENS, Load
 from ingot.engine.reference_encoder import keep_for, own_stages
-from ingot.engine.reference_run import EXACT, Feed, ReferenceRun, SequenceSpan
+from ingot.engine.reference_run import EXACT, ReferenceRun, SequenceSpan
 from ingot.errors import CheckpointError
 from ingot.layers.decoder import Decoder
-from ingot.measure.evaluate.doctor.precision_options import LayerOptions, PrecisionOption
+from ingot.measure.evaluate.doctor.precision_options import LayerOptions
 from ingot.measure.evaluate.doctor.scheme_patterns import layer_of
 from ingot.measure.evaluate.eval_record import Progress, no_progress
 from ingot.measure.evaluate.token_divergence import kl_rows
-from ingot.quant.schemes.scheme_registry import LinearScheme
+from ingot.quant.schemes.linear_scheme import LinearScheme
 from ingot.reference.plain_stage import Passage
 
 _ROWS = 256  # of logits at a time
@@ -41,8 +34,8 @@ _ROWS = 256  # of logits at a time
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens that are computed together, and the places after which the next token's distribution counts;
-    ``features``, on the CPU, of the recording [mels, frames] or picture [3, side, side] that goes with them.
+    """Token ids, and the positions after which the next token's distribution counts; ``features``, on the
+    CPU, of their recording [mels, frames] or picture [3, side, side].
     """
 
     ids: tuple[int, ...]
@@ -52,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Texts one after another, their counted rows [n] int64, and the features of each that has some."""
+    """Texts one after another, their counted rows [n] int64, and their features."""
 
     spans: list[SequenceSpan]
     rows: torch.Tensor
@@ -61,9 +54,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _State:
-    """A batch at a place: what became of its features so far, and of its tokens, which are embedded behind
-    the encoder.
-    """
+    """A batch at a place: its encoder passes so far, and its hidden states, None within the encoder."""
 
     encoded: list[Passage]
     hidden: torch.Tensor | None = None
@@ -74,11 +65,11 @@ class PrecisionProbe:
 
     Args:
         model: dense modules, which may be empty (on ``meta``).
-        load: gives their tensors by name.
+        load: their tensors by name.
         dtype: of the engine's weights.
 
     Raises:
-        CheckpointError: what the whole model gives is not finite.
+        CheckpointError: the model's outputs are not finite.
     """
 
     def __init__(
@@ -88,7 +79,7 @@ class PrecisionProbe:
             model.rotary.to(device)
         self._dtype = dtype
         self._weights = _Weights(load, device)
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         self._run = ReferenceRun(model, self._weights, EXACT, single=True, feed=self._feed)
         encodes = any(text.features is not None for text in texts)
         self._stages = own_stages(self._run, _unseen) if encodes else []
@@ -106,7 +97,7 @@ class PrecisionProbe:
         self, layers: Sequence[LayerOptions], narrow: Sequence[str], progress: Progress = no_progress
     ) -> dict[str, dict[str, float]]:
         """KL(whole || changed) in nats, mean over the counted tokens, with one layer at a time in each of the
-        schemes ``narrow``; ``progress`` counts passes through the model's places.
+        schemes ``narrow``; progress counts passes through the model's places.
         """
         found: dict[str, dict[str, float]] = {}
         total = sum(self._places - self._place(layer.name) for layer in layers) * len(narrow)
@@ -117,7 +108,7 @@ class PrecisionProbe:
                 errors = found.setdefault(layer.name, {})
                 for scheme in narrow:
                     progress(f"{layer.name} in {scheme}", done, total)
-                    with self._changed({layer.name: layer.options[scheme]}):
+                    with self._changed({layer.name: layer.schemes[scheme]}):
                         parts = [self._after(place, state, n) for n, state in enumerate(states)]
                     errors[scheme] = self._mean(parts, layer.name)
                     done += self._places - place
@@ -125,24 +116,23 @@ class PrecisionProbe:
         progress("measured", total, total)
         return found
 
-    def together(self, options: Mapping[str, PrecisionOption]) -> float:
-        """The same of all these layers at once, one pass."""
-        parts = [self._divergence(hidden, number) for number, hidden in enumerate(self._final(options))]
+    def together(self, schemes: Mapping[str, LinearScheme]) -> float:
+        """The same with all these layers at once, in one pass."""
+        parts = [self._divergence(hidden, number) for number, hidden in enumerate(self._final(schemes))]
         return self._mean(parts, "the mix")
 
     def _place(self, name: str) -> int:
-        """Where a linear layer is: in a layer, or a bridge itself."""
         return self._names.index(name if name in self._names else layer_of(name))
 
     def _first(self) -> list[_State]:
         """Each batch before the first place."""
         return [_State([Passage.of(one) for one in batch.features]) for batch in self._batches]
 
-    def _final(self, options: Mapping[str, PrecisionOption]) -> list[torch.Tensor]:
+    def _final(self, schemes: Mapping[str, LinearScheme]) -> list[torch.Tensor]:
         """Hidden states of each batch after the last layer."""
         states = self._first()
         for place in range(self._places):
-            with self._changed({name: one for name, one in options.items() if self._place(name) == place}):
+            with self._changed({name: one for name, one in schemes.items() if self._place(name) == place}):
                 states = self._all_behind(place, states)
         return [_hidden(state) for state in states]
 
@@ -150,7 +140,6 @@ class PrecisionProbe:
         return [self._behind(place, *one) for one in zip(states, self._batches, strict=True)]
 
     def _behind(self, place: int, state: _State, batch: _Batch) -> _State:
-        """A batch behind a place."""
         if place < len(self._stages):
             return replace(state, encoded=[one.after(self._stages[place]) for one in state.encoded])
         index = place - len(self._stages)
@@ -163,13 +152,13 @@ class PrecisionProbe:
         return replace(state, hidden=hidden)
 
     def _after(self, place: int, state: _State, number: int) -> float:
-        """The sum of a batch's divergences when it goes on from a place."""
+        """The sum of a batch's divergences, computed from a place on."""
         for onwards in range(place, self._places):
             state = self._behind(onwards, state, self._batches[number])
         return self._divergence(_hidden(state), number)
 
     def _divergence(self, hidden: torch.Tensor, number: int) -> float:
-        """The sum over a batch's counted tokens, float64; the logits are not kept."""
+        """The sum over a batch's counted tokens, float64."""
         normed, total = self._normed(hidden, self._batches[number]), 0.0
         for theirs, ours in zip(self._exact[number].split(_ROWS), normed.split(_ROWS), strict=True):
             log_p, log_q = (self._run.logits(rows).double().log_softmax(-1) for rows in (theirs, ours))
@@ -177,7 +166,7 @@ class PrecisionProbe:
         return total
 
     def _normed(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
-        """[n, hidden_size] of the counted rows, as the head gets them."""
+        """The head's input, [n, hidden_size] of the counted rows."""
         return self._run.final_norm(hidden[batch.rows], _unseen)
 
     def _mean(self, sums: Sequence[float], what: str) -> float:
@@ -187,19 +176,19 @@ class PrecisionProbe:
         return max(mean, 0.0)  # equal distributions may differ by the last bit of a sum
 
     def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self._feeds[name](name, x) if name in self._feeds else x
+        return self._feeds[name](x) if name in self._feeds else x
 
     @contextmanager
-    def _changed(self, options: Mapping[str, PrecisionOption]) -> Iterator[None]:
-        """These layers in other schemes, as their stored numbers mean it."""
+    def _changed(self, schemes: Mapping[str, LinearScheme]) -> Iterator[None]:
+        """These layers in other schemes, quantized and dequantized."""
         try:
-            for name, option in options.items():
-                scheme, weight = option.scheme, self._weights[f"{name}.weight"]
+            for name, scheme in schemes.items():
+                weight = self._weights[f"{name}.weight"]
                 tensors = scheme.pack(weight.to(self._dtype), None)
-                meant = scheme.dequantize(tensors, weight.shape[1], torch.float32)
-                self._weights.changed[f"{name}.weight"] = meant
+                read = scheme.dequantize(tensors, weight.shape[1], torch.float32)
+                self._weights.changed[f"{name}.weight"] = read
                 if scheme.rounds:
-                    self._feeds[name] = partial(_rounded, scheme, tensors)
+                    self._feeds[name] = partial(scheme.rounded, tensors=tensors)
             yield
         finally:
             self._weights.changed.clear()
@@ -212,9 +201,7 @@ def _hidden(state: _State) -> torch.Tensor:
 
 
 class _Weights:
-    """Tensors on the device, read when they are first asked for; a CPU keeps them in fp32, which it computes
-    in. Those ``changed`` count first.
-    """
+    """Tensors on the device (of a CPU in fp32), read on first use. Those in ``changed`` replace them."""
 
     def __init__(self, load: Load, device: torch.device) -> None:
         self.device = device
@@ -257,12 +244,6 @@ def _batch(model: Decoder, texts: Sequence[Text], device: torch.device) -> _Batc
         rows += [before + place for place in text.counted]
         before += len(text.ids)
     return _Batch(spans, torch.tensor(rows, device=device), features)
-
-
-def _rounded(
-    scheme: LinearScheme, tensors: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-) -> torch.Tensor:
-    return scheme.rounded(x, tensors)
 
 
 def _unseen(name: str, output: torch.Tensor) -> None:

@@ -1,8 +1,6 @@
-"""A scheme for each layer in few patterns.
+"""A scheme for each layer, as few patterns of ``QuantConfig.layers``.
 
-Owns the parts of a linear layer's name, and the way from names to ``QuantConfig.layers``. Knows no model.
-
-    mixed({"layers.0.mlp.down_proj": wide, …}, QuantConfig(narrow)).layers          # {"*.down_proj": wide}
+mixed({"layers.0.mlp.down_proj": wide, …}, QuantConfig(narrow)).layers          # {"*.down_proj": wide}
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ _STACK_OF = re.compile(r"\.\d+\..*")
 
 
 def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
-    """The config that has these schemes at these linear layers, ``layers.N.…`` and ``encoder.layers.N.…``,
-    group and symmetry as asked.
+    """The config with these schemes at these linear layers, ``layers.N.…`` and ``encoder.layers.N.…``; group
+    and symmetry are those of ``asked``.
 
-    The scheme that most layers have is the config's; patterns for an encoder, for operators, for whole layers
-    and for single ones follow, each where it takes fewer lines than to name what it stands for.
+    The most frequent scheme is the config's. Patterns for an encoder, for operators, for whole layers and for
+    single ones follow, each where it takes fewer lines than the names it stands for.
     """
     scheme = _most_common(list(schemes.values()), asked.scheme)
     encodes = any(map(in_encoder, schemes))
@@ -42,7 +40,7 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
 
 
 def operator(name: str) -> str:
-    """``down_proj`` of ``layers.0.mlp.down_proj``; what an encoder or cross-attention has too is named apart:
+    """``down_proj`` of ``layers.0.mlp.down_proj``; those of encoders and cross-attention are named apart:
     ``encoder.down_proj``, ``encoder.vit.down_proj``, ``encoder_attn.o_proj``.
     """
     *_, module, leaf = name.split(".")
@@ -53,15 +51,15 @@ def operator(name: str) -> str:
 
 
 def layer_of(name: str) -> str:
-    """``layers.0`` of ``layers.0.mlp.down_proj``; of an encoder's ``encoder.vit.layers.0``; a product that is
-    in no layer, such as ``encoder.projector``, as it is.
+    """``layers.0`` of ``layers.0.mlp.down_proj``, ``encoder.vit.layers.0`` in an encoder; a product in no
+    layer, such as ``encoder.projector``, as it is.
     """
     found = _LAYER.match(name)
     return name if found is None else found[0].removesuffix(".")
 
 
 def layer_index(name: str) -> int | None:
-    """0 of ``layers.0.mlp.down_proj``, and of ``encoder.vit.layers.0.mlp.down_proj``; None in no layer."""
+    """0 of ``layers.0.mlp.down_proj`` and of ``encoder.vit.layers.0.mlp.down_proj``; None outside layers."""
     index = layer_of(name).rpartition(".")[2]
     return int(index) if index.isdecimal() else None
 
