@@ -141,7 +141,11 @@ def build(
     target = Path(engine)
     place = resolve_device(device)
     chosen = read_quant(quant)
-    original = resolve_checkpoint(checkpoint, revision=revision)
+    original: Path | MiniGPT4Files
+    if isinstance(checkpoint, MiniGPT4Files):
+        original = checkpoint
+    else:
+        original = resolve_checkpoint(checkpoint, revision=revision)
     with open_checkpoint(original) as source:
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         config = config.replace(kv_dtype=kv_dtype)

@@ -1,20 +1,13 @@
-"""Which files of a folder hold the weights.
-
-Covers the file names of the known layouts, their order of preference and the index of a sharded checkpoint.
-Does not know what is inside a weight file, nor where the folder came from.
-
-    layout = find_layout(folder, list_files(folder))     # layout.files: the weight files to open
-"""
+"""Which files of a folder hold the weights, and which of its links may be followed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.checkpoint.outside_links import leads_outside
 from ingot.config.files.json_text import JsonError, load_json
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -36,11 +29,9 @@ _SHARD = re.compile(r"-\d+-of-\d+\.(safetensors|bin)$")
 
 @dataclass(frozen=True)
 class Layout:
-    """The weight files of a checkpoint.
+    """The weight files of a checkpoint, by name, in the order to read them.
 
-    Attributes:
-        files: names in the folder, in the order to read them.
-        index: tensor name to file name; None where there is a single file, which speaks for itself.
+    ``index``: tensor name to file name; None where there is a single file.
     """
 
     files: tuple[str, ...]
@@ -50,20 +41,15 @@ class Layout:
 def list_files(folder: Path) -> list[str]:
     """Names of the files in ``folder``, sorted; links whose target is gone are left out.
 
-    Raises:
-        CheckpointError: ``folder`` is missing, is no folder, or may not be read; a link in a checkpoint leads
-            outside its folder.
+    Raises CheckpointError where it is no readable folder, or a link in a checkpoint leads outside it.
     """
     if not folder.exists():
         raise NoSuchPathError(
             "the checkpoint folder does not exist", seen=folder, fix="give the path of a folder"
         )
     if not folder.is_dir():
-        raise NoSuchPathError(
-            "a checkpoint is a folder, but this is a file",
-            seen=folder,
-            fix=f"give its folder, {folder.parent}",
-        )
+        fix = f"give its folder, {folder.parent}"
+        raise NoSuchPathError("a checkpoint is a folder, but this is a file", seen=folder, fix=fix)
     try:
         paths = sorted(folder.iterdir())
         names = [path.name for path in paths if path.is_file()]
@@ -71,7 +57,7 @@ def list_files(folder: Path) -> list[str]:
         outside = [f"{path.name} -> {path.readlink()}" for path in paths if leads_outside(folder, path)]
     except OSError as error:
         raise CheckpointError(f"cannot list {folder}", seen=error, fix="check its permissions") from error
-    if outside and CONFIG in names:  # what is no checkpoint, its reader says
+    if outside and CONFIG in names:  # without a config, open_checkpoint says that it is no checkpoint
         raise CheckpointError(
             f"links in {folder} lead outside it",
             seen=shorten(outside),
@@ -81,19 +67,32 @@ def list_files(folder: Path) -> list[str]:
     return names
 
 
+def leads_outside(folder: Path, path: Path) -> bool:
+    """Whether ``path``, in ``folder`` or a folder in it, is a link to a place outside ``folder``.
+
+    The cache of huggingface_hub is made of links that may be followed: from ``snapshots/<revision>`` to
+    ``blobs/<hash>`` of the same repository. A link whose target is gone leads nowhere.
+    """
+    if not path.is_symlink() or not path.exists():
+        return False
+    home, target = folder.resolve(), path.resolve()
+    if home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs":
+        return False
+    return not target.is_relative_to(home)
+
+
 def find_layout(folder: Path, names: Collection[str]) -> Layout:
     """Choose the weight files among ``names``; safetensors before ``.bin``, one file before shards.
 
-    Args:
-        folder: where an index named in ``names`` can be read.
-        names: files that the checkpoint has; those of a repository before its weights are downloaded, too.
-
-    Raises:
-        CheckpointError: no known layout, an index that cannot be read, or shards that are not in ``names``.
+    ``names`` may be those of a repository before its weights are downloaded; an index is read in ``folder``.
+    Raises CheckpointError for no known layout, an index that cannot be read, or missing shards.
     """
     safetensors, torch_files = SINGLE_AND_INDEX
-    found = _named(folder, names, *safetensors) or _lone_safetensors(names)
-    found = found or _named(folder, names, *torch_files)
+    found = _named(folder, names, *safetensors)
+    if found is None:
+        lone = [name for name in names if name.endswith(".safetensors") and not _SHARD.search(name)]
+        lone = [name for name in lone if not name.startswith("adapter_")]
+        found = Layout((lone[0],)) if len(lone) == 1 else _named(folder, names, *torch_files)
     if found is None:
         shards = any(_SHARD.search(name) for name in names)
         raise CheckpointError(
@@ -106,11 +105,7 @@ def find_layout(folder: Path, names: Collection[str]) -> Layout:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        CheckpointError: the file cannot be read, is no JSON, or holds something else than an object.
-    """
+    """The object in a JSON file; CheckpointError where there is none."""
     try:
         data = load_json(path)
     except (OSError, JsonError) as error:
@@ -137,7 +132,13 @@ def _named(folder: Path, names: Collection[str], single: str, index: str) -> Lay
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path} has no weight_map", seen=weight_map, fix="download it again")
-    _check_plain(path, weight_map.values())
+    for name in weight_map.values():  # data from outside: it may name files beside it, and no others
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
+            raise CheckpointError(f"{path} names a shard outside its folder", seen=name, fix="correct it")
+        if not name.endswith((".safetensors", ".bin")):
+            raise CheckpointError(
+                f"{path} names a shard of an unknown file type", seen=name, allowed="*.safetensors or *.bin"
+            )
     files = tuple(sorted(set(weight_map.values())))
     missing = [name for name in files if name not in names]
     if missing:
@@ -147,20 +148,3 @@ def _named(folder: Path, names: Collection[str], single: str, index: str) -> Lay
             fix="download the missing files into the folder",
         )
     return Layout(files, dict(weight_map))
-
-
-def _check_plain(index: Path, files: Iterable[object]) -> None:
-    """An index is data from outside: it may name files beside it, and no others."""
-    for name in files:
-        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
-            raise CheckpointError(f"{index} names a shard outside its folder", seen=name, fix="correct it")
-        if not name.endswith((".safetensors", ".bin")):
-            raise CheckpointError(
-                f"{index} names a shard of an unknown file type", seen=name, allowed="*.safetensors or *.bin"
-            )
-
-
-def _lone_safetensors(names: Collection[str]) -> Layout | None:
-    lone = [name for name in names if name.endswith(".safetensors") and not _SHARD.search(name)]
-    lone = [name for name in lone if not name.startswith("adapter_")]
-    return Layout((lone[0],)) if len(lone) == 1 else None

@@ -1,12 +1,4 @@
-"""A checkpoint, read one tensor at a time.
-
-Covers the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it does
-not reshape, and renames only what OpenAI's files call otherwise (openai.py). Host memory stays near one
-shard, whatever the size of the checkpoint.
-
-    with open_checkpoint(folder) as checkpoint:
-        embedding = checkpoint.read("model.embed_tokens.weight")
-"""
+"""A checkpoint, read one tensor at a time: host memory stays near one shard."""
 
 from __future__ import annotations
 
@@ -46,10 +38,9 @@ class Checkpoint:
     Attributes:
         folder: where the files are.
         alone: whether it is one file, whose configs are not beside it.
-        config: config.json as it is.
-        generation_config: generation_config.json as it is; {} where there is none.
+        config, generation_config: the JSON files as they are; {} where there is no generation config.
         tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
-        packed: the layers that are stored in fewer bits (packed_tensors.py); None: all are whole.
+        packed: the layers that are stored in fewer bits; None: there are none.
     """
 
     def __init__(
@@ -80,19 +71,12 @@ class Checkpoint:
         """The tensor ``name``, on the CPU, of the stored shape and dtype; no other tensor shares its storage.
 
         It may be a private mapping of the file: writing to it changes no file. One file is open at a time,
-        so reading in the order of ``tensors`` opens each once. A packed weight is dequantized.
-
-        Raises:
-            CheckpointError: there is no such tensor, it holds NaN or infinity, the file is damaged, or the
-                checkpoint is closed.
+        so reading in the order of ``tensors`` opens each once. A packed weight is dequantized. Raises
+        CheckpointError for an unknown name, NaN or infinity, a damaged file or a closed checkpoint.
         """
         if self.packed is not None and name in self.packed:
             return self.packed.weight(name).dequantized(self.tensors[name].dtype)
         return self.read_stored(name)
-
-    def unpack(self, packed: PackedLayers) -> None:
-        """Take the packed layers' weights in the place of their pieces."""
-        self.packed, self.tensors = packed, packed.tensors
 
     def read_stored(self, name: str) -> torch.Tensor:
         """``read`` of a tensor as it lies in its file, the pieces of packed layers included."""
@@ -106,15 +90,23 @@ class Checkpoint:
             raise CheckpointError(
                 f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
             )
-        tensor = self._open(info.file).read(self._names.get(name, name))
-        _check_finite(self.folder / info.file, name, tensor)
-        return tensor
-
-    def _open(self, file: str) -> Shard:
-        if self._shard is None or self._file != file:
+        if self._shard is None or self._file != info.file:
             self._let_go()
-            self._shard, self._file = open_shard(self.folder / file, self._inner.get(file)), file
-        return self._shard
+            self._shard = open_shard(self.folder / info.file, self._inner.get(info.file))
+            self._file = info.file
+        tensor = self._shard.read(self._names.get(name, name))
+        if tensor.is_floating_point() and tensor.numel():
+            values = tensor.half() if tensor.itemsize == 1 else tensor  # fp8 has no order of its own in torch
+            file = self.folder / info.file
+            # One pass at the speed of memory: NaN and infinity are, or become, the least or the most.
+            if not all(math.isfinite(float(value)) for value in torch.aminmax(values)):
+                nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
+                raise CheckpointError(
+                    f"{name} has values that are not finite",
+                    seen=f"{nan} NaN and {infinite} infinite of {values.numel()}, in {file}",
+                    fix="download the file again; if training produced them, use an earlier checkpoint",
+                )
+        return tensor
 
     def _let_go(self) -> None:
         if self._shard is not None:
@@ -141,42 +133,42 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
     shards; one other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards.
     With an index, the tensors are those that it names.
 
-    Raises:
-        CheckpointError: the folder is missing or holds no checkpoint, a JSON file or a weight file is
-            damaged, shards or tensors named by the index are not there, a pickle holds code, a dtype is not
-            supported, or weights are quantized in a way that is not read.
+    Raises CheckpointError where there is no checkpoint, a file is damaged, shards or tensors of an index are
+    missing, a pickle holds code, or a dtype or quantization format is not supported.
     """
     if isinstance(folder, MiniGPT4Files):
         return _open_minigpt4(folder)
     folder = Path(folder)
     if is_openai(folder):
-        return _open_openai(folder)
+        # Under the names and with the configs that Hugging Face's would have.
+        config = config_of(folder, read_values(folder))
+        stored = scan_shard(folder, STATE)
+        names = names_of(stored)
+        tensors = {name: stored[own] for name, own in names.items()}
+        generation = generation_of(folder, config)
+        return Checkpoint(folder.parent, config, generation, tensors, {folder.name: STATE}, names, alone=True)
     if is_minigpt4(folder):
         return _open_minigpt4(MiniGPT4Files.read(folder))
-    names = list_files(folder)
-    if CONFIG not in names:
+    files = list_files(folder)
+    if CONFIG not in files:
         what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
-        if MANIFEST_FILE in names:
+        if MANIFEST_FILE in files:
             what = f"{folder} is an engine, not a checkpoint", "give the checkpoint that it was built from"
         allowed = f"{CONFIG} beside {' or '.join(EXPECTED)}"
-        raise NoSuchPathError(what[0], seen=shorten(names), allowed=allowed, fix=what[1])
+        raise NoSuchPathError(what[0], seen=shorten(files), allowed=allowed, fix=what[1])
     config = read_json(folder / CONFIG)
-    generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
-    layout = find_layout(folder, names)
-    found = Checkpoint(folder, config, generation, _scan(folder, layout))
-    form = packed_format(config, packed_files(folder, names))
+    generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in files else {}
+    found = Checkpoint(folder, config, generation, _scan(folder, find_layout(folder, files)))
+    form = packed_format(config, packed_files(folder, files))
     if form is not None:
-        found.unpack(PackedLayers.of(form, found.tensors, found.read_stored))
+        found.packed = PackedLayers.of(form, found.tensors, found.read_stored)
+        found.tensors = found.packed.tensors
     return found
 
 
 def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
     """A model's config.json: the file, that of its folder, or what a ``.pt`` file of OpenAI's or the files
-    of a MiniGPT-4 say.
-
-    Raises:
-        NoSuchPathError: there is none.
-        CheckpointError: it cannot be read.
+    of a MiniGPT-4 say. NoSuchPathError where there is none, CheckpointError where it cannot be read.
     """
     if isinstance(place, MiniGPT4Files) or is_minigpt4(place):
         with open_checkpoint(place) as found:
@@ -187,16 +179,6 @@ def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
     if not file.is_file():
         raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
     return read_json(file)
-
-
-def _open_openai(file: Path) -> Checkpoint:
-    """Under the names and with the configs that Hugging Face's would have."""
-    config = config_of(file, read_values(file))
-    stored = scan_shard(file, STATE)
-    names = names_of(stored)
-    tensors = {name: stored[own] for name, own in names.items()}
-    generation = generation_of(file, config)
-    return Checkpoint(file.parent, config, generation, tensors, {file.name: STATE}, names, alone=True)
 
 
 def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
@@ -216,22 +198,6 @@ def _open_minigpt4(files: MiniGPT4Files) -> Checkpoint:
     config = minigpt4_config(files, llm.config, tensors)
     generation = llm.generation_config | {"chat_format": files.chat_format}
     return Checkpoint(files.llm, config, generation, tensors, inner, names)
-
-
-def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:
-    """Refuse NaN and infinity. One pass at the speed of memory: both are, or become, the least or most."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return
-    values = tensor.half() if tensor.itemsize == 1 else tensor  # fp8 has no order of its own in torch
-    least, most = (float(value) for value in torch.aminmax(values))
-    if math.isfinite(least) and math.isfinite(most):
-        return
-    nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
-    raise CheckpointError(
-        f"{name} has values that are not finite",
-        seen=f"{nan} NaN and {infinite} infinite of {values.numel()}, in {file}",
-        fix="download the file again; if training produced them, use an earlier checkpoint",
-    )
 
 
 def _scan(folder: Path, layout: Layout) -> dict[str, TensorInfo]:

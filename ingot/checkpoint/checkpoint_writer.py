@@ -1,10 +1,4 @@
-"""Tensors written as a Hugging Face checkpoint.
-
-Covers the shards and their index, and config.json beside them.
-
-    with open_checkpoint(Path("tiny.pt")) as source:
-        folder = write_checkpoint(source, Path("out"))
-"""
+"""Tensors written as a Hugging Face checkpoint: shards, their index, and config.json."""
 
 from __future__ import annotations
 
@@ -23,9 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_checkpoint(source: Checkpoint, folder: Path) -> Path:
-    """Config and tensors of a checkpoint, under the names that it has for them; returns ``folder``, which is
-    made.
-    """
+    """Write config and tensors of a checkpoint, under its names, to the new ``folder``; returns it."""
     folder.mkdir(parents=True)
     (folder / CONFIG).write_text(json.dumps(source.config), encoding="utf-8")
     write_tensors(((name, source.read(name)) for name in source.tensors), folder)
@@ -33,7 +25,7 @@ def write_checkpoint(source: Checkpoint, folder: Path) -> Path:
 
 
 def write_tensors(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
-    """By name, in shards, so that one is in memory at a time."""
+    """Write tensors by name, in shards of which one is in memory at a time, and their index."""
     places: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
 
@@ -49,5 +41,4 @@ def write_tensors(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> 
         if sum(t.nbytes for t in shard.values()) >= _SHARD_BYTES:
             flush()
     flush()
-    index = json.dumps({"metadata": {}, "weight_map": places})
-    (folder / INDEX).write_text(index, encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")

@@ -1,10 +1,6 @@
-"""A model's name made into a local folder, the cache before the network.
+"""A model's name made into a local folder, the Hugging Face cache before the network.
 
-Covers the choice of files to download and the wording of what can go wrong. Does not know what is in the
-files beyond the layout of the weights. The Hugging Face cache and its variables (HF_HOME, HF_HUB_CACHE,
-HF_HUB_OFFLINE, HF_TOKEN) are huggingface_hub's: it reads them when it is imported.
-
-    folder = resolve_checkpoint("Qwen/Qwen2.5-0.5B", revision="main")
+huggingface_hub reads HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_TOKEN when it is imported.
 """
 
 from __future__ import annotations
@@ -12,8 +8,9 @@ from __future__ import annotations
 import difflib
 import glob
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, overload
+from typing import NoReturn
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
@@ -27,7 +24,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ingot.checkpoint.checkpoint_files import CONFIG, TEMPLATES, find_layout, list_files
-from ingot.checkpoint.minigpt4_files import MiniGPT4Files, is_minigpt4
+from ingot.checkpoint.minigpt4_files import is_minigpt4
 from ingot.checkpoint.openai_whisper import is_openai
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -39,57 +36,32 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.bpe")
 _NETWORK_ERRORS: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError)
 
 
-@overload
 def resolve_checkpoint(
     name_or_path: str | Path,
     revision: str | None = None,
     cache_dir: Path | None = None,
     offline: bool = False,
-) -> Path: ...
-
-
-@overload
-def resolve_checkpoint(
-    name_or_path: str | Path | MiniGPT4Files,
-    revision: str | None = None,
-    cache_dir: Path | None = None,
-    offline: bool = False,
-) -> Path | MiniGPT4Files: ...
-
-
-def resolve_checkpoint(
-    name_or_path: str | Path | MiniGPT4Files,
-    revision: str | None = None,
-    cache_dir: Path | None = None,
-    offline: bool = False,
-) -> Path | MiniGPT4Files:
+) -> Path:
     """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network;
-    a ``.pt`` file of OpenAI's Whisper and the files of a MiniGPT-4 as they are.
+    a ``.pt`` file of OpenAI's Whisper or the YAML file of a MiniGPT-4 as it is.
 
     A complete snapshot in the cache is taken without asking the network whether it is the newest; give a
     commit as ``revision`` to have another. Only config, tokenizer and weight files are downloaded, no code,
     and no ``.bin`` where there are safetensors.
 
     Args:
-        name_or_path: a folder, or an id such as ``org/name``.
         revision: branch, tag or full commit; the main branch where None. Only for ids.
         cache_dir: cache to use in place of huggingface_hub's own.
         offline: never use the network; HF_HUB_OFFLINE=1 does the same.
 
     Raises:
-        CheckpointError: no such folder in one that exists; neither a folder nor an id; not in the cache
-        while offline; in the cache but
-            incomplete while offline; no such model or revision; no access; the network failed.
+        CheckpointError: neither a folder nor an id; no such model or revision; no access; not in the cache,
+            or incomplete there, while offline; the network failed.
     """
-    if isinstance(name_or_path, MiniGPT4Files):
-        return name_or_path
     path = Path(name_or_path).expanduser()
     if _is_local(name_or_path, path):
         return path
-    if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
-        raise NoSuchPathError("no such folder", seen=path, allowed=near or None, fix="correct the path")
-    repo = _repo_id(name_or_path)
+    repo = _repo_id(name_or_path, path)
     cached = _cached(repo, revision, cache_dir)
     complete = cached if cached is not None and _incomplete(cached) is None else None
     if complete is not None and has_tokenizer(list_files(complete)):
@@ -99,44 +71,32 @@ def resolve_checkpoint(
     try:
         return _download(repo, revision, cache_dir)
     except CheckpointError:
-        # All weights are here; whoever needs the tokenizer says that it is not.
+        # All weights are here; whoever needs the tokenizer reports that it is missing.
         if complete is not None:
             return complete
         raise
 
 
-def resolve_config(
-    name_or_path: str | Path, revision: str | None = None, cache_dir: Path | None = None
-) -> Path:
-    """A folder with the checkpoint's config.json: a local one, or of a Hugging Face id its snapshot, of which
-    nothing else is downloaded.
-
-    Raises:
-        CheckpointError: as ``resolve_checkpoint``.
-    """
+def resolve_config(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """As ``resolve_checkpoint``, for a folder with config.json: of an id nothing else is downloaded."""
     path = Path(name_or_path).expanduser()
     if _is_local(name_or_path, path):
         return path
-    if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
-        return resolve_checkpoint(name_or_path)  # which names the folders that are near
-    repo = _repo_id(name_or_path)
-    cached = _cached(repo, revision, cache_dir)
+    repo = _repo_id(name_or_path, path)
+    cached = _cached(repo, revision, None)
     if cached is not None and CONFIG in list_files(cached):
         return cached
     if constants.HF_HUB_OFFLINE:
         return _refuse_offline(repo, revision, None)
     try:
-        return _fetch(repo, revision, cache_dir, [CONFIG])
+        return _fetch(repo, revision, None, [CONFIG])
     except _NETWORK_ERRORS as error:
         raise _explain(repo, revision, error) from error
 
 
 def _is_local(name: str | Path, path: Path) -> bool:
     """Whether it is on this machine: a folder whose files can be listed, a file of OpenAI's, or the YAML file
-    of a MiniGPT-4.
-
-    Raises:
-        CheckpointError: it is another file, its links lead outside, or there is no such ``.pt`` or YAML file.
+    of a MiniGPT-4. Raises CheckpointError for another file, and where such a file is missing.
     """
     if is_openai(path) or is_minigpt4(path):
         if path.is_file():
@@ -149,26 +109,20 @@ def _is_local(name: str | Path, path: Path) -> bool:
 
 
 def small_files(names: Iterable[str]) -> list[str]:
-    """Of a repository's files, the configs and tokenizer files at its top, and the chat template for tools;
-    never code, never weights.
-    """
-    top = lambda name: "/" not in name and name.endswith(_SMALL_SUFFIXES)  # noqa: E731
-    return [name for name in names if top(name) or name in _SMALL_NAMES]
+    """The configs and tokenizer files at the top of a repository, and the chat template for tools."""
+    return [n for n in names if ("/" not in n and n.endswith(_SMALL_SUFFIXES)) or n in _SMALL_NAMES]
 
 
-def _repo_id(name: str | Path) -> str:
+def _repo_id(name: str | Path, path: Path) -> str:
+    if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
+        raise NoSuchPathError("no such folder", seen=path, allowed=near or None, fix="correct the path")
     text = str(name)
-    try:
+    with suppress(HFValidationError):
         validate_repo_id(text)
-    except HFValidationError as error:
-        raise _no_such(text) from error
-    if text.startswith(("/", ".", "~")) or isinstance(name, Path):
-        raise _no_such(text)
-    return text
-
-
-def _no_such(text: str) -> CheckpointError:
-    return NoSuchPathError(
+        if not text.startswith(("/", ".", "~")) and not isinstance(name, Path):
+            return text
+    raise NoSuchPathError(
         "neither an existing folder nor a Hugging Face id",
         seen=text,
         allowed="the path of a checkpoint folder, or org/name",
@@ -181,11 +135,7 @@ def _cached(repo: str, revision: str | None, cache_dir: Path | None) -> Path | N
     try:
         # With one pattern: the cache may know of files, such as code, that were never wanted.
         found = snapshot_download(
-            repo,
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=True,
-            allow_patterns=[CONFIG],
+            repo, revision=revision, cache_dir=cache_dir, local_files_only=True, allow_patterns=[CONFIG]
         )
     except LocalEntryNotFoundError:
         return None

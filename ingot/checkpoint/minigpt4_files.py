@@ -1,11 +1,6 @@
-"""MiniGPT-4's official files as one checkpoint: a LLaMA folder, ``eva_vit_g.pth``, BLIP-2's file, a
-projector.
+"""MiniGPT-4's official files as one checkpoint: which there are, the YAML that names them, their config.json.
 
-Covers which files there are, the YAML that names them, and what config.json they mean: sizes come from the
-shapes of the tensors. Opens no file of tensors.
-
-    files = MiniGPT4Files.read(Path("minigpt4.yaml"))
-    config = config_of(files, llm_config, stored)      # stored: "vit.pos_embed" → TensorInfo, …
+Sizes come from the shapes of the tensors; no file of tensors is opened here.
 """
 
 from __future__ import annotations
@@ -60,25 +55,19 @@ class MiniGPT4Files:
     def read(cls, file: Path) -> Self:
         """Of a YAML file, whose paths are relative to it.
 
-        Raises:
-            CheckpointError: a key is missing, unknown or of the wrong type.
-            NoSuchPathError: the file is not there.
+        Raises CheckpointError where a key is missing, unknown or of the wrong type.
         """
         if not file.is_file():
             raise NoSuchPathError("no such file", seen=file, fix="correct the path")
         try:
             found = load_yaml(file)
         except (YamlError, OSError) as error:
-            raise CheckpointError(
-                f"cannot read {file}", seen=error, fix="a YAML file of keys and values"
-            ) from None
+            fix = "a YAML file of keys and values"
+            raise CheckpointError(f"cannot read {file}", seen=error, fix=fix) from None
         known = {one.name: one.default for one in fields(cls)}
         if not isinstance(found, dict) or found.pop("model", None) != MODEL:
-            raise CheckpointError(
-                f"{file} names no files of a model that Ingot knows",
-                allowed=f"model: {MODEL}",
-                fix="add the key",
-            )
+            what = f"{file} names no files of a model that Ingot knows"
+            raise CheckpointError(what, allowed=f"model: {MODEL}", fix="add the key")
         odd = sorted(set(found) - set(known))
         odd += [name for name in ("llm", "vit", "projector") if name not in found]
         paths = ("llm", "vit", "projector", "qformer")
@@ -115,18 +104,25 @@ def config_of(
 ) -> dict[str, Any]:
     """config.json of the whole: the LLM's, and a section of what the other files' tensors say.
 
-    Raises:
-        CheckpointError: the LLM is no LLaMA, a tensor that tells a size is missing, or the parts do not fit.
+    Raises CheckpointError where the LLM is no LLaMA, a tensor is missing, or the parts do not fit.
     """
-    if llm.get("model_type") != "llama":
-        seen = llm.get("model_type")
+    kind = llm.get("model_type")
+    if kind != "llama":
+        fix = "`llm`, or llm of the YAML file"
+        raise CheckpointError("MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=kind, fix=fix)
+    # MiniGPT-v2's file has a projector of the same shape as the Llama-2 variant's, and LoRA of its LLM.
+    lora = [name for name in stored if name.startswith("projector.") and ".lora_" in name]
+    if lora:
         raise CheckpointError(
-            "MiniGPT-4's LLM must be a LLaMA or Vicuna", seen=seen, fix="`llm`, or llm of the YAML file"
+            "the projector's file is a MiniGPT-v2, which is not supported",
+            seen=f"{len(lora)} LoRA tensors of its LLM, such as {lora[0].removeprefix('projector.')}",
+            allowed="MiniGPT-4 (pretrained_minigpt4_7b.pth, …) and its Llama-2 variant",
+            fix="give MiniGPT-4's projector",
         )
-    _check_version(stored)
     patch = stored_shape(stored, "vit.patch_embed.proj.weight", 4)
     _, places, width = stored_shape(stored, "vit.pos_embed", 3)
-    _check_square(places - 1)
+    if math.isqrt(places - 1) ** 2 != places - 1:
+        raise CheckpointError("the ViT's position table is of no square", seen=places - 1, fix=_AGAIN)
     blocks = _count(stored, _BLOCK)
     if files.vit_depth > blocks:
         what = "the ViT's file has fewer blocks than are to run"
@@ -162,9 +158,7 @@ def config_of(
 
 
 def stored_shape(stored: Mapping[str, TensorInfo], name: str, dims: int) -> tuple[int, ...]:
-    """Raises:
-    CheckpointError: there is no such tensor, or it has another number of dimensions.
-    """
+    """The shape of a tensor of ``dims`` dimensions; CheckpointError where there is no such tensor."""
     info = stored.get(name)
     if info is None or len(info.shape) != dims:
         seen = "no such tensor" if info is None else list(info.shape)
@@ -176,20 +170,3 @@ def stored_shape(stored: Mapping[str, TensorInfo], name: str, dims: int) -> tupl
 def _count(stored: Mapping[str, TensorInfo], pattern: re.Pattern[str]) -> int:
     """Layers of a part: one more than the highest number."""
     return 1 + max((int(found[1]) for found in map(pattern.match, stored) if found), default=-1)
-
-
-def _check_version(stored: Mapping[str, TensorInfo]) -> None:
-    """MiniGPT-v2's file has a projector of the same shape as the Llama-2 variant's, and LoRA of its LLM."""
-    lora = [name for name in stored if name.startswith("projector.") and ".lora_" in name]
-    if lora:
-        raise CheckpointError(
-            "the projector's file is a MiniGPT-v2, which is not supported",
-            seen=f"{len(lora)} LoRA tensors of its LLM, such as {lora[0].removeprefix('projector.')}",
-            allowed="MiniGPT-4 (pretrained_minigpt4_7b.pth, …) and its Llama-2 variant",
-            fix="give MiniGPT-4's projector",
-        )
-
-
-def _check_square(patches: int) -> None:
-    if math.isqrt(patches) ** 2 != patches:
-        raise CheckpointError("the ViT's position table is of no square", seen=patches, fix=_AGAIN)

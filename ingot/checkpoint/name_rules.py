@@ -1,10 +1,4 @@
-"""The ways in which a stored tensor becomes a model's, each a frozen dataclass.
-
-Covers what each rule takes, makes, and does to shapes and tensors. Does not know where tensors come from;
-names may hold ``{layer}``, which ``weight_map`` expands.
-
-    Concat("layers.{layer}.qkv.weight", ("h.{layer}.q.weight", "h.{layer}.k.weight", "h.{layer}.v.weight"))
-"""
+"""How a stored tensor becomes a model's; names may hold ``{layer}``, which weight_map.py expands."""
 
 from __future__ import annotations
 
@@ -65,7 +59,6 @@ class PlusOne(Rename):
     """``target`` is the stored ``source`` plus one, in fp32: Gemma stores the weights of its norms so."""
 
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Add one."""
         return sources[0].float() + 1
 
 
@@ -130,11 +123,9 @@ class Filled:
         return self
 
     def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
-        """[size]."""
         return (self.size,)
 
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Fp32."""
         return torch.full((self.size,), self.value)
 
 

@@ -1,8 +1,4 @@
-"""What a checkpoint's configuration says of weights that somebody stored in fewer bits.
-
-Covers the keys of GPTQ, AWQ and compressed-tensors and the refusal, by name, of what is not read.
-
-    packed = packed_format(config, packed_files(folder, names))       # None: weights are whole
+"""What a checkpoint's configuration says of weights that were stored in fewer bits.
 
 Sources: ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, ``BaseQuantizeConfig`` of AutoGPTQ 0.8,
 ``QuantizationConfig`` of compressed-tensors 0.20.
@@ -27,15 +23,9 @@ PACKED_KEYS = ("quantization_config", "compression_config")
 FROM_ORIGINAL = f"build from the original checkpoint with `quant={listed(weight_only_schemes(), 'or')}`"
 _AWQ_KEYS = frozenset({"w_bit", "q_group_size", "zero_point"})
 # Columns in the order of their groups: by a map of every column, or by none that is stored.
-_ORDERS = {
-    "group": True,
-    "dynamic": True,
-    True: True,
-    "weight": False,
-    "static": False,
-    False: False,
-    None: False,
-}
+_ORDERS = {"group": True, "dynamic": True, True: True} | dict.fromkeys(
+    ("weight", "static", False, None), False
+)
 
 Json = Mapping[str, Any]
 
@@ -46,12 +36,12 @@ class PackedFormat:
 
     Attributes:
         source: ``gptq``, ``awq`` or ``compressed-tensors``.
-        bits: of a number, 4 or 8.
-        group: neighbouring columns (in the order of ``act_order``) that share a scale; 0: a scale a row.
-        symmetric: numbers stand around the middle, and zeros are not kept.
+        bits: of a quantized value, 4 or 8.
+        group: neighbouring columns (in the order of ``act_order``) that share a scale; 0: one scale per row.
+        symmetric: values stand around the middle, and zeros are not kept.
         act_order: a layer has an order of its columns in which groups are neighbours.
         stored_zero: the zero that is stored as 0.
-        whole_bytes: numbers lie one to a byte, not packed into words.
+        whole_bytes: values lie one to a byte, not packed into words.
         activations: ``none``: they keep the engine's dtype; ``dynamic``, ``static``: as in ``QuantConfig``.
     """
 
@@ -65,7 +55,7 @@ class PackedFormat:
     activations: str = "none"
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
-        """The config of an engine with these numbers; ``dense``: layers that are not packed, → ``none``."""
+        """The config of an engine with these values; ``dense``: layers that are not packed, → ``none``."""
         return QuantConfig(
             stored_as(self.bits, self.activations),
             self.group,
@@ -78,11 +68,9 @@ class PackedFormat:
 
 
 def packed_format(config: Json, beside: Mapping[str, Json] | None = None) -> PackedFormat | None:
-    """The format that config.json and the files ``beside`` it (name → content) agree on.
+    """The format that config.json and the files ``beside`` it (name → content) agree on; None: there is none.
 
-    Raises:
-        CheckpointError: it is one that is not read, a setting is unknown, a value is missing or odd, or two
-            of the files describe different formats.
+    Raises CheckpointError where it is not supported, a setting is unknown or odd, or the files differ.
     """
     given = {key: config[key] for key in PACKED_KEYS if config.get(key)}
     given |= beside or {}
@@ -96,9 +84,10 @@ def packed_format(config: Json, beside: Mapping[str, Json] | None = None) -> Pac
     (first, form), *others = formats.items()
     for where, other in others:
         if other != form:
+            pairs = [(one.name, getattr(form, one.name), getattr(other, one.name)) for one in fields(form)]
             raise CheckpointError(
                 f"{first} and {where} describe different formats",
-                seen=_differences(form, other),
+                seen=", ".join(f"{name} {a!r} and {b!r}" for name, a, b in pairs if a != b),
                 fix="remove the one that does not belong to these weights, or download all files of one "
                 "revision again",
             )
@@ -106,17 +95,8 @@ def packed_format(config: Json, beside: Mapping[str, Json] | None = None) -> Pac
 
 
 def packed_files(folder: Path, names: Collection[str]) -> dict[str, Json]:
-    """The quantizers' own config files among a folder's ``names``, by name.
-
-    Raises:
-        CheckpointError: one cannot be read.
-    """
+    """The quantizers' own config files among a folder's ``names``, by name."""
     return {name: read_json(folder / name) for name in PACKED_CONFIGS if name in names}
-
-
-def _differences(one: PackedFormat, other: PackedFormat) -> str:
-    pairs = [(field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
-    return ", ".join(f"{name} {a!r} and {b!r}" for name, a, b in pairs if a != b)
 
 
 def _method(found: Json) -> object:
@@ -124,17 +104,16 @@ def _method(found: Json) -> object:
 
 
 def _read(where: str, found: Json, method: object) -> PackedFormat:
-    """One file's format; ``method`` is that of a file without: old tools write none beside config.json."""
+    """One file's format; ``method``: of a file that names none, as old tools write beside config.json."""
     kinds = {str(found[key]).lower() for key in ("quant_method", "method") if found.get(key)}
     if len(kinds) > 1:
         raise _refused("quantization method", " and ".join(sorted(kinds)), "one method")
     if not kinds and where in PACKED_CONFIGS:
         kinds = {str(method) if method else "awq" if _AWQ_KEYS & set(found) else "gptq"}
-    readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
     kind = next(iter(kinds), None)
-    if kind not in readers:
-        raise _refused("quantization method", kind, tuple(readers))
-    form = readers[kind](found)
+    if kind not in _READERS:
+        raise _refused("quantization method", kind, tuple(_READERS))
+    form = _READERS[kind](found)
     check_packed_keys(kind, found, where)
     return form
 
@@ -215,13 +194,13 @@ def _compressed(found: Json) -> PackedFormat:
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError("compressed-tensors without config_groups", seen=groups, fix="config.json")
-    kinds = {name: _of_weights(group, form) for name, group in groups.items()}
+    kinds = {name: _weight_format(group, form) for name, group in groups.items()}
     if len(set(kinds.values())) != 1:
         raise _refused("compressed-tensors", f"mixed formats: {sorted(kinds)}", "one for all layers")
     return next(iter(kinds.values()))
 
 
-def _of_weights(group: Any, form: str) -> PackedFormat:
+def _weight_format(group: Any, form: str) -> PackedFormat:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise _refused("compressed-tensors group", group, "an object with weights")
@@ -259,7 +238,7 @@ def _of_weights(group: Any, form: str) -> PackedFormat:
 
 
 def _activations(found: Any) -> str:
-    """``none``, ``dynamic`` (a scale a token) or ``static`` (one of all)."""
+    """``none``, ``dynamic`` (one scale per token) or ``static`` (one of all)."""
     if not found:
         return "none"
     keys = ("num_bits", "type", "symmetric", "strategy", "dynamic", "group_size", "actorder")
@@ -269,11 +248,8 @@ def _activations(found: Any) -> str:
     own = {"num_bits": 8, "type": "int", "symmetric": True} | {k: v for k, v in own.items() if v is not None}
     dynamic = own.get("dynamic", False)
     strategy = own.setdefault("strategy", "token" if dynamic is True else "tensor")
-    kind = None
-    if dynamic is True and strategy == "token":
-        kind = "dynamic"
-    elif dynamic is False and strategy == "tensor":
-        kind = "static"
+    known = {(True, "token"): "dynamic", (False, "tensor"): "static"}
+    kind = known.get((dynamic, strategy)) if isinstance(dynamic, bool) and isinstance(strategy, str) else None
     parts = own.get("group_size") or own.get("actorder")
     if kind is None or parts or (own["num_bits"], own["type"], own["symmetric"]) != (8, "int", True):
         allowed = "symmetric 8-bit int: dynamic with one scale per token, or static with one per tensor"
@@ -297,7 +273,7 @@ def _bits(bits: Any) -> int:
 
 
 def _group(size: Any) -> int:
-    """-1, and nothing, stand for a scale a row."""
+    """-1, and nothing, stand for one scale per row."""
     group = 0 if size in (None, -1) else size
     if isinstance(group, bool) or group not in GROUPS:
         raise _refused("group size", size, [-1, *(one for one in GROUPS if one)])
@@ -305,9 +281,8 @@ def _group(size: Any) -> int:
 
 
 def _refused(what: str, seen: object, allowed: object) -> CheckpointError:
-    return CheckpointError(
-        f"unsupported quantization format: {what}",
-        seen=seen,
-        allowed=allowed,
-        fix=FROM_ORIGINAL,
-    )
+    what = f"unsupported quantization format: {what}"
+    return CheckpointError(what, seen=seen, allowed=allowed, fix=FROM_ORIGINAL)
+
+
+_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}

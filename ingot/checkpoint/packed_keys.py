@@ -1,9 +1,4 @@
-"""Which settings of a quantization config change nothing that a model computes.
-
-Covers the keys of GPTQ, AWQ and compressed-tensors that are read, or known not to change what the stored
-tensors mean, and the refusal by name of every other one that is set. Independent of tensors.
-
-    check_packed_keys("gptq", {"bits": 4, "rotation": "hadamard"}, "quantization_config")    # refused
+"""The settings of a quantization config that do not change what a model computes; all others are refused.
 
 Sources: AutoGPTQ 0.8, GPTQModel 7.7 (``BaseQuantizeConfig.to_dict``), optimum 2.3, AutoRound 0.16 (exports to
 GPTQ and AWQ), AutoAWQ 0.2.9, ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, compressed-tensors 0.20.
@@ -53,14 +48,9 @@ _LONGEST = 60  # characters of a value in a message
 
 
 def check_packed_keys(kind: str, found: Json, where: str) -> None:
-    """Refuse the settings that Ingot does not know, unless they are off: null, false, 0 or empty.
+    """Raise CheckpointError for the settings that Ingot does not know, unless null, false, 0 or empty.
 
-    Args:
-        kind: ``gptq``, ``awq`` or ``compressed-tensors``.
-        where: the object's name for the message.
-
-    Raises:
-        CheckpointError: one for all of them, by name and value.
+    ``where`` is the object's name for the message.
     """
     odd = _unknown(found, _KNOWN[kind])
     if kind == "compressed-tensors" and isinstance(found.get("config_groups"), Mapping):

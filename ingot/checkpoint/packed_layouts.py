@@ -1,17 +1,11 @@
-"""How GPTQ, AWQ and compressed-tensors lay out the numbers of a linear layer.
+"""How GPTQ, AWQ and compressed-tensors store the quantized values of a linear layer.
 
-Covers the names, shapes and words of the three, and what they mean.
-
-    pieces = {suffix: read(f"{module}.{suffix}") for suffix in suffixes}
-    weight = unpack(packed, pieces)                   # PackedWeight
-    wide = weight.dequantized(torch.float32)          # [N, K]
-
-W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits numbers, the first in the lowest bits:
+W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits values, the first in the lowest bits:
 
 - GPTQ (AutoGPTQ 0.8, ``qlinear_cuda.py``): ``qweight`` [K / P, N] along K; ``qzeros`` [groups, N / P] along
   N, less 1 in the format ``gptq``; ``scales`` [groups, N]; ``g_idx`` [K]: the group of each column.
 - AWQ (AutoAWQ 0.2, ``WQLinear_GEMM``): ``qweight`` [K, N / 8] and ``qzeros`` [groups, N / 8] along N, whose
-  number i of a word is that of output 8 · word + (0, 2, 4, 6, 1, 3, 5, 7)[i]; ``scales`` [groups, N].
+  value i of a word is that of output 8 · word + (0, 2, 4, 6, 1, 3, 5, 7)[i]; ``scales`` [groups, N].
 - compressed-tensors 0.20, pack-quantized: ``weight_packed`` [N, ⌈K / P⌉] along K, ``weight_zero_point``
   [⌈N / P⌉, groups] along N, both with the middle added; ``weight_scale`` [N, groups], [N, 1] or [1];
   ``weight_shape`` (N, K); ``weight_g_idx`` [K]. int-quantized: ``weight`` int8 [N, K], and of static
@@ -29,7 +23,7 @@ from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
 from ingot.errors import CheckpointError
 
 WORD_BITS = 32
-_NEAR = 0.25  # steps: no layer's values lie as far from 0 on average, and of 1,024 values chance moves half
+_NEAR = 0.25  # scales: no layer's values lie as far from 0 on average, and of 1,024 values chance moves half
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SUFFIXES = {
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
@@ -50,17 +44,17 @@ Pieces = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [N, K] in few bits: (numbers - zeros) · scales.
+    """A weight [N, K] in few bits: (values - zeros) · scales.
 
     Attributes:
-        numbers: uint8 [N, K].
+        values: uint8 [N, K].
         scales: [N], or [groups, N], as the checkpoint has them.
-        zeros: uint8 of the same shape; None: the middle of the numbers.
-        order: int32 [K] where groups are of columns that are not neighbours: column j of ``numbers`` is the
+        zeros: uint8 of the same shape; None: the middle of the values' range.
+        order: int32 [K] where groups are of columns that are not neighbours: column j of ``values`` is the
             weight's column ``order[j]``; None: by column.
     """
 
-    numbers: torch.Tensor
+    values: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
     bits: int
@@ -69,22 +63,19 @@ class PackedWeight:
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """W [N, K] in its own order of columns, computed in fp32."""
-        columns = self.numbers.shape[1]
-        zeros = torch.tensor(1 << (self.bits - 1)) if self.zeros is None else self.zeros
-        parts = []
-        for part in (zeros.float(), self.scales.float()):
-            beside = part[:, None] if part.dim() == 1 else part
+
+        def beside(part: torch.Tensor) -> torch.Tensor:
             if part.dim() == 2:
-                beside = part.repeat_interleave(self.group, 0)[:columns].T
-            parts.append(beside)
-        wide = (self.numbers.float() - parts[0]) * parts[1]
-        if self.order is not None:
-            wide = wide[:, self.order.long().argsort()]
-        return wide.to(dtype)
+                return part.repeat_interleave(self.group, 0)[: self.values.shape[1]].T
+            return part[:, None] if part.dim() == 1 else part
+
+        zeros = torch.tensor(1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        wide = (self.values.float() - beside(zeros.float())) * beside(self.scales.float())
+        return (wide if self.order is None else wide[:, self.order.long().argsort()]).to(dtype)
 
 
 def suffixes(packed: PackedFormat) -> tuple[str, ...]:
-    """Last parts of the names of a packed layer's tensors; the first is the one that tells of it."""
+    """Last parts of the names of a packed layer's tensors; a packed layer always has the first."""
     return _WHOLE if packed.whole_bytes else _SUFFIXES[packed.source]
 
 
@@ -101,20 +92,14 @@ def missing(packed: PackedFormat, names: set[str]) -> list[str]:
 
 
 def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
-    """The numbers of one layer.
-
-    Raises:
-        CheckpointError: shapes do not fit, or values contradict the configuration.
-    """
-    if packed.source == "compressed-tensors":
-        numbers, scales, zeros, index = _compressed(packed, pieces)
-    else:
-        numbers, scales, zeros, index = _gptq(packed, pieces)
+    """The quantized values of one layer; CheckpointError where shapes or values contradict the config."""
+    read = _compressed if packed.source == "compressed-tensors" else _gptq
+    values, scales, zeros, index = read(packed, pieces)
     if zeros is not None:
         if packed.source == "gptq":
-            _check_zeros(packed, numbers, zeros)
+            _check_zeros(packed, values, zeros)
         zeros = None if packed.symmetric else zeros
-    rows, columns = numbers.shape
+    rows, columns = values.shape
     groups = -(-columns // packed.group) if packed.group else 1
     for name, part in (("scales", scales), ("zeros", zeros)):
         if part is not None and part.shape != (groups, rows):
@@ -123,57 +108,51 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
             )
     order = _order(packed, index, columns)
     if order is not None:
-        numbers = numbers[:, order.long()]
+        values = values[:, order.long()]
     if not packed.group:
         scales, zeros = scales[0], None if zeros is None else zeros[0]
-    own_zeros = None if zeros is None else zeros.contiguous()
-    return PackedWeight(
-        numbers.contiguous(), scales.contiguous(), own_zeros, packed.bits, packed.group, order
-    )
+    zeros = None if zeros is None else zeros.contiguous()
+    return PackedWeight(values.contiguous(), scales.contiguous(), zeros, packed.bits, packed.group, order)
 
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 def _gptq(packed: PackedFormat, pieces: Pieces) -> Parts:
-    """Numbers [N, K], scales and zeros [groups, N] and the groups of columns, of GPTQ and AWQ."""
+    """Values [N, K], scales and zeros [groups, N] and the groups of columns, of GPTQ and AWQ."""
     if packed.source == "awq":
-        numbers, zeros = _awq_words(pieces["qweight"]).T, _awq_words(pieces["qzeros"])
+        values, zeros = _awq_words(pieces["qweight"]).T, _awq_words(pieces["qzeros"])
     else:
-        numbers, zeros = _words(pieces["qweight"].T, packed.bits), _words(pieces["qzeros"], packed.bits)
-    stored = zeros[:, : numbers.shape[0]].to(torch.int16) + packed.stored_zero
-    if int(stored.max()) > 255:
-        raise CheckpointError(
-            "a zero point is out of range",
-            seen=int(stored.max()),
-            allowed="0 to 255",
-            fix="download the checkpoint again",
-        )
-    return numbers, pieces["scales"], stored.to(torch.uint8), pieces.get("g_idx")
+        values, zeros = _words(pieces["qweight"].T, packed.bits), _words(pieces["qzeros"], packed.bits)
+    stored = zeros[:, : values.shape[0]].to(torch.int16) + packed.stored_zero
+    if (highest := int(stored.max())) > 255:
+        fix = "download the checkpoint again"
+        raise CheckpointError("a zero point is out of range", seen=highest, allowed="0 to 255", fix=fix)
+    return values, pieces["scales"], stored.to(torch.uint8), pieces.get("g_idx")
 
 
 def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
-    """The same of compressed-tensors, whose numbers and zeros are stored around 0."""
+    """The same of compressed-tensors, whose values and zeros are stored around 0."""
     middle = 1 << (packed.bits - 1)
     if packed.whole_bytes:
-        numbers = (pieces["weight"].to(torch.int16) + middle).to(torch.uint8)
+        values = (pieces["weight"].to(torch.int16) + middle).to(torch.uint8)
     else:
         rows, columns = (int(size) for size in pieces["weight_shape"].tolist())
-        numbers = _words(pieces["weight_packed"], packed.bits)[:rows, :columns]
-    rows = numbers.shape[0]
+        values = _words(pieces["weight_packed"], packed.bits)[:rows, :columns]
+    rows = values.shape[0]
     scales = pieces["weight_scale"]
     scales = scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales.view(rows, -1)
     zeros = pieces.get("weight_zero_point")
     if packed.symmetric:
         _check_no_zeros(packed, zeros)
-        return numbers, scales.T, None, pieces.get("weight_g_idx")
+        return values, scales.T, None, pieces.get("weight_g_idx")
     assert zeros is not None
     if zeros.dtype == torch.int32:
         zeros = _words(zeros.T, packed.bits)[:, :rows]
     else:  # int8, as it was before zeros were packed, and as whole bytes still have it
         zeros = (zeros.to(torch.int16) + middle).to(torch.uint8)
         zeros = (zeros.reshape(1, 1).expand(rows, 1) if zeros.numel() == 1 else zeros.view(rows, -1)).T
-    return numbers, scales.T, zeros, pieces.get("weight_g_idx")
+    return values, scales.T, zeros, pieces.get("weight_g_idx")
 
 
 def _check_no_zeros(packed: PackedFormat, zeros: torch.Tensor | None) -> None:
@@ -190,10 +169,10 @@ def _check_no_zeros(packed: PackedFormat, zeros: torch.Tensor | None) -> None:
 
 
 def _words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The numbers of int32 words along the last dimension, uint8."""
+    """The values of int32 words along the last dimension, uint8."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
-    numbers = (words[..., None] >> shifts) & ((1 << bits) - 1)
-    return numbers.flatten(-2).to(torch.uint8)
+    values = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return values.flatten(-2).to(torch.uint8)
 
 
 def _awq_words(words: torch.Tensor) -> torch.Tensor:
@@ -202,20 +181,19 @@ def _awq_words(words: torch.Tensor) -> torch.Tensor:
     return _words(words, 4).unflatten(-1, (-1, len(_AWQ_ORDER)))[..., places].flatten(-2)
 
 
-def _check_zeros(packed: PackedFormat, numbers: torch.Tensor, zeros: torch.Tensor) -> None:
+def _check_zeros(packed: PackedFormat, values: torch.Tensor, zeros: torch.Tensor) -> None:
     """Refuse zeros of GPTQ [groups, N] that were stored in the other layout, or contradict ``sym``.
 
     The layout gptq stores zeros less 1 and gptq_v2 as they are. Read as the other one, symmetric zeros are
     all 1 beside the middle, and values of 4 bits lie 1 beside 0 on average, where a layer's weights lie
-    around 0. (In 8 bits one step is as small as a layer's own average.)
-
-    Raises:
-        CheckpointError: as said; its advice is given where the tensors show that it is the cure.
+    around 0. (In 8 bits one scale is as small as a layer's own average.) A cure is named where the tensors
+    show that it is one.
     """
     middle = 1 << (packed.bits - 1)
     beside, other = (1, "gptq_v2") if packed.stored_zero else (-1, "gptq")
     low, high = int(zeros.min()), int(zeros.max())
-    mean = _mean_step(numbers, zeros)
+    # How many scales the values lie from their zeros on average.
+    mean = float(values.sum(dtype=torch.int64)) / values.numel() - float(zeros.double().mean())
     shifted = not packed.symmetric and packed.bits == 4 and abs(mean + beside) < _NEAR
     if low == high == middle + beside or shifted:
         raise CheckpointError(
@@ -238,17 +216,10 @@ def _check_zeros(packed: PackedFormat, numbers: torch.Tensor, zeros: torch.Tenso
         )
 
 
-def _mean_step(numbers: torch.Tensor, zeros: torch.Tensor) -> float:
-    """How many steps the values [N, K] lie from their zeros [groups, N] on average."""
-    return float(numbers.sum(dtype=torch.int64)) / numbers.numel() - float(zeros.double().mean())
-
-
 def _order(packed: PackedFormat, index: torch.Tensor | None, columns: int) -> torch.Tensor | None:
     """The columns by their groups, where the format has an order.
 
-    Raises:
-        CheckpointError: the groups of columns are not of the size of a group, or out of order without
-            ``desc_act``.
+    Raises CheckpointError where groups are of unequal size, or out of order without ``desc_act``.
     """
     if index is None or not packed.group:
         return None

@@ -1,12 +1,4 @@
-"""The packed layers of a checkpoint, as if their weights lay there whole.
-
-Covers which tensors are of one layer, and the list of tensors without them: ``x.qweight`` and its kin become
-``x.weight`` of the shape that a model wants, so that weight maps need not know.
-
-    packed = PackedLayers.of(form, infos, read)
-    packed.tensors                                # name → shape and dtype, packed layers by their weights
-    packed.weight("model.layers.0.mlp.up_proj.weight")       # PackedWeight
-"""
+"""The packed layers of a checkpoint, presented to weight maps as if their weights were stored whole."""
 
 from __future__ import annotations
 
@@ -29,8 +21,8 @@ class PackedLayers:
     """The packed layers of a checkpoint and all its tensors.
 
     Attributes:
-        form: how all of them are stored.
-        tensors: name to shape, dtype (of a packed weight: that of its scales) and file.
+        tensors: name to shape, dtype (of a packed weight: that of its scales) and file; ``x.qweight`` and its
+            kin are ``x.weight`` of the shape that a model wants.
         names: of the weights that are packed.
     """
 
@@ -42,16 +34,12 @@ class PackedLayers:
 
     @classmethod
     def of(cls, form: PackedFormat, stored: Mapping[str, TensorInfo], read: Read) -> PackedLayers:
-        """Find the packed layers among ``stored``; ``read`` gives a stored tensor.
-
-        Raises:
-            CheckpointError: there is none, or one lacks a tensor.
-        """
+        """Find the packed layers among ``stored``; CheckpointError for none, or one that lacks a tensor."""
         first, *others = suffixes(form)
         modules = {
             name.removesuffix(f".{first}"): info
             for name, info in stored.items()
-            if _tells(form, name, stored)
+            if name.endswith(f".{first}") and (not form.whole_bytes or f"{name}_scale" in stored)
         }
         if not modules:
             raise CheckpointError(
@@ -73,10 +61,11 @@ class PackedLayers:
             )
         tensors: dict[str, TensorInfo] = {}
         idle = {f"{module}.{end}" for module in modules for end in others}
+        scales = "weight_scale" if form.source == "compressed-tensors" else "scales"
         for name, info in stored.items():
             module = name.removesuffix(f".{first}")
             if module != name and module in modules:
-                dtype = stored[f"{module}.{_scales(form)}"].dtype
+                dtype = stored[f"{module}.{scales}"].dtype
                 tensors[f"{module}.weight"] = TensorInfo(_shape(form, module, info, read), dtype, info.file)
             elif name not in idle:
                 tensors[name] = info
@@ -86,11 +75,7 @@ class PackedLayers:
         return name in self.names
 
     def weight(self, name: str) -> PackedWeight:
-        """The numbers of a packed weight.
-
-        Raises:
-            CheckpointError: as ``unpack``, with the layer's name.
-        """
+        """The quantized values of a packed weight; CheckpointError, as ``unpack``, with the layer's name."""
         module = name.removesuffix(".weight")
         ends = [end for end in suffixes(self.form) if f"{module}.{end}" in self._stored]
         try:
@@ -101,10 +86,9 @@ class PackedLayers:
             ) from None
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1], what one step of a packed layer's input is worth; None: it is not static.
+        """fp32 [1], the scale of a packed layer's static input; None: it is not static.
 
-        Raises:
-            CheckpointError: the input's zero is not 0.
+        Raises CheckpointError where the input's zero is not 0.
         """
         if self.form.activations != "static":
             return None
@@ -120,18 +104,6 @@ class PackedLayers:
         """Biases of packed layers that are all 0: some tools write one for every layer, needed or not."""
         names = [f"{name.removesuffix('.weight')}.bias" for name in sorted(self.names)]
         return [name for name in names if name in self._stored and not bool(self._read(name).any())]
-
-
-def _tells(form: PackedFormat, name: str, stored: Mapping[str, TensorInfo]) -> bool:
-    """Whether a tensor is the first of a packed layer's."""
-    first = suffixes(form)[0]
-    if not name.endswith(f".{first}"):
-        return False
-    return not form.whole_bytes or f"{name}_scale" in stored
-
-
-def _scales(form: PackedFormat) -> str:
-    return "weight_scale" if form.source == "compressed-tensors" else "scales"
 
 
 def _shape(form: PackedFormat, module: str, info: TensorInfo, read: Read) -> tuple[int, ...]:

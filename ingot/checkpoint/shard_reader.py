@@ -1,10 +1,6 @@
-"""One weight file: what is in it, and its tensors one at a time.
+"""One weight file, safetensors or torch's: what is in it, and its tensors one at a time.
 
-Covers the two formats, safetensors and torch's (zip, memory-mapped; and the older one, which is read whole),
-and the refusal of pickles that hold code. Does not know which files make a checkpoint.
-
-    with closing(open_shard(folder / "model.safetensors")) as shard:
-        shard.read("model.norm.weight")
+Torch's zip files are memory-mapped, the older ones read whole; pickles that hold code are refused.
 """
 
 from __future__ import annotations
@@ -57,11 +53,7 @@ class Shard(Protocol):
     """An open weight file."""
 
     def infos(self) -> dict[str, TensorInfo]:
-        """Every tensor in the file.
-
-        Raises:
-            CheckpointError: a tensor has a dtype or layout that Ingot does not take.
-        """
+        """Every tensor in the file; CheckpointError for a dtype or layout that is not supported."""
 
     def read(self, name: str) -> torch.Tensor:
         """A CPU tensor whose storage no other tensor shares; it may be a private mapping of the file."""
@@ -71,19 +63,15 @@ class Shard(Protocol):
 
 
 def open_shard(path: Path, inner: str | None = None) -> Shard:
-    """Open a weight file to read from it.
+    """Open a ``.safetensors`` file, or one written by ``torch.save``.
 
-    Args:
-        path: a ``.safetensors`` file, or one written by ``torch.save``.
-        inner: for a torch file that nests its tensors, the key they lie under.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, of an unknown format, or a pickle that holds code.
+    ``inner`` is the key under which a torch file nests its tensors. Raises CheckpointError for a file that is
+    missing, damaged, of an unknown format, or a pickle that holds code.
     """
     head = _head(path)
     if path.suffix == ".safetensors":
         return _SafetensorsShard(path)
-    return _TorchShard(path, _load(path, head, inner))
+    return _TorchShard(path, _tensors(path, _unpickled(path, head, skip_data=False), inner))
 
 
 def scan_shard(path: Path, inner: str | None = None) -> dict[str, TensorInfo]:
@@ -94,13 +82,11 @@ def scan_shard(path: Path, inner: str | None = None) -> dict[str, TensorInfo]:
         infos = shard.infos()
         shard.close()
         return infos
-    return _TorchShard(path, _load(path, head, inner, skip_data=True)).infos()
+    return _TorchShard(path, _tensors(path, _unpickled(path, head, skip_data=True), inner)).infos()
 
 
 def read_values(path: Path) -> dict[str, object]:
-    """What a torch file holds by name at its top level, its tensors without their data; errors as
-    ``open_shard``.
-    """
+    """What a torch file holds by name at its top level, tensors without data; errors as ``open_shard``."""
     state = _unpickled(path, _head(path), skip_data=True)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds no values by name", seen=type(state).__name__, allowed="dict")
@@ -170,16 +156,16 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _load(path: Path, head: bytes, inner: str | None, skip_data: bool = False) -> dict[str, torch.Tensor]:
-    """The tensors of a file; with ``skip_data`` they are on the meta device."""
-    return _tensors(path, _unpickled(path, head, skip_data), inner)
-
-
 def _unpickled(path: Path, head: bytes, skip_data: bool) -> object:
-    """Unpickle tensors and plain values, and nothing else."""
+    """Unpickle tensors and plain values only; with ``skip_data`` the tensors are on the meta device."""
     is_zip = head.startswith(_ZIP_MAGIC)
+    if not head:
+        raise CheckpointError(f"{path} is empty", fix=_AGAIN)
     if not is_zip and not head.startswith(_LEGACY_MAGIC):
-        raise _unknown(path, head)
+        if head.startswith(b"\x80"):
+            what = f"{path} is a plain pickle, which can run code; not loaded"
+            raise CheckpointError(what, fix=_CONVERT)
+        raise CheckpointError(f"{path} is not a torch.save file", seen=head[:16], fix=_AGAIN)
     device = "meta" if skip_data else "cpu"
     try:
         state: object = torch.load(
@@ -187,7 +173,14 @@ def _unpickled(path: Path, head: bytes, skip_data: bool) -> object:
         )
     # The parser of an untrusted file raises whatever the damage leads to: KeyError, EOFError, struct.error.
     except Exception as error:
-        raise _refused(path, error) from error
+        # torch's restricted unpickler says whether it met code or damage.
+        text = str(error)
+        found = re.search(r"GLOBAL ([\w.]+)", text)
+        if found or "TorchScript" in text or ("Weights only load failed" in text and "nsupported" in text):
+            seen = found.group(1) if found else "TorchScript" if "TorchScript" in text else text[-200:]
+            what = f"{path} holds code, not only tensors; not loaded"
+            raise CheckpointError(what, seen=seen, fix=_CONVERT) from error
+        raise _damaged(path, error) from error
     return state
 
 
@@ -215,11 +208,10 @@ def _kind(tensor: torch.Tensor) -> object:
 def _check_kinds(path: Path, bad: dict[str, Any]) -> None:
     if not bad:
         return
-    allowed = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
     raise CheckpointError(
         f"{path} has tensors of a dtype that is not supported",
         seen=shorten([f"{name}: {str(kind).removeprefix('torch.')}" for name, kind in bad.items()]),
-        allowed=allowed,
+        allowed=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES)),
         fix="convert them to a supported dtype",
     )
 
@@ -227,21 +219,3 @@ def _check_kinds(path: Path, bad: dict[str, Any]) -> None:
 def _damaged(path: Path, error: Exception) -> CheckpointError:
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return CheckpointError(f"{path} is truncated or damaged", seen=detail, fix=_AGAIN)
-
-
-def _unknown(path: Path, head: bytes) -> CheckpointError:
-    if not head:
-        return CheckpointError(f"{path} is empty", fix=_AGAIN)
-    if head.startswith(b"\x80"):
-        return CheckpointError(f"{path} is a plain pickle, which can run code; not loaded", fix=_CONVERT)
-    return CheckpointError(f"{path} is not a torch.save file", seen=head[:16], fix=_AGAIN)
-
-
-def _refused(path: Path, error: Exception) -> CheckpointError:
-    """Tell code in a pickle from damage, by what torch's restricted unpickler says."""
-    text = str(error)
-    found = re.search(r"GLOBAL ([\w.]+)", text)
-    if found or "TorchScript" in text or ("Weights only load failed" in text and "nsupported" in text):
-        seen = found.group(1) if found else "TorchScript" if "TorchScript" in text else text[-200:]
-        return CheckpointError(f"{path} holds code, not only tensors; not loaded", seen=seen, fix=_CONVERT)
-    return _damaged(path, error)

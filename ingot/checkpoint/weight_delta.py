@@ -1,10 +1,4 @@
-"""A model that is published as its difference from another: Vicuna v0 and v1.1 over LLaMA.
-
-Covers which tensors belong together, their sum, and how a wrong base is recognised. Writes nothing.
-
-    with open_checkpoint(llama) as base, open_checkpoint(vicuna) as delta:
-        notes = check_pair(base, delta)
-        write_tensors(merged_tensors(base, delta), folder)
+"""A model that is published as its difference from another, such as Vicuna v0 and v1.1 over LLaMA.
 
 The sum is FastChat's, bit for bit: it loads both in fp16 and adds them. A sum of two values of fp16 that is
 made in fp32 and rounded once more is the sum in fp16, since 24 bits are at least 2 · 11 + 2.
@@ -33,15 +27,15 @@ _FEWEST = 0.02  # inexact sums of a wrong base, below which the check says nothi
 
 
 def check_pair(base: Checkpoint, delta: Checkpoint) -> list[str]:
-    """Whether ``delta`` is a delta over ``base``; returns what the user should know.
+    """Check that ``delta`` is a delta over ``base``; returns notes for the user.
 
-    Raises:
-        CheckpointError: names, shapes or sizes differ, one of them is quantized or no LLaMA, they are
-            swapped, ``delta`` holds whole weights, or it was made from another base.
+    Raises CheckpointError where names, shapes or sizes differ, one of them is quantized or no LLaMA, they are
+    swapped, ``delta`` holds whole weights, or it was made from another base.
     """
     for role, one in (("BASE", base), ("DELTA", delta)):
         _check_kind(role, one)
-    if _comparable(base, delta):
+    ours, theirs = base.tensors[EMBEDDING].shape, delta.tensors[EMBEDDING].shape
+    if len(ours) == len(theirs) == 2 and ours[1] == theirs[1]:
         _check_swapped(base, delta)
     differences = _differences(base, delta)
     if differences:
@@ -58,10 +52,10 @@ def check_pair(base: Checkpoint, delta: Checkpoint) -> list[str]:
 def merged_tensors(base: Checkpoint, delta: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the sum, in the dtype of ``delta``; in an order that opens files seldom.
 
-    Raises:
-        CheckpointError: a tensor cannot be read, or a sum is not finite.
+    Raises CheckpointError where a tensor cannot be read, or a sum is not finite.
     """
-    order = sorted(_named(delta), key=lambda name: (delta.tensors[name].file, base.tensors[name].file))
+    names = tensor_names(delta)
+    order = sorted(names, key=lambda name: (delta.tensors[name].file, base.tensors[name].file))
     for name in order:
         total = _sum(base.read(name), delta.read(name))
         if not bool(torch.isfinite(total).all()):
@@ -75,12 +69,8 @@ def added_rows(base: Checkpoint, delta: Checkpoint) -> int:
     return delta.tensors[EMBEDDING].shape[0] - base.tensors[EMBEDDING].shape[0]
 
 
-def tensor_names(delta: Checkpoint) -> list[str]:
-    """What a merge writes."""
-    return list(_named(delta))
-
-
-def _named(one: Checkpoint) -> list[str]:
+def tensor_names(one: Checkpoint) -> list[str]:
+    """What a merge reads and writes."""
     return [name for name in one.tensors if not name.endswith(_COMPUTED)]
 
 
@@ -100,7 +90,7 @@ def _check_kind(role: str, one: Checkpoint) -> None:
         seen = kind if EMBEDDING in one.tensors else f"{kind}, no {EMBEDDING}"
         fix = f"give {role} as a LLaMA's folder in Hugging Face's layout"
         raise CheckpointError(f"{role} is no LLaMA", seen=seen, allowed="llama", fix=fix)
-    odd = sorted({str(one.tensors[name].dtype) for name in _named(one)} - set(map(str, _DTYPES)))
+    odd = sorted({str(one.tensors[name].dtype) for name in tensor_names(one)} - set(map(str, _DTYPES)))
     if one.packed is not None or odd:
         raise CheckpointError(
             f"{role} is quantized",
@@ -116,7 +106,7 @@ def _differences(base: Checkpoint, delta: Checkpoint) -> list[str]:
         for key in _SIZES
         if base.config.get(key) != delta.config.get(key)
     ]
-    ours, theirs = _named(base), _named(delta)
+    ours, theirs = tensor_names(base), tensor_names(delta)
     for role, here, there in (("BASE", ours, theirs), ("DELTA", theirs, ours)):
         alone = sorted(set(here) - set(there))
         if alone:
@@ -126,15 +116,10 @@ def _differences(base: Checkpoint, delta: Checkpoint) -> list[str]:
         longer = name in _PER_TOKEN and left[1:] == right[1:] and left[0] < right[0]
         if left != right and not longer:
             found.append(f"{name} {list(left)} in BASE and {list(right)} in DELTA")
-    rows = {one.tensors[name].shape[0] for one in (delta,) for name in _PER_TOKEN if name in one.tensors}
+    rows = {delta.tensors[name].shape[0] for name in _PER_TOKEN if name in delta.tensors}
     if len(rows) > 1:
         found.append(f"embedding and head of DELTA have {' and '.join(map(str, sorted(rows)))} rows")
     return found
-
-
-def _comparable(base: Checkpoint, delta: Checkpoint) -> bool:
-    ours, theirs = base.tensors[EMBEDDING].shape, delta.tensors[EMBEDDING].shape
-    return len(ours) == len(theirs) == 2 and ours[1] == theirs[1]
 
 
 def _embeddings(base: Checkpoint, delta: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,15 +1,13 @@
-"""Which stored tensors become which of a model's, declared as data.
+"""Which stored tensors become which of a model's, declared as rules.
 
-Covers the expansion of rules over layers, and the check that a map, a checkpoint and a model fit, with one
-error that lists all that does not. Does not know any model, nor how tensors are stored.
+For GPT-2:
 
     WEIGHTS = WeightMap((Rename("embed.weight", "wte.weight"),
                          Transpose("layers.{layer}.qkv.weight", "h.{layer}.attn.c_attn.weight"),
                          Tie("lm_head.weight", "embed.weight"),
                          Ignore("*.attn.masked_bias")),
                         num_layers=12, prefixes=("transformer.", ""))
-    for mapped in resolve(WEIGHTS, checkpoint.tensors, expected_shapes):
-        tensor = mapped.load(checkpoint)
+    tensors = [mapped.load(checkpoint) for mapped in resolve(WEIGHTS, checkpoint.tensors, expected_shapes)]
 """
 
 from __future__ import annotations
@@ -70,9 +68,6 @@ class WeightMap:
             neither read nor needed, nor unexpected.
         prefixes: the first under which the checkpoint holds any source is taken. A source that is not there
             under it (``lm_head.weight`` beside ``transformer.*``) is looked for without.
-
-    Raises:
-        CheckpointError: ``layers`` is not a range within ``num_layers``.
     """
 
     rules: tuple[Rule, ...]
@@ -121,10 +116,8 @@ class MappedTensor:
     Attributes:
         target: name in the model.
         sources: names in the checkpoint.
-        shape: as the model has it.
-        dtype: as the checkpoint has it.
+        shape: as the model has it; ``dtype``: as the checkpoint has it.
         tied_to: the target whose tensor this one is; such a one need not be loaded or stored.
-        rule: what makes it.
     """
 
     target: str
@@ -135,11 +128,7 @@ class MappedTensor:
     rule: Transform = field(repr=False)
 
     def load(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """Read the sources and make the tensor: ``shape``, ``dtype``, CPU, contiguous.
-
-        Raises:
-            CheckpointError: a source cannot be read.
-        """
+        """Read the sources and make the tensor: ``shape``, ``dtype``, CPU, contiguous."""
         tensors = [checkpoint.read(name) for name in self.sources]
         return self.rule.build(self.tied_to or self.target, tensors).contiguous()
 
@@ -147,18 +136,10 @@ class MappedTensor:
 def resolve(
     weight_map: WeightMap, available: Mapping[str, TensorInfo], expected: Mapping[str, Shape]
 ) -> list[MappedTensor]:
-    """Fit a map to a checkpoint and a model; no tensor is read.
+    """Fit a map to a checkpoint's tensors and a model's shapes; no tensor is read.
 
-    Args:
-        weight_map: the model's rules.
-        available: the checkpoint's tensors, ``Checkpoint.tensors``.
-        expected: the model's tensors, name to shape.
-
-    Returns:
-        One entry for each of ``expected``, in its order.
-
-    Raises:
-        CheckpointError: one for all that does not fit: missing, unexpected, unused and mis-shaped tensors.
+    Returns one entry for each of ``expected``, in its order. Raises one CheckpointError for all missing,
+    unexpected, unused and mis-shaped tensors.
     """
     return _Resolver(weight_map, available, expected).run()
 
@@ -176,8 +157,6 @@ def stored_copies(weight_map: WeightMap, available: Mapping[str, TensorInfo]) ->
 
 
 class _Resolver:
-    """One call of ``resolve``: what was found, and all that is wrong."""
-
     def __init__(
         self, weight_map: WeightMap, available: Mapping[str, TensorInfo], expected: Mapping[str, Shape]
     ) -> None:
@@ -186,7 +165,9 @@ class _Resolver:
         self.expected = expected
         self.transforms = weight_map.transforms()
         self.ties = {r.target: r for r in weight_map.rules if isinstance(r, Tie)}
-        self.prefix = self._choose_prefix()
+        sources = {name for rule in self.transforms for name in rule.inputs}
+        held = (p for p in weight_map.prefixes if any(p + name in available for name in sources))
+        self.prefix = next(held, weight_map.prefixes[0])
         self.problems: dict[str, list[str]] = {}
 
     def run(self) -> list[MappedTensor]:
@@ -194,15 +175,15 @@ class _Resolver:
         self._check_targets(makers)
         self._check_sources()
         found = [self._mapped(target, makers) for target in self.expected]
-        self._raise_problems()
+        if self.problems:
+            lists = [f"\n  {kind} ({len(items)}): {shorten(items)}" for kind, items in self.problems.items()]
+            raise CheckpointError(
+                "the checkpoint's tensors do not fit the model",
+                seen="".join(lists),
+                fix="check that config.json (of a .pt file: dims) belongs to these weights, and that the "
+                "architecture is the right one",
+            )
         return [mapped for mapped in found if mapped is not None]
-
-    def _choose_prefix(self) -> str:
-        sources = {name for rule in self.transforms for name in rule.inputs}
-        for prefix in self.map.prefixes:
-            if any(prefix + name in self.available for name in sources):
-                return prefix
-        return self.map.prefixes[0]
 
     def stored(self, source: str) -> str:
         """Name in the checkpoint of a rule's source; the prefixed one where there is none."""
@@ -229,7 +210,7 @@ class _Resolver:
         self._note("tensors of the model that no rule makes", unmade)
 
     def _check_sources(self) -> None:
-        """The rules' sources and the checkpoint's tensors must be the same, but for what is ignored."""
+        """The rules' sources and the checkpoint's tensors must be the same, except for what is ignored."""
         missing = [
             f"{self.stored(source)} (for {', '.join(rule.outputs)})"
             for rule in self.transforms
@@ -268,14 +249,3 @@ class _Resolver:
             stored = f"{list(shape)} from {', '.join(sources)}"
             self._note("mis-shaped", [f"{target}: {stored}, the model has {list(self.expected[target])}"])
         return MappedTensor(target, sources, shape, dtype, tie.source_target if tie else None, rule)
-
-    def _raise_problems(self) -> None:
-        if not self.problems:
-            return
-        lists = [f"\n  {kind} ({len(items)}): {shorten(items)}" for kind, items in self.problems.items()]
-        raise CheckpointError(
-            "the checkpoint's tensors do not fit the model",
-            seen="".join(lists),
-            fix="check that config.json (of a .pt file: dims) belongs to these weights, and that the "
-            "architecture is the right one",
-        )

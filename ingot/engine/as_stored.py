@@ -123,7 +123,7 @@ class StoredWeights:
         scales = torch.cat([part.scales for part in parts], along)
         kept = [part.zeros for part in parts if part.zeros is not None]
         zeros = torch.cat(kept, along) if kept else None
-        values = torch.cat([part.numbers for part in parts])
+        values = torch.cat([part.values for part in parts])
         if self._packed.form.activations != "none":
             around_zero = (values.to(torch.int16) - (1 << (first.bits - 1))).to(torch.int8)
             return Quantized(around_zero, scales.float(), None, first.bits, first.group)

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ingot.checkpoint.checkpoint_files import shorten
-from ingot.checkpoint.outside_links import leads_outside
+from ingot.checkpoint.checkpoint_files import leads_outside, shorten
 from ingot.engine.manifest import (
     MANIFEST_FILE,
     NOTE_FILE,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.checkpoint import openai_whisper_heads as openai_heads
+from ingot.checkpoint import openai_whisper as openai_heads
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
-from ingot.checkpoint.openai_whisper_heads import PUBLISHED, published_heads
+from ingot.checkpoint.openai_whisper import PUBLISHED, published_heads
 from ingot.engine.manifest import Manifest
 from ingot.speech.dtw_alignment import alignment_heads
 from ingot.speech.transcriber import Transcriber

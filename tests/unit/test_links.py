@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingot.checkpoint.checkpoint_files import list_files
+from ingot.checkpoint.checkpoint_files import leads_outside, list_files
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.checkpoint.hub import resolve_checkpoint, resolve_config
-from ingot.checkpoint.outside_links import leads_outside
 from ingot.errors import CheckpointError
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
