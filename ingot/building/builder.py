@@ -1,9 +1,4 @@
-"""Checkpoint → engine folder, whole or not at all.
-
-Covers the build: read, map, cast, pack, write beside the target, rename.
-
-    build("checkpoint", "engine", dtype="fp16")
-"""
+"""Checkpoint → engine folder, whole or not at all."""
 
 from __future__ import annotations
 
@@ -42,14 +37,7 @@ from ingot.config.quantization.quant_file import read_quant
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assembly import Assembly, build_config, make_manifest
 from ingot.engine.engine_text import TextParts, read_text_parts
-from ingot.engine.manifest import (
-    MANIFEST_FILE,
-    PLAN_FILE,
-    PROOF_FILE,
-    TOKENIZER_FOLDER,
-    WEIGHTS_FILE,
-    TensorEntry,
-)
+from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, PROOF_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof_file import Proof, write_when
 from ingot.engine.source_figures import SourceFigures
@@ -95,22 +83,19 @@ def build(
     or the files of a MiniGPT-4; returns the folder.
 
     The same checkpoint, arguments and version give the same bytes on the same machine in every file but
-    verify.json, which tells when, and a plan.json that a GPU measured. On another machine the proof's numbers
-    are of its arithmetic, and so are weights that calibration chose. A build that fails or is interrupted
-    leaves nothing behind, and an engine that was there stays as it was.
+    verify.json, which has the time, and a plan.json that a GPU measured. On another machine the proof and
+    calibrated weights follow its arithmetic. A build that fails or is interrupted leaves nothing behind, and
+    an engine that was there stays as it was.
 
     Args:
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``: where kernels are tuned, the proof is computed, and
             schemes that compute when they pack do so. Weights that are only copied need none.
         max_batch_size: most requests in one step.
-        max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
-            8192.
+        max_seq_len: most tokens of one request, prompt and output; None: the model's own, at most 8192.
         layers: ``"0:1"`` keeps only these decoder layers.
-        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (values of the engine's
-            dtype) or ``int8``.
-        quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
-            config.
+        kv_dtype: what the KV cache holds by default: ``model`` (the engine's dtype) or ``int8``.
+        quant: a scheme's name, a YAML file of ``QuantConfig``'s fields, or a config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py), or of their
             embeddings (calibration_rows.py); of a speech model recordings (calibration_speech.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
@@ -119,17 +104,14 @@ def build(
             training; None: the first, in the chat format.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
-        tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
-            plan is empty: defaults.
-        proof: compare what was stored with the checkpoint, and store golden cases for ``ingot verify``;
-            without, the engine is unproven and says so.
+        tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; else the plan is empty.
+        proof: compare what was stored with the checkpoint, and store golden cases for ``ingot verify``.
         revision: branch, tag or commit of a hub id.
         force: replace an engine that is already there.
         progress: called as (tensor name, bytes done, bytes in all).
         tune_progress: called as (what is measured, steps done, steps in all).
         proof_progress: called as (what, done, in all) while golden cases and noise floors are made.
-        finish: called with the finished engine while it still lies beside its place. What it raises ends the
-            build like any error: nothing is left, and an engine that was there stays.
+        finish: called with the finished engine before it is moved to its place; an error ends the build.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or does not fit its architecture.
@@ -151,25 +133,26 @@ def build(
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
-        given = None if calib is None else Path(calib)
-        data = _calibration(assembly, given, calib_samples, calib_prompt_seed, source, text, place)
+        data = _calibration(assembly, calib, calib_samples, calib_prompt_seed, source, text, place)
         _expect_room(assembly, data, place)
-        given_plan = read_plan(Path(plan)) if plan is not None else None
+        kept_plan = read_plan(Path(plan)) if plan is not None else None
         try:
-            with (
-                new_parents(target),
-                staged_folder(target, force=force, size=_size(assembly, text)) as folder,
-            ):
-                if given_plan is None and tune and place.type == "cuda":
-                    given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
-                plan_kept = given_plan or KernelPlan()
-                seen = _write(
-                    folder, source, assembly, text, data, plan_kept, place, progress, cache_path(target)
-                )
+            size = _size(assembly, text)
+            with new_parents(target), staged_folder(target, force=force, size=size) as folder:
+                if kept_plan is None and tune and place.type == "cuda":
+                    kept_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
+                kept_plan = kept_plan or KernelPlan()
+                ranges = cache_path(target)
+                seen = _write(folder, source, assembly, text, data, kept_plan, place, progress, ranges)
                 source.close()  # its mapped pages count as memory
                 if proof:
                     figures = _compared(folder, original, assembly.model, place, proof_progress)
-                    _prove(folder, assembly, text, place, figures, proof_progress)
+                    start = time.perf_counter()
+                    found = make_proof(folder, assembly.model, config, text.tokenizer, place, proof_progress)
+                    if found is not None:
+                        found = Proof.of(found.claims.replace(source=figures), found.made)
+                        (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
+                        write_when(folder, round(time.perf_counter() - start, 3))
                 if finish is not None:
                     finish(folder)
             if seen is not None:
@@ -195,35 +178,7 @@ def _write(
     progress: Progress | None,
     ranges: Path,
 ) -> SeenInputs | None:
-    """Write the folder; returns what was seen of activations, where that can be kept (in ``ranges``)."""
-    try:
-        path = folder / WEIGHTS_FILE
-        entries, seen = _write_weights(path, source, assembly, data, device, progress, ranges)
-        files = _copy_text(folder / TOKENIZER_FOLDER, text)
-        calibration = None if data is None else calibration_entry(data, assembly.build, seen.ranges)
-        manifest = make_manifest(assembly, source, text)
-        manifest = manifest.replace(tensors=entries, files=files, calibration=calibration)
-        (folder / PLAN_FILE).write_text(plan_text(plan), encoding="utf-8")
-        (folder / MANIFEST_FILE).write_text(manifest.dump(), encoding="utf-8")
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full" if full else "the engine cannot be written"
-        raise BuildError(
-            what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
-        ) from error
-    return seen.kept
-
-
-def _write_weights(
-    path: Path,
-    source: Checkpoint,
-    assembly: Assembly,
-    data: CalibrationData | None,
-    device: torch.device,
-    progress: Progress | None,
-    ranges: Path,
-) -> tuple[dict[str, TensorEntry], Outcome]:
-    """All stored tensors in order; also what calibration saw of activations."""
+    """Write the folder except for its proof; returns activation ranges that can be kept in ``ranges``."""
     layout = assembly.layout()
     total = sum(t.numel() * t.element_size() for t in layout.values())
     done = 0
@@ -232,37 +187,44 @@ def _write_weights(
         if progress is not None:
             progress(what, done, total)
 
-    with WeightsWriter(path, layout) as writer:
+    def write(name: str, tensor: torch.Tensor) -> None:
+        nonlocal done
+        writer.add(name, tensor)
+        done += tensor.numel() * tensor.element_size()
+        report(name)
 
-        def write(name: str, tensor: torch.Tensor) -> None:
-            nonlocal done
-            writer.add(name, tensor)
-            done += tensor.numel() * tensor.element_size()
-            report(name)
-
+    try:
         seen = Outcome()
-        if data is not None:
-            seen = write_calibrated(assembly, source, data, device, write, ranges, report)
-        else:
-            for name, tensor in assembly.tensors(source, device):
-                write(name, tensor)
-    return writer.entries, seen
+        with WeightsWriter(folder / WEIGHTS_FILE, layout) as writer:
+            if data is not None:
+                seen = write_calibrated(assembly, source, data, device, write, ranges, report)
+            else:
+                for name, tensor in assembly.tensors(source, device):
+                    write(name, tensor)
+        files = _copy_text(folder / TOKENIZER_FOLDER, text)
+        calibration = None if data is None else calibration_entry(data, assembly.build, seen.ranges)
+        manifest = make_manifest(assembly, source, text)
+        manifest = manifest.replace(tensors=writer.entries, files=files, calibration=calibration)
+        (folder / PLAN_FILE).write_text(plan_text(plan), encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(manifest.dump(), encoding="utf-8")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else "the engine cannot be written"
+        fix = "nothing was kept; free space or choose another -o"
+        raise BuildError(what, seen=f"{error}", fix=fix) from error
+    return seen.kept
 
 
 def _calibration(
     assembly: Assembly,
-    calib: Path | None,
+    calib: str | Path | None,
     samples: int | None,
     prompt_seed: int | None,
     source: Checkpoint,
     text: TextParts,
     device: torch.device,
 ) -> CalibrationData | None:
-    """The samples of a method that needs them; fewer tokens than a model is wide are warned of.
-
-    Raises:
-        ConfigError: one of method and file is there without the other, or as ``read_samples``.
-    """
+    """The samples of a method that needs them; ConfigError where one of method and file is missing."""
     quant, modality = assembly.quant, assembly.model_config.modality
     if quant.calibrated and calib is None:
         raise ConfigError(
@@ -285,13 +247,13 @@ def _calibration(
     if calib is None:
         return None
     count = SAMPLES if samples is None else samples
-    data = read_samples(SampleFile(calib, count, assembly, source, text, device, prompt_seed))
+    data = read_samples(SampleFile(Path(calib), count, assembly, source, text, device, prompt_seed))
     warn_of_few(data, assembly)
     return data
 
 
 def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch.device) -> None:
-    """What a build takes of the host at least: the largest weight as it was read and packed, and on a CPU one
+    """Check the host's memory: the largest weight as it was read and packed, and for calibration on a CPU one
     layer in fp32 with what goes into and out of it for every sample.
     """
     config = assembly.model_config
@@ -312,11 +274,7 @@ def _compared(
     device: torch.device,
     progress: Progress | None,
 ) -> SourceFigures:
-    """How far the written tensors are from the checkpoint's.
-
-    Raises:
-        BuildError: one is farther off than its rounding explains.
-    """
+    """How far the stored tensors are from the checkpoint's; BuildError where rounding does not explain it."""
     found = compare_with_source(folder, checkpoint, device, progress, model)
     if found.differences:
         first, more = found.differences[0], len(found.differences) - 1
@@ -327,23 +285,6 @@ def _compared(
             fix="`device=cpu` or another `quant`; and report it, for a packer or a weight map is wrong",
         )
     return found.figures
-
-
-def _prove(
-    folder: Path,
-    assembly: Assembly,
-    text: TextParts,
-    device: torch.device,
-    figures: SourceFigures,
-    progress: Progress | None,
-) -> None:
-    """Write proof.json beside the files that it is of, and how long it took."""
-    start = time.perf_counter()
-    found = make_proof(folder, assembly.model, assembly.build, text.tokenizer, device, progress)
-    if found is not None:
-        found = Proof.of(found.claims.replace(source=figures), found.made)
-        (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
-        write_when(folder, round(time.perf_counter() - start, 3))
 
 
 def _copy_text(folder: Path, text: TextParts) -> dict[str, str]:

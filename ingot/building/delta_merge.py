@@ -1,9 +1,4 @@
-"""A delta merged with its base: a checkpoint folder that appears whole or not at all.
-
-Covers which files the folder has. Does not know how tensors are added (checkpoint/weight_delta.py).
-
-    merge_delta("llama-7b", "lmsys/vicuna-7b-delta-v0", "vicuna-7b")
-"""
+"""A delta merged with its base: a checkpoint folder that appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +15,6 @@ from ingot.checkpoint.checkpoint_files import CONFIG, list_files
 from ingot.checkpoint.checkpoint_reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.checkpoint_writer import INDEX, write_tensors
 from ingot.checkpoint.hub import has_tokenizer, resolve_checkpoint, small_files
-from ingot.checkpoint.shard_reader import TensorInfo
 from ingot.checkpoint.weight_delta import added_rows, check_pair, merged_tensors, tensor_names
 from ingot.engine.staging import FolderKind, new_parents, staged_folder
 from ingot.errors import BuildError
@@ -33,14 +27,9 @@ _MERGED = FolderKind(
 
 @dataclass(frozen=True)
 class Merge:
-    """What was written.
+    """What was written: a checkpoint of so many ``tensors`` and ``size`` bytes.
 
-    Attributes:
-        folder: the checkpoint.
-        tensors: how many it has.
-        added_rows: tokens that the delta has beyond the base's.
-        size: bytes of its tensors.
-        notes: what the check of the pair could not tell.
+    ``added_rows``: tokens that the delta has beyond the base's; ``notes``: what the pair's check left open.
     """
 
     folder: Path
@@ -61,8 +50,7 @@ def merge_delta(
     """Write base + delta as a Hugging Face folder with the delta's config and tokenizer.
 
     Args:
-        base: a LLaMA's folder, or a Hugging Face id.
-        delta: the delta's folder, or its id.
+        base, delta: a LLaMA's folder or a Hugging Face id, and the delta's.
         out: the folder to create; one shard of each is in memory at a time.
         force: replace a checkpoint at ``out``.
         progress: called with a tensor's name, tensors done, and all.
@@ -72,11 +60,15 @@ def merge_delta(
         BuildError: ``out`` is taken or cannot be written.
     """
     target, places = Path(out), [resolve_checkpoint(one) for one in (base, delta)]
-    _check_apart(target, places)
+    for role, place in zip(("BASE", "DELTA"), places, strict=True):  # a folder that is read is never replaced
+        if place.resolve().is_relative_to(target.resolve()):
+            what, fix = f"the target is {role} or holds it", "`output=ANOTHER`"
+            raise BuildError(what, seen=target, field="output", fix=fix)
     with open_checkpoint(places[0]) as first, open_checkpoint(places[1]) as second:
         notes = check_pair(first, second)
         names = tensor_names(second)
-        size = sum(_size(second.tensors[name]) for name in names)
+        infos = [second.tensors[name] for name in names]
+        size = sum(math.prod(info.shape) * info.dtype.itemsize for info in infos)
         try:
             with new_parents(target), staged_folder(target, force=force, size=size, kind=_MERGED) as folder:
                 files = _copy_files(places[1], folder)
@@ -90,12 +82,8 @@ def merge_delta(
         return Merge(target, len(names), added_rows(first, second), size, tuple(notes))
 
 
-def _size(info: TensorInfo) -> int:
-    return math.prod(info.shape) * info.dtype.itemsize
-
-
 def _copy_files(delta: Path, folder: Path) -> list[str]:
-    """Configs and tokenizer files; returns their names."""
+    """Copy configs and tokenizer files; returns their names."""
     names = [name for name in small_files(list_files(delta)) if not name.endswith(".index.json")]
     for name in names:
         shutil.copyfile(delta / name, folder / name)
@@ -109,12 +97,3 @@ def _counted(
         if progress is not None:
             progress(name, done, total)
         yield name, tensor
-
-
-def _check_apart(target: Path, places: list[Path]) -> None:
-    """A folder that is read is never replaced."""
-    for role, place in zip(("BASE", "DELTA"), places, strict=True):
-        if place.resolve().is_relative_to(target.resolve()):
-            raise BuildError(
-                f"the target is {role} or holds it", seen=target, field="output", fix="`output=ANOTHER`"
-            )

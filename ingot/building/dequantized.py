@@ -1,19 +1,16 @@
-"""A quantized engine's weights as a checkpoint in its original's format.
+"""A quantized engine's weights as a checkpoint in its original's format, for whatever reads the original.
 
-Covers the way back through the weight map: each source of a linear layer gets its part of what the engine's
-quantized values mean, unpacked by code that engines do not compute with (source/narrow.py); other tensors of
-a layer are the engine's where the build changed them (rescaling.py), and all else stays the original's,
-rounded to the dtype that the engine stores. The files are in fp32, the dtype that a reader then takes the
-checkpoint to be of. So whatever reads the original can compute with the engine's weights.
-
-    folder = write_dequantized(Path("engine"), Path("checkpoint"), Path("out"))
+Each source of a linear layer gets its part of what the engine's quantized values mean, unpacked by code that
+engines do not compute with (source/plain_readings.py); other tensors of a layer are the engine's where the
+build changed them (rescaling.py), and all others the original's, rounded to the dtype that the engine stores.
+The files are in fp32, the dtype that a reader then takes the checkpoint to be of.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -31,21 +28,14 @@ from ingot.engine.assembly import Assembly, layer_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
-from ingot.layers.linear import Linear, linears
+from ingot.layers.linear import linears
 
 
 def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
-    """Write the checkpoint; returns ``folder``. Configs and tokenizer files are copied.
+    """Write an engine's weights as the ``checkpoint`` that it was built from; returns ``folder``.
 
-    It takes 4 bytes of disk a value. A head that is tied in the original and stored in fewer bits, or
-    rotated, becomes a tensor of its own.
-
-    Args:
-        engine: an engine folder.
-        checkpoint: what it was built from.
-
-    Raises:
-        CheckpointError, EngineError: one of them cannot be read, or they do not belong together.
+    It takes 4 bytes of disk per value. A head that is tied in the original and stored in fewer bits, or
+    rotated, becomes a tensor of its own. Configs and tokenizer files are copied.
     """
     manifest = Manifest.read(engine)
     folder.mkdir(parents=True)
@@ -75,7 +65,15 @@ def _tensors(
     """Every tensor of the checkpoint, those of layers in fewer bits dequantized."""
     narrow = {name: m for name, m in linears(assembly.model).items() if not m.scheme.dense}
     mapped = {name: assembly.mapped[f"{name}.weight"] for name in narrow}
-    changed = list(_changed(assembly, reader, source))
+    changed = []  # stored whole, but not the original's: of layers, of a rotated model also others
+    for name in assembly.layout():
+        one = assembly.mapped.get(name)
+        fixed = layer_of(name) is None and not assembly.quant.rotation
+        if one is None or name.removesuffix(".weight") in narrow or fixed:
+            continue
+        if not torch.equal(reader.read(name), assembly.original(name, source)):
+            changed.append(one)
+        reader.release()
     replaced = {part for one in mapped.values() if not _copied(one) for part in one.sources}
     replaced |= {part for one in changed if not _copied(one) for part in one.sources}
     if source.packed is not None:
@@ -91,62 +89,37 @@ def _tensors(
         yield from _restored(one, reader.read(one.target).float(), source)
         reader.release()
     for name, linear in narrow.items():
-        yield from _restored(mapped[name], _dequantized(name, linear, reader), source)
-        reader.release()
-
-
-def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> Iterator[MappedTensor]:
-    """Tensors stored whole that are not the original's in the engine's dtype: of layers, of a rotated model
-    also others.
-    """
-    narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not m.scheme.dense}
-    for name in assembly.layout():
-        one = assembly.mapped.get(name)
-        fixed = layer_of(name) is None and not assembly.quant.rotation
-        if one is None or name in narrow or fixed:
-            continue
-        if not torch.equal(reader.read(name), assembly.original(name, source)):
-            yield one
+        leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
+        tensors = {leaf: reader.read(f"{name}.{leaf}") for leaf in leaves}
+        meant = plain_weight(linear, tensors, torch.device("cpu"))
+        yield from _restored(mapped[name], meant, source)
         reader.release()
 
 
 def _restored(
     mapped: MappedTensor, tensor: torch.Tensor, source: Checkpoint
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The sources of one of the engine's tensors, by their names; a head that was tied has its own."""
+    """The sources of one of the engine's tensors, by their names; a head that was tied has its own.
+
+    Raises CheckpointError where a rule takes a part of its source, which is not put together again.
+    """
     if _copied(mapped):
         yield f"{HEAD}.weight", tensor
         return
-    shapes = [tuple(source.tensors[part].shape) for part in mapped.sources]
-    yield from zip(mapped.sources, _parts(mapped, tensor, shapes), strict=True)
+    rule = mapped.rule
+    if isinstance(rule, SplitRule):
+        raise CheckpointError("a split tensor cannot be reassembled", seen=mapped.sources)
+    parts = [tensor.t() if isinstance(rule, Transpose) else tensor]
+    if isinstance(rule, Concat):
+        sizes = [source.tensors[part].shape[rule.dim] for part in mapped.sources]
+        place, gap = rule.gap
+        if gap:
+            sizes.insert(place, gap)
+        parts = list(tensor.split(sizes, rule.dim))
+        parts = parts[:place] + parts[place + 1 :] if gap else parts
+    yield from zip(mapped.sources, parts, strict=True)
 
 
 def _copied(mapped: MappedTensor) -> bool:
     """Whether a tensor is the head of a model whose head is its embedding."""
     return mapped.target == f"{HEAD}.weight" and mapped.tied_to is not None
-
-
-def _dequantized(name: str, linear: Linear, reader: WeightsReader) -> torch.Tensor:
-    leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
-    tensors = {leaf: reader.read(f"{name}.{leaf}") for leaf in leaves}
-    return plain_weight(linear, tensors, torch.device("cpu"))
-
-
-def _parts(
-    mapped: MappedTensor, weight: torch.Tensor, shapes: Sequence[tuple[int, ...]]
-) -> list[torch.Tensor]:
-    """The sources that the mapping's rule makes ``weight`` of.
-
-    Raises:
-        CheckpointError: the rule takes a part of its source, which is not put together again.
-    """
-    rule = mapped.rule
-    if isinstance(rule, SplitRule):
-        raise CheckpointError("a split tensor cannot be reassembled", seen=mapped.sources)
-    if isinstance(rule, Concat):
-        sizes, (place, gap) = [shape[rule.dim] for shape in shapes], rule.gap
-        if gap:
-            sizes.insert(place, gap)
-        parts = list(weight.split(sizes, rule.dim))
-        return parts[:place] + parts[place + 1 :] if gap else parts
-    return [weight.t() if isinstance(rule, Transpose) else weight]

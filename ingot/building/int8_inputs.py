@@ -1,12 +1,4 @@
-"""Which products of an engine round their inputs to few bits, by the names that their original has for them.
-
-Covers the reading of groups, orders and static scales, and the hooks that round the inputs of any class's
-modules by the same rule.
-
-    inputs = read_int8_inputs(Path("engine"), Path("checkpoint"))
-    with rounding(model, inputs):               # an original with the engine's weights
-        model(ids)
-"""
+"""Which products of an engine round their inputs to few bits, by the names of the original."""
 
 from __future__ import annotations
 
@@ -56,11 +48,7 @@ class Int8Input:
 
 
 def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
-    """Those of an engine that was built from a checkpoint; none where activations stay in its dtype.
-
-    Raises:
-        CheckpointError, EngineError: one of them cannot be read, or they do not belong together.
-    """
+    """The rounded inputs of an engine, built from a checkpoint; none where activations keep its dtype."""
     manifest, reader = Manifest.read(engine), WeightsReader(engine / WEIGHTS_FILE)
     with open_checkpoint(checkpoint) as source:
         assembly = Assembly.of(source, manifest.build, manifest.quant)
@@ -80,39 +68,29 @@ def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
 def rounding(model: nn.Module, inputs: Sequence[Int8Input], *, flips: bool = False) -> Iterator[None]:
     """While the block runs, a model's modules read rounded inputs [..., K], in the dtype that they come in.
 
-    The modules are those of the engine's names, or else those that end in the checkpoint's. ``flips`` is as
-    in ``rounded_rows``.
-
-    Raises:
-        CheckpointError: the model has no such module.
+    The modules are those of the engine's names, or else those that end in the checkpoint's; CheckpointError
+    where there is none. ``flips`` is as in ``rounded_rows``.
     """
     modules = dict(model.named_modules())
     handles = []
     try:
         for one in inputs:
-            for module in _modules_of(one, modules):
-                handles.append(module.register_forward_pre_hook(_hook(one, flips)))
+            names = [one.name] if one.name in modules else []
+            for original in () if names else one.originals:
+                found = [name for name in modules if f".{name}".endswith(f".{original}")]
+                if len(found) != 1:
+                    raise CheckpointError(
+                        "the original has no such linear layer, so its input cannot be rounded",
+                        seen=f"{original}: {found}",
+                        field="original",
+                        fix="`original=ingot`",
+                    )
+                names += found
+            handles += [modules[name].register_forward_pre_hook(_hook(one, flips)) for name in names]
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _modules_of(one: Int8Input, modules: dict[str, nn.Module]) -> list[nn.Module]:
-    if one.name in modules:
-        return [modules[one.name]]
-    found = []
-    for original in one.originals:
-        names = [name for name in modules if f".{name}".endswith(f".{original}")]
-        if len(names) != 1:
-            raise CheckpointError(
-                "the original has no such linear layer, so its input cannot be rounded",
-                seen=f"{original}: {names}",
-                field="original",
-                fix="`original=ingot`",
-            )
-        found.append(modules[names[0]])
-    return found
 
 
 def _hook(one: Int8Input, flips: bool) -> Any:

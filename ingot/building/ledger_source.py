@@ -1,9 +1,4 @@
-"""From a path to what it asks of memory: an engine, a checkpoint, a config.json, or a model on the hub.
-
-Covers the reading of shapes and limits; reads no weights.
-
-    setting = read_setting("Qwen/Qwen2.5-7B-Instruct", max_seq_len=4096)
-"""
+"""What an engine, a checkpoint, a config.json or a model on the hub asks of memory; reads no weights."""
 
 from __future__ import annotations
 
@@ -47,15 +42,21 @@ def read_setting(
     default; an engine's may be changed too, as a build would. A CPU computes in fp32 unless ``dtype`` says
     otherwise.
 
-    Raises:
-        CheckpointError, EngineError: there is no such thing, or it cannot be read.
-        ConfigError: a value is out of range.
+    Raises CheckpointError or EngineError where there is no such thing, ConfigError for a value out of range.
     """
     manifest = _manifest(name, dtype, max_batch_size, max_seq_len, revision)
     changes = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
     build = manifest.build.replace(**{key: value for key, value in changes.items() if value is not None})
     check_max_seq_len(manifest.model, build)
     own = "fp32" if device == "cpu" else build.dtype
+    asked = manifest.quant
+    if quant is not None:
+        asked = read_quant(quant)
+        if manifest.quant.source:
+            asked = expect_stored(manifest.quant, asked)
+        else:
+            check_samples(manifest.model, asked)
+            asked.check_names(linears(model_of(manifest)))
     return MemorySetting(
         manifest.model,
         own if dtype == "auto" else dtype_name(parse_dtype(dtype)),
@@ -63,44 +64,26 @@ def read_setting(
         build.max_seq_len,
         stored_dtype=build.dtype,
         device=device,
-        quant=manifest.quant if quant is None else _asked_quant(manifest, read_quant(quant)),
+        quant=asked,
         runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
     )
-
-
-def _asked_quant(manifest: Manifest, quant: QuantConfig) -> QuantConfig:
-    """A scheme that a build takes.
-
-    Raises:
-        ConfigError: a build refuses it.
-    """
-    if manifest.quant.source:
-        return expect_stored(manifest.quant, quant)
-    check_samples(manifest.model, quant)
-    quant.check_names(linears(model_of(manifest)))
-    return quant
 
 
 def _manifest(
     name: str, dtype: str, max_batch_size: int | None, max_seq_len: int | None, revision: str | None
 ) -> Manifest:
-    """The manifest of an engine, or that of what a build would make."""
+    """The manifest of an engine, or of what a build would make: quantization and head follow the tensors
+    where they are, else the config.
+    """
     path = Path(name).expanduser()
     if is_engine(path):
         return Manifest.read(path)
-    folder = path if path.is_file() else resolve_config(name, revision=revision)
+    place = path if path.is_file() else resolve_config(name, revision=revision)
     batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
-    manifest = config_manifest(folder, _stored_dtype(folder, dtype), batch, max_seq_len)
-    return _as_stored(folder, manifest)
-
-
-def _as_stored(path: Path, manifest: Manifest) -> Manifest:
-    """With the quantization that the weights have already, and the head that they have: by their tensors
-    where they are, else by the config.
-    """
-    if is_openai(path) or is_minigpt4(path):
+    manifest = config_manifest(place, _stored_dtype(place, dtype), batch, max_seq_len)
+    if is_openai(place) or is_minigpt4(place):
         return manifest
-    folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
+    folder, config = (place.parent, place) if place.is_file() else (place, place / CONFIG)
     beside = packed_files(folder, [name for name in PACKED_CONFIGS if (folder / name).is_file()])
     form = packed_format(read_json(config), beside)
     if form is None and not manifest.model.tie_word_embeddings:

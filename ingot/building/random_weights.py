@@ -1,10 +1,4 @@
-"""A config.json → an engine with random weights, for measuring a shape that has no checkpoint.
-
-Covers the filling of an empty model with random numbers on its device; nothing is written and there is no
-tokenizer.
-
-    engine = engine_from_config(Path("benchmarks/shapes/llama-7b.json"), torch.device("cuda"))
-"""
+"""A config.json → an engine with random weights, for measuring a shape that has no checkpoint."""
 
 from __future__ import annotations
 
@@ -99,17 +93,16 @@ def random_decoder(
     runtime: RuntimeConfig | None = None,
     quant: QuantConfig | None = None,
 ) -> Decoder:
-    """A decoder of this shape with random weights; drawn in the build's dtype, then cast to ``dtype``.
+    """A decoder of this shape with random weights, drawn in the build's dtype, then cast to ``dtype``.
 
-    Raises:
-        OutOfMemoryError: the device cannot hold them.
+    Raises OutOfMemoryError where the device cannot hold them.
     """
     quant = quant or QuantConfig()
     model = architecture_named(config.architecture).empty_model(config, build, quant, plan)
     quant.check_names(linears(model))
     setting = setting_of(Manifest(VERSION, config, build, quant), dtype, device, runtime)
     with on_device(device), explained(NO_ROOM, setting, device, own=0):
-        fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
+        fill(model, random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
     return model
 
 
@@ -118,10 +111,10 @@ def _stored_dtype(hf: dict[str, Any], dtype: str) -> str:
     return dtype_name(parse_dtype(named if dtype == "auto" else dtype))
 
 
-def _random_tensors(
+def random_tensors(
     model: Decoder, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every stored tensor, drawn on the device and packed by its layer's scheme."""
+    """Every stored tensor, of normally distributed weights and norms of ones, packed on the device."""
     shapes, layers = logical_shapes(model), linears(model)
     generator = torch.Generator(device).manual_seed(seed)
 

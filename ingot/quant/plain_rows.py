@@ -1,7 +1,7 @@
-"""Activations as values of 8 or 4 bits hold them, in plain floating point.
+"""Activations rounded to 8 or 4 bits, in plain floating point: a second reading of the kernels' rules.
 
-Covers the rules of kernels/rows/int8_rows.py, kernels/rows/block_rows.py and kernels/cache/cache_scales.py a
-second time, for references that share nothing with what they judge: any dtype, no values but what they mean.
+References use it, so that they share nothing with kernels/rows/int8_rows.py, kernels/rows/block_rows.py and
+kernels/cache/cache_scales.py, which they judge.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ def rounded_rows(
 
     Args:
         group: so many neighbouring columns have scales of their own; 0: the row.
-        scale: [1], the same for all; what lies beyond -128 and 127 times it is cut. ``group`` is left alone
-            then.
+        scale: [1], the same for all, whatever the ``group``; what lies beyond -128 and 127 times it is cut.
         flips: in each row the value that is nearest to the middle between two values goes the other way, and
             so does every exact tie.
     """
     pieces = x.unflatten(-1, (-1, group)) if group and scale is None else x[..., None, :]
-    scales = _scales(pieces) if scale is None else scale.to(pieces)
+    scales = (
+        pieces.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _MOST if scale is None else scale.to(pieces)
+    )
     exact = pieces / scales
     near = exact.round()
     low = -_MOST if scale is None else _LOWEST
@@ -40,17 +41,14 @@ def rounded_rows(
 def rounded_heads(x: torch.Tensor, kv_dtype: str, *, flips: bool = False) -> torch.Tensor:
     """Keys or values x [..., head_dim] as a KV cache in ``kv_dtype`` holds them, in their own dtype.
 
-    Args:
-        kv_dtype: ``int8`` or ``fp8``; any other word is a cache in the model's dtype: x itself.
-        flips: as of ``rounded_rows``; nearest as the step between the two numbers counts.
+    ``kv_dtype``: ``int8`` or ``fp8``; any other is a cache in the model's dtype: x itself. ``flips`` as of
+    ``rounded_rows``; nearest is measured in the gap between the two values.
     """
     if kv_dtype == "int8":
         return rounded_rows(x, flips=flips)
-    return _rounded_e4m3(x, flips) if kv_dtype == "fp8" else x
-
-
-def _rounded_e4m3(x: torch.Tensor, flips: bool) -> torch.Tensor:
-    """A number in [2^e, 2^(e+1)) has steps of 2^(e - 3), and below 2^-6 of 2^-9."""
+    if kv_dtype != "fp8":
+        return x
+    # Values of E4M3 in [2^e, 2^(e+1)) are 2^(e - 3) apart, and those below 2^-6 are 2^-9 apart.
     scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _E4M3_MOST
     exact = x / scale
     power = (torch.frexp(exact).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
@@ -90,10 +88,6 @@ def rounded_blocks(
         near = _other_way(exact, near, low, high)
     values = (near.clamp(low, high) - zero) * scale
     return values if order is None else torch.empty_like(values).index_copy_(-1, order, values)
-
-
-def _scales(pieces: torch.Tensor) -> torch.Tensor:
-    return pieces.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _MOST
 
 
 def _other_way(exact: torch.Tensor, near: torch.Tensor, low: int, high: int) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""Quantized weights as methods choose them, before a scheme packs them.
-
-Covers the records that rounding, GPTQ and RPTQ hand to a scheme's ``accept``.
-"""
+"""Quantized weights as rounding, GPTQ and RPTQ choose them, before a scheme packs them."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ class Quantized:
         zeros: uint8 of the shape of ``scales``; None where values are symmetric: 0 of int8, 8 of 4 bits.
         group: columns that share a scale; the last group may be shorter. 0: the whole row.
         order: int32 [K] where column j of ``values`` is the weight's column ``order[j]``; None: by column.
-        units: fp32 [N] where a row's scales are whole multiples of one value (two_level.py); else None.
+        units: fp32 [N] where a row's scales are whole multiples of one value (two_level_scales.py).
     """
 
     values: torch.Tensor

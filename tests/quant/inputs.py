@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from ingot.quant.methods.gptq import Compensated
+from ingot.quant.methods.rounding import dequantize
+
 
 def weights(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     """Normally distributed, unit output for unit input."""
@@ -23,3 +26,17 @@ def inputs(tokens: int, columns: int, seed: int = 0, loud: int = 4, gain: float 
     places = torch.randperm(columns, generator=generator)[:loud]
     x[:, places] *= gain
     return x
+
+
+def output_error(difference: torch.Tensor, hessian: torch.Tensor) -> float:
+    """tr(E H Eᵀ) for E = W - Ŵ [N, K]: mean over tokens of |E x|² for H = mean of x·xᵀ."""
+    wide = difference.to(hessian.dtype)
+    return float((wide @ hessian * wide).double().sum())
+
+
+def gptq_error(found: Compensated, weight: torch.Tensor, hessian: torch.Tensor) -> float:
+    """Mean over tokens of the squared distance of the outputs."""
+    near = dequantize(found.quantized)
+    if found.order is not None:
+        near = torch.empty_like(near).index_copy_(1, found.order, near)
+    return output_error(weight.float() - near, hessian)

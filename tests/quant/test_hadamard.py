@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.quant.methods.hadamard import odd_part, rotate, rotate_back, signs
+from ingot.quant.methods.hadamard import odd_part, rotate, signs
 
 SIZES = (1, 2, 3, 7, 8, 12, 32, 48, 64, 96, 130, 256, 640, 896)
 
@@ -18,7 +18,6 @@ def test_it_is_orthogonal(size: int) -> None:
     matrix = rotate(torch.eye(size, dtype=torch.float64))
     one = torch.eye(size, dtype=torch.float64)
     torch.testing.assert_close(matrix @ matrix.T, one, rtol=0, atol=1e-12)
-    torch.testing.assert_close(rotate_back(one), matrix.T, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -49,7 +48,8 @@ def test_any_shape_and_dtype() -> None:
     x = torch.randn(3, 5, 96, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     turned = rotate(x)
     assert (turned.shape, turned.dtype) == (x.shape, torch.float32)
-    torch.testing.assert_close(rotate_back(turned), x.float(), rtol=1e-5, atol=1e-5)
+    back = turned.double() @ rotate(torch.eye(96, dtype=torch.float64)).T
+    torch.testing.assert_close(back, x.double(), rtol=1e-5, atol=1e-5)
     large = torch.randn(600, 4096, generator=torch.Generator().manual_seed(0))  # of several pieces
     assert torch.equal(rotate(large)[577], rotate(large[577:578])[0])
     assert rotate(torch.empty(0, 8)).shape == (0, 8)
@@ -61,7 +61,6 @@ def test_any_dimension_and_factors(size: int) -> None:
     last = x.transpose(1, 2).contiguous()
     assert torch.equal(rotate(x, dim=1), rotate(last).transpose(1, 2))
     assert torch.equal(rotate(x[0], dim=0), rotate(last[0]).T)
-    assert torch.equal(rotate_back(x, dim=1), rotate_back(last).transpose(1, 2))
     factors = torch.randn(size, generator=torch.Generator().manual_seed(1)).half()
     assert torch.equal(rotate(last, factors=factors), rotate(last.float() * factors.float()))
 
@@ -100,7 +99,6 @@ def test_a_gpu_gives_the_same_bits(size: int) -> None:
     factors = torch.randn(size, generator=torch.Generator().manual_seed(1))
     assert torch.equal(rotate(x.cuda(), factors=factors.cuda()).cpu(), rotate(x, factors=factors))
     assert torch.equal(rotate(x.T.cuda(), dim=0).cpu(), rotate(x.T, dim=0))
-    assert torch.equal(rotate_back(x.cuda()).cpu(), rotate_back(x))
 
 
 DIGEST = "16f7a0a96c6e88f7bca2d63fe8813cf0493240e306972c7594234c45ec7f99af"

@@ -8,10 +8,11 @@ import torch
 from ingot.errors import BuildError, ConfigError
 from ingot.kernels.rows.int8_rows import Int8Weight, dequantize_rows, int8_product
 from ingot.kernels.weight.int4_weight import Int4Weight, fits_int8
-from ingot.quant.methods.gptq import HessianSum, gptq, output_error
+from ingot.quant.methods.gptq import HessianSum, gptq
 from ingot.quant.methods.rounding import dequantize, quantize
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.two_level_scales import MOST, inner_scales, quantize_two_level, two_levels
+from tests.quant.inputs import output_error
 
 GROUPS = (128, 64)
 

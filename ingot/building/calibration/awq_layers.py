@@ -1,7 +1,4 @@
-"""AWQ of one layer after another.
-
-Covers what AWQ gathers of a layer, which inputs it rescales and which rows it clips.
-"""
+"""AWQ of one layer after another."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class AwqLayers(LayerMethod):
     """Values by rounding, of weights whose large inputs were scaled up and whose ranges were cut.
 
     The scales of an input are folded into what makes it (rescaling.py); one without a site keeps its own.
-    4-bit ranges are cut where a sample of the inputs says so, but for queries and keys.
+    4-bit ranges are cut where a sample of the inputs says so, except for queries and keys.
     """
 
     name = "awq"
@@ -67,18 +64,10 @@ class AwqLayers(LayerMethod):
     def _narrowed(self, name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The weight in fp32 with its ranges cut; 8 bits have no need of it."""
         own, wide = self.schemes[name].grid, weight.float()
-        if own.bits != 4:
-            return wide
-        whole = self._rows_of_scores(name, len(wide))
-        if whole == len(wide):
-            return wide
-        cut = wide[whole:]
-        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
-        return torch.cat([wide[:whole], clipped(cut, limits, own.group)])
-
-    def _rows_of_scores(self, name: str, rows: int) -> int:
-        """How many of a product's rows, the first ones, make queries and keys."""
         attention, _, leaf = name.rpartition(".")
-        if leaf == "q_proj":
-            return rows
-        return value_rows_of(self.config, attention).start if leaf in ("qkv_proj", "kv_proj") else 0
+        if own.bits != 4 or leaf == "q_proj":
+            return wide
+        start = value_rows_of(self.config, attention).start if leaf in ("qkv_proj", "kv_proj") else 0
+        cut = wide[start:]
+        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
+        return torch.cat([wide[:start], clipped(cut, limits, own.group)])

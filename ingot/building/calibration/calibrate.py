@@ -1,8 +1,4 @@
-"""Calibration's walk over a model, a layer at a time.
-
-Covers the passes of samples through the layers of a checkpoint (or of a model in memory), an encoder's first:
-what each linear layer multiplies, and what the layers after see. Holds one layer's weights on the device;
-hidden states are walk_halves.py's.
+"""Calibration's walk over a model, a layer at a time, an encoder's first.
 
     walk = Walk(dense_model(assembly), load, samples, device, statistic, propagate=True)
     for name in walk.layers:                                    # "layers.0", "layers.1", …
@@ -12,7 +8,7 @@ hidden states are walk_halves.py's.
             layer.replace(f"{name}.weight", dequantize(found))  # what layers after this one will see
         walk.advance(layer)
 
-The arithmetic is that of proofs (reference.py): fp32, without kernels, on any device.
+One layer's weights are on the device; the arithmetic is that of proofs: fp32, without kernels.
 """
 
 from __future__ import annotations
@@ -56,10 +52,9 @@ class Statistic(Protocol):
 
 
 class Unseen:
-    """Nothing of an input."""
+    """Gathers nothing."""
 
     def add(self, x: torch.Tensor) -> None:
-        """Forget the tokens."""
         return
 
 
@@ -68,12 +63,7 @@ S = TypeVar("S", bound=Statistic)
 
 @dataclass
 class CalibratedLayer(Generic[S]):
-    """A layer whose inputs were seen.
-
-    Attributes:
-        name: of the layer in the model: ``layers.0``, ``encoder.layers.0``.
-        inputs: what was gathered of each linear layer's input, by its name in the model.
-    """
+    """A layer whose inputs were observed; ``inputs``: what was gathered, by the linear layer's name."""
 
     name: str
     inputs: dict[str, S]
@@ -87,11 +77,7 @@ class CalibratedLayer(Generic[S]):
         return self._held[name]
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Take another value for a parameter: for ``weight``, and for the layers after when errors propagate.
-
-        Raises:
-            ConfigError: it has another shape.
-        """
+        """Take another value for a parameter: for ``weight``, and for later layers when errors propagate."""
         shape = self._held[name].shape
         if tensor.shape != shape:
             raise ConfigError(f"{name} has a different shape", seen=list(tensor.shape), allowed=list(shape))
@@ -138,9 +124,8 @@ class Walk(Generic[S]):
     Attributes:
         layers: names of all layers, in order.
 
-    Raises:
-        ConfigError: there are no samples, one is empty, too long, or has ids that the model lacks, or
-            features are missing.
+    Raises ConfigError where there are no samples, one is empty, too long, or has ids that the model lacks, or
+    features are missing.
     """
 
     def __init__(
@@ -167,29 +152,40 @@ class Walk(Generic[S]):
         self.layers = calibrated_layers(model)
         self._progress = WalkProgress(progress, self._work())
         self._held = Held(load, device)
-        self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=self._feed)
+        feed = lambda name, x: self._before(name, x)  # noqa: E731
+        self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=feed)
         self._run.given = dict(enumerate(embeddings))
         self._encoder: EncoderHalf | None = None
         self._decoder: DecoderHalf | None = None
         self._before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x
 
     def observe(self, name: str) -> CalibratedLayer[S]:
-        """The next layer, when all samples have gone through it.
-
-        Raises:
-            BuildError: the layer's output is not finite.
-        """
+        """The next layer, once all samples went through it; BuildError where its output is not finite."""
         half = self._half(name)
         self._held.clear()
-        layer = CalibratedLayer(name, _gather(self._model, name, self._statistic), self._held)
-        self._before = _recording(layer, half)
+        inputs = {}
+        for path, module in self._model.get_submodule(name).named_modules():
+            if isinstance(module, Linear):
+                own = f"{name}.{path}".removesuffix(".")  # a bridge is a linear layer itself
+                assert module.scheme.dense, f"{own} is quantized"
+                inputs[own] = self._statistic(own, module.in_features)
+
+        def record(name: str, x: torch.Tensor) -> torch.Tensor:
+            seen = inputs[name]
+            seen.add(x)
+            if isinstance(seen, InputStatistics):
+                seen.add_rows(x, half.rows)
+            return x
+
+        self._before = record
         half.run_layer(name, self._progress, keep=not self._propagate)
-        return layer
+        return CalibratedLayer(name, inputs, self._held)
 
     def advance(self, layer: CalibratedLayer[S]) -> None:
         """Give the next layer what the observed one makes of its inputs by now."""
         if self._propagate and layer.name != self.layers[-1]:
-            self._before = _faking(layer)
+            fakes = layer._fakes
+            self._before = lambda name, x: fakes[name](x) if name in fakes else x
             self._half(layer.name).run_layer(layer.name, self._progress, keep=True)
 
     def _half(self, name: str) -> Half:
@@ -212,10 +208,6 @@ class Walk(Generic[S]):
         tokens, passes = sum(map(num_tokens, self._batches)), 1 + self._propagate
         rows = [encoded if in_encoder(name) else tokens for name in self.layers]
         return passes * sum(rows) - self._propagate * tokens  # nothing is behind the last layer
-
-    def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """What stands before every product, which changes from pass to pass."""
-        return self._before(name, x)
 
 
 class Held:
@@ -247,35 +239,6 @@ def calibrated_layers(model: Decoder) -> list[str]:
     return [*stage_names(model.config), *(f"layers.{index}" for index in range(len(model.layers)))]
 
 
-def _gather(model: Decoder, layer: str, statistic: Callable[[str, int], S]) -> dict[str, S]:
-    """An empty statistic for each linear layer of one layer."""
-    found = {}
-    for path, module in model.get_submodule(layer).named_modules():
-        if isinstance(module, Linear):
-            name = f"{layer}.{path}".removesuffix(".")  # a bridge is a linear layer itself
-            assert module.scheme.dense, f"{name} is quantized"
-            found[name] = statistic(name, module.in_features)
-    return found
-
-
-def _recording(layer: CalibratedLayer[S], half: Half) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    def before(name: str, x: torch.Tensor) -> torch.Tensor:
-        seen = layer.inputs[name]
-        seen.add(x)
-        if isinstance(seen, InputStatistics):
-            seen.add_rows(x, half.rows)
-        return x
-
-    return before
-
-
-def _faking(layer: CalibratedLayer[S]) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    def before(name: str, x: torch.Tensor) -> torch.Tensor:
-        return layer._fakes[name](x) if name in layer._fakes else x
-
-    return before
-
-
 def _numbers(features: Sequence[torch.Tensor | None]) -> list[int | None]:
     """Of each sample the number of its input among those that there are."""
     numbers = iter(range(len(features)))
@@ -291,10 +254,8 @@ def _batches(
         if not batches or len(ids) > room:
             batches.append([])
             room = most
-        span = SequenceSpan(
-            number, tuple(ids), 0, model.rope_offset(len(ids)), inputs[number] if inputs else None
-        )
-        batches[-1].append(span)
+        given = inputs[number] if inputs else None
+        batches[-1].append(SequenceSpan(number, tuple(ids), 0, model.rope_offset(len(ids)), given))
         room -= len(ids)
     return batches
 

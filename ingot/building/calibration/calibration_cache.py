@@ -1,11 +1,5 @@
-"""Ranges of activations on disk, so that a second build of the same data need not calibrate again.
-
-Covers one safetensors file beside an engine and the key that says what it is of. Hessians are not kept: a 7B
-model's take 22 GB.
-
-    key = calibration_key(checkpoint, data.sha256, data.samples, length=512)
-    ranges = read_ranges(cache_path(engine), key)          # None: calibrate, then
-    write_ranges(cache_path(engine), key, ranges)
+"""Ranges of activations in a file beside the engine, so that a second build of the same data need not
+calibrate again. Hessians are not kept: a 7B model's take 22 GB.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ class CalibrationKey(JsonConfig):
     Attributes:
         checkpoint_sha256: of config.json and all files of weights.
         data_sha256: of the data file as it is.
-        ids_sha256: of the samples' token ids, in which tokenizer and chat template show.
+        ids_sha256: of the samples' token ids, which tokenizer and chat template change.
         samples: how many; ``length``: most tokens of one.
         dtype: that weights are cast to before.
         layers: the range that was built; None: all.
@@ -62,10 +56,10 @@ def calibration_key(
     dtype: str,
     layers: tuple[int, int] | None = None,
 ) -> CalibrationKey:
-    """The key of a calibration; reads all of the checkpoint's files once (about a second for each GB)."""
+    """The key of a calibration; reads all of the checkpoint's files once (about a second per GB)."""
     ids = hashlib.sha256(json.dumps([list(one) for one in samples]).encode()).hexdigest()
-    atomic_file = checkpoint_sha256(checkpoint)
-    return CalibrationKey(atomic_file, data_sha256, ids, len(samples), length, dtype, layers)
+    weights = checkpoint_sha256(checkpoint)
+    return CalibrationKey(weights, data_sha256, ids, len(samples), length, dtype, layers)
 
 
 def checkpoint_sha256(checkpoint: Checkpoint) -> str:
@@ -80,17 +74,13 @@ def checkpoint_sha256(checkpoint: Checkpoint) -> str:
 
 
 def cache_path(engine: Path) -> Path:
-    """Where an engine's ranges lie: beside its folder, not in it."""
-    atomic_file = engine.absolute()
-    return atomic_file.with_name(atomic_file.name + _SUFFIX)
+    """Where an engine's ranges are kept: beside its folder, not in it."""
+    folder = engine.absolute()
+    return folder.with_name(folder.name + _SUFFIX)
 
 
 def write_ranges(path: Path, key: CalibrationKey, ranges: Mapping[str, ChannelRange]) -> None:
-    """Store ranges by linear layer's name, whole or not at all.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Store ranges by linear layer's name, whole or not at all; OSError where that fails."""
     tensors = {
         f"{name}/{field}": tensor for name, own in ranges.items() for field, tensor in own.tensors().items()
     }

@@ -1,11 +1,6 @@
 """Samples to calibrate with, from a file of texts or conversations.
 
-Covers the shapes of records and their encoding to token ids.
-
-    data = read_calibration_data(Path("chats.jsonl"), tokenizer, chat, samples=128, length=512)
-    data.samples                                     # token ids, at most 512 each
-
-``.txt`` is one running text, cut into windows; ``.json`` a list of records; anything else a record a line:
+``.txt`` is one running text, cut into windows; ``.json`` a list of records; all else has one record per line:
 ``{"text"}``, ``{"token_ids"}`` (padded ones with their ``"attention_mask"``), ``{"messages"}``,
 ``{"conversations"}`` (ShareGPT's), or ``{"prompt"}`` or ``{"article"}`` with its answer. Conversations go
 through the chat template, answers included, as the model sees them when it runs.
@@ -81,11 +76,8 @@ def read_calibration_data(
 ) -> CalibrationData:
     """At most ``samples`` records, evenly spread over the file, each cut to ``length`` tokens.
 
-    Without a chat format a conversation's contents are joined by line ends.
-
-    Raises:
-        ConfigError: a limit is too small, the file cannot be read, a chosen record is no sample, or there is
-            none.
+    Without a chat format a conversation's contents are joined by line ends. Raises ConfigError where a limit
+    is too small, the file cannot be read, a chosen record is no sample, or there is none.
     """
     check_limits(samples, length)
     raw = raw_file(path)
@@ -100,9 +92,7 @@ def read_calibration_data(
 
 
 def check_limits(samples: int, length: int) -> None:
-    """Raises:
-    ConfigError: no sample, or none of two tokens, would be left.
-    """
+    """Raise ConfigError where no sample, or none of two tokens, would be left."""
     if samples < 1 or length < 2:
         raise ConfigError(
             "calibration needs at least one sample of two tokens or more",

@@ -1,10 +1,5 @@
 """Embeddings to calibrate with: rows of floats that stand where a text's would, from ``.npy`` files.
 
-Covers what such files hold. Independent of models, apart from their hidden size.
-
-    data = read_calibration_rows(Path("features.npy"), hidden_size=4096, samples=128, length=512)
-    data.embeddings[0]                                     # float32 [tokens, hidden_size]
-
 A file is one record [tokens, hidden_size], or many of one length [records, tokens, hidden_size], the shorter
 ones padded with rows of zeros at either end. A folder's ``.npy`` files are records, in order of name.
 """
@@ -12,7 +7,6 @@ ones padded with rows of zeros at either end. A folder's ``.npy`` files are reco
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +30,12 @@ def holds_rows(path: Path) -> bool:
 def read_calibration_rows(path: Path, hidden_size: int, *, samples: int, length: int) -> CalibrationData:
     """At most ``samples`` records, evenly spread, each cut to ``length`` rows, without padding.
 
-    Raises:
-        ConfigError: a file cannot be read, has another type or shape, or a record has no rows or values that
-            are not finite.
+    Raises ConfigError where a file cannot be read, has another type or shape, or a record has no rows or
+    values that are not finite.
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     arrays = [(file, _opened(file, hidden_size)) for file in files]
-    records = [(file, one) for file, array in arrays for one in _records(array)]
+    records = [(file, one) for file, array in arrays for one in (array if array.ndim == 3 else [array])]
     if not records:
         raise ConfigError("there are no embeddings to calibrate with", seen=path, field="calib")
     chosen = evenly(list(enumerate(records, start=1)), samples)
@@ -57,9 +50,8 @@ def _opened(file: Path, hidden_size: int) -> np.ndarray:
     try:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(
-            f"{file} cannot be read as embeddings", seen=error, allowed=allowed, field="calib"
-        ) from None
+        what = f"{file} cannot be read as embeddings"
+        raise ConfigError(what, seen=error, allowed=allowed, field="calib") from None
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim not in (2, 3):
         seen = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else "an archive"
         raise ConfigError(f"{file} has no embeddings", seen=seen, allowed=allowed, field="calib")
@@ -67,11 +59,6 @@ def _opened(file: Path, hidden_size: int) -> np.ndarray:
         what = f"{file} has rows of another hidden size"
         raise ConfigError(what, seen=list(found.shape), allowed=allowed, field="calib")
     return found
-
-
-def _records(array: np.ndarray) -> Iterator[np.ndarray]:
-    """[tokens, hidden_size] of each."""
-    yield from array if array.ndim == 3 else [array]
 
 
 def _rows(file: Path, number: int, record: np.ndarray, length: int) -> torch.Tensor:

@@ -1,12 +1,7 @@
 """Windows of speech to calibrate with, from a manifest or a folder of recordings.
 
-Covers which recordings and which parts of them are taken, their features, and what a manifest says of them.
-
-    found = read_windows(Path("talks.jsonl"), mels=80, frames=3000, count=128)
-    found.windows[0].features, found.windows[0].text
-
-A manifest is one of ``ingot eval wer``: a record a line, or LibriSpeech's folder; a folder without
-transcripts gives all its recordings. What is said is known of a recording that is no longer than a window; a
+A manifest is one of ``ingot eval wer``: one record per line, or LibriSpeech's folder; a folder without
+transcripts gives all its recordings. The text is known of a recording that is no longer than a window; a
 longer one is cut into whole windows without a text.
 """
 
@@ -49,8 +44,8 @@ class SpokenWindow:
 
     Attributes:
         features: float32 [mels, frames].
-        text, language: what is said in it, and the language's code, where a manifest says so.
-        token_ids: all that the decoder reads with it, where a manifest says so.
+        text, language: its transcript and the language's code, where a manifest has them.
+        token_ids: all that the decoder reads with it, where a manifest has them.
     """
 
     features: torch.Tensor
@@ -81,16 +76,11 @@ class _Recording:
 
 def read_windows(path: Path, mels: int, frames: int, count: int) -> SpokenData:
     """At most ``count`` windows of ``frames``, evenly spread over recordings that are evenly spread over the
-    manifest.
-
-    Raises:
-        ConfigError: the manifest cannot be read, a chosen record is no recording, or there is none.
-        RequestError: a recording cannot be read.
+    manifest. Raises ConfigError where it cannot be read, or a chosen record is no recording.
     """
     digest = hashlib.sha256()
     records, folder = _records(path, digest)
-    check = partial(_recording, folder)
-    recordings = made_of(path, evenly(records, count), check, SHAPES)
+    recordings = made_of(path, evenly(records, count), partial(_recording, folder), SHAPES)
     length = frames * HOP
     places = [
         (one, start)
@@ -105,12 +95,16 @@ def read_windows(path: Path, mels: int, frames: int, count: int) -> SpokenData:
             current = one.path, LongLogMel(read_audio(one.path), mels, _AUDIO)
         first, mel = start * frames, current[1]
         last = min(first + frames, mel.num_frames)  # behind it are zeros, as where it is transcribed
-        found.append(_window(one, mel.window(first, last, frames).features))
+        features = mel.window(first, last, frames).features
+        if one.seconds * RATE > features.shape[1] * HOP:  # text and ids are of a whole recording
+            found.append(SpokenWindow(features, language=one.language))
+        else:
+            found.append(SpokenWindow(features, one.text, one.language, one.token_ids))
     return SpokenData(tuple(found), len(records), digest.hexdigest())
 
 
 def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
-    """What is to be had, and from where recordings are named."""
+    """All records, and the folder that their recordings are relative to."""
     if path.suffix.lower() in SUFFIXES and path.is_file():
         return [(1, {"audio": path.name})], path.parent
     if not path.is_dir():
@@ -138,17 +132,5 @@ def _recording(folder: Path, record: Mapping[str, Any]) -> _Recording:
     ids = tuple(token_ids(record)) if "token_ids" in record else None
     if ids == ():
         raise BadSample("it has no tokens")
-    return _Recording(
-        file,
-        seconds,
-        None if text is None else text_of(text),
-        None if language is None else language_code(text_of(language)),
-        ids,
-    )
-
-
-def _window(one: _Recording, features: torch.Tensor) -> SpokenWindow:
-    """``text`` and ``token_ids`` are of a whole recording."""
-    if one.seconds * RATE > features.shape[1] * HOP:
-        return SpokenWindow(features, language=one.language)
-    return SpokenWindow(features, one.text, one.language, one.token_ids)
+    text, language = (None if one is None else text_of(one) for one in (text, language))
+    return _Recording(file, seconds, text, None if language is None else language_code(language), ids)

@@ -1,7 +1,4 @@
-"""GPTQ of one layer after another.
-
-Covers what GPTQ gathers of a layer; the settings that it runs with are each scheme's (``compensated``).
-"""
+"""GPTQ of one layer after another, with the settings of each scheme (``compensated``)."""
 
 from __future__ import annotations
 
@@ -21,16 +18,14 @@ class GptqLayers(LayerMethod):
     name = "gptq"
 
     def statistic(self, name: str, in_features: int) -> Statistic:
-        """The sum of x·xᵀ of what narrow layers read."""
         return HessianSum(in_features, self.device) if name in self.schemes else Unseen()
 
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
-        """The values of each narrow linear layer."""
         for name in filter(self.schemes.__contains__, layer.inputs):
             yield name, self.choice(layer, name)
 
     def choice(self, layer: CalibratedLayer[Any], name: str) -> ChosenValues:
-        """That of one linear layer; layers after this one see it."""
+        """The values of one linear layer; layers after this one see them."""
         with naming(name):
             hessian = layer.inputs[name].mean()
             found = self.schemes[name].compensated(layer.weight(f"{name}.weight"), hessian)

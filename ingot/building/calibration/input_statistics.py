@@ -1,14 +1,7 @@
 """What calibration saw of linear layers' inputs, layer by layer, in a walk over samples or in an earlier one.
 
-Covers the choice between the two, and the file of ranges beside an engine.
-
-    seen = SeenInputs(assembly, load, data, source, method, cache_path(engine))
-    layer = seen.observe("layers.0")
-    layer.inputs["layers.0.self_attn.qkv_proj"].ranges.absmax()
-    seen.keep()
-
-Layers see what the checkpoint's own weights give, whatever becomes of them. Only ranges are kept: samples of
-tokens, which the search of an alpha takes, are walked for again.
+Layers see what the checkpoint's own weights give, whatever values are chosen. Only ranges are cached: samples
+of tokens, which the search of an alpha takes, need the walk.
 """
 
 from __future__ import annotations
@@ -19,12 +12,7 @@ from pathlib import Path
 import torch
 
 from ingot.building.calibration.calibrate import CalibratedLayer, Held, Load, Walk, dense_model
-from ingot.building.calibration.calibration_cache import (
-    CalibrationKey,
-    calibration_key,
-    read_ranges,
-    write_ranges,
-)
+from ingot.building.calibration.calibration_cache import calibration_key, read_ranges, write_ranges
 from ingot.building.calibration.calibration_data import LENGTH, CalibrationData
 from ingot.building.calibration.layer_method import Report, silent
 from ingot.building.calibration.smooth_layers import SmoothLayers
@@ -41,11 +29,7 @@ _log = logging.getLogger(__name__)
 class SeenInputs:
     """Statistics of every linear layer's input, a layer at a time.
 
-    Args:
-        load: gives dense tensors by name.
-        method: says what to gather, and where.
-        path: where ranges were kept and will be.
-        report: called with what is in progress.
+    ``load`` gives dense tensors by name, ``method`` says what to gather, ``path`` is the file of ranges.
     """
 
     def __init__(
@@ -61,43 +45,43 @@ class SeenInputs:
         self._load = load
         self._device = method.device
         self._path = path
-        self._report = report
         report("looking for cached channel ranges")
-        self._key = _key(assembly, data, source)
+        build = assembly.build
+        length = min(LENGTH, build.max_seq_len)
+        layers = None if build.layers is None else (build.layers[0], build.layers[1])
+        self._key = calibration_key(source, data.sha256, data.samples, length, build.dtype, layers)
         self._kept = None if method.sample else read_ranges(path, self._key)
         self._found: dict[str, ChannelRange] = {}
         self._walk: Walk[InputStatistics] | None = None
         if self._kept is None:
-            model = dense_model(assembly)
             self._walk = Walk(
-                model,
+                dense_model(assembly),
                 load,
                 data.samples,
                 self._device,
                 method.statistic,
                 features=data.features,
                 embeddings=rows_of(data, assembly),
-                progress=self._report_share,
+                progress=lambda what, done, total: report(f"{what} {100 * done // total} %"),
             )
         else:
             report(f"ranges of {path.name}")
 
     def observe(self, name: str) -> CalibratedLayer[InputStatistics]:
-        """The next layer.
-
-        Raises:
-            BuildError: what it sees is not finite.
-        """
+        """The next layer; BuildError where what it sees is not finite."""
         if self._walk is not None:
             layer = self._walk.observe(name)
             self._found |= {name: seen.ranges for name, seen in layer.inputs.items()}
             return layer
-        own = {one: seen for one, seen in (self._kept or {}).items() if one.startswith(f"{name}.")}
-        inputs = {one: InputStatistics(_on(ranges, self._device)) for one, ranges in own.items()}
+        inputs = {}
+        for one, ranges in (self._kept or {}).items():
+            if one.startswith(f"{name}."):
+                placed = {leaf: tensor.to(self._device) for leaf, tensor in ranges.tensors().items()}
+                inputs[one] = InputStatistics(ChannelRange.from_tensors(placed))
         return CalibratedLayer(name, inputs, Held(self._load, self._device))
 
     def advance(self, layer: CalibratedLayer[InputStatistics]) -> None:
-        """Nothing: the layer was left when it was observed."""
+        """Nothing: the walk is past the layer when it is observed."""
 
     def keep(self) -> None:
         """Write the ranges after the last layer; a folder that cannot be written is a warning."""
@@ -108,16 +92,10 @@ class SeenInputs:
         except OSError as error:
             _log.warning("cannot cache the channel ranges: %s", error)
 
-    def _report_share(self, what: str, done: int, total: int) -> None:
-        self._report(f"{what} {100 * done // total} %")
-
 
 def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:
     """The embeddings of samples as a run takes them: rotated where the hidden states are, in the engine's
-    dtype.
-
-    Raises:
-        ConfigError: a value is not finite in it.
+    dtype. Raises ConfigError where a value is not finite in it.
     """
     dtype, rotated = parse_dtype(assembly.build.dtype), bool(assembly.quant.rotation)
     found = [(rotate(one) if rotated else one).to(dtype).float() for one in data.embeddings]
@@ -125,14 +103,3 @@ def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:
         what = f"embeddings have values that are not finite in {assembly.build.dtype}"
         raise ConfigError(what, seen=data.path, field="calib", fix="`calib` or `dtype`")
     return found
-
-
-def _key(assembly: Assembly, data: CalibrationData, source: Checkpoint) -> CalibrationKey:
-    build = assembly.build
-    length = min(LENGTH, build.max_seq_len)
-    layers = None if build.layers is None else (build.layers[0], build.layers[1])
-    return calibration_key(source, data.sha256, data.samples, length, build.dtype, layers)
-
-
-def _on(ranges: ChannelRange, device: torch.device) -> ChannelRange:
-    return ChannelRange.from_tensors({name: tensor.to(device) for name, tensor in ranges.tensors().items()})

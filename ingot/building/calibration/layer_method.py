@@ -1,10 +1,4 @@
-"""What the ways of calibrating share: which layers they choose for, and what they are asked.
-
-Covers the base of the methods, each of which is a file ``…_layers.py``.
-
-    layer = walk.observe(name)
-    chosen = dict(method.choose(layer))
-"""
+"""What the methods of calibration, each of them a file ``…_layers.py``, have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +19,7 @@ Report = Callable[[str], None]
 
 
 def silent(what: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class LayerMethod(ABC):
@@ -61,13 +55,10 @@ class LayerMethod(ABC):
 
     @abstractmethod
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
-        """What linear layers store, by name; other parameters of the layer may be replaced, too, before the
-        first is given. Layers after this one see all that was replaced.
-
-        Raises:
-            BuildError: what a layer saw is not finite, or its values cannot be chosen.
+        """What linear layers store, by name; other parameters of the layer may be replaced too, before the
+        first is given. Raises BuildError where an input is not finite, or values cannot be chosen.
         """
 
     def report_layer(self, name: str) -> None:
-        """Tell which linear layer is under way."""
+        """Report which linear layer is in progress."""
         self._report(f"{name} by {self.quant.method_word}")

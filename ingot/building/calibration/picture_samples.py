@@ -1,17 +1,10 @@
-"""Pictures and texts to calibrate with, as the model reads them: pixels, and ids with placeholders for them.
-
-Covers the records, the conversation that one becomes, and where a sample is cut.
-
-    data = read_pictures(Path("cc_sbu_align"), 128, 512, model.config, text)
-    data.samples[0], data.features[0]
-"""
+"""Pictures and texts to calibrate with, as the model reads them: pixels, and ids with placeholders."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,21 +35,8 @@ SHAPES = (
     "record of text alone; or a folder of cc_sbu_align (filter_cap.json, image/) or of pictures"
 )
 _FIELD = "calib"
-_OWN_WORDS = {
-    "messages",
-    "conversations",
-    "prompt",
-    "article",
-    "token_ids",
-}  # of records that say what is asked
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """A record that was checked: its ids with placeholders, and its picture."""
-
-    ids: tuple[int, ...]
-    picture: Path | None
+# Of records that say what is asked.
+_OWN_WORDS = {"messages", "conversations", "prompt", "article", "token_ids"}
 
 
 def read_pictures(
@@ -64,13 +44,9 @@ def read_pictures(
 ) -> CalibrationData:
     """At most ``count`` records, evenly spread over the data, each cut to ``length`` tokens.
 
-    Args:
-        seed: draws the question about each captioned picture from the original's four, in the frame of its
-            training; None: the first of them, in the model's chat format.
-
-    Raises:
-        ConfigError: the data cannot be read, a chosen record is no sample, or there is none.
-        RequestError: a picture cannot be read.
+    ``seed`` draws the question about each captioned picture from the original's four, in the frame of its
+    training; None: the first of them, in the model's chat format. Raises ConfigError where the data cannot be
+    read, a chosen record is no sample, or there is none; RequestError where a picture cannot be read.
     """
     check_limits(count, length)
     encoder = config.encoder
@@ -84,18 +60,18 @@ def read_pictures(
     features: list[torch.Tensor | None] = []
     wanted = PictureFeatures(encoder.features[-1])
     with PictureReader() as reader:
-        for one in chosen:
-            if one.picture is None:
+        for _, picture in chosen:
+            if picture is None:
                 features.append(None)
                 continue
-            digest.update(one.picture.read_bytes())
-            features.append(reader.read(one.picture, wanted.side).pixels(wanted))
-    samples = tuple(one.ids for one in chosen)
+            digest.update(picture.read_bytes())
+            features.append(reader.read(picture, wanted.side).pixels(wanted))
+    samples = tuple(ids for ids, _ in chosen)
     return CalibrationData(path, samples, len(records), digest.hexdigest(), tuple(features))
 
 
 def _records(path: Path, digest: Any) -> tuple[list[Numbered], Path]:
-    """What is to be had, and from where pictures are named."""
+    """All records, and the folder that their pictures are relative to."""
     if not path.is_dir():
         if path.suffix.lower() in SUFFIXES and path.is_file():
             return [(1, {"image": path.name})], path.parent
@@ -114,14 +90,14 @@ def _shown(
     length: int,
     draws: random.Random | None,
     record: Mapping[str, Any],
-) -> _Shown:
+) -> tuple[tuple[int, ...], Path | None]:
+    """The ids of a record, with placeholders, and its picture."""
     file = None if "image" not in record else folder / text_of(record["image"])
     if file is not None and not file.is_file():
         raise BadSample(f"there is no such picture: {file}")
     aligned = draws is not None and file is not None and not _OWN_WORDS & set(record)
     pieces = _aligned(record, text, draws) if aligned and draws else _pieces(record, file, text)
-    ids = _cut(pieces, length, config)
-    return _Shown(ids, file)
+    return _cut(pieces, length, config), file
 
 
 def _pieces(record: Mapping[str, Any], file: Path | None, text: TextParts) -> Sequence[Sequence[int] | Input]:

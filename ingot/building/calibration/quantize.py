@@ -1,10 +1,5 @@
-"""A model whose stored values are chosen by samples, written layer by layer.
-
-Covers the loop of calibration: observe a layer's inputs, choose what it stores (gptq_layers.py,
-awq_layers.py, rptq_layers.py, smooth_layers.py), write it, go on. Holds one layer at a time.
-
-    data = read_samples(SampleFile(calib, count, assembly, source, text, device))    # sample_readers.py
-    write_calibrated(assembly, source, data, device, writer.add, cache_path(engine))
+"""A model whose stored values are chosen by samples, written layer by layer: observe a layer's inputs, choose
+what it stores (``…_layers.py``), write it, go on. One layer is in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,11 +17,7 @@ import torch
 
 from ingot.building.calibration.awq_layers import AwqLayers
 from ingot.building.calibration.calibrate import CalibratedLayer, Load, Walk, dense_model
-from ingot.building.calibration.calibration_data import (
-    LENGTH,
-    SAMPLES,
-    CalibrationData,
-)
+from ingot.building.calibration.calibration_data import LENGTH, SAMPLES, CalibrationData
 from ingot.building.calibration.gptq_layers import GptqLayers
 from ingot.building.calibration.input_statistics import SeenInputs, rows_of
 from ingot.building.calibration.layer_method import LayerMethod, Report, silent
@@ -63,7 +54,7 @@ class Outcome:
 def calibration_entry(
     data: CalibrationData, build: BuildConfig, ranges: dict[str, KindRanges]
 ) -> CalibrationEntry:
-    """What an engine's manifest says of its samples, and of the ranges that they had."""
+    """What an engine's manifest says of its samples, and of their ranges."""
     length = min(LENGTH, build.max_seq_len)
     return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length, ranges)
 
@@ -98,7 +89,7 @@ def write_calibrated(
     cache: Path,
     report: Report = silent,
 ) -> Outcome:
-    """Every stored tensor of a model, in order; a machine gives the same for the same samples and threads.
+    """Write every stored tensor of a model, in order; the same for the same machine, samples and threads.
 
     Args:
         write: takes a stored tensor and its name.
@@ -114,7 +105,9 @@ def write_calibrated(
         OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
     """
     load = partial(assembly.load, checkpoint=source, device=device)
-    method = _method(assembly, device, report)
+    quant, kinds = assembly.quant, {"gptq": GptqLayers, "awq": AwqLayers}
+    kind = RptqLayers if quant.in_blocks else kinds.get(quant.method or "", SmoothLayers)
+    method: LayerMethod = kind(assembly, device, report)
     inputs: Walk[Any] | SeenInputs
     if isinstance(method, SmoothLayers):
         inputs = SeenInputs(assembly, load, data, source, method, cache, report)
@@ -141,19 +134,12 @@ def write_calibrated(
             layer.inputs.clear()
             _write(modules, partial(_changed, assembly, layer), device, write, chosen)
             inputs.advance(layer)
-    kinds = method.kinds if isinstance(method, RptqLayers) else {}
-    return Outcome(inputs if isinstance(inputs, SeenInputs) else None, kinds)
-
-
-def _method(assembly: Assembly, device: torch.device, report: Report) -> LayerMethod:
-    kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
-    quant = assembly.quant
-    kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
-    return kind(assembly, device, report)
+    ranges = method.kinds if isinstance(method, RptqLayers) else {}
+    return Outcome(inputs if isinstance(inputs, SeenInputs) else None, ranges)
 
 
 def _changed(assembly: Assembly, layer: CalibratedLayer[Any], name: str) -> torch.Tensor:
-    """A tensor of a layer as it has become, before packing."""
+    """A tensor of a layer as calibration left it, before packing."""
     return assembly.cast(name, layer.weight(name))
 
 
@@ -177,8 +163,5 @@ def _fitting(layer: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        raise OutOfMemoryError(
-            "calibration does not fit in the device's memory",
-            seen=f"{layer} on {device}",
-            fix="`device=cpu`",
-        ) from None
+        what, seen = "calibration does not fit in the device's memory", f"{layer} on {device}"
+        raise OutOfMemoryError(what, seen=seen, fix="`device=cpu`") from None

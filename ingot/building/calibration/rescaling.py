@@ -1,9 +1,4 @@
-"""Where the channels of a layer can be rescaled without a change of its outputs.
-
-Covers which norm or product makes the input of each linear layer, and the folding of factors into both.
-
-    for site in rescaling_sites(config, layer.name):      # "layers.0", "encoder.layers.0"
-        fold(site, scales, layer)         # layer.weight(name), layer.replace(name, tensor)
+"""Where the channels of a layer can be rescaled without a change of its outputs, and the folding of factors.
 
 Some inputs have no site: that of a down product behind a GELU, which is not linear; those of the head and of
 cross-attention's keys and values, whose norms are of no layer; those behind a norm whose output is also what
@@ -116,7 +111,7 @@ def value_rows_of(config: DecoderConfig, attention: str) -> ValueRows:
 
 
 def rescaling_sites(config: DecoderConfig, layer: str) -> list[RescalingSite]:
-    """Those of a layer by its name, ``layers.0`` or ``encoder.layers.0``, in the order of its products."""
+    """The sites of a layer by its name (``layers.0``, ``encoder.layers.0``), in the order of its products."""
     encoder = plain_encoder(config) if in_encoder(layer) else None
     own = None if encoder is None else encoder.shape_of(layer)
     if encoder is not None and (own is None or own.post_norm):
@@ -146,9 +141,6 @@ def fold(site: RescalingSite, scales: torch.Tensor, weights: LayerWeights) -> No
     """Divide the site's channels by ``scales`` [K] where they are made, and multiply where they are read.
 
     What is replaced is fp32. Scales are equal within a class.
-
-    Raises:
-        ConfigError: there is another number of scales, or one is not positive and finite.
     """
     reader = f"{site.reader}.weight"
     weights.replace(reader, fold_into_columns(weights.weight(reader), scales))

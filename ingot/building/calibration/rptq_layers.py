@@ -1,7 +1,4 @@
-"""RPTQ of one layer after another, with GPTQ for other layers beside it.
-
-Covers what is gathered of a layer, and where the order of its inputs is folded; values are chosen by the
-scheme (quant/schemes/int8_blocks.py).
+"""RPTQ of one layer after another, with GPTQ for other layers beside it (quant/schemes/int8_blocks.py).
 
 What a norm gives is put in order where it is quantized: the layer that reads it keeps the order (R1 and R4 of
 the paper). Rows of values within their heads (R3), and those of gate and up (R5), take the order of the
@@ -48,7 +45,6 @@ class RptqLayers(GptqLayers):
         return self.quant.rptq
 
     def takes(self, name: str, scheme: LinearScheme) -> bool:
-        """Layers in blocks, by either method."""
         return scheme.form == "blocks" or super().takes(name, scheme)
 
     def _in_blocks(self, name: str) -> Int8Blocks | None:
@@ -56,7 +52,6 @@ class RptqLayers(GptqLayers):
         return cast(Int8Blocks, scheme) if scheme is not None and scheme.form == "blocks" else None
 
     def statistic(self, name: str, in_features: int) -> Statistic:
-        """Ranges and the sum of x·xᵀ of what layers in blocks read."""
         scheme = self._in_blocks(name)
         if scheme is None:
             return super().statistic(name, in_features)
@@ -67,35 +62,50 @@ class RptqLayers(GptqLayers):
         schemes = {name: self._in_blocks(name) for name in layer.inputs if name in self.schemes}
         orders = {}
         for name, scheme in schemes.items():
-            if scheme is not None:
-                self._see_kinds(name, layer.inputs[name].records)
-                with naming(name):
-                    orders[name] = self._order(layer, name, scheme, layer.inputs[name])
+            if scheme is None:
+                continue
+            records: RecordRanges = layer.inputs[name].records
+            found = self._seen_kinds.setdefault(site_of(name), (ChannelRange(1), ChannelRange(1)))
+            for seen, own in zip(found, (records.tokens, records.spliced), strict=True):
+                if own.count:
+                    ends = torch.stack([own.lowest.amin(), own.highest.amax()])
+                    seen.add(ends.cpu()[:, None])
+            with naming(name):
+                orders[name] = self._order(layer, name, scheme, layer.inputs[name])
         for name, scheme in schemes.items():
             if scheme is None:
                 yield name, self.choice(layer, name)
-            else:
-                with naming(name):
-                    yield name, self._quantized(layer, name, scheme, orders[name])
+                continue
+            weight = layer.weight(f"{name}.weight")
+            with naming(name):
+                values = scheme.chosen(
+                    weight,
+                    layer.inputs[name],
+                    orders[name],
+                    ranges=self._rptq.ranges,
+                    one_scale=site_of(name) not in self._rptq.reorder,
+                    rounds=self.quant.method == "round",
+                )
+                tensors = scheme.accept(values)
+                layer.replace(f"{name}.weight", scheme.dequantize(tensors, weight.shape[1], torch.float32))
+            layer.fake_input(name, partial(scheme.rounded, tensors=tensors))
+            self.report_layer(name)
+            yield name, ChosenValues(values)
 
     @property
     def kinds(self) -> dict[str, KindRanges]:
         """Ranges of tokens and of spliced positions by site, of the layers so far; those that saw both."""
-        both = {site: pair for site, pair in self._seen_kinds.items() if pair[0].count and pair[1].count}
-        return {site: KindRanges(*map(_extremes, both[site])) for site in SITES if site in both}
-
-    def _see_kinds(self, name: str, records: RecordRanges) -> None:
-        site = site_of(name)
-        found = self._seen_kinds.setdefault(site, (ChannelRange(1), ChannelRange(1)))
-        for seen, own in zip(found, (records.tokens, records.spliced), strict=True):
-            if own.count:
-                ends = torch.stack([own.lowest.amin(), own.highest.amax()])
-                seen.add(ends.cpu()[:, None])
+        found = {}
+        for site in SITES:
+            pair = self._seen_kinds.get(site)
+            if pair is not None and pair[0].count and pair[1].count:
+                found[site] = KindRanges(*((float(one.lowest), float(one.highest)) for one in pair))
+        return found
 
     def _order(
         self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, seen: InputStatistics
     ) -> torch.Tensor:
-        """That of an input's channels; where rows make them the rows, and the weight's columns, take it."""
+        """The order of an input's channels; rows that make them, and the weight's columns, take it."""
         ranges, weight = seen.ranges, layer.weight(f"{name}.weight")
         ranges.absmax()
         site = site_of(name)
@@ -121,28 +131,6 @@ class RptqLayers(GptqLayers):
             _move_rows(layer, maker, 0, rows, shape.mlp_bias)
         layer.replace(f"{name}.weight", layer.weight(f"{name}.weight")[:, order])
         return order
-
-    def _quantized(
-        self, layer: CalibratedLayer[Any], name: str, scheme: Int8Blocks, order: torch.Tensor
-    ) -> ChosenValues:
-        weight = layer.weight(f"{name}.weight")
-        found = scheme.chosen(
-            weight,
-            layer.inputs[name],
-            order,
-            ranges=self._rptq.ranges,
-            one_scale=site_of(name) not in self._rptq.reorder,
-            rounds=self.quant.method == "round",
-        )
-        tensors = scheme.accept(found)
-        layer.replace(f"{name}.weight", scheme.dequantize(tensors, weight.shape[1], torch.float32))
-        layer.fake_input(name, partial(scheme.rounded, tensors=tensors))
-        self.report_layer(name)
-        return ChosenValues(found)
-
-
-def _extremes(seen: ChannelRange) -> tuple[float, float]:
-    return float(seen.lowest), float(seen.highest)
 
 
 def _move_rows(

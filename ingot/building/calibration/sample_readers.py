@@ -1,9 +1,4 @@
-"""What a build calibrates with, by a model's modality.
-
-Covers the table from a modality to what reads its samples. Independent of the methods that calibrate.
-
-    data = read_samples(SampleFile(path, 128, assembly, source, text, device))
-"""
+"""What a build calibrates with, by a model's modality."""
 
 from __future__ import annotations
 
@@ -71,20 +66,14 @@ class SampleReader:
 
 
 def register_samples(modality: Modality, reader: SampleReader) -> None:
-    """Read samples of a modality by ``reader``.
-
-    Raises:
-        ValueError: the modality has a reader.
-    """
+    """Read samples of a modality by ``reader``; ValueError where it has one."""
     if modality in SAMPLE_READERS:
         raise ValueError(f"modality {modality.name} has a reader of samples already")
     SAMPLE_READERS[modality] = reader
 
 
 def reader_of(modality: Modality) -> SampleReader:
-    """Raises:
-    ConfigError: a modality has no calibration samples.
-    """
+    """What reads a modality's samples; ConfigError where it has no calibration samples."""
     if modality not in SAMPLE_READERS:
         raise ConfigError(
             "no calibration samples are read for this modality",
@@ -98,10 +87,7 @@ def reader_of(modality: Modality) -> SampleReader:
 
 def read_samples(given: SampleFile) -> CalibrationData:
     """At most ``count`` samples, each as long as the build takes: embeddings of a model that takes text, else
-    what its modality's reader finds.
-
-    Raises:
-        ConfigError: a seed for a model about whose inputs no questions are drawn, or as the readers.
+    what its modality's reader finds. Raises ConfigError where no questions are drawn for a seed.
     """
     config = given.config
     reader = reader_of(config.modality)
@@ -118,30 +104,23 @@ def read_samples(given: SampleFile) -> CalibrationData:
     return reader.read(given)
 
 
-def _texts(given: SampleFile) -> CalibrationData:
-    text = given.text
-    return read_calibration_data(
-        given.path, text.tokenizer, text.chat, samples=given.count, length=given.length
-    )
-
-
-def _speech(given: SampleFile) -> CalibrationData:
-    return read_speech(
-        given.path, given.count, given.length, given.assembly, given.source, given.text, given.device
-    )
-
-
-def _pictures(given: SampleFile) -> CalibrationData:
-    return read_pictures(given.path, given.count, given.length, given.config, given.text, given.prompt_seed)
-
-
 SAMPLE_READERS: dict[Modality, SampleReader] = {
     TEXT: SampleReader(
-        _texts, "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings"
+        lambda given: read_calibration_data(
+            given.path, given.text.tokenizer, given.text.chat, samples=given.count, length=given.length
+        ),
+        "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings",
     ),
-    SPEECH: SampleReader(_speech, f"a manifest or folder of recordings: {calibration_speech.SHAPES}"),
+    SPEECH: SampleReader(
+        lambda given: read_speech(
+            given.path, given.count, given.length, given.assembly, given.source, given.text, given.device
+        ),
+        f"a manifest or folder of recordings: {calibration_speech.SHAPES}",
+    ),
     PICTURE: SampleReader(
-        _pictures,
+        lambda given: read_pictures(
+            given.path, given.count, given.length, given.config, given.text, given.prompt_seed
+        ),
         "pictures with captions: a .jsonl file, or a folder with filter_cap.json and image/",
         draws=True,
     ),

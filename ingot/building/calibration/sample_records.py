@@ -1,15 +1,8 @@
-"""The records of a file of samples to calibrate with, whatever is made of them.
-
-Covers the reading of JSON lines and lists, the choice of some of them, and the one error that names all that
-are of no use.
-
-    records = read_records(path, raw_file(path))
-    kept = made_of(path, evenly(records, 128), encode, SHAPES)
-"""
+"""The records of a file of samples to calibrate with: JSON lines or lists, and which of them are taken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,28 +27,42 @@ def evenly(found: Sequence[T], count: int) -> list[T]:
 
 
 def read_records(path: Path, raw: bytes, shapes: str) -> list[Numbered]:
-    """Those of a ``.json`` list, or of any other file one a line; a line that is no JSON is the ``BadSample``
-    that it is.
-
-    Raises:
-        ConfigError: it is no list, or not UTF-8.
+    """The records of a ``.json`` list, or of any other file one per line; a line that is no JSON is a
+    ``BadSample``. Raises ConfigError where it is no list, or not UTF-8.
     """
-    return list(_elements(path, raw, shapes) if path.suffix == ".json" else _lines(raw))
+    if path.suffix == ".json":
+        try:
+            found = parse_json(decoded(path, raw))
+        except JsonError as error:
+            raise ConfigError("the data is not JSON", seen=f"{path}: {error}", field="calib") from None
+        if not isinstance(found, list):
+            what, seen = "a .json file must be a list of records", f"{path}: {type(found).__name__}"
+            raise ConfigError(what, seen=seen, allowed=shapes, field="calib")
+        return list(enumerate(found, start=1))
+    records: list[Numbered] = []
+    for number, line in enumerate(raw.split(b"\n"), start=1):
+        if line.strip():
+            try:
+                records.append((number, parse_json(line)))
+            except JsonError as error:
+                bad = BadSample(f"not JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
+                records.append((number, bad))
+    return records
 
 
 def made_of(
     path: Path, records: Sequence[Numbered], make: Callable[[Mapping[str, Any]], T], shapes: str
 ) -> list[T]:
-    """What ``make`` gives for each record.
-
-    Raises:
-        ConfigError: ``make`` raised for some, all of which are named; or there are no records.
-    """
+    """What ``make`` gives for each record; ConfigError names all that it refused, or says there are none."""
     found: list[T] = []
     bad: list[str] = []
     for number, record in records:
         try:
-            found.append(make(_object(record)))
+            if isinstance(record, BadSample):
+                raise record
+            if not isinstance(record, dict):
+                raise BadSample(f"{type(record).__name__} instead of an object")
+            found.append(make(record))
         except BadSample as error:
             bad.append(f"{number}: {error}")
         except IngotError as error:
@@ -72,46 +79,34 @@ def made_of(
 
 
 def text_of(value: object) -> str:
-    """A text that says something; ``BadSample`` where it does not."""
+    """A text that is not empty; ``BadSample`` for all else."""
     if not isinstance(value, str) or not value.strip():
         raise BadSample("a text is missing or empty")
     return value
 
 
 def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
-    """The tokenizer that something needs.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The tokenizer that something needs; ConfigError where there is none."""
     if tokenizer is None:
-        raise ConfigError(
-            f"{what} needs a tokenizer, but the checkpoint has none",
-            allowed='{"token_ids": […]}',
-            field="calib",
-        )
+        what = f"{what} needs a tokenizer, but the checkpoint has none"
+        raise ConfigError(what, allowed='{"token_ids": […]}', field="calib")
     return tokenizer
 
 
 def decoded(path: Path, raw: bytes) -> str:
-    """A file's text.
-
-    Raises:
-        ConfigError: it is not UTF-8, or empty.
-    """
+    """A file's text; ConfigError where it is not UTF-8, or empty."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not UTF-8", seen=error, field="calib", fix="`calib`, converted to UTF-8"
-        ) from None
+        fix = "`calib`, converted to UTF-8"
+        raise ConfigError(f"{path} is not UTF-8", seen=error, field="calib", fix=fix) from None
     if not text.strip():
         raise ConfigError("the data is empty", seen=path, field="calib")
     return text
 
 
 def raw_file(path: Path) -> bytes:
-    """The file without a byte-order mark."""
+    """The file without a byte-order mark; ConfigError where it cannot be read or is no text."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -124,32 +119,3 @@ def raw_file(path: Path) -> bytes:
             field="calib",
         )
     return raw.removeprefix(b"\xef\xbb\xbf")
-
-
-def _object(record: object) -> Mapping[str, Any]:
-    if isinstance(record, BadSample):
-        raise record
-    if not isinstance(record, dict):
-        raise BadSample(f"{type(record).__name__} instead of an object")
-    return record
-
-
-def _lines(raw: bytes) -> Iterator[tuple[int, Any]]:
-    """(line, record), a line that is no JSON as the error that it is; blank lines are passed over."""
-    for number, line in enumerate(raw.split(b"\n"), start=1):
-        if line.strip():
-            try:
-                yield number, parse_json(line)
-            except JsonError as error:
-                yield number, BadSample(f"not JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
-
-
-def _elements(path: Path, raw: bytes, shapes: str) -> Iterator[tuple[int, Any]]:
-    try:
-        found = parse_json(decoded(path, raw))
-    except JsonError as error:
-        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", field="calib") from None
-    if not isinstance(found, list):
-        seen = f"{path}: {type(found).__name__}"
-        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=shapes, field="calib")
-    yield from enumerate(found, start=1)

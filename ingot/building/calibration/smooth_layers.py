@@ -1,7 +1,5 @@
 """Activations of 8 bits, one layer after another: smoothed, and with their static scales.
 
-Covers which inputs are smoothed, and the scales that follow.
-
 An input is smoothed where a site makes it (rescaling.py) and the layer that reads it rounds it to 8 bits. A
 norm's weight is stored in the engine's dtype: the columns behind it are multiplied by what it really was
 divided by, so that its rounding costs nothing.
@@ -27,7 +25,7 @@ SAMPLE = 256  # tokens that an alpha is searched with
 
 
 class SmoothLayers(LayerMethod):
-    """Quieter activations and the static scales of inputs; weights are rounded by their schemes."""
+    """Smoothed activations and the static scales of inputs; weights are rounded by their schemes."""
 
     name = "smoothquant"
 

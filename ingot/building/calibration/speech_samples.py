@@ -1,10 +1,7 @@
-"""Speech to calibrate with, as the model reads it: windows, and the ids that the decoder sees beside them.
+"""Speech to calibrate with, as the model reads it: windows, and the ids that the decoder reads with them.
 
-Covers the ids: a transcript's behind what frames it, else those that the checkpoint itself says, one
-likeliest token after another.
-
-    data = read_speech(Path("talks.jsonl"), 128, 448, assembly, source, text, device)
-    data.samples[0], data.features[0]
+The ids are a transcript's behind what frames it, else those that the checkpoint itself gives, one likeliest
+token after another.
 """
 
 from __future__ import annotations
@@ -47,10 +44,8 @@ def read_speech(
 ) -> CalibrationData:
     """At most ``count`` windows of recordings, each with at most ``length`` ids.
 
-    Raises:
-        ConfigError: as ``read_windows``, or a transcript needs a tokenizer.
-        CheckpointError: nothing says which ids frame a transcript.
-        RequestError: a recording cannot be read, or the model does not know its language.
+    Raises CheckpointError where nothing says which ids frame a transcript; RequestError where a recording
+    cannot be read, or the model does not know its language.
     """
     encoder = assembly.model_config.encoder
     assert encoder is not None
@@ -68,14 +63,14 @@ def read_speech(
 
 
 class _Kept(Held):
-    """All weights that were asked for: each token asks for them again."""
+    """All weights so far: each token asks for them again."""
 
     def release(self) -> None:
         """Keep them."""
 
 
 class _Writer:
-    """The ids that a decoder sees beside windows; the arithmetic is the walk's."""
+    """The ids that a decoder reads with windows; the arithmetic is the walk's."""
 
     def __init__(
         self,
@@ -102,7 +97,11 @@ class _Writer:
                 if one.text is None or self._detects(one):
                     encode(run, number, one.features, unseen)
             frames = [self._frame(run, number, one) for number, one in enumerate(windows)]
-            texts = {n: self._words(one.text) for n, one in enumerate(windows) if one.text is not None}
+            texts = {}
+            for n, one in enumerate(windows):
+                if one.text is not None:
+                    words = [" " + one.text.strip()]
+                    texts[n] = needed(self._tokenizer, "a transcript").encode_parts(words)
             texts |= self._transcribed(run, {n: frame for n, frame in enumerate(frames) if n not in texts})
         return [(*frame, *texts[n], self._tokens.end) for n, frame in enumerate(frames)]
 
@@ -119,19 +118,15 @@ class _Writer:
             language = codes[int(row.argmax())]
         return self._tokens.prompt(language, "transcribe", timestamps=False)
 
-    def _words(self, text: str) -> list[int]:
-        return needed(self._tokenizer, "a transcript").encode_parts([" " + text.strip()])
-
     def _transcribed(self, run: ReferenceRun, frames: dict[int, list[int]]) -> dict[int, list[int]]:
-        """The likeliest tokens behind each window's frame, up to the end or as many as there may be."""
+        """The likeliest tokens behind each window's frame, up to the end or as many as are allowed."""
         written: dict[int, list[int]] = {number: [] for number in frames}
         new = dict(frames)
         while new:
             starts = {n: len(frames[n]) + len(written[n]) - len(ids) for n, ids in new.items()}
             offset = self._model.rope_offset(1)
-            rows = self._logits(
-                run, [SequenceSpan(n, tuple(ids), starts[n], offset, n) for n, ids in new.items()]
-            )
+            spans = [SequenceSpan(n, tuple(ids), starts[n], offset, n) for n, ids in new.items()]
+            rows = self._logits(run, spans)
             for number, row in zip(list(new), rows, strict=True):
                 token = int(row.argmax())
                 if token == self._tokens.end or len(written[number]) == self._most:

@@ -1,12 +1,6 @@
 """The hidden states of all samples on their way through one half of a model, a layer at a time.
 
-Covers where they lie (on the device where they fit, else in host memory) and what a layer of either half
-makes of them: of an encoder's inputs, or of tokens that may read what such inputs became.
-
-    encoder = EncoderHalf(run, features, device)
-    encoder.run_layer("encoder.layers.0", progress, keep=True)
-    encoder.finish()
-    decoder = DecoderHalf(run, batches, device, encoder)
+They are on the device where they fit, else in host memory.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ class WalkProgress:
 
 
 class Half(ABC):
-    """Hidden states of each part, what goes through a layer at once, on their way.
+    """Hidden states of each part, what goes through a layer at once.
 
     ``rows``: whose rows a product's input has while a layer runs; None: they are one record of tokens.
     """
@@ -65,11 +59,7 @@ class Half(ABC):
         """What a layer makes of a part."""
 
     def run_layer(self, name: str, progress: WalkProgress, *, keep: bool) -> None:
-        """Compute a layer; ``keep``: its outputs become what the next one gets.
-
-        Raises:
-            BuildError: they are not finite.
-        """
+        """Compute a layer, whose outputs must be finite; ``keep``: they become what the next one gets."""
         for part, before in enumerate(self._parts):
             behind = self.layer(name, part, before.to(self._device))
             if not bool(torch.isfinite(behind.hidden).all()):
@@ -93,8 +83,7 @@ class EncoderHalf(Half):
         super().__init__(run, parts, _MOST_STATES * sum(part.hidden.numel() for part in parts), device)
 
     def layer(self, name: str, part: int, before: Passage) -> Passage:
-        found = next(stage for stage in self._stages if stage.name == name)
-        return before.after(found)
+        return before.after(next(stage for stage in self._stages if stage.name == name))
 
     def run_layer(self, name: str, progress: WalkProgress, *, keep: bool) -> None:
         """As of ``Half``; stages before the layer, which have no linear layers, first."""
@@ -158,13 +147,11 @@ class DecoderHalf(Half):
         if encoder is None and not self.run.given:
             return None
         place = None if encoder is None else encoder.placeholder_id
-        return torch.tensor(
-            [
-                span.sequence in self.run.given or (span.input is not None and i == place)
-                for span in batch
-                for i in span.ids
-            ]
-        )
+        marks = []
+        for span in batch:
+            given = span.sequence in self.run.given
+            marks += [given or (span.input is not None and i == place) for i in span.ids]
+        return torch.tensor(marks)
 
 
 def num_tokens(batch: Sequence[SequenceSpan]) -> int:
@@ -173,5 +160,5 @@ def num_tokens(batch: Sequence[SequenceSpan]) -> int:
 
 
 def unseen(name: str, output: torch.Tensor) -> None:
-    """See nothing of a module's output."""
+    """Observe nothing of a module's output."""
     return

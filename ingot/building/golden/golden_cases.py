@@ -1,15 +1,11 @@
-"""Golden cases of an engine that was just written.
+"""Golden cases of an engine that was just written: prompts through the reference in fp32, greedy
+continuations, and the noise floors.
 
-Covers the making of a proof: prompts through the reference (reference.py) in fp32, greedy continuations, and
-the noise floors.
-
-    proof = make_proof(folder, model, build, tokenizer, torch.device("cpu"))
-
-It costs one pass over the weights for each new token and one for the floors, with the arithmetic of 1,200
+They cost one pass over the weights for each new token and one for the floors, with the arithmetic of 1,200
 tokens in all, and the memory of one matrix; a GPU with room for the weights reads them once. Where every pass
 reads the file again, fewer new tokens (3 at least) keep the reading near 16 GB, and above 4 GB the floors are
-of the short case alone. The numbers are those of the machine's PyTorch and its number of threads: the same
-again on the same machine with the same threads. Below 256 MB of weights a CPU uses one.
+of the short case alone. The values depend on the machine's PyTorch and number of threads. Below 256 MB of
+weights a CPU uses one.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from ingot.building.golden.golden_encoder import (
 )
 from ingot.building.golden.golden_prompts import GoldenPrompt, golden_prompts, spliced_ids
 from ingot.config.build_config import BuildConfig
-from ingot.config.decoder_config import DecoderConfig
 from ingot.device import cpu_name, dtype_name, parse_dtype
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.proof_file import (
@@ -77,8 +72,8 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass
-class _Under:
-    """A case under way."""
+class _OpenCase:
+    """A case whose continuation is being computed."""
 
     number: int
     prompt: GoldenPrompt
@@ -93,16 +88,13 @@ class _Under:
     def span(self, ids: Sequence[int], start: int) -> SequenceSpan:
         return SequenceSpan(self.number, tuple(ids), start, self.rope_offset, self.input)
 
-    def sums(self, part: str) -> dict[str, Checksum]:
-        return {name: sketch.checksum() for name, sketch in self.sketches[part].items()}
-
     def case(self) -> GoldenCase:
-        prompt, new = self.sums("prompt"), self.sums("new")
-        ids = tuple(self.new_ids)
-        steps, rows = tuple(self.steps), tuple(self.rows)
-        return GoldenCase(
-            self.prompt.name, self.prompt.text, self.prompt.ids, ids, steps, rows, prompt, new, self.input
+        prompt, new = (
+            {name: sketch.checksum() for name, sketch in self.sketches[part].items()}
+            for part in ("prompt", "new")
         )
+        own, ids, steps, rows = self.prompt, tuple(self.new_ids), tuple(self.steps), tuple(self.rows)
+        return GoldenCase(own.name, own.text, own.ids, ids, steps, rows, prompt, new, self.input)
 
 
 def make_proof(
@@ -117,13 +109,14 @@ def make_proof(
 
     Args:
         model: the empty modules (on ``meta``).
-        device: where the arithmetic runs; a GPU that lacks the memory leaves it to the CPU, and says so.
+        device: where the arithmetic runs; a GPU that lacks the memory leaves it to the CPU, with a warning.
         progress: called as (what, done, in all), for each part of the work: prompts and noise floors by
             layers, new tokens by passes.
 
     Returns:
         None, with a warning logged, where the model's logits are not finite: nothing can be proven of it.
     """
+    progress = progress or _silent
     try:
         return _make(folder, model, build, tokenizer, device, progress)
     except torch.OutOfMemoryError:
@@ -138,7 +131,7 @@ def _make(
     build: BuildConfig,
     tokenizer: Tokenizer | None,
     device: torch.device,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Proof | None:
     dtype = parse_dtype(build.dtype)
     weights = EngineTensors(folder / WEIGHTS_FILE, model, device)
@@ -151,18 +144,21 @@ def _make(
         try:
             run = ReferenceRun(model, weights, EXACT, kv_dtype=build.kv_dtype)
             inputs = tuple(claimed(run, i, one) for i, one in enumerate(given))
-            _continue(run, cases, count, progress or _silent)
-            floors = _floors(model, weights, cases, given, dtype, build.kv_dtype, progress or _silent)
-            _tell_overflow(floors)
+            _continue(run, cases, count, progress)
+            floors = _floors(model, weights, cases, given, dtype, build.kv_dtype, progress)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite")
             return None
+    for name, floor in floors.items():
+        first = next((module for module, value in floor.modules.items() if value >= OVERFLOW), None)
+        if first is not None:
+            _log.warning("the model overflows in %s, first in %s; build it with `dtype=bf16`", name, first)
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors, inputs=inputs)
     where = device_name(device)
     return Proof.of(claims, ProofOrigin(where, threads, dtype_name(dtype), VERSION, torch.__version__))
 
 
-def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_Under]:
+def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_OpenCase]:
     """Prompts with the inputs in turns. Where inputs stand in the prompt one in three has none, since texts
     are requests of their own there.
     """
@@ -175,24 +171,17 @@ def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list
             assert model.config.encoder is not None
             ids = spliced_ids(ids, model.config.placeholders, model.config.encoder.placeholder_id)
             given = given if ids != prompt.ids else None
-        found.append(_Under(number, prompt, ids, model.rope_offset(len(ids)), given))
+        found.append(_OpenCase(number, prompt, ids, model.rope_offset(len(ids)), given))
     return found
 
 
-def _tell_overflow(floors: dict[str, Floor]) -> None:
-    for name, floor in floors.items():
-        first = next((module for module, value in floor.modules.items() if value >= OVERFLOW), None)
-        if first is not None:
-            _log.warning("the model overflows in %s, first in %s; build it with `dtype=bf16`", name, first)
-
-
 class _NotFinite(Exception):
-    """A logit is infinite or no number."""
+    """A logit is not finite."""
 
 
 @contextmanager
 def steady_threads(num_bytes: int, device: torch.device) -> Iterator[int]:
-    """One thread for a model of few ``num_bytes`` of weights on a CPU: as fast, and the same numbers whatever
+    """One thread for a model of few ``num_bytes`` of weights on a CPU: as fast, and the same values whatever
     the process has. Yields how many threads there are.
     """
     before = torch.get_num_threads()
@@ -205,7 +194,7 @@ def steady_threads(num_bytes: int, device: torch.device) -> Iterator[int]:
 
 
 def device_name(device: torch.device) -> str:
-    """A GPU's name, or the CPU's as far as the system tells it."""
+    """A GPU's name, or the CPU's as the system gives it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return cpu_name() or "CPU"
@@ -239,8 +228,8 @@ def _new_tokens(weights: EngineTensors, max_seq_len: int) -> int:
     return min(passes, max_seq_len // 2)
 
 
-def _continue(run: ReferenceRun, cases: list[_Under], count: int, progress: Progress) -> None:
-    """Prompts, then one token a pass for every case, greedily."""
+def _continue(run: ReferenceRun, cases: list[_OpenCase], count: int, progress: Progress) -> None:
+    """Prompts, then one token per pass for every case, greedily."""
     if not cases:
         return
     prompts, starts = [c.ids for c in cases], [len(c.ids) for c in cases]
@@ -257,7 +246,7 @@ def _continue(run: ReferenceRun, cases: list[_Under], count: int, progress: Prog
 
 def _pass(
     run: ReferenceRun,
-    cases: list[_Under],
+    cases: list[_OpenCase],
     part: str,
     ids: Sequence[Sequence[int]],
     starts: Sequence[int],
@@ -278,7 +267,11 @@ def _pass(
         hidden = run.layer(index, hidden, spans, see)
         run.weights.release()
     hidden = run.final_norm(hidden, see)
-    chosen = [_kept_rows(case) if part == "prompt" else [] for case in cases]
+    # Whole logits are kept at the first, a middle and the last token of a prompt that is not long.
+    chosen: list[list[int]] = []
+    for count in counts:
+        short = part == "prompt" and count <= _MOST_ROWS_OF
+        chosen.append(sorted({0, count // 2, count - 1}) if short else [])
     starts_in_pass = itertools.accumulate(counts, initial=0)
     wanted = [[*rows, n - 1] for rows, n in zip(chosen, counts, strict=True)]
     places = [first + row for first, rows in zip(starts_in_pass, wanted, strict=False) for row in rows]
@@ -291,20 +284,13 @@ def _pass(
     return torch.stack(last)
 
 
-def _kept_rows(case: _Under) -> list[int]:
-    """Where whole logits are kept: at the first, a middle and the last token of a prompt that is not long."""
-    length = len(case.ids)
-    return [] if length > _MOST_ROWS_OF else sorted({0, length // 2, length - 1})
-
-
 def _position(row: torch.Tensor) -> Position:
     if not bool(torch.isfinite(row).all()):
         raise _NotFinite
     values, ids = row.topk(min(TOP, row.shape[0]))
     chosen = int(row.argmax())
-    order = sorted(
-        zip(ids.tolist(), values.tolist(), strict=True), key=lambda pair: (pair[0] != chosen, -pair[1])
-    )
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    order = sorted(pairs, key=lambda pair: (pair[0] != chosen, -pair[1]))
     ids_, values_ = zip(*order, strict=True)
     return Position(tuple(ids_), tuple(map(rounded, values_)), rounded(float(row.double().logsumexp(0))))
 
@@ -312,7 +298,7 @@ def _position(row: torch.Tensor) -> Position:
 def _floors(
     model: Decoder,
     weights: EngineTensors,
-    cases: list[_Under],
+    cases: list[_OpenCase],
     inputs: Sequence[GoldenInput],
     dtype: torch.dtype,
     kv_dtype: str,
@@ -320,9 +306,9 @@ def _floors(
 ) -> dict[str, Floor]:
     """Distances of fp32 from fp64 and of the engine's dtype from fp32, over some of the cases in one pass.
 
-    Where activations, or keys and values, are rounded to 8 bits, a last bit of fp32 can be a whole step of a
-    number, and then all that follows is off by more than fp32's noise. Whether that happens is chance. So no
-    floor is below what it costs that it happens once in every row (reference.py: ``flips``).
+    Where activations, or keys and values, are rounded to 8 bits, a last bit of fp32 can change a quantized
+    value by one, and then all that follows is off by more than fp32's noise. Whether that happens is chance.
+    So no floor is below what it costs that it happens once in every row (``flips`` of plain_rows.py).
     """
     names = FLOOR_CASES[:1] if weights.num_bytes > _LARGE and not weights.resident else FLOOR_CASES
     chosen = [c for c in cases if c.prompt.name in names] or cases
@@ -340,7 +326,16 @@ def _floors(
     found = _outputs(weights, runs, spans, chosen, encoder_distances(runs, inputs), progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
-    floors |= {"fp32": _of_any_order(floors["fp32"], _terms(model.config))}
+    # Libraries may sum one term after another, as they do for a single row: the error of such a sum of K
+    # terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors grow as the
+    # first module's does, since errors pass through the layers in proportion. The sums that set the floors
+    # are of a row's channels, or of the positions that cross-attention adds up.
+    encoder = model.config.encoder if model.config.crosses else None
+    terms = max(model.config.hidden_size, 0 if encoder is None else encoder.max_positions)
+    walk, floor = torch.finfo(torch.float32).eps * math.sqrt(terms) / 4, floors["fp32"]
+    scale = max(1.0, walk / next(iter(floor.modules.values())))
+    modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
+    floors["fp32"] = Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
     flips = floors.pop(_FLIPS, None)
     return floors if flips is None else {name: _larger(own, flips) for name, own in floors.items()}
 
@@ -348,23 +343,6 @@ def _floors(
 def _larger(one: Floor, other: Floor) -> Floor:
     modules = {name: max(value, other.modules[name]) for name, value in one.modules.items()}
     return Floor(modules, max(one.logits, other.logits), max(one.logprobs, other.logprobs))
-
-
-def _terms(config: DecoderConfig) -> int:
-    """Of the sums that set the floors: a row's channels, or the positions that cross-attention adds up."""
-    encoder = config.encoder if config.crosses else None
-    return max(config.hidden_size, 0 if encoder is None else encoder.max_positions)
-
-
-def _of_any_order(floor: Floor, terms: int) -> Floor:
-    """An fp32 floor for libraries that sum one term after another, as they do for a single row: the error of
-    such a sum of K terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors
-    grow as the first module's does, since errors pass through the layers in proportion.
-    """
-    walk = torch.finfo(torch.float32).eps * math.sqrt(terms) / 4
-    scale = max(1.0, walk / next(iter(floor.modules.values())))
-    modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
-    return Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
 
 
 @dataclass
@@ -390,12 +368,16 @@ def _outputs(
     weights: EngineTensors,
     runs: dict[str, ReferenceRun],
     spans: list[SequenceSpan],
-    cases: list[_Under],
+    cases: list[_OpenCase],
     modules: dict[str, dict[str, float]],
     progress: Progress,
 ) -> _Distances:
     """All runs layer by layer, so that a matrix is read once; ``modules`` are those that ran before."""
     counts = [len(span.ids) for span in spans]
+    rows: list[int] = []  # of the hidden states whose logits chose the new tokens
+    for case, start in zip(cases, itertools.accumulate(counts, initial=0), strict=False):
+        first = start + len(case.ids) - 1
+        rows += range(first, first + len(case.new_ids))
     hidden = {name: run.embed(spans) for name, run in runs.items()}
 
     def compare(seen: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -413,7 +395,7 @@ def _outputs(
         weights.release()
         compare(seen)
     seen = {name: {} for name in runs}
-    chosen = torch.tensor(_chosen_rows(cases, counts))
+    chosen = torch.tensor(rows)
     logits = {}
     for name, run in runs.items():
         hidden[name] = run.final_norm(hidden[name], seen[name].__setitem__)
@@ -421,14 +403,3 @@ def _outputs(
     compare(seen)
     ids = torch.tensor([step.top_ids for case in cases for step in case.steps])
     return _Distances(modules, logits, ids)
-
-
-def _chosen_rows(cases: list[_Under], counts: list[int]) -> list[int]:
-    """Rows of the hidden states whose logits chose the new tokens."""
-    rows: list[int] = []
-    start = 0
-    for case, count in zip(cases, counts, strict=True):
-        first = start + len(case.ids) - 1
-        rows += range(first, first + len(case.new_ids))
-        start += count
-    return rows

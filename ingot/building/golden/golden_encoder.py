@@ -1,10 +1,4 @@
-"""The encoder's part of a golden proof.
-
-Covers which inputs a model is proven with, checksums of what its encoder makes of them, and its noise floors.
-
-    inputs = golden_inputs(model.config)                 # empty: the model takes none
-    claims = [claimed(run, number, one) for number, one in enumerate(inputs)]
-"""
+"""The encoder's part of a golden proof: inputs, checksums of what it makes of them, and noise floors."""
 
 from __future__ import annotations
 
@@ -42,7 +36,7 @@ class GoldenInput(ABC):
     Attributes:
         name: what its values follow from, with the size.
         size: of the values.
-        shape: of the features, as the encoder takes them; 0: the size says.
+        shape: of the features, as the encoder takes them; 0: given by the size.
     """
 
     name: str
@@ -54,8 +48,8 @@ class GoldenInput(ABC):
     @staticmethod
     @abstractmethod
     def sizes(encoder: EncoderConfig) -> dict[str, tuple[int, ...]]:
-        """By name those that a model is proven with: several, so that requests beside each other read
-        different ones. Where outputs stand in the prompt, each has ``max_positions`` of them.
+        """The sizes that a model is proven with, by name: several, so that requests beside each other read
+        different ones. Where outputs are spliced into the prompt, each has ``max_positions`` of them.
         """
 
     @property
@@ -144,21 +138,16 @@ GOLDEN_INPUTS: dict[Modality, type[GoldenInput]] = {SPEECH: GoldenSpeech, PICTUR
 
 
 def register_golden_inputs(modality: Modality, kind: type[GoldenInput]) -> None:
-    """Prove models of a modality with inputs of ``kind``.
-
-    Raises:
-        ValueError: the modality has golden inputs.
-    """
+    """Prove models of a modality with inputs of ``kind``; ValueError where it has golden inputs."""
     if modality in GOLDEN_INPUTS:
         raise ValueError(f"modality {modality.name} has golden inputs already")
     GOLDEN_INPUTS[modality] = kind
 
 
 def golden_inputs(config: DecoderConfig) -> list[GoldenInput]:
-    """Those that a model is proven with; none of a model whose encoder no proof computes.
+    """The inputs that a model is proven with; none of a model whose encoder no proof computes.
 
-    Raises:
-        ConfigError: its modality has none.
+    Raises ConfigError where its modality has none.
     """
     encoder = config.encoder
     if encoder is None or plain_encoder(config) is None:
@@ -197,7 +186,7 @@ def claimed(run: ReferenceRun, number: int, given: GoldenInput) -> InputClaim:
 
 
 def finer(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each arithmetic but the first, fp64, and the one that it is compared with."""
+    """Each arithmetic except for the first, fp64, and the one that it is compared with."""
     return ((name, "fp64" if name == "fp32" else "fp32") for name in names if name != "fp64")
 
 

@@ -1,11 +1,6 @@
 """The pictures of golden cases: values that are the same everywhere, and their pixels in fp64.
 
-Covers the values and a resize and normalization of its own, so that a proof does not repeat the mistakes of
-``ingot/image``.
-
-    values = golden_values("wide", (48, 64))                             # uint8 [48, 64, 3]
-    pixels = exact_pixels(values, side=32)                               # float64 [3, 32, 32]
-
+Resize and normalization are its own, so that a proof does not repeat the mistakes of ``ingot/image``.
 Source: Pillow's documentation for the bicubic kernel, whose support grows where a picture shrinks; CLIP's
 preprocessing for mean and standard deviation.
 """
@@ -23,8 +18,8 @@ _SWELLS = (7.0, 19.0, 53.0)  # periods in pixels, one for each channel
 
 
 def golden_values(name: str, size: tuple[int, int]) -> np.ndarray:
-    """A picture of noise over gradients that differ by channel, uint8 [height, width, 3]; nothing of it is
-    symmetric, so that a picture that is turned, mirrored or of other channels is another one.
+    """A picture of noise over gradients that differ by channel, uint8 [height, width, 3]; turned, mirrored or
+    with other channels it is another one.
     """
     height, width = size
     data = hashlib.shake_256(f"picture/{name}".encode()).digest(3 * height * width)
@@ -43,8 +38,7 @@ def exact_pixels(
 ) -> torch.Tensor:
     """uint8 [height, width, 3] → normalized pixels [3, side, side].
 
-    Args:
-        nudge: every so many'th value is one level higher, which is what a resize may round otherwise.
+    Every ``nudge``-th value is one level higher, which is what a resize may round otherwise.
     """
     planes = torch.from_numpy(values.copy()).permute(2, 0, 1).double()
     for axis in (2, 1):  # across, then down; between them values are whole levels

@@ -1,9 +1,4 @@
-"""The prompts of golden cases.
-
-Covers the texts, and their lengths in tokens: what a kernel, a cache block or a script could get wrong.
-
-    prompts = golden_prompts(tokenizer, vocab_size=32000, longest=8176)
-"""
+"""The prompts of golden cases, with what a kernel, a cache block or a script could get wrong."""
 
 from __future__ import annotations
 
@@ -54,16 +49,18 @@ class GoldenPrompt:
 def golden_prompts(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -> list[GoldenPrompt]:
     """A short one, one of 200 tokens, one in other scripts, one that fills a cache block and one over it.
 
-    Args:
-        longest: tokens that a prompt may have; longer ones are cut, none are left of 0.
+    Prompts are cut to the ``longest`` tokens; none are left of 0.
     """
     found = []
     for name, length in _LENGTHS.items():
         text = None
-        ids = _drawn(name, length, vocab_size)
         if tokenizer is not None:
             text = _repeated(tokenizer, _TEXTS[name], 1 if name in ("short", "script") else length)
             ids = tokenizer.encode(text)[:length]
+        else:  # drawn, the same everywhere; a block and one over it begin alike
+            data = hashlib.shake_256(name.removeprefix("over ").encode()).digest(4 * length)
+            words = (data[i : i + 4] for i in range(0, len(data), 4))
+            ids = [int.from_bytes(word, "little") % vocab_size for word in words]
         ids = ids[:longest]
         if ids and max(ids) < vocab_size:
             found.append(GoldenPrompt(name, text, tuple(ids)))
@@ -78,7 +75,7 @@ def spliced_ids(ids: tuple[int, ...], count: int, placeholder: int) -> tuple[int
 
 
 def with_input(ids: Sequence[int], features: torch.Tensor | None, *, splices: bool) -> Prompt:
-    """The same as a request: with an input's features behind the first token where they are spliced."""
+    """The same as a request, with an input's features behind the first token where they are spliced."""
     if features is None:
         return Prompt([list(ids)])
     if not splices:
@@ -88,15 +85,9 @@ def with_input(ids: Sequence[int], features: torch.Tensor | None, *, splices: bo
 
 
 def _repeated(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The text as often as it takes to make so many tokens."""
+    """The text repeated until it has so many tokens."""
     once = max(len(tokenizer.encode(text)), 1)
     for times in range(-(-tokens // once), _MOST_TIMES):
         if len(tokenizer.encode(text * times)) >= tokens:
             return text * times
     return text
-
-
-def _drawn(name: str, count: int, vocab_size: int) -> list[int]:
-    """Ids for a model without a tokenizer, the same everywhere; a block and one over it begin alike."""
-    data = hashlib.shake_256(name.removeprefix("over ").encode()).digest(4 * count)
-    return [int.from_bytes(data[i : i + 4], "little") % vocab_size for i in range(0, len(data), 4)]

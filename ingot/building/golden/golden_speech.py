@@ -1,10 +1,7 @@
 """The speech of golden cases: samples that are the same everywhere, and their log-mel features in fp64.
 
-Covers the samples and a log-mel of its own, by a plain Fourier sum, so that a proof does not repeat the
-mistakes of ``audio/log_mel.py``. Source: Slaney's Auditory Toolbox for the mel scale, OpenAI's Whisper for
-the rest.
-
-    features = exact_log_mel(golden_samples("whole", 480_000), mels=80)        # float64 [80, 3000]
+Features are a plain Fourier sum, so that a proof does not repeat the mistakes of ``audio/log_mel.py``.
+Source: Slaney's Auditory Toolbox for the mel scale, OpenAI's Whisper for the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-HOP = 160  # samples of a frame
+HOP = 160  # samples per frame
 _RATE, _SPAN = 16_000, 400
 _SWELLS = (7919, 1543)  # samples in which loudness goes down and up, so that frames differ
 
@@ -50,8 +47,9 @@ def exact_log_mel(samples: torch.Tensor, mels: int, dtype: torch.dtype = torch.f
 
 def _triangles(mels: int) -> torch.Tensor:
     """Weights [mels, bins] of triangles over the frequencies, each of the same area."""
-    top = _mel_of(_RATE / 2)
-    corners = [_hertz_of(top * i / (mels + 1)) for i in range(mels + 2)]
+    top = 15 + 27 * math.log(_RATE / 2 / 1000) / math.log(6.4)  # of the mel scale, linear below 1000 Hz
+    places = [top * i / (mels + 1) for i in range(mels + 2)]
+    corners = [mel * 200 / 3 if mel < 15 else 1000 * 6.4 ** ((mel - 15) / 27) for mel in places]
     bins = [_RATE / _SPAN * i for i in range(_SPAN // 2 + 1)]
     rows = []
     for low, middle, high in zip(corners, corners[1:], corners[2:], strict=False):
@@ -60,11 +58,3 @@ def _triangles(mels: int) -> torch.Tensor:
         pairs = zip(up, down, strict=True)
         rows.append([max(0.0, min(pair)) * 2 / (high - low) for pair in pairs])
     return torch.tensor(rows, dtype=torch.float64)
-
-
-def _mel_of(hertz: float) -> float:
-    return hertz * 3 / 200 if hertz < 1000 else 15 + 27 * math.log(hertz / 1000) / math.log(6.4)
-
-
-def _hertz_of(mel: float) -> float:
-    return mel * 200 / 3 if mel < 15 else 1000 * 6.4 ** ((mel - 15) / 27)

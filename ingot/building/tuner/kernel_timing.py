@@ -1,10 +1,4 @@
-"""Microseconds of a call, measured in a CUDA graph.
-
-Covers capture, replay and the clock.
-
-    measure = GraphTimer().prepare([lambda: op(weight) for weight in weights])
-    us = measure()
-"""
+"""Microseconds of a call, measured in a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which tiles are worth measuring, by op and shape; the kernels name them.
-
-candidates("rms_norm", {"h": 4096}, rows=8, dtype=torch.float16, device=device)    # the default first
-"""
+"""Which tiles are worth measuring, by op and shape; the kernels name them."""
 
 from __future__ import annotations
 

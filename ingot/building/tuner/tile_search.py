@@ -1,10 +1,4 @@
-"""Which candidate wins: compiled ahead, right, and in a faster step.
-
-Covers the order of work and the decision.
-
-    search = Search(Steps(model, limits, device), device, GraphTimer())
-    search.prepare(measured_steps(limits), OPS)
-    choices = search.choices()
+"""Which tiles win: compiled ahead, right, and in a faster step.
 
 A kernel's speed depends on its neighbours, so candidates are compared by the time of a whole step.
 """
@@ -42,8 +36,6 @@ MOST_THREADS = 16
 CANDIDATE_ERRORS = (TritonError, RuntimeError, ValueError)
 # Distance from the default's result, in units of |result| + its root mean square: another order of sums.
 TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
-
-
 Progress = Callable[[str, int, int], None]
 
 
@@ -78,7 +70,7 @@ def measured_steps(limits: BuildConfig) -> list[StepKind]:
 
 
 def encoder_steps(config: DecoderConfig, limits: BuildConfig) -> list[StepKind]:
-    """The encoding of the longest inputs, as the runtime does it on a GPU: 1, 2, 4 … together."""
+    """The encoding of the longest inputs, as the runtime does it on a GPU: 1, 2, 4 … at once."""
     if config.encoder is None:
         return []
     inputs_at_once = encoded_at_once(config.encoder, RuntimeConfig(), on_gpu=True)
@@ -88,7 +80,7 @@ def encoder_steps(config: DecoderConfig, limits: BuildConfig) -> list[StepKind]:
 
 @dataclass
 class _Entry:
-    """A place of the plan, the step that asks for it, and the candidates still in the race."""
+    """A place of the plan, the step that asks for it, and the candidates that are left."""
 
     place: PlanPlace
     kind: StepKind
@@ -99,8 +91,7 @@ class _Entry:
 class Search:
     """Decides places one after another; everything is compiled before the first is timed.
 
-    Attributes:
-        dropped: candidates that failed or were wrong.
+    ``dropped``: candidates that failed or were wrong.
     """
 
     def __init__(
@@ -116,17 +107,15 @@ class Search:
     def prepare(self, kinds: Iterable[StepKind], ops: Container[str]) -> None:
         """Run every step with the defaults, note what it asks for, and compile all candidates.
 
-        Raises:
-            DeviceError: a step does not run with the defaults.
+        Raises DeviceError where a step does not run with the defaults.
         """
         asked = self._steps.plan.asked
         for kind in kinds:
             before = len(asked)
             reason = _failure(self._steps.step(kind))
             if reason is not None:
-                raise DeviceError(
-                    "an op's default tiles do not run on this GPU", seen=f"a step of {kind}: {reason}"
-                )
+                what, seen = "an op's default tiles do not run on this GPU", f"a step of {kind}: {reason}"
+                raise DeviceError(what, seen=seen)
             for place, (shape, rows) in list(asked.items())[before:]:
                 default, *others = candidates(place.op, shape, rows, self._steps.dtype, self._device)
                 if place.op in ops and others:
@@ -139,7 +128,12 @@ class Search:
         taken: dict[PlanPlace, Tiles] = {}
         for done, entry in enumerate(self._entries):
             self._progress(f"timing {entry.place.op} {entry.place.key}", done, len(self._entries))
-            self._drop_wrong(entry)
+            # Drop candidates with which the step computes something else than with the default.
+            expected = self._steps.computed(entry.kind)
+            for tiles in list(entry.others):
+                with using({entry.place: tiles}):
+                    if not agrees(self._steps.computed(entry.kind), expected):
+                        self._drop(entry, tiles, "its result differs from the default's")
             choice = self._choice(entry, taken)
             found.append(choice)
             if choice.tiles is not None:
@@ -162,14 +156,6 @@ class Search:
     def _launch(self, entry: _Entry, tiles: Tiles) -> str | None:
         with torch.inference_mode(), on_device(self._device), using({entry.place: tiles}):
             return _failure(self._steps.step(entry.kind))
-
-    def _drop_wrong(self, entry: _Entry) -> None:
-        """Drop candidates with which the step computes something else than with the default."""
-        expected = self._steps.computed(entry.kind)
-        for tiles in list(entry.others):
-            with using({entry.place: tiles}):
-                if not agrees(self._steps.computed(entry.kind), expected):
-                    self._drop(entry, tiles, "its result differs from the default's")
 
     def _drop(self, entry: _Entry, tiles: Tiles, reason: str) -> None:
         entry.others.remove(tiles)
@@ -198,7 +184,7 @@ class Search:
 
 
 def _failure(step: Callable[[], object]) -> str | None:
-    """Why a step cannot run; None where it does. Errors that are not of its tiles are raised."""
+    """Why a step cannot run; None where it does. Errors that its tiles do not cause are raised."""
     try:
         step()
     except (torch.OutOfMemoryError, torch.AcceleratorError):

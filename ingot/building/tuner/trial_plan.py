@@ -1,13 +1,4 @@
-"""A kernel plan whose tiles can change between two runs of a model, and that notes what the model asks for.
-
-Covers the table lookups of a model on trial.
-
-    plan = TrialPlan()
-    model = random_decoder(config, build, plan, device, dtype)
-    with using({Place("rms_norm", "m8_h4096"): {"num_warps": 8}}):
-        ...                                               # the model's steps take these tiles
-    plan.asked                                            # the places it looked up since the start
-"""
+"""A kernel plan whose tiles can change between two runs of a model, and that notes all lookups."""
 
 from __future__ import annotations
 
@@ -43,11 +34,7 @@ def using(tiles: Mapping[PlanPlace, Mapping[str, int]]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TrialPlan(KernelPlan):
-    """The plan of a model on trial.
-
-    Attributes:
-        asked: every place that was looked up, in order.
-    """
+    """The plan of a model on trial; ``asked``: every place that was looked up, in order."""
 
     asked: dict[PlanPlace, Asked] = field(default_factory=dict)
 

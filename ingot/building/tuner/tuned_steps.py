@@ -1,11 +1,4 @@
-"""Steps of a few layers with random weights, run as the runtime runs them.
-
-Covers the model on trial, its caches, and what a step computes on its way.
-
-    steps = Steps(model, limits, device)
-    with using(tiles):
-        steps.step(Kind(decodes=True, rows=8))()
-"""
+"""Steps of a few layers with random weights, run as the runtime runs them."""
 
 from __future__ import annotations
 
@@ -16,13 +9,14 @@ from typing import cast
 
 import torch
 
+from ingot.building.random_weights import random_tensors
 from ingot.building.tuner.trial_plan import TrialPlan
 from ingot.config.build_config import BuildConfig
 from ingot.config.encoder_config import EncoderConfig
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import parse_dtype
-from ingot.engine.assembly import logical_shapes, packed_tensors
+from ingot.engine.engine_loader import fill
 from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Operations
 from ingot.layers.encoder_blocks.encoder import Encoder
@@ -55,7 +49,7 @@ class StepKind:
 
 
 def _cut(encoder: EncoderConfig | None) -> EncoderConfig | None:
-    """An encoder with a few layers, where its settings tell how many it has."""
+    """An encoder with a few layers, where its settings say how many it has."""
     if encoder is None or "num_layers" not in encoder.settings:
         return encoder
     few = min(LAYERS, encoder.settings["num_layers"])
@@ -85,31 +79,13 @@ class Steps:
         self._context = min(CONTEXT, limits.max_seq_len)
         config = model.config.replace(num_layers=min(LAYERS, model.config.num_layers))
         config = config.replace(encoder=_cut(config.encoder))
-        # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
+        # RPTQ's values need samples; what a plan has of such a model, a dense one has too.
         quant = QuantConfig() if model.quant.in_blocks else model.quant
         quant = QuantConfig(quant.scheme, head=quant.head, rotation=False)  # random weights need none
         architecture = architecture_named(config.architecture)
         self._model = architecture.empty_model(config, limits, quant, self.plan)
         self._pass = EncoderPass(fused=fuses(self._model))  # as of the runner
-        self._fill()
-
-    def _fill(self) -> None:
-        """Random weights, packed; norms of ones."""
-        shapes = logical_shapes(self._model)
-        generator = torch.Generator(self._device).manual_seed(0)
-
-        def draw(name: str) -> torch.Tensor:
-            tensor = torch.empty(shapes[name], dtype=self.dtype, device=self._device)
-            is_norm = tensor.dim() == 1 and name.endswith("weight")
-            return tensor.fill_(1.0) if is_norm else tensor.normal_(std=0.02, generator=generator)
-
-        for name, tensor in packed_tensors(self._model, draw, self._device):
-            path, _, leaf = name.rpartition(".")
-            parameter = torch.nn.Parameter(tensor, requires_grad=False)
-            setattr(self._model.get_submodule(path), leaf, parameter)
-        self._model.tie()
-        if self._model.rotary is not None:
-            self._model.rotary.to(self._device)
+        fill(self._model, random_tensors(self._model, device, self.dtype, seed=0), device, self.dtype)
 
     def step(self, kind: StepKind) -> Callable[[], torch.Tensor]:
         """A call that runs the step again; its inputs are always the same."""
@@ -120,9 +96,7 @@ class Steps:
         return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
 
     def computed(self, kind: StepKind) -> list[torch.Tensor]:
-        """What the first layer of the step computes and writes, and the logits; where memory is not written
-        it is NaN.
-        """
+        """What the first layer of the step computes and writes, and the logits; unwritten memory is NaN."""
         if kind.encodes:
             return [self._model.encode(self._features(kind.rows), self._pass)]
         made = self._made(kind)
@@ -130,6 +104,7 @@ class Steps:
         for cache in made.caches:
             for tensor in cache.tensors:
                 tensor[slots // size, :, slots % size] = math.nan
+        # The allocator hands this memory out again, so that what the step leaves unwritten is NaN.
         torch.full((2 * LAYERS, *made.hidden.shape), math.nan, dtype=self.dtype, device=self._device)
         record = StepRecord()
         batch = replace(made.batch, observer=record.see)
@@ -140,7 +115,7 @@ class Steps:
         return [value for value in (*seen, *record.cached[0], logits) if isinstance(value, torch.Tensor)]
 
     def _features(self, positions: int) -> torch.Tensor:
-        """Of as many of the longest inputs as have so many positions."""
+        """As many of the longest inputs as have so many positions."""
         config, encoder = self._model.config.encoder, self._model.encoder
         assert config is not None
         shape = (positions // config.max_positions, *cast(Encoder, encoder).longest)
@@ -163,7 +138,7 @@ class Steps:
         return self._kinds[kind]
 
     def _caches(self, blocks: int, block_size: int, generator: torch.Generator) -> list[LayerCache]:
-        """Random keys and values of every layer; large ones are shared, for no L2 cache holds them."""
+        """Random keys and values of every layer; large ones are shared, since no L2 cache holds them."""
         config = self._model.config
         shape = (2, blocks, config.num_kv_heads, block_size, config.head_dim)
         count = min(-(-_DISTINCT // (math.prod(shape) * self.dtype.itemsize)), config.num_layers)

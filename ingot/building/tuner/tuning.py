@@ -1,9 +1,4 @@
-"""``tune``: an engine's kernel plan, measured on this GPU.
-
-Covers the way from an engine folder to its plan.json.
-
-    tuning = tune("engine")
-"""
+"""``tune``: an engine's kernel plan, measured on this GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +22,6 @@ from ingot.building.tuner.tile_search import (
 from ingot.building.tuner.tuned_steps import Steps
 from ingot.config.build_config import BuildConfig
 from ingot.config.kernel_plan import OPS, KernelPlan, MeasuredTimes
-from ingot.config.quantization.quant_config import QuantConfig
 from ingot.device import on_device, parse_dtype, resolve_device
 from ingot.engine.assembly import model_of
 from ingot.engine.manifest import PLAN_FILE, Manifest
@@ -84,7 +78,13 @@ def tune(
         _log.warning("quantized matmuls keep their default tiles: tuning them is not supported yet")
     tuning = tune_model(model_of(manifest), manifest.build, place, ops=ops, progress=progress)
     if ops is not None and before is not None:
-        tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))
+        # An old plan's other ops stay, if it holds on this machine.
+        new = tuning.plan
+        old, _ = usable_plan(before, place, torch.float16 if new.value_bytes == 2 else torch.float32)
+        tiles = {op: choices for op, choices in old.tiles.items() if op not in ops}
+        measured = {op: times for op, times in old.measured.items() if op not in ops}
+        plan = new.replace(tiles=tiles | new.tiles, measured=measured | new.measured)
+        tuning = replace(tuning, plan=plan)
     write_plan(target, tuning.plan)
     return tuning
 
@@ -110,25 +110,19 @@ def tune_model(
         with torch.inference_mode(), on_device(device):
             search = Search(Steps(model, limits, device), device, timer or GraphTimer(), progress)
             kinds = [*measured_steps(limits), *encoder_steps(model.config, limits)]
-            search.prepare(kinds, _tunable(model.quant) & set(OPS if ops is None else ops))
+            # RPTQ's products take no tiles from a plan.
+            tunable = {op for op in OPS if not (model.quant.in_blocks and op.startswith("small_"))}
+            search.prepare(kinds, tunable & set(OPS if ops is None else ops))
             compiled = time.perf_counter()
             choices = search.choices()
     except torch.AcceleratorError as error:
         raise DeviceError("the GPU failed while tuning", seen=str(error).splitlines()[0]) from error
     except (torch.OutOfMemoryError, OutOfMemoryError) as error:
-        raise OutOfMemoryError(
-            "not enough free GPU memory to tune",
-            seen=str(error).split(". ")[0],
-            fix="free memory, or build with `tune=False`",
-        ) from None
+        seen, fix = str(error).split(". ")[0], "free memory, or build with `tune=False`"
+        raise OutOfMemoryError("not enough free GPU memory to tune", seen=seen, fix=fix) from None
     plan = _plan(choices, device, parse_dtype(limits.dtype))
     seconds = time.perf_counter() - start
     return Tuning(plan, tuple(choices), tuple(search.dropped), seconds, compiled - start)
-
-
-def _tunable(quant: QuantConfig) -> set[str]:
-    """The ops whose tiles a model takes from a plan; RPTQ's products take none."""
-    return {op for op in OPS if not (quant.in_blocks and op.startswith("small_"))}
 
 
 def _plan(choices: Iterable[TileChoice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
@@ -144,21 +138,8 @@ def _plan(choices: Iterable[TileChoice], device: torch.device, dtype: torch.dtyp
     return KernelPlan(**vars(machine_of(device, dtype)), tiles=tiles, measured=measured)
 
 
-def _with_others(new: KernelPlan, old: KernelPlan, ops: Sequence[str], device: torch.device) -> KernelPlan:
-    """The new plan with an old one's other ops, if the old one holds here."""
-    dtype = torch.float16 if new.value_bytes == 2 else torch.float32
-    old, _ = usable_plan(old, device, dtype)
-    tiles = {op: choices for op, choices in old.tiles.items() if op not in ops}
-    measured = {op: times for op, times in old.measured.items() if op not in ops}
-    return new.replace(tiles=tiles | new.tiles, measured=measured | new.measured)
-
-
 def gpu(device: str) -> torch.device:
-    """The GPU behind a device's name.
-
-    Raises:
-        DeviceError: it is no GPU.
-    """
+    """The GPU behind a device's name; DeviceError where it is none."""
     place = resolve_device(device)
     if place.type != "cuda":
         raise DeviceError(

@@ -1,14 +1,4 @@
-"""What calibration remembers of the input of a linear layer.
-
-Covers statistics that grow batch by batch: ranges and magnitudes of channels, a sample of tokens, the sum of
-x·xᵀ (gptq.py).
-
-    seen = InputStatistics.of(in_features, device, hessian=True)
-    seen.add(x)                                   # [T, K], as often as there are batches
-    gptq(weight, seen.hessian.mean(), bits=4)
-
-Ranges of single records and of kinds of positions need to know whose rows are whose: ``add_rows(x, rows)``.
-"""
+"""What calibration records of the input of a linear layer, batch by batch."""
 
 from __future__ import annotations
 
@@ -44,20 +34,14 @@ class ChannelRange:
         self.count += x.shape[0]
 
     def absmax(self) -> torch.Tensor:
-        """[K], largest magnitude of each channel.
-
-        Raises:
-            BuildError: nothing was added, or a value was not finite.
-        """
+        """[K], largest magnitude of each channel; BuildError where nothing was added or it is not finite."""
         if not self.count:
             raise BuildError("calibration saw no tokens", fix="`calib` with at least one sample")
-        found = torch.maximum(self.highest, -self.lowest)
-        if not bool(torch.isfinite(self.total_abs).all()):
-            channel = int((~torch.isfinite(self.total_abs)).nonzero()[0])
-            raise BuildError(
-                "activations are not finite during calibration", seen=f"channel {channel}", fix="`dtype=bf16`"
-            )
-        return found
+        finite = torch.isfinite(self.total_abs)
+        if not bool(finite.all()):
+            seen = f"channel {int((~finite).nonzero()[0])}"
+            raise BuildError("activations are not finite during calibration", seen=seen, fix="`dtype=bf16`")
+        return torch.maximum(self.highest, -self.lowest)
 
     def mean_abs(self) -> torch.Tensor:
         """[K], mean magnitude of each channel."""
@@ -80,9 +64,7 @@ class ChannelRange:
 
 
 class TokenSample:
-    """At most ``rows`` of the tokens that were added, each as likely as any other; the same for the same
-    batches and seed.
-    """
+    """At most ``rows`` of the added tokens, drawn evenly; the same for the same batches and seed."""
 
     def __init__(
         self,
@@ -112,7 +94,7 @@ class TokenSample:
 
 @dataclass(frozen=True, slots=True)
 class RecordRows:
-    """Whose the rows of an input [T, K] are.
+    """Which record each row of an input [T, K] belongs to.
 
     Attributes:
         lengths: rows of each record, one after another, T in all.
@@ -158,7 +140,7 @@ class RecordRanges:
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """Those statistics of one input that a scheme needs; None: not gathered."""
+    """The statistics of one input that a scheme needs; None: not gathered."""
 
     ranges: ChannelRange
     hessian: HessianSum | None = None
@@ -175,9 +157,7 @@ class InputStatistics:
         sample: int = 0,
         records: bool = False,
     ) -> Self:
-        """Empty ones: ranges always, a Hessian for GPTQ, ``sample`` tokens for AWQ and SmoothQuant, ranges of
-        records for RPTQ.
-        """
+        """Empty: ranges always, a Hessian for GPTQ, a sample for AWQ and SmoothQuant, records for RPTQ."""
         return cls(
             ChannelRange(in_features, device),
             HessianSum(in_features, device) if hessian else None,
@@ -192,6 +172,6 @@ class InputStatistics:
                 one.add(x)
 
     def add_rows(self, x: torch.Tensor, rows: RecordRows | None) -> None:
-        """Tokens [T, K] of whole records, which ``add`` gets, too."""
+        """Tokens [T, K] of whole records, which ``add`` gets too."""
         if self.records is not None:
             self.records.add(x, rows)

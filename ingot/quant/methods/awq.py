@@ -1,11 +1,5 @@
 """AWQ: the weights that read outlier channels are scaled up before they are rounded.
 
-Covers the search for the scales and for narrower ranges.
-
-    found = search_scales([weight], x, lambda w: dequantize(quantize(w, 4, 128)))
-    weight = fold_into_columns(weight, found.scales)
-    weight = clipped(weight, clip_limits(weight, x / found.scales, 4, 128), 128)
-
 Source: Lin et al., "AWQ" (arXiv 2306.00978): s = m^r, m the mean magnitude of each channel, over a grid of r;
 also s = m^r / v^(1 - r) with v the mean of the channel's weights relative to their group's largest, as its
 authors' code offers. The least error of the outputs wins; r = 0 (no scaling) is among them.
@@ -20,7 +14,7 @@ import torch
 
 from ingot.errors import ConfigError
 from ingot.quant.methods.channel_folding import class_mean
-from ingot.quant.methods.rounding import CLIP_RATIOS, GroupError, best_grid, check, in_groups
+from ingot.quant.methods.rounding import CLIP_RATIOS, best_grid, check, in_groups
 
 STEPS = 20
 _RANGE = 1e4  # most that the scales of two channels differ by: a norm's weight divided by them fits 16 bits
@@ -55,15 +49,12 @@ def search_scales(
     """Scales of an input that all of ``weights`` [N, K] read, by the error of their products with ``x``.
 
     Args:
-        x: [T, K], a sample of the input; some hundred tokens tell.
+        x: [T, K], a sample of the input; some hundred tokens are enough.
         fake: what rounding makes of a weight: [N, K] → [N, K].
         group: columns whose largest weight counts together.
         magnitude: [K], mean of |x_j| in all of calibration; None: of ``x``.
         steps: exponents that are tried, each twice.
-        classes: channels that share a scale (folding.py).
-
-    Raises:
-        ConfigError: there are no weights, or they are of other widths.
+        classes: channels that share a scale (channel_folding.py).
     """
     if not weights or any(weight.shape[1] != x.shape[1] for weight in weights):
         widths = [weight.shape[-1] for weight in weights]
@@ -81,9 +72,8 @@ def search_scales(
     ones = torch.ones_like(magnitudes)
     plain = error(ones)
     best = Scaling(ones, 0.0, plain, plain)
-    for ratio, scales in _candidates(
-        class_mean(magnitudes, classes), class_mean(_share(wide, group), classes), steps
-    ):
+    shares = class_mean(_share(wide, group), classes)
+    for ratio, scales in _candidates(class_mean(magnitudes, classes), shares, steps):
         found = error(scales)
         if found < best.error:
             best = Scaling(scales, ratio, found, plain)
@@ -98,52 +88,32 @@ def clip_limits(
     *,
     symmetric: bool = True,
     scale_dtype: torch.dtype = torch.float16,
-    ratios: Sequence[float] = CLIP_RATIOS,
 ) -> torch.Tensor:
     """The largest magnitude that each row, or group of a row, should keep: [N] or [groups, N] fp32.
 
     The one that leaves the least error of its own part of the product with ``x`` [T, K]: the sum over tokens
     of (e·x)², which is e H eᵀ with H the part's sum of x·xᵀ. Queries and keys are better left alone: their
-    errors multiply.
-
-    Raises:
-        ConfigError, BuildError: as ``quantize``.
+    errors multiply. Errors are as of ``quantize``.
     """
     check(weight, bits, group)
     parts = in_groups(x.float(), group)  # [T, groups, n]
     hessians = torch.einsum("tgi,tgj->gij", parts, parts)
-
-    def cost(difference: torch.Tensor) -> torch.Tensor:
-        return (torch.einsum("rgi,gij->rgj", difference, hessians) * difference).sum(-1)
-
-    found = torch.cat(
-        [
-            _best_limits(in_groups(piece.float(), group), bits, symmetric, scale_dtype, ratios, cost)
-            for piece in weight.split(max(1, _PIECE // weight.shape[1]))
-        ]
-    )
+    limits = []
+    for piece in weight.split(max(1, _PIECE // weight.shape[1])):
+        blocks = in_groups(piece.float(), group)  # [N, groups, n]
+        peak = blocks.abs().amax(-1)
+        best, least = peak, torch.full_like(peak, torch.inf)
+        for ratio in CLIP_RATIOS:
+            limit = peak * ratio
+            narrow = _cut(blocks, limit[..., None])
+            grid = best_grid(narrow, bits, symmetric, scale_dtype)
+            difference = grid.meant(grid.nearest(narrow)) - blocks
+            error = (torch.einsum("rgi,gij->rgj", difference, hessians) * difference).sum(-1)
+            best = torch.where(error < least, limit, best)
+            least = torch.minimum(error, least)
+        limits.append(best)
+    found = torch.cat(limits)
     return found.T.contiguous() if group else found[:, 0]
-
-
-def _best_limits(
-    blocks: torch.Tensor,
-    bits: int,
-    symmetric: bool,
-    scale_dtype: torch.dtype,
-    ratios: Sequence[float],
-    cost: GroupError,
-) -> torch.Tensor:
-    """[N, groups] for blocks [N, groups, n]."""
-    peak = blocks.abs().amax(-1)
-    best, least = peak, torch.full_like(peak, torch.inf)
-    for ratio in ratios:
-        limit = peak * ratio
-        narrow = _cut(blocks, limit[..., None])
-        grid = best_grid(narrow, bits, symmetric, scale_dtype)
-        error = cost(grid.meant(grid.nearest(narrow)) - blocks)
-        best = torch.where(error < least, limit, best)
-        least = torch.minimum(error, least)
-    return best
 
 
 def clipped(weight: torch.Tensor, limits: torch.Tensor, group: int = 0) -> torch.Tensor:
@@ -166,13 +136,8 @@ def _candidates(
     for step in range(1, steps + 1):
         ratio = step / steps
         for scales in (magnitudes.pow(ratio), magnitudes.pow(ratio) / share.pow(1 - ratio)):
-            yield ratio, _centred(scales)
-
-
-def _centred(scales: torch.Tensor) -> torch.Tensor:
-    """About 1, within what 16 bits can carry."""
-    scales = scales / (scales.max() * scales.min()).sqrt()
-    return scales.clamp(_RANGE**-0.5, _RANGE**0.5)
+            scales = scales / (scales.max() * scales.min()).sqrt()  # about 1, within what 16 bits can carry
+            yield ratio, scales.clamp(_RANGE**-0.5, _RANGE**0.5)
 
 
 def _share(weights: Sequence[torch.Tensor], group: int) -> torch.Tensor:

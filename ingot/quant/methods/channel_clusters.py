@@ -1,20 +1,15 @@
 """RPTQ's orders: channels of like ranges beside each other, in clusters that fill whole blocks.
 
-Covers clusters and orders.
-
-    by_cluster, by_range = channel_orders(lowest, highest, block=128, clusters=32)
-
 Source: Yuan et al., "RPTQ" (arXiv 2304.01089): k-means of channels by (max, min), and an order in which
 clusters are contiguous. Its clusters have any size. A product of whole numbers takes one scale for a block of
 columns, so here every cluster has whole blocks: k-means gives the centres, each centre gets the number of
 blocks nearest to its size (none where it is far smaller than one), and channels go to their nearest centre
-while it has room, those first that would lose most elsewhere. Clusters come quieter to louder, and within one
-channels by range: a few outliers end the loudest one.
+while it has room, those first that would lose most elsewhere. Clusters are in order of their ranges, and so
+are the channels of one: a few outliers end the last cluster.
 
-Room costs something: where it tears clusters apart, plain order by range can be better. Both are given, and
-the engine takes the one whose outputs are nearer on a sample. Padding clusters to whole blocks instead would
-cost up to a block of zeros for each in every product, and the products that make an input would have to write
-them.
+Where whole blocks tear clusters apart, plain order by range can be better. Both orders are given, and the
+build takes the one whose outputs are nearer on a sample. (Padding clusters to whole blocks instead would cost
+up to a block of zeros for each in every product.)
 """
 
 from __future__ import annotations
@@ -32,15 +27,14 @@ CLUSTERS = 32
 def cluster_channels(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
     """The cluster of each channel, int64 [K], by k-means of (highest, lowest); the same again every time.
 
-    Clusters are numbered by their mean range, the quietest first. There are never more than channels.
-
-    Raises:
-        ConfigError: fewer than one cluster, or shapes differ.
-        BuildError: a range is not finite.
+    Clusters are numbered by their mean range, the smallest first. There are never more than channels. Raises
+    BuildError where a range is not finite.
     """
     if clusters < 1:
         raise ConfigError("there must be at least one cluster", seen=clusters)
-    _check(lowest, highest)
+    if lowest.shape != highest.shape or lowest.dim() != 1:
+        seen = [list(lowest.shape), list(highest.shape)]
+        raise ConfigError("every channel needs a lowest and a highest value", seen=seen)
     low, high = _finite(lowest), _finite(highest)
     found = kmeans(high[None], low[None], min(clusters, len(low)))[0]
     sums = low.new_zeros(int(found.max()) + 1).scatter_add_(0, found, high - low)
@@ -51,11 +45,7 @@ def cluster_channels(lowest: torch.Tensor, highest: torch.Tensor, clusters: int)
 def whole_clusters(
     lowest: torch.Tensor, highest: torch.Tensor, lengths: Sequence[int], clusters: int
 ) -> torch.Tensor:
-    """The cluster of each channel, int64 [K], each as large as a run of blocks with these lengths.
-
-    Raises:
-        ConfigError, BuildError: as ``cluster_channels``.
-    """
+    """The cluster of each channel, int64 [K], each as large as a run of blocks with these lengths."""
     count = min(clusters, len(lengths))
     if count == 1:
         return torch.zeros(len(lowest), dtype=torch.int64, device=lowest.device)
@@ -71,10 +61,7 @@ def channel_orders(
     lowest: torch.Tensor, highest: torch.Tensor, block: int, clusters: int = CLUSTERS
 ) -> list[torch.Tensor]:
     """Orders to choose from, int64 [K]: channel ``order[j]`` comes to place j. In the first one blocks are of
-    one cluster each, quieter ones first; in the second channels are in order of their ranges.
-
-    Raises:
-        ConfigError, BuildError: as ``cluster_channels``.
+    one cluster each, in order of their ranges; in the second channels are in order of their ranges.
     """
     found = whole_clusters(lowest, highest, block_lengths(len(lowest), block), clusters)
     by_range = (highest - lowest).argsort(stable=True)
@@ -93,10 +80,8 @@ def orders_by_heads(
     """The same within heads, for inputs [heads · shared · d] of an output product.
 
     ``heads`` heads of values are read by ``shared`` neighbouring heads of queries each, whose channels have
-    to keep one order. Where blocks do not divide a head, its channels are in order of their ranges.
-
-    Returns:
-        int64 [heads · d], the order of the values' rows, and int64 [K], that of the input's channels.
+    to keep one order. Where blocks do not divide a head, its channels are in order of their ranges. Of each
+    order: int64 [heads · d], that of the values' rows, and int64 [K], that of the input's channels.
     """
     low = lowest.unflatten(0, (heads, shared, -1)).amin(1)  # [heads, d]
     high = highest.unflatten(0, (heads, shared, -1)).amax(1)
@@ -135,7 +120,7 @@ def _rooms(sizes: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def _filled(points: torch.Tensor, centres: torch.Tensor, rooms: Sequence[int]) -> torch.Tensor:
-    """The nearest centre that has room for each point; who would lose most elsewhere chooses first."""
+    """The nearest centre that has room for each point; those that would lose most elsewhere choose first."""
     squares = (points[:, None] - centres).square().sum(-1)  # [K, clusters]
     near = squares.sort(dim=1, stable=True)
     loss = near.values[:, min(1, len(rooms) - 1)] - near.values[:, 0]
@@ -154,9 +139,3 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     if not bool(torch.isfinite(wide).all()):
         raise BuildError("activations are not finite during calibration, or there were none", fix="`calib`")
     return wide
-
-
-def _check(lowest: torch.Tensor, highest: torch.Tensor) -> None:
-    if lowest.shape != highest.shape or lowest.dim() != 1:
-        seen = [list(lowest.shape), list(highest.shape)]
-        raise ConfigError("every channel needs a lowest and a highest value", seen=seen)

@@ -1,10 +1,4 @@
-"""Factors of channels, moved from a product's input into what makes that input.
-
-Covers the arithmetic of x·Wᵀ = (x / s)·(W · s)ᵀ: the right side's W · s, and the x / s that the norm or the
-product before gives instead.
-
-    norm_weight, norm_bias = fold_into_norm(norm_weight, scales)
-    weight = fold_into_columns(weight, scales)
+"""Channel factors, moved from a product's input into what makes that input: x·Wᵀ = (x / s)·(W · s)ᵀ.
 
 All results are fp32 (fp64 for fp64): what is quantized next is not rounded before, and what is stored in
 16 bits is cast, with its check for overflow, by whoever stores it.
@@ -18,18 +12,15 @@ from __future__ import annotations
 import torch
 
 from ingot.errors import ConfigError
+from ingot.quant.methods.rounding import widened
 
 
 def fold_into_norm(
     weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias [K] of a norm whose output is divided by ``scales`` [K].
-
-    Raises:
-        ConfigError: the shapes differ, or a scale is not positive and finite.
-    """
+    """Weight and bias [K] of a norm whose output is divided by ``scales`` [K]."""
     _check(scales, weight.shape[0])
-    return _wide(weight) / scales, None if bias is None else _wide(bias) / scales
+    return widened(weight) / scales, None if bias is None else widened(bias) / scales
 
 
 def fold_into_rows(
@@ -39,28 +30,19 @@ def fold_into_rows(
 
     Between that product and the next nothing but linear steps may lie: the values of attention, the up branch
     of a gated MLP; with positive scales a ReLU too, but no GELU.
-
-    Raises:
-        ConfigError: as ``fold_into_norm``.
     """
     _check(scales, weight.shape[0])
-    return _wide(weight) / scales[:, None], None if bias is None else _wide(bias) / scales
+    return widened(weight) / scales[:, None], None if bias is None else widened(bias) / scales
 
 
 def fold_into_columns(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Weight [N, K] of the product that reads the divided channels: each column times its scale.
-
-    Raises:
-        ConfigError: as ``fold_into_norm``.
-    """
+    """Weight [N, K] of the product that reads the divided channels: each column times its scale."""
     _check(scales, weight.shape[1])
-    return _wide(weight) * scales
+    return widened(weight) * scales
 
 
 def value_rows(num_heads: int, num_kv_heads: int, head_dim: int) -> torch.Tensor:
-    """[num_heads · head_dim] int64: the row of the value product that makes each input of the output
-    product.
-    """
+    """int64 [num_heads · head_dim]: the value product's row that makes each input of the output product."""
     heads = torch.arange(num_heads) // (num_heads // num_kv_heads)
     return (heads[:, None] * head_dim + torch.arange(head_dim)).flatten()
 
@@ -85,15 +67,11 @@ def _per_class(values: torch.Tensor, classes: torch.Tensor, how: str) -> torch.T
     return out.scatter_reduce_(0, classes.to(values.device), values, how, include_self=False)
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
 def _check(scales: torch.Tensor, size: int) -> None:
     if scales.shape != (size,):
         raise ConfigError("there must be one scale per channel", seen=list(scales.shape), allowed=[size])
-    if not bool((torch.isfinite(scales) & (scales > 0)).all()):
-        channel = int((~(torch.isfinite(scales) & (scales > 0))).nonzero()[0])
-        raise ConfigError(
-            "a channel's scale must be positive", seen=f"channel {channel}: {scales[channel]:g}"
-        )
+    good = torch.isfinite(scales) & (scales > 0)
+    if not bool(good.all()):
+        channel = int((~good).nonzero()[0])
+        seen = f"channel {channel}: {scales[channel]:g}"
+        raise ConfigError("a channel's scale must be positive", seen=seen)

@@ -1,11 +1,5 @@
 """GPTQ: values chosen column by column, each rounding error made good in the columns that follow.
 
-Covers the sum of input products (the Hessian of the output error) and the choice of values by it.
-
-    seen = HessianSum(in_features)
-    seen.add(x)                                            # [T, K], as often as there are batches
-    found = gptq(weight, seen.mean(), bits=4, group=128).quantized
-
 Source: Frantar et al., "GPTQ" (arXiv 2210.17323). With H = mean of x·xᵀ over tokens, damped, and U the upper
 factor of its inverse, H⁻¹ = UᵀU: column j becomes its nearest value, and the columns k > j take
 e · U[j, k], where e = (w_j - ŵ_j) / U[j, j]. The output error is tr((W - Ŵ) H (W - Ŵ)ᵀ).
@@ -14,7 +8,7 @@ e · U[j, k], where e = (w_j - ŵ_j) / U[j, j]. The output error is tr((W - Ŵ) 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,7 +23,6 @@ from ingot.quant.methods.rounding import (
     best_grid,
     bounds,
     check,
-    dequantize,
     in_groups,
     value_dtype,
     weighed,
@@ -70,20 +63,13 @@ class HessianSum:
         return self._sum
 
     def mean(self) -> torch.Tensor:
-        """[K, K], mean of x·xᵀ.
-
-        Raises:
-            BuildError: no token was added, or the sum is not finite.
-        """
+        """[K, K], mean of x·xᵀ; BuildError where no token was added or the sum is not finite."""
         if not self.count:
             raise BuildError("calibration saw no tokens", fix="`calib` with at least one sample")
         total = self.total
         if not bool(torch.isfinite(total).all()):
-            raise BuildError(
-                "activations are not finite during calibration",
-                seen="inf or NaN in an input",
-                fix="`dtype=bf16`",
-            )
+            what, seen = "activations are not finite during calibration", "inf or NaN in an input"
+            raise BuildError(what, seen=seen, fix="`dtype=bf16`")
         return total / self.count
 
 
@@ -92,7 +78,6 @@ class Compensated:
     """What ``gptq`` found.
 
     Attributes:
-        quantized: the values.
         damping: the share of the mean diagonal that was added in the end.
         order: [K] int64, where the values' column j is the weight's column ``order[j]``; None: by column.
     """
@@ -100,18 +85,6 @@ class Compensated:
     quantized: Quantized
     damping: float
     order: torch.Tensor | None = None
-    _weight: torch.Tensor = field(kw_only=True, repr=False)
-    _hessian: torch.Tensor = field(kw_only=True, repr=False)
-
-    @property
-    def error(self) -> float:
-        """Mean over tokens of the squared distance of the outputs, by weight and Hessian as they were given;
-        2·N·K² operations.
-        """
-        near = dequantize(self.quantized)
-        if self.order is not None:
-            near = torch.empty_like(near).index_copy_(1, self.order, near)
-        return output_error(self._weight.float() - near, self._hessian)
 
 
 def gptq(
@@ -138,12 +111,10 @@ def gptq(
         hessian: [K, K], ``HessianSum.mean()`` or a multiple of it.
         act_order: take the columns of largest input first. With groups and without ``static_groups`` a group
             is then of columns that follow each other in that order: ``order`` says which, and the product has
-            to gather its input. Our own builds use ``static_groups``, which keep neighbours together and cost
-            nothing at run time.
+            to gather its input.
         static_groups: scales come from the weight as it is, by column; else from the weight as it stands,
             corrected, when its group's turn comes. With ``act_order`` they are the best that is stored by
-            column: on the pocket model in 4 bits, groups of 128, KL 0.0008 to fp32, 0.0010 without both,
-            0.0022 by rounding.
+            column, which costs nothing at run time.
         damping: share of the mean diagonal that is added to the diagonal; ten times as much each time that
             the factorization fails.
         clip: as in ``quantize``; where scales come from the weight as it is, the diagonal of the Hessian is
@@ -157,13 +128,22 @@ def gptq(
     """
     check(weight, bits, group)
     columns, hessian = weight.shape[1], hessian.to(weight.device)
-    _check_hessian(hessian, columns)
-    order = _order(hessian, act_order)
+    if hessian.shape != (columns, columns):
+        seen, allowed = list(hessian.shape), [columns, columns]
+        raise ConfigError("the Hessian has the wrong shape", seen=seen, allowed=allowed)
+    if not bool(torch.isfinite(hessian).all()):
+        raise BuildError("activations are not finite during calibration", fix="`dtype=bf16`")
+    order = torch.arange(columns, device=hessian.device)
+    if act_order:  # of equal inputs the first comes first
+        order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
     factor, damping = _factor(hessian, order, damping)
     wide, static = weight.float(), static_groups or not group
     if rule is None:
-        importance = hessian.diagonal() if static else None
-        rule = _rule(bits, group, symmetric, scale_dtype, clip, importance)
+        cost = weighed(hessian.diagonal() if static else None, group)
+        ratios = CLIP_RATIOS if clip else CLIP_RATIOS[:1]
+        rule = partial(
+            best_grid, bits=bits, symmetric=symmetric, scale_dtype=scale_dtype, ratios=ratios, cost=cost
+        )
     if grid is None and static:
         grid = rule(in_groups(wide, group))
     walk = _Walk(wide.T[order].contiguous(), factor, value_dtype(bits, symmetric))
@@ -176,15 +156,8 @@ def gptq(
         values, scales, zeros = walk.fixed(grid, groups), grid.scales, grid.zeros
     if not moves:
         values = torch.empty_like(values).index_copy_(0, order, values)  # by column again
-    kept = values.T.contiguous()
-    found = as_quantized(kept, scales, zeros, bits, group, symmetric, scale_dtype)
-    return Compensated(found, damping, order if moves else None, _weight=weight, _hessian=hessian)
-
-
-def output_error(difference: torch.Tensor, hessian: torch.Tensor) -> float:
-    """tr(E H Eᵀ) for E = W - Ŵ [N, K]: mean over tokens of |E x|² for H = mean of x·xᵀ."""
-    wide = difference.to(hessian.dtype)
-    return float((wide @ hessian * wide).double().sum())
+    found = as_quantized(values.T.contiguous(), scales, zeros, bits, group, symmetric, scale_dtype)
+    return Compensated(found, damping, order if moves else None)
 
 
 class _Walk:
@@ -214,7 +187,9 @@ class _Walk:
         """
         found: list[Grid] = []
         columns = len(self.weight)
-        for start, end in _panels(columns, _block(group)):
+        # A block is whole groups, or a whole part of one, so that a group starts with all corrections made.
+        width = _BLOCK if group % _BLOCK == 0 else group * max(1, _BLOCK // group)
+        for start, end in _panels(columns, width):
             errors = torch.empty_like(self.weight[start:end])
             for first in range(start, end, min(group, _BLOCK)):
                 last = min(first + min(group, _BLOCK), end)
@@ -256,48 +231,9 @@ def _by_group(grid: Grid) -> Grid:
     return Grid(scales, zeros, grid.low, grid.high)
 
 
-def _block(group: int) -> int:
-    """Columns of a block whose scales move: whole groups of them, or a whole part of a group, so that a group
-    starts with all corrections made.
-    """
-    return _BLOCK if group % _BLOCK == 0 else group * max(1, _BLOCK // group)
-
-
 def _panels(columns: int, width: int = _PANEL) -> Iterator[tuple[int, int]]:
     """Where each ``width`` columns begin and end."""
     return ((start, min(start + width, columns)) for start in range(0, columns, width))
-
-
-def _rule(
-    bits: int,
-    group: int,
-    symmetric: bool,
-    scale_dtype: torch.dtype,
-    clip: bool,
-    importance: torch.Tensor | None,
-) -> GridRule:
-    """``quantize``'s choice of scales."""
-    ratios = CLIP_RATIOS if clip else CLIP_RATIOS[:1]
-    cost = None if importance is None else weighed(importance, group)
-    return partial(
-        best_grid, bits=bits, symmetric=symmetric, scale_dtype=scale_dtype, ratios=ratios, cost=cost
-    )
-
-
-def _check_hessian(hessian: torch.Tensor, columns: int) -> None:
-    if hessian.shape != (columns, columns):
-        raise ConfigError(
-            "the Hessian has the wrong shape", seen=list(hessian.shape), allowed=[columns, columns]
-        )
-    if not bool(torch.isfinite(hessian).all()):
-        raise BuildError("activations are not finite during calibration", fix="`dtype=bf16`")
-
-
-def _order(hessian: torch.Tensor, act_order: bool) -> torch.Tensor:
-    """Columns in the order in which they are taken; of equal inputs the first comes first."""
-    if act_order:
-        return torch.argsort(hessian.diagonal(), descending=True, stable=True)
-    return torch.arange(hessian.shape[0], device=hessian.device)
 
 
 def _factor(hessian: torch.Tensor, order: torch.Tensor, damping: float) -> tuple[torch.Tensor, float]:
@@ -305,7 +241,8 @@ def _factor(hessian: torch.Tensor, order: torch.Tensor, damping: float) -> tuple
     fp32; and the damping.
 
     H = R·Rᵀ with R upper (Cholesky from the last column up), so H⁻¹ = R⁻ᵀ·R⁻¹ and U = R⁻¹: one factorization
-    and one triangular solve, without ever forming the inverse.
+    and one triangular solve, without ever forming the inverse. A panel of U ends at the diagonal, as do the
+    rows that it is solved with: of 11008 columns 0.42 of the operations of a whole solve.
     """
     back = order.flip(0)
     wide = hessian[back[:, None], back].double()
@@ -320,20 +257,16 @@ def _factor(hessian: torch.Tensor, order: torch.Tensor, damping: float) -> tuple
         added = damping
         lower, failed = torch.linalg.cholesky_ex(wide)
         if not int(failed):
-            upper = lower.flip(0, 1)
-            del wide, diagonal, lower  # [K, K] in fp64 is 1 GB for a 7B's widest input
-            return _inverse(upper), damping
+            break
         damping = damping * 10 if damping else 1e-4
-    raise BuildError("the Hessian cannot be factorized", seen=f"damping up to {added:g}", fix="more samples")
-
-
-def _inverse(upper: torch.Tensor) -> torch.Tensor:
-    """Of an upper triangular matrix in fp64, in fp32. A panel of it ends at the diagonal, as do the rows that
-    it is solved with: of 11008 columns 0.42 of the operations of a whole solve.
-    """
+    else:
+        seen = f"damping up to {added:g}"
+        raise BuildError("the Hessian cannot be factorized", seen=seen, fix="more samples")
+    upper = lower.flip(0, 1)
+    del wide, diagonal, lower  # [K, K] in fp64 is 1 GB for a 7B's widest input
     found = torch.zeros(upper.shape, dtype=torch.float32, device=upper.device)
     for start, end in _panels(len(upper)):
         one = upper.new_zeros(end, end - start)
         one[start:].fill_diagonal_(1.0)
         found[:end, start:end] = torch.linalg.solve_triangular(upper[:end, :end], one, upper=True)
-    return found
+    return found, damping

@@ -1,11 +1,4 @@
-"""An orthogonal rotation that spreads channel outliers over all channels.
-
-Covers the rotation of a dimension by a matrix that is fixed by its size alone: signs, then a Hadamard
-transform of the largest power of two, then Hartley's transform of what is left.
-
-    turned = rotate(weight)              # weight · R, any [..., K], on the weight's device
-    turned = rotate(weight, dim=0)       # Rᵀ · weight
-    weight = rotate_back(turned)         # · Rᵀ
+"""An orthogonal rotation, fixed by a dimension's size, that spreads channel outliers over all channels.
 
 With K = 2^p · m, m odd, R = D · (H ⊗ C): D has a sign for each channel, H = Sylvester's Hadamard matrix /
 √(2^p), C[j, k] = (cos(2π jk / m) + sin(2π jk / m)) / √m, which is symmetric and its own inverse. No value of
@@ -25,7 +18,7 @@ from functools import lru_cache
 
 import torch
 
-_CPU_PIECE = 1 << 16  # values that are turned at once: what stays in a core's cache, for each thread
+_CPU_PIECE = 1 << 16  # values that are rotated at once: what stays in a core's cache, for each thread
 _PIECE = 1 << 25  # on another device
 
 
@@ -33,22 +26,32 @@ def rotate(x: torch.Tensor, dim: int = -1, factors: torch.Tensor | None = None) 
     """x · R for x [..., K], or for another ``dim`` of size K, its place taken: fp32 (fp64 for fp64), on the
     device of x. ``factors`` [K] multiply the channels before.
     """
-    return _in_pieces(x, dim, factors, forth=True)
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    turned = torch.empty(x.shape, dtype=kind, device=x.device)
+    if not x.numel():
+        return turned
+    size = x.shape[dim]
+    flip = signs(size, kind, x.device)
+    before = (flip if factors is None else factors.to(flip) * flip)[:, None]
+    scale = (odd_part(size) / size) ** 0.5
+    work: _Work | None = None
+    for source, target in zip(_pieces(x, dim), _pieces(turned, dim), strict=True):
+        if work is None or work.width != source.shape[1]:
+            work = _Work(size, source.shape[1], kind, x.device)
+        torch.mul(source, before, out=work.first)
+        torch.mul(work.turned(), scale, out=target)
+    return turned
 
 
-def rotate_back(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """x · Rᵀ for x [..., K], or for another ``dim``."""
-    return _in_pieces(x, dim, None, forth=False)
-
-
-def signs(size: int) -> torch.Tensor:
-    """fp32 [size] of 1 and -1: the highest bit of a multiple of the channel's squared number.
+@lru_cache(maxsize=8)
+def signs(size: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
+    """[size] of 1 and -1: the highest bit of a multiple of the channel's squared number.
 
     Without them a row of equal values, which H has itself, would become one outlier channel.
     """
     index = torch.arange(size, dtype=torch.int64)
     bits = (index * (index + 1) // 2 * 0x9E3779B1 >> 31) & 1  # 2^32 over the golden ratio
-    return 1.0 - 2.0 * bits.float()
+    return (1.0 - 2.0 * bits.float()).to(device, dtype)
 
 
 def odd_part(size: int) -> int:
@@ -56,40 +59,12 @@ def odd_part(size: int) -> int:
     return size // (size & -size)
 
 
-def hartley(size: int) -> torch.Tensor:
-    """C, fp64 [size, size]."""
-    index = torch.arange(size, dtype=torch.float64)
-    angles = (index[:, None] * index).remainder(size) * (2 * math.pi / size)
-    return (angles.cos() + angles.sin()) / math.sqrt(size)
-
-
-@lru_cache(maxsize=8)
-def _signs(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return signs(size).to(device, dtype)
-
-
 @lru_cache(maxsize=8)
 def _hartley(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Computed on the CPU: the same values on any device."""
-    return hartley(size).to(device, dtype)
-
-
-def _in_pieces(x: torch.Tensor, dim: int, factors: torch.Tensor | None, *, forth: bool) -> torch.Tensor:
-    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-    turned = torch.empty(x.shape, dtype=kind, device=x.device)
-    if not x.numel():
-        return turned
-    size = x.shape[dim]
-    flip = _signs(size, kind, x.device)
-    before = flip if factors is None else factors.to(flip) * flip
-    scale = (odd_part(size) / size) ** 0.5
-    work: _Work | None = None
-    for source, target in zip(_pieces(x, dim), _pieces(turned, dim), strict=True):
-        if work is None or work.width != source.shape[1]:
-            work = _Work(size, source.shape[1], kind, x.device)
-        torch.mul(source, before[:, None] if forth else 1, out=work.first)
-        torch.mul(work.turned(), scale if forth else scale * flip[:, None], out=target)
-    return turned
+    """C, [size, size], computed on the CPU: the same values on any device."""
+    index = torch.arange(size, dtype=torch.float64)
+    angles = (index[:, None] * index).remainder(size) * (2 * math.pi / size)
+    return ((angles.cos() + angles.sin()) / math.sqrt(size)).to(device, dtype)
 
 
 def _pieces(x: torch.Tensor, dim: int) -> Iterator[torch.Tensor]:
@@ -97,13 +72,10 @@ def _pieces(x: torch.Tensor, dim: int) -> Iterator[torch.Tensor]:
     size, dim = x.shape[dim], dim % x.dim()
     inner = math.prod(x.shape[dim + 1 :])
     whole = x.reshape(-1, size, inner)
-    most = max(1, (_cpu_piece() if x.device.type == "cpu" else _PIECE) // size)
+    piece = _CPU_PIECE * torch.get_num_threads() if x.device.type == "cpu" else _PIECE
+    most = max(1, piece // size)
     for part in whole.permute(2, 1, 0) if inner == 1 else whole:
         yield from part.split(most, dim=1)
-
-
-def _cpu_piece() -> int:
-    return _CPU_PIECE * torch.get_num_threads()
 
 
 class _Work:
@@ -128,10 +100,9 @@ class _Work:
         for a, b, total, difference in self._steps:
             torch.add(a, b, out=total)
             torch.sub(a, b, out=difference)
-        return self._mixed() if self._odd > 1 else self._last
-
-    def _mixed(self) -> torch.Tensor:
-        """C times the odd part of the channels, summed in one order."""
+        if self._odd == 1:
+            return self._last
+        # C times the odd part of the channels, summed in one order.
         matrix = _hartley(self._odd, self.first.dtype, self.first.device)[:, :, None]  # [m, m, 1]
         x = self._last.view(self._even, self._odd, self.width)
         total = self._spare.view_as(x)

@@ -1,14 +1,10 @@
 """K-means of points in a plane, for many sets of points at once.
 
-Covers the draws of first centres and Lloyd's rounds.
-
-    labels = kmeans(x, y, clusters=8)              # x, y [sets, points] → int64 [sets, points]
-
-Ten starts a set, each of centres drawn by k-means++, and the one whose points lie closest to their centres,
+Ten starts per set, each of centres drawn by k-means++, and the one whose points lie closest to their centres,
 the same again every time: a set's labels are those that it has alone. Draws are those of a generator with
 seed 0 for each set, so that sets of one size share them.
 
-A round looks at those points alone whose nearest centre may have changed: a point knows how much farther its
+A round looks only at points whose nearest centre may have changed: a point knows how much farther its
 second centre was, and centres how far they moved since (Hamerly, "Making k-means even faster", 2010). Which
 centre is nearest is always decided by squared distances in fp64, so labels are those of looking at all.
 """
@@ -130,9 +126,7 @@ class _Running:
 
 
 def _lloyd(x: torch.Tensor, y: torch.Tensor, centres: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels int64 [starts, points] and centres, of each start once none of its points moves, or after the
-    last round.
-    """
+    """Labels int64 [starts, points] and centres, of each start once none of its points moves."""
     everywhere = torch.arange(len(x))
     running = _Running(everywhere, x, y, torch.full_like(x, -1, dtype=torch.int64), x - torch.inf, centres)
     labels, last = torch.empty_like(running.labels), torch.empty_like(centres)

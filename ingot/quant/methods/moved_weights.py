@@ -1,11 +1,5 @@
 """How far rounding may move the values of a weight, and which values moved farther.
 
-Covers the bounds of weights in fewer bits beside what they were made of.
-
-    moves = Moves(chosen=False, least=2**-11)
-    limit = moves.limit(float(moves.by_row(expected, got).median()))
-    moves.wrong(expected, got, limit)                  # bool [N, K]
-
 Rounding moves a value by half a scale at most. GPTQ has no such bound. It rounds w + p, where p makes up for
 the errors of the columns before. What a column takes over of them has nothing to do with its own weights, and
 it is as much in all rows: a value is held to how far its column moves, and a column that moves far must still
@@ -68,9 +62,7 @@ class Moves:
     ) -> torch.Tensor:
         """How far each row [N] of a weight [N, K] moved; of chosen values in measures of columns and rows.
 
-        Args:
-            clipped: bool [N, K], chosen values that have no other bound than their grid's; None: no grid is
-                known.
+        ``clipped`` bool [N, K]: chosen values that only their grid bounds; None: no grid is known.
         """
         return self._by_row(_shares(expected, got)[0], clipped)
 

@@ -1,21 +1,16 @@
-"""A decoder whose stream is turned by an orthogonal matrix, with the same outputs.
-
-Covers which tensors the rotation changes and how. The matrix is quant/methods/hadamard.py's.
-
-    check_rotation(model_config)
-    tensor = rotated("layers.0.mlp.down_proj.weight", model_config, load, device)
+"""A decoder whose hidden states are rotated by an orthogonal matrix (hadamard.py), with the same outputs.
 
 RMSNorm divides a vector by its length, which no rotation changes, and multiplies by its weight. With that
-weight moved into the columns that read the normalised stream, everything between embedding and head is linear
-in the stream, and R can go into all that writes it (embedding, output and down products) and its transpose,
-by way of x R · (W R)ᵀ = x Wᵀ, into all that reads it (QKV, gate and up, head). The values of each head are
-turned in the same way, between the value rows of the QKV product and the columns of the output product:
-attention is linear in them. All of that costs nothing at run time. (QuaRot, arXiv 2404.00456, and SpinQuant,
-arXiv 2405.16406, without its training.) The input of the down product stays as it is: behind SiLU · up it
-could only be turned at run time.
+weight moved into the columns that read the normalised hidden states, everything between embedding and head is
+linear in the hidden states, and R can go into all that writes them (embedding, output and down products) and
+its transpose, by way of x R · (W R)ᵀ = x Wᵀ, into all that reads them (QKV, gate and up, head). The values of
+each head are rotated in the same way, between the value rows of the QKV product and the columns of the output
+product: attention is linear in them. All of that costs nothing at run time. (QuaRot, arXiv 2404.00456, and
+SpinQuant, arXiv 2405.16406, without its training.) The input of the down product stays as it is: behind
+SiLU · up it could only be rotated at run time.
 
-A tied head reads with another weight than the embedding then, since the final norm's weight is in it alone:
-it becomes a tensor of its own.
+A tied head then reads with another weight than the embedding, since only the head has the final norm's
+weight: it becomes a tensor of its own.
 """
 
 from __future__ import annotations
@@ -35,19 +30,13 @@ _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 
 def can_rotate(config: DecoderConfig) -> bool:
-    """Whether a rotation leaves a model's outputs as they are; an encoder's, which it does not turn, would no
-    longer fit.
-    """
+    """Whether a rotation keeps a model's outputs; an encoder, which is not rotated, would no longer fit."""
     return config.norm == "rms_norm" and not config.post_norms and config.encoder is None
 
 
 def check_rotation(config: DecoderConfig) -> None:
-    """Refuse a model that a rotation would change.
-
-    Raises:
-        ConfigError: its norms take the mean off, which a rotation does not keep; or norms stand between its
-            products and the hidden states, where their weights cannot be moved into columns; or it has an
-            encoder.
+    """Raise ConfigError for a model that a rotation would change: its norms take the mean off, or stand
+    between products and hidden states, where their weights cannot move into columns; or it has an encoder.
     """
     if not can_rotate(config):
         norms = "post-norms" if config.post_norms else config.norm
@@ -64,10 +53,9 @@ def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device |
     """A tensor of the rotated model.
 
     Args:
-        name: the model's.
         config: of a model that passes ``check_rotation``.
         load: gives the checkpoint's tensors, in any dtype; the head's also where it is tied.
-        device: where they are turned, with the same result; None: where they are.
+        device: where they are rotated, with the same result; None: where they are.
 
     Returns:
         fp32 where the rotation changes the tensor, else what ``load`` gives; a layer's are on the device,
@@ -86,7 +74,10 @@ def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device |
     if name == f"{HEAD}.weight":
         return _by_rows(load(name), device, near("norm.weight"))
     if module == "qkv_proj":
-        tensor = _turned_values(near(name), config)
+        # Each head's value rows are rotated, of the weight and of the bias.
+        kept, values = near(name).float().split([config.q_size + config.kv_size, config.kv_size])
+        heads = values.unflatten(0, (config.num_kv_heads, config.head_dim))
+        tensor = torch.cat([kept, rotate(heads, dim=1).flatten(0, 1)])
         return rotate(tensor, factors=near(_norm_of(path, _NORMS[0]))) if leaf == "weight" else tensor
     if module in ("gate_up_proj", "up_proj") and leaf == "weight":
         return rotate(near(name), factors=near(_norm_of(path, _NORMS[1])))
@@ -101,7 +92,7 @@ def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device |
 def _by_rows(
     weight: torch.Tensor, device: torch.device | None, factors: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A weight [N, K] turned on the device, some rows at a time."""
+    """A weight [N, K] rotated on the device, some rows at a time."""
     parts = weight.split(max(1, _ROWS_PIECE // weight.shape[1]))
     return torch.cat([rotate(part.to(device), factors=factors).to(weight.device) for part in parts])
 
@@ -109,10 +100,3 @@ def _by_rows(
 def _norm_of(path: str, norm: str) -> str:
     """The norm before a layer's ``self_attn`` or ``mlp``."""
     return f"{path.rpartition('.')[0]}.{norm}"
-
-
-def _turned_values(tensor: torch.Tensor, config: DecoderConfig) -> torch.Tensor:
-    """Weight or bias of the QKV product with each head's value rows turned."""
-    kept, values = tensor.float().split([config.q_size + config.kv_size, config.kv_size])
-    heads = values.unflatten(0, (config.num_kv_heads, config.head_dim))
-    return torch.cat([kept, rotate(heads, dim=1).flatten(0, 1)])

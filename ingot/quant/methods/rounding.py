@@ -1,9 +1,4 @@
-"""Weights rounded to 8 or 4 bits.
-
-Covers the choice of scales and zeros, and the values that follow from them.
-
-    found = quantize(weight, bits=4, group=128)
-    near = dequantize(found)                      # [N, K]
+"""Weights rounded to 8 or 4 bits: the choice of scales and zeros, and the values that follow from them.
 
 W ≈ (q - zero) · scale. A scale belongs to a row, or to ``group`` neighbouring columns of a row; it is rounded
 to the dtype in which it is stored before values are chosen, so that no error of its own remains.
@@ -30,6 +25,7 @@ from ingot.quant.quantized_values import Quantized
 BITS = (8, 4)
 CLIP_RATIOS = tuple(1 - step / 40 for step in range(21))  # 1, 0.975 … 0.5
 _PIECE = 1 << 24  # weights that are widened at once
+GroupError = Callable[[torch.Tensor], torch.Tensor]  # differences [N, groups, n] → their cost [N, groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,6 @@ class Grid:
     def meant(self, values: torch.Tensor) -> torch.Tensor:
         """The weights that values [..., n] stand for."""
         return (values - self.zeros[..., None]) * self.scales[..., None]
-
-
-GroupError = Callable[[torch.Tensor], torch.Tensor]  # differences [N, groups, n] → their cost [N, groups]
 
 
 def quantize(
@@ -81,19 +74,16 @@ def quantize(
     """
     check(weight, bits, group)
     if importance is not None and importance.shape != weight.shape[1:]:
-        raise ConfigError(
-            "importance must have one value per column",
-            seen=list(importance.shape),
-            allowed=list(weight.shape[1:]),
-        )
-    cost = None if importance is None else weighed(importance, group)
+        seen, allowed = list(importance.shape), list(weight.shape[1:])
+        raise ConfigError("importance must have one value per column", seen=seen, allowed=allowed)
+    cost = weighed(importance, group)
     kind = value_dtype(bits, symmetric)
     values = torch.empty(weight.shape, dtype=kind, device=weight.device)
     grids = []
     rows = max(1, _PIECE // max(weight.shape[1], 1))
     for start in range(0, weight.shape[0], rows):
         piece = weight[start : start + rows]
-        blocks = in_groups(_wide(piece), group)
+        blocks = in_groups(widened(piece), group)
         ratios = CLIP_RATIOS if clip else CLIP_RATIOS[:1]
         grid = best_grid(blocks, bits, symmetric, scale_dtype, ratios, cost)
         grids.append(grid)
@@ -119,8 +109,7 @@ def grid_of(
 ) -> Grid:
     """The grid of each block of weights [..., n] (fp32 or fp64), its range shrunk by ``ratio`` [...].
 
-    Raises:
-        BuildError: a scale does not fit ``scale_dtype``.
+    Raises BuildError where a scale does not fit ``scale_dtype``.
     """
     smallest = blocks.amin(-1).clamp_(max=0) * ratio
     largest = blocks.amax(-1).clamp_(min=0) * ratio
@@ -153,7 +142,7 @@ def best_grid(
     least = torch.full_like(best, torch.inf)
     for ratio in ratios if len(ratios) > 1 else ():
         grid = grid_of(blocks, bits, symmetric, scale_dtype, torch.full_like(best, ratio))
-        error = (cost or _squares)(grid.meant(grid.nearest(blocks)) - blocks)
+        error = (cost or weighed(None, 0))(grid.meant(grid.nearest(blocks)) - blocks)
         best = torch.where(error < least, ratio, best)
         least = torch.minimum(error, least)
     return grid_of(blocks, bits, symmetric, scale_dtype, best)
@@ -177,9 +166,11 @@ def in_groups(weight: torch.Tensor, group: int) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, missing)).unflatten(1, (-1, group))
 
 
-def weighed(importance: torch.Tensor, group: int) -> GroupError:
-    """The cost of differences when the squares of each column count ``importance`` [K] times."""
-    weights = in_groups(_wide(importance)[None], group)  # [1, groups, n]
+def weighed(importance: torch.Tensor | None, group: int) -> GroupError:
+    """The cost of differences when the squares of each column count ``importance`` [K] times; None: once."""
+    if importance is None:
+        return lambda difference: difference.square().sum(-1)
+    weights = in_groups(widened(importance)[None], group)  # [1, groups, n]
     return lambda difference: (difference.square() * weights).sum(-1)
 
 
@@ -202,12 +193,7 @@ def as_quantized(
 
 
 def check(weight: torch.Tensor, bits: int, group: int) -> None:
-    """Raise unless a weight can be quantized so.
-
-    Raises:
-        ConfigError: no matrix, no such number of bits, or no such group.
-        BuildError: a value is infinite or no number; the error names its row.
-    """
+    """Raise ConfigError unless a matrix can have such values, BuildError for a value that is not finite."""
     if bits not in BITS:
         raise ConfigError("unsupported number of bits", seen=bits, allowed=list(BITS))
     if weight.dim() != 2 or not weight.is_floating_point() or not weight.numel():
@@ -227,7 +213,8 @@ def check(weight: torch.Tensor, bits: int, group: int) -> None:
         )
 
 
-def _wide(weight: torch.Tensor) -> torch.Tensor:
+def widened(weight: torch.Tensor) -> torch.Tensor:
+    """fp32, or fp64 as it is."""
     return weight if weight.dtype == torch.float64 else weight.float()
 
 
@@ -241,18 +228,12 @@ def _stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return torch.where(scales == 0, torch.ones_like(scales), scales)
     short = scales.to(dtype)
     if not bool(torch.isfinite(short).all()):
-        largest = float(scales.max())
-        raise BuildError(
-            f"a scale does not fit {dtype_name(dtype)}", seen=f"{largest:.4g}", fix="`dtype=bf16`"
-        )
+        what, seen = f"a scale does not fit {dtype_name(dtype)}", f"{float(scales.max()):.4g}"
+        raise BuildError(what, seen=seen, fix="`dtype=bf16`")
     bits = short.view(torch.int32 if dtype == torch.float32 else torch.int16)
     lost = short.to(scales.dtype) < scales * (1 - 2**-8)
     kept = (bits + lost.to(bits.dtype)).view(dtype).to(scales.dtype)  # the next float has the next bits
     return torch.where(scales == 0, torch.ones_like(scales), kept)
-
-
-def _squares(difference: torch.Tensor) -> torch.Tensor:
-    return difference.square().sum(-1)
 
 
 def _beside(tensor: torch.Tensor, quantized: Quantized) -> torch.Tensor:

@@ -1,12 +1,5 @@
 """RPTQ's ranges: scales and zeros for blocks of reordered channels, and weights in 4 bits within 8.
 
-Covers ranges, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold; orders are
-clusters.py's.
-
-    order, _ = channel_orders(lowest, highest, 128)                     # [K]
-    low, high = block_ranges(lowest[order], highest[order], block_lengths(K, 128))
-    scales, zeros = scales_of(low, high, bits=8)                        # [blocks]
-
 x ≈ (q - zero) · scale, with q in -2^(bits-1) … 2^(bits-1) - 1, whole zeros, and scale and zero of a block.
 
 Source: Yuan et al., "RPTQ" (arXiv 2304.01089) and its code: a scale and a zero for each cluster of channels.
@@ -29,7 +22,7 @@ KEPT = 0.99  # of an average that the next record moves
 _LEAST_SCALE = 1e-10
 _RATIOS = tuple(1 - step / 20 for step in range(19))  # 1, 0.95 … 0.1
 _LEAST_SHARE = 2.0**-16  # of a block's largest magnitude: its least scale, so that zeros stay below 2^16
-MOST_FACTOR = 15  # of a group in 4 bits: -8 · 15 is a number of 8 bits
+MOST_FACTOR = 15  # of a group in 4 bits: -8 · 15 fits 8 bits
 _MIDDLE = 8
 
 

@@ -1,11 +1,5 @@
 """SmoothQuant: scale outlier channels of activations down, and the weights that read them up.
 
-Covers the smoothing scales, their search, and W8A8 arithmetic in floating point ("fake" quantization).
-
-    found = search_smoothing([weight], x)                 # x [T, K]
-    norm_weight, _ = fold_into_norm(norm_weight, found.scales)
-    weight = fold_into_columns(weight, found.scales)
-
 Source: Xiao et al., "SmoothQuant" (arXiv 2211.10438): s_j = max|x_j|^alpha / max|w_j|^(1 - alpha), the
 maximum of weights over all that read the same input.
 """
@@ -51,13 +45,10 @@ def smoothing_scales(
     Args:
         act_max: [K], largest magnitude of each channel in calibration.
         alpha: 0 leaves the activations as they are, 1 makes all their channels equally large.
-        classes: channels that share a scale (folding.py).
+        classes: channels that share a scale (channel_folding.py).
         keep_dead: a channel that calibration never saw above 1e-5 gets 1. The paper's code gives it 1e-5 or
             so, which a norm's weight divided by it turns into an outlier channel as soon as it is not quite
             0.
-
-    Raises:
-        ConfigError: alpha is outside 0 to 1, or shapes differ.
     """
     if not 0 <= alpha <= 1:
         raise ConfigError("alpha is out of range", seen=alpha, allowed="0 to 1", field="alpha")
@@ -73,7 +64,6 @@ def search_smoothing(
     x: torch.Tensor,
     *,
     act_max: torch.Tensor | None = None,
-    alphas: Sequence[float] = ALPHAS,
     static: bool = False,
     group: int = 0,
     classes: torch.Tensor | None = None,
@@ -81,14 +71,11 @@ def search_smoothing(
     """The alpha that leaves the least error of the W8A8 products of ``weights`` [N, K] with ``x`` [T, K].
 
     Args:
-        x: a sample of the input; some hundred tokens tell.
+        x: a sample of the input; some hundred tokens are enough.
         act_max: [K] of all of calibration; None: of ``x``.
         static: activations get one scale from ``act_max``, else each token has its own.
         group: so many neighbouring channels of a token have a scale of their own; 0: all share one.
-        classes: channels that share a scale (folding.py).
-
-    Raises:
-        ConfigError: as ``smoothing_scales``.
+        classes: channels that share a scale (channel_folding.py).
     """
     _columns(weights, x.shape[1])
     x = x.float()
@@ -108,7 +95,7 @@ def search_smoothing(
     ones = torch.ones_like(act_max)
     plain = error(ones)
     best = Smoothing(ones, None, plain, plain)
-    for alpha in alphas:
+    for alpha in ALPHAS:
         scales = smoothing_scales(act_max, wide, alpha, classes=classes)
         found = error(scales)
         if found < best.error:
@@ -117,18 +104,14 @@ def search_smoothing(
 
 
 def fake_per_token(x: torch.Tensor, group: int = 0) -> torch.Tensor:
-    """x [..., K] as int8 with a scale of its own for each token (and ``group`` of channels) holds it:
-    max|x| / 127, in fp32.
-    """
+    """x [..., K] as int8 with one scale, max|x| / 127, per token (and ``group`` of channels) holds it."""
     if group:
         return fake_per_token(x.unflatten(-1, (-1, group))).flatten(-2)
     return _fake(x, x.float().abs().amax(-1, keepdim=True))
 
 
 def fake_per_tensor(x: torch.Tensor, absmax: torch.Tensor | float | None = None) -> torch.Tensor:
-    """x as int8 with one scale holds it: ``absmax`` / 127 (None: of x itself); what lies beyond -128 and 127
-    times it is cut.
-    """
+    """x as int8 with one scale, ``absmax`` / 127 (None: of x itself), holds it; cut to -128 … 127."""
     peak = x.float().abs().amax() if absmax is None else torch.as_tensor(absmax, device=x.device)
     return _fake(x, peak)
 

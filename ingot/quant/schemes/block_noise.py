@@ -1,8 +1,4 @@
-"""How far rounding may move the outputs of a product by blocks, by the product's own numbers.
-
-Covers the bound. Shares nothing with the products that are held to it.
-
-    noise = block_noise(x, weight, steps, zeros, block)      # [T, N], what one unit is in other places
+"""How far rounding may move the outputs of a product by blocks, apart from the products that are held to it.
 
 A product by blocks (kernels/rows/block_rows.py) adds up an exact whole sum of each of its B blocks, times a
 scale, and then adds what zeros take away:
@@ -28,7 +24,7 @@ _HALF_EPS = torch.finfo(torch.float32).eps / 2  # products add in fp32, whatever
 def block_noise(
     x: torch.Tensor, weight: torch.Tensor, steps: torch.Tensor, zeros: torch.Tensor, block: int
 ) -> torch.Tensor:
-    """[T, N], in the dtype of ``x``.
+    """[T, N], in the dtype of ``x``: what one unit of rounding is elsewhere.
 
     Args:
         x: [T, K], what rounded activations mean: (q - zero) · step, columns by blocks.

@@ -1,13 +1,7 @@
 """Weights in 4 bits inside values of 8, activations in 8 bits: w4a8.
 
-Covers what the scheme stores. The form is kernels/weight/int4_weight.py's, the choice of values
-two_level.py's, the product int8_products.py's.
-
-    scheme = Int4InInt8(group=128)
-    y = scheme.apply(x, scheme.pack(weight, bias))
-
-A product first writes the weight as int8 into a temporary, N bytes a column: half a byte a weight is kept and
-read, at the price of a pass that writes a byte and of another that reads it. Few rows can do without
+A product first writes the weight as int8 into a temporary, N bytes per column: half a byte per weight is kept
+and read, at the price of a pass that writes a byte and of another that reads it. Few rows can do without
 (int8_tiles.py: ``INT8_FRAGMENT_ROWS``).
 """
 
@@ -26,7 +20,7 @@ from ingot.kernels.weight.stored_weight import PIECE
 from ingot.quant.methods.gptq import gptq
 from ingot.quant.quantized_values import Quantized, Values
 from ingot.quant.schemes.int8_products import Int8Products
-from ingot.quant.schemes.linear_scheme import PIECE_BYTES, Tensors
+from ingot.quant.schemes.linear_scheme import PIECE_BYTES, Tensors, tensor_of
 from ingot.quant.schemes.two_level_scales import inner_scales, quantize_two_level, two_levels
 
 
@@ -35,8 +29,7 @@ class Int4InInt8(Int8Products):
     """W = scale · (q - zero) · inner with q in 0 … 15; x in 8 bits by rows as they come.
 
     Tensors: ``pairs`` uint8 [N, K padded to whole groups / 2], ``steps`` (inner scales) and ``zeros`` uint8
-    [groups, N],
-    ``scales`` fp32 [N], ``bias`` [N] where there is one.
+    [groups, N], ``scales`` fp32 [N], ``bias`` [N] where there is one.
 
     Attributes:
         group: columns that share an inner scale and a zero, 128 or 64.
@@ -58,11 +51,10 @@ class Int4InInt8(Int8Products):
         }
 
     def quantize(self, weight: torch.Tensor) -> Quantized:
-        """The values nearest to ``weight`` [N, K]."""
         return quantize_two_level(weight, self.group)
 
     def compensated(self, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:
-        """By GPTQ, on the grid of both levels of the weight as it is."""
+        """On the grid of both levels of the weight as it is."""
         levels = two_levels(weight, self.group, hessian.diagonal())
         found = gptq(
             weight,
@@ -79,7 +71,6 @@ class Int4InInt8(Int8Products):
     def _stored_values(
         self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """Of values of two levels (two_level.py)."""
         assert isinstance(found, Quantized)
         assert found.units is not None
         assert found.zeros is not None
@@ -100,11 +91,8 @@ class Int4InInt8(Int8Products):
 
     def int4_weight(self, tensors: Tensors, in_features: int) -> Int4Weight:
         """The weight as the kernels read it."""
-        pairs, steps, zeros, scales = (tensors[name] for name in ("pairs", "steps", "zeros", "scales"))
-        assert pairs is not None
-        assert steps is not None
-        assert zeros is not None
-        assert scales is not None
+        names = ("pairs", "steps", "zeros", "scales")
+        pairs, steps, zeros, scales = (tensor_of(tensors, name) for name in names)
         return Int4Weight(pairs, steps, zeros, scales, self.group, in_features)
 
     def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> AnyInt8:
@@ -115,5 +103,4 @@ class Int4InInt8(Int8Products):
         return stored if 0 < rows <= INT8_FRAGMENT_ROWS else expand_int8(stored)
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
-        """``int8_weight`` without a kernel."""
         return expanded(self.int4_weight(tensors, in_features))

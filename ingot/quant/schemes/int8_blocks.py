@@ -1,11 +1,7 @@
 """RPTQ's linear layers: weights in 8 or 4 bits, activations in 8 or 4 bits with a scale for each block.
 
-Covers what the schemes store, how they multiply, and the values of a layer whose order is known. The rule
-that rounds activations is kernels/rows/block_rows.py, the mathematics quant/methods/rptq.py; the engine
-chooses orders.
-
-    scheme = Int8Blocks(weight_bits=4, input_bits=8, block=128, ordered=True)
-    y = scheme.apply(x, scheme.accept(scheme.chosen(weight, seen, order), bias))
+The rule that rounds activations is kernels/rows/block_rows.py, the mathematics quant/methods/rptq.py; the
+build chooses orders.
 
 Values lie one to a byte, of 4 bits too, and the products are those of 8 bits. Sums of a block are exact, and
 blocks are added up in one order, so that a row's outputs depend on that row alone: the scheme is its own
@@ -34,10 +30,10 @@ from ingot.quant.methods.rptq import averaged_ranges, narrowed, scales_of, two_l
 from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.quantized_values import InBlocks, Values
 from ingot.quant.schemes.int8_products import Int8Products
-from ingot.quant.schemes.linear_scheme import BlockTensors, InputForm, Tensors
+from ingot.quant.schemes.linear_scheme import BlockTensors, InputForm, Tensors, tensor_of
 
 _INPUT_PEAK = 4.0  # of inputs that random scales are for
-_VALUES_STD = 73.6  # of whole numbers from -127 to 127, each as likely
+_VALUES_STD = 73.6  # of int8 values from -127 to 127, each as likely
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,6 @@ class Int8Blocks(Int8Products):
 
     @property
     def name(self) -> str:
-        """As in ``QuantConfig``."""
         return f"rptq-w{self.weight_bits}a{self.input_bits}"
 
     def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -82,11 +77,7 @@ class Int8Blocks(Int8Products):
         return tensors | ({"order": torch.empty(in_features, dtype=torch.int32)} if self.ordered else {})
 
     def quantize(self, weight: torch.Tensor) -> Values:
-        """Never: nothing is stored without samples.
-
-        Raises:
-            BuildError: always.
-        """
+        """Always BuildError: nothing is stored without samples."""
         raise BuildError("RPTQ needs calibration data", seen="none", fix="`calib=FILE`")
 
     def chosen(
@@ -125,9 +116,8 @@ class Int8Blocks(Int8Products):
         """
         assert seen.sample is not None
         columns, x = weight[:, order].float(), seen.sample.x[:, order]
-        scales, zeros = scales_of(
-            *self._ranges(columns, seen, order, ranges, one_scale=False), self.input_bits
-        )
+        low, high = self._ranges(columns, seen, order, ranges, one_scale=False)
+        scales, zeros = scales_of(low, high, self.input_bits)
         error = rounded_blocks(x, scales, zeros, self.block, self.input_bits) - x
         return float((error @ columns.T).square().sum())
 
@@ -139,9 +129,8 @@ class Int8Blocks(Int8Products):
         lengths = block_lengths(width, block)
         if ranges == "ema-minmax":
             assert seen.records is not None
-            low, high = averaged_ranges(
-                seen.records.lowest[:, order], seen.records.highest[:, order], lengths
-            )
+            lowest, highest = (part[:, order] for part in (seen.records.lowest, seen.records.highest))
+            low, high = averaged_ranges(lowest, highest, lengths)
         else:
             low, high = block_ranges(seen.ranges.lowest[order], seen.ranges.highest[order], lengths)
         if ranges == "mse":
@@ -198,45 +187,41 @@ class Int8Blocks(Int8Products):
         return tensors | ({} if found.order is None else {"order": found.order.int()})
 
     def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> Int8Weight:
-        """``values`` [N, whole blocks], columns in the stored order."""
-        return Int8Weight(_of(tensors, "weight"), _of(tensors, "scales"))
+        return Int8Weight(tensor_of(tensors, "weight"), tensor_of(tensors, "scales"))
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
-        """The same without the last block's padding: no kernel makes it."""
-        return Int8Weight(_of(tensors, "weight")[:, :in_features], _of(tensors, "scales"))
+        # Without the last block's padding.
+        return Int8Weight(tensor_of(tensors, "weight")[:, :in_features], tensor_of(tensors, "scales"))
 
     def gathered(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x [T, K] in the stored order."""
         return x[:, self._order(tensors, x.device)] if self.ordered else x
 
     def steps(self, tensors: Tensors) -> BlockSteps:
         """How an input is quantized."""
-        order = _of(tensors, "order") if self.ordered else None
-        return BlockSteps(_of(tensors, "steps"), _of(tensors, "zeros"), self.block, self.input_bits, order)
+        order = tensor_of(tensors, "order") if self.ordered else None
+        scales, zeros = tensor_of(tensors, "steps"), tensor_of(tensors, "zeros")
+        return BlockSteps(scales, zeros, self.block, self.input_bits, order)
 
     def block_tensors(self, tensors: Tensors) -> BlockTensors:
-        """Views of the tensors."""
-        return BlockTensors(self.steps(tensors), self.int8_weight(tensors, 0), _of(tensors, "shift"))
+        return BlockTensors(self.steps(tensors), self.int8_weight(tensors, 0), tensor_of(tensors, "shift"))
 
     def _added(self, tensors: Tensors) -> torch.Tensor:
-        return _of(tensors, "shift")
+        return tensor_of(tensors, "shift")
 
     def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
         """As of ``LinearScheme``, in the input's own order."""
         order = self._order(tensors, x.device) if self.ordered else None
-        return rounded_blocks(
-            x, _of(tensors, "steps"), _of(tensors, "zeros"), self.block, self.input_bits, order, flips=flips
-        )
+        scales, zeros = tensor_of(tensors, "steps"), tensor_of(tensors, "zeros")
+        return rounded_blocks(x, scales, zeros, self.block, self.input_bits, order, flips=flips)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-        """W [N, K] by plain PyTorch, its columns as the input's channels come."""
+        """Columns as the input's channels come."""
         values = super().dequantize(tensors, in_features, dtype)
         if not self.ordered:
             return values
         return torch.empty_like(values).index_copy_(1, self._order(tensors, values.device), values)
 
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
-        """Activations [M, K] by blocks."""
         return in_blocks(x, self.steps(tensors))
 
     def dequantize_input(
@@ -245,7 +230,7 @@ class Int8Blocks(Int8Products):
         """As of ``LinearScheme``; scales are [K]."""
         columns = like.shape[1]  # the last block may be filled up
         scales, zeros = (
-            _of(tensors, name).to(like).repeat_interleave(self.block) for name in ("steps", "zeros")
+            tensor_of(tensors, name).to(like).repeat_interleave(self.block) for name in ("steps", "zeros")
         )
         values, scales = ((rows.values.to(like) - zeros) * scales)[:, :columns], scales[:columns]
         if not self.ordered:
@@ -255,14 +240,7 @@ class Int8Blocks(Int8Products):
         return placed, torch.empty_like(scales).index_copy_(0, order, scales)
 
     def _input_bytes(self, in_features: int, tokens: int) -> int:
-        """In whole blocks."""
         return tokens * -(-in_features // self.block) * self.block
 
     def _order(self, tensors: Tensors, device: torch.device) -> torch.Tensor:
-        return _of(tensors, "order").to(device).long()
-
-
-def _of(tensors: Tensors, name: str) -> torch.Tensor:
-    tensor = tensors[name]
-    assert tensor is not None
-    return tensor
+        return tensor_of(tensors, "order").to(device).long()

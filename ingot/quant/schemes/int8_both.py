@@ -1,10 +1,4 @@
-"""Weights and activations in 8 bits: w8a8.
-
-Covers what the scheme stores; how it multiplies is int8_products.py's.
-
-    scheme = Int8Both()
-    y = scheme.apply(x, scheme.pack(weight, bias))
-"""
+"""Weights and activations in 8 bits: w8a8."""
 
 from __future__ import annotations
 
@@ -20,12 +14,12 @@ from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 from ingot.quant.methods.rounding import quantize
 from ingot.quant.quantized_values import Quantized, Values
 from ingot.quant.schemes.int8_products import Int8Products
-from ingot.quant.schemes.linear_scheme import Tensors
+from ingot.quant.schemes.linear_scheme import Tensors, tensor_of
 
 
 @dataclass(frozen=True)
 class Int8Both(Int8Products):
-    """W = q · scale with q in -127 … 127 and a scale a row; x the same, by rows as they come or by one scale.
+    """W = q · scale with q in -127 … 127, one scale per row; x alike, by rows as they come or by one scale.
     Checkpoints that others quantized may have -128 in W, which changes nothing.
 
     Tensors: ``weight`` int8 [N, K padded with zeros to a multiple of 16], ``scales`` fp32 [N], with
@@ -52,7 +46,6 @@ class Int8Both(Int8Products):
         return tensors | ({"input_scale": torch.empty(1, dtype=torch.float32)} if self.static else {})
 
     def quantize(self, weight: torch.Tensor) -> Quantized:
-        """The values nearest to ``weight`` [N, K]."""
         if not self.per_tensor:
             return quantize(weight, 8, scale_dtype=torch.float32)
         found = quantize(weight.reshape(1, -1), 8, scale_dtype=torch.float32)
@@ -62,29 +55,21 @@ class Int8Both(Int8Products):
     def _stored_values(
         self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """Of symmetric values of 8 bits with a scale per row."""
         padding = -found.values.shape[1] % DESCRIPTOR_ALIGNMENT
         tensors = {"weight": F.pad(found.values, (0, padding)), "scales": found.scales.float()}
-        return tensors | ({"input_scale": _checked(input_scale)} if self.static else {})
+        if not self.static:
+            return tensors
+        if input_scale is None or not 0 < float(input_scale) < float("inf"):
+            raise BuildError(
+                "static activations need a positive scale from calibration",
+                seen="none" if input_scale is None else float(input_scale),
+                fix="`calib`, or `activations=dynamic`",
+            )
+        return tensors | {"input_scale": input_scale.float().reshape(1)}
 
     def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> Int8Weight:
-        """What int8 products multiply by: a view; ``values`` [N, K] has rows of a multiple of 16 bytes."""
-        weight, scales = tensors["weight"], tensors["scales"]
-        assert weight is not None
-        assert scales is not None
-        return Int8Weight(weight[:, :in_features], scales)
+        """A view; ``values`` [N, K] has rows of a multiple of 16 bytes."""
+        return Int8Weight(tensor_of(tensors, "weight")[:, :in_features], tensor_of(tensors, "scales"))
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
-        """The same: no kernel makes it."""
         return self.int8_weight(tensors, in_features)
-
-
-def _checked(input_scale: torch.Tensor | None) -> torch.Tensor:
-    if input_scale is None or not 0 < float(input_scale) < float("inf"):
-        seen = "none" if input_scale is None else float(input_scale)
-        raise BuildError(
-            "static activations need a positive scale from calibration",
-            seen=seen,
-            fix="`calib`, or `activations=dynamic`",
-        )
-    return input_scale.float().reshape(1)

@@ -1,12 +1,7 @@
 """Linear layers whose products are of 8 bits on both sides, however the weight is stored.
 
-Covers the product of rounded activations and an int8 weight. What is stored is a scheme's own: int8_both.py,
-int4_in_int8.py. The rule that rounds activations and the exact product are kernels/rows/int8_rows.py's.
-
-    y = scheme.apply(x, tensors)
-
 Sums of products of quantized values are exact, so that a row's outputs depend on that row alone, in any order
-and in any company: such a scheme is its own batch-invariant form.
+and with any other rows: such a scheme is its own batch-invariant form.
 """
 
 from __future__ import annotations
@@ -36,7 +31,6 @@ class Int8Products(LinearScheme):
     packs_fp32: ClassVar[bool] = True
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-        """W [N, K] by plain PyTorch."""
         weight = self.plain_weight(tensors, in_features)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
@@ -44,19 +38,16 @@ class Int8Products(LinearScheme):
     def dequantize_input(
         self, rows: Int8Rows, tensors: Tensors, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of ``LinearScheme``."""
         wide = Int8Rows(rows.values, rows.scales.to(like), rows.group)
         scales = wide.scales.repeat_interleave(rows.group, dim=1) if rows.group else wide.scales[:, None]
         return dequantize_rows(wide).to(like), scales
 
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
-        """Activations [M, K] in 8 bits."""
         if self.static:
             return quantized(x, static=tensors["input_scale"])
         return quantized(x, self.input_group)
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x · Wᵀ + b for x [..., K]."""
         rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
         weight = self.int8_weight(tensors, x.shape[-1], len(rows.values))
         y = multiply(rows, weight, x.dtype, self._added(tensors))
@@ -67,7 +58,6 @@ class Int8Products(LinearScheme):
         return tensors.get("bias")
 
     def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
-        """As of ``LinearScheme``."""
         return rounded_rows(x, self.input_group, tensors.get("input_scale"), flips=flips)
 
     def workspace_bytes(
@@ -90,7 +80,6 @@ class Int8Products(LinearScheme):
         return 0
 
     def batch_invariant(self) -> Self:
-        """Itself."""
         return self
 
 
@@ -100,14 +89,9 @@ def multiply(x: Int8Rows, weight: AnyInt8, dtype: torch.dtype, bias: torch.Tenso
         return int8_linear(x, weight, dtype, bias)
     weight = as_int8(weight)
     rows = max(1, PIECE // max(weight.values.shape[1], 1))
-    count = weight.values.shape[0]
-    pieces = [
-        int8_product(
-            x,
-            Int8Weight(weight.values[start : start + rows], weight.scales[start : start + rows]),
-            dtype,
-            None if bias is None else bias[start : start + rows],
-        )
-        for start in range(0, count, rows)
-    ]
+    pieces = []
+    for start in range(0, weight.values.shape[0], rows):
+        own = slice(start, start + rows)
+        piece = Int8Weight(weight.values[own], weight.scales[own])
+        pieces.append(int8_product(x, piece, dtype, None if bias is None else bias[own]))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)

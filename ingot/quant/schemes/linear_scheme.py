@@ -1,10 +1,4 @@
-"""The seam between a linear layer and its number format: all that anyone asks of a scheme.
-
-Covers the questions, the answers that most schemes share, and the order of stored tensors.
-
-    tensors = scheme.pack(weight, bias)          # at build
-    y = scheme.apply(x, tensors)                 # at run
-"""
+"""The seam between a linear layer and its number format: all that anyone asks of a scheme."""
 
 from __future__ import annotations
 
@@ -23,7 +17,7 @@ from ingot.quant.quantized_values import InBlocks, Quantized, Values
 
 Tensors = Mapping[str, torch.Tensor | None]
 InputForm = Literal["dense", "int8", "blocks"]
-PIECE_BYTES = 8  # a value of a weight's piece: its part of the words, the quantized value, the product
+PIECE_BYTES = 8  # per value of a weight's piece: its part of the words, the quantized value, the product
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +104,8 @@ class LinearScheme(ABC):
     ) -> dict[str, torch.Tensor]:
         """The stored form of the values nearest to a weight [N, K], in the order of ``layout``.
 
-        Args:
-            input_scale: fp32 [1], of ``static`` activations.
-
-        Raises:
-            BuildError: a weight is not finite, or what the scheme needs of calibration is missing.
+        ``input_scale``: fp32 [1], of ``static`` activations. Raises BuildError where a weight is not finite,
+        or what the scheme needs of calibration is missing.
         """
         return self.accept(self.quantize(weight), bias, input_scale)
 
@@ -133,7 +124,7 @@ class LinearScheme(ABC):
     def _stored_values(
         self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """``accept`` without the bias, which may show in other tensors, too."""
+        """``accept`` without the bias, which may be part of other tensors too."""
 
     def compensated(self, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:
         """The values of a weight [N, K] by GPTQ; ``hessian`` [K, K] is the mean of x·xᵀ of its inputs."""
@@ -219,3 +210,10 @@ class LinearScheme(ABC):
 
     def _lacks(self, what: str) -> NoReturn:
         raise AssertionError(f"{self.name} has no {what}")
+
+
+def tensor_of(tensors: Tensors, name: str) -> torch.Tensor:
+    """A stored tensor that is there."""
+    tensor = tensors[name]
+    assert tensor is not None
+    return tensor

@@ -1,11 +1,7 @@
 """What a stored weight of few bits means, read a second time from the description of its layout.
 
-Covers the way from a column to its word and bits, by index instead of by reshaping, for references that share
-nothing with what they judge. The layouts are described in kernels/weight/stored_weight.py and
-kernels/weight/int4_weight.py.
-
-    wide = meaning(weight, torch.float32)                 # [N, K]
-    grid = grid_of_words(weight)                          # the same with scales and ends, to judge by
+Columns find their words and bits by index instead of by reshaping, so that references share nothing with what
+they judge: kernels/weight/stored_weight.py and kernels/weight/int4_weight.py.
 """
 
 from __future__ import annotations
@@ -60,14 +56,13 @@ def grid_of_words(weight: StoredWeight) -> PlainGrid:
     """Of weights in words; symmetric ones of 8 bits use 1 to 255."""
     assert weight.scales is not None
     scales = torch.atleast_2d(weight.scales).T.float()  # [N, G]
-    middle = float(1 << weight.bits - 1)
-    zeros = None if weight.zeros is None else torch.atleast_2d(weight.zeros).T.float()
-    blocks = in_groups(_values(weight).float(), weight.group, middle if zeros is None else zeros[:, -1:])
-    blocks = (blocks - (middle if zeros is None else zeros[..., None])).mul_(scales[..., None])
-    least = -(middle if zeros is None else zeros) + int(zeros is None and weight.bits == 8)
-    return _with_ends(
-        blocks, scales, least * scales, ((1 << weight.bits) - 1 + _above(zeros, middle)) * scales
-    )
+    zeros = torch.full_like(scales, 1 << weight.bits - 1)
+    if weight.zeros is not None:
+        zeros = torch.atleast_2d(weight.zeros).T.float()
+    blocks = in_groups(_values(weight).float(), weight.group, zeros[:, -1:])
+    blocks = (blocks - zeros[..., None]).mul_(scales[..., None])
+    least = int(weight.zeros is None and weight.bits == 8) - zeros
+    return _with_ends(blocks, scales, least * scales, ((1 << weight.bits) - 1 - zeros) * scales)
 
 
 def grid_of_int8(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
@@ -77,12 +72,13 @@ def grid_of_int8(values: torch.Tensor, scales: torch.Tensor) -> PlainGrid:
 
 
 def grid_of_blocks(values: torch.Tensor, scales: torch.Tensor, block: int) -> PlainGrid:
-    """Of RPTQ's values of 4 bits times a whole factor of their block; the factor is the largest that divides
-    all of them.
-    """
+    """Of RPTQ's values of 4 bits times a whole factor of their block: the largest that divides them all."""
     blocks = in_groups(values.float(), block)
-    factors = _common_divisor(blocks.abs().int()).clamp(min=1)
-    rows = factors.float() * scales.float()[:, None]
+    factors = blocks.abs().int()
+    while factors.shape[-1] > 1:  # the greatest common divisor
+        factors = F.pad(factors, (0, factors.shape[-1] % 2))
+        factors = torch.gcd(factors[..., ::2], factors[..., 1::2])
+    rows = factors[..., 0].clamp(min=1).float() * scales.float()[:, None]
     meant = blocks * scales.float()[:, None, None]
     most = torch.maximum(8 * rows, meant.abs().amax(-1))
     return replace(_with_ends(meant, rows, -most, most), units=scales.float())
@@ -118,23 +114,11 @@ def in_groups(values: torch.Tensor, group: int, fill: torch.Tensor | float = 0.0
     return values.unflatten(1, (-1, group))
 
 
-def _above(zeros: torch.Tensor | None, middle: float) -> torch.Tensor | float:
-    return -middle if zeros is None else -zeros
-
-
 def _with_ends(
     meant: torch.Tensor, scales: torch.Tensor, first: torch.Tensor, last: torch.Tensor
 ) -> PlainGrid:
     """A grid whose ends change places where a scale is negative."""
     return PlainGrid(meant, scales.abs(), torch.minimum(first, last), torch.maximum(first, last))
-
-
-def _common_divisor(values: torch.Tensor) -> torch.Tensor:
-    """int32 [..., n] → [...], the largest whole number that divides all."""
-    while values.shape[-1] > 1:
-        values = F.pad(values, (0, values.shape[-1] % 2))
-        values = torch.gcd(values[..., ::2], values[..., 1::2])
-    return values[..., 0]
 
 
 def _values(weight: StoredWeight) -> torch.Tensor:

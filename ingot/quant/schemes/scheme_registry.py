@@ -1,10 +1,4 @@
-"""The schemes: dense weights, and which class has which name.
-
-Covers ``make_scheme`` and ``register_scheme``. A scheme in fewer bits has a file of its own.
-
-    scheme = make_scheme(QuantConfig())
-    register_scheme("mine", SchemeInfo(8, wider="w8a16"), lambda config, place: Mine())
-"""
+"""The schemes by name; a scheme in fewer bits has a file of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +24,7 @@ from ingot.quant.quantized_values import Values
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.int8_blocks import Int8Blocks
 from ingot.quant.schemes.int8_both import Int8Both
-from ingot.quant.schemes.linear_scheme import LinearScheme, Tensors
+from ingot.quant.schemes.linear_scheme import LinearScheme, Tensors, tensor_of
 from ingot.quant.schemes.weight_only import WeightOnly
 
 
@@ -60,16 +54,13 @@ class Dense(LinearScheme):
         self._lacks("quantized values")
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x · Wᵀ + b by the matrix library."""
-        return F.linear(x, _weight(tensors), tensors.get("bias"))
+        return F.linear(x, tensor_of(tensors, "weight"), tensors.get("bias"))
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
-        """The weight itself."""
-        return StoredWeight(_weight(tensors), in_features)
+        return StoredWeight(tensor_of(tensors, "weight"), in_features)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-        """The weight in another dtype."""
-        return _weight(tensors).to(dtype)
+        return tensor_of(tensors, "weight").to(dtype)
 
     def batch_invariant(self) -> LinearScheme:
         """The same weights, multiplied by a kernel of our own."""
@@ -77,17 +68,15 @@ class Dense(LinearScheme):
 
 
 class InvariantDense(Dense):
-    """Weights as they are; y's rows have the same bits in any company, at some cost in speed."""
+    """The same weights; y's rows have the same bits whatever the other rows, at some cost in speed."""
 
     dense: ClassVar[bool] = False
     small_products = False
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x · Wᵀ + b, x [T, in_features]."""
-        return invariant_linear(x, _weight(tensors), tensors.get("bias"))
+        return invariant_linear(x, tensor_of(tensors, "weight"), tensors.get("bias"))
 
     def batch_invariant(self) -> LinearScheme:
-        """Itself."""
         return self
 
 
@@ -112,8 +101,7 @@ def register_scheme(name: str, info: SchemeInfo, make: Maker) -> None:
     """Add a scheme: ``info`` in ``SCHEMES``, ``make`` for its linear layers. For proofs, its class also needs
     a plain reading (building/source/plain_readings.py).
 
-    Raises:
-        ValueError: the name stands already, or ``info`` names what does not exist.
+    Raises ValueError where the name is taken, or ``info`` names what does not exist.
     """
     if name in SCHEMES:
         raise ValueError(f"a scheme named {name} is registered already")
@@ -158,9 +146,3 @@ MAKERS: dict[str, Maker] = {
     **dict.fromkeys(weight_only_schemes(), _weight_only),
     **dict.fromkeys(block_schemes(), _int8_blocks),
 }
-
-
-def _weight(tensors: Tensors) -> torch.Tensor:
-    weight = tensors["weight"]
-    assert weight is not None
-    return weight

@@ -1,10 +1,5 @@
 """Weights rounded to 4 bits inside values of 8: a scale per row, and a whole inner scale per group.
 
-Covers the choice of both levels. The values that follow from them are rounding.py's or GPTQ's.
-
-    found = quantize_two_level(weight, group=128)
-    levels = two_levels(weight, group=128)              # for GPTQ: gptq(…, grid=levels.grid())
-
 W ≈ unit · (q - zero) · inner with q in 0 … 15. The unit, fp32, is max|w| / 119 of a row; the inner scale, 1
 to 16, and the zero are whole numbers of a group of columns. The two levels, and the 119, are QServe's (arXiv
 2405.04532): the widest range is then 238 units, 16 times 16 hold it with half an inner scale to spare, and no
@@ -23,7 +18,7 @@ import torch
 
 from ingot.errors import BuildError
 from ingot.kernels.weight.int4_weight import MOST_NUMBER, MOST_STEP
-from ingot.quant.methods.rounding import Grid, GroupError, as_quantized, check, in_groups, weighed
+from ingot.quant.methods.rounding import Grid, as_quantized, check, in_groups, weighed
 from ingot.quant.quantized_values import Quantized
 
 MOST = 119  # units of a row's largest magnitude
@@ -56,12 +51,7 @@ class TwoLevelScales:
 
 
 def quantize_two_level(weight: torch.Tensor, group: int) -> Quantized:
-    """Every weight [N, K] to its nearest value.
-
-    Raises:
-        ConfigError: no matrix, or no group.
-        BuildError: a weight is infinite or no number.
-    """
+    """Every weight [N, K] to its nearest value; errors as of ``quantize``."""
     check(weight, 4, group)
     levels = two_levels(weight, group)
     values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
@@ -76,14 +66,31 @@ def quantize_two_level(weight: torch.Tensor, group: int) -> Quantized:
 def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor | None = None) -> TwoLevelScales:
     """Units, inner scales and zeros of a weight [N, K].
 
-    ``importance`` [K] weighs the columns' squared errors: mean x² of each input.
-
-    Raises:
-        BuildError: a row's largest magnitude is too small to be divided by 119 in fp32.
+    ``importance`` [K] weighs the columns' squared errors: mean x² of each input. Raises BuildError where a
+    row's largest magnitude is too small to be divided by 119 in fp32.
     """
-    cost = _squares if importance is None else weighed(importance, group)
-    units, inner, zeros = zip(*(_levels(weight[rows], group, cost) for rows in _pieces(weight)), strict=True)
-    return TwoLevelScales(torch.cat(units), torch.cat(inner), torch.cat(zeros))
+    cost = weighed(importance, group)
+    found = []
+    for own in _pieces(weight):
+        wide = weight[own].float()
+        peak = wide.abs().amax(1)
+        units = torch.where(peak > 0, peak / MOST, torch.ones_like(peak))
+        if bool((units < torch.finfo(torch.float32).tiny).any()):
+            raise BuildError("a row's weights are too small for a scale", seen=f"{float(peak.min()):.3g}")
+        blocks = in_groups(wide / units[:, None], group)  # in units: -119 … 119
+        low, high = blocks.amin(-1).clamp_(max=0), blocks.amax(-1).clamp_(min=0)
+        whole = ((high - low) / MOST_NUMBER).ceil().clamp_(1, MOST_STEP)
+        inner, zeros = whole, _zeros(low, high, whole)
+        least = torch.full_like(whole, torch.inf)
+        for cut in range(_CUTS):
+            tried = (whole - cut).clamp_(min=1)
+            grid = Grid(tried, _zeros(low, high, tried), 0, MOST_NUMBER)
+            error = cost(grid.meant(grid.nearest(blocks)) - blocks)
+            better = error < least
+            inner, zeros = torch.where(better, tried, inner), torch.where(better, grid.zeros, zeros)
+            least = torch.minimum(error, least)
+        found.append((units, inner, zeros))
+    return TwoLevelScales(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
 def inner_scales(found: Quantized) -> torch.Tensor:
@@ -92,39 +99,12 @@ def inner_scales(found: Quantized) -> torch.Tensor:
     return (found.scales / found.units).round().to(torch.uint8)
 
 
-def _levels(
-    weight: torch.Tensor, group: int, cost: GroupError
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    wide = weight.float()
-    peak = wide.abs().amax(1)
-    units = torch.where(peak > 0, peak / MOST, torch.ones_like(peak))
-    if bool((units < torch.finfo(torch.float32).tiny).any()):
-        raise BuildError("a row's weights are too small for a scale", seen=f"{float(peak.min()):.3g}")
-    blocks = in_groups(wide / units[:, None], group)  # in units: -119 … 119
-    low, high = blocks.amin(-1).clamp_(max=0), blocks.amax(-1).clamp_(min=0)
-    whole = ((high - low) / MOST_NUMBER).ceil().clamp_(1, MOST_STEP)
-    inner, zeros = whole, _zeros(low, high, whole)
-    least = torch.full_like(whole, torch.inf)
-    for cut in range(_CUTS):
-        tried = (whole - cut).clamp_(min=1)
-        grid = Grid(tried, _zeros(low, high, tried), 0, MOST_NUMBER)
-        error = cost(grid.meant(grid.nearest(blocks)) - blocks)
-        better = error < least
-        inner, zeros = torch.where(better, tried, inner), torch.where(better, grid.zeros, zeros)
-        least = torch.minimum(error, least)
-    return units, inner, zeros
-
-
 def _zeros(low: torch.Tensor, high: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
     """The zero that puts 16 values in the middle of a range, where all are of int8."""
     middle = MOST_NUMBER / 2 - (low + high) / 2 / inner
     least = (MOST_NUMBER - (127 / inner).floor()).clamp_(min=0)
     most = (128 / inner).floor().clamp_(max=MOST_NUMBER)
     return torch.minimum(torch.maximum(middle.round(), least), most)
-
-
-def _squares(difference: torch.Tensor) -> torch.Tensor:
-    return difference.square().sum(-1)
 
 
 def _pieces(weight: torch.Tensor) -> list[slice]:

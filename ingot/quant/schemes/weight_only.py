@@ -1,11 +1,5 @@
 """Weights in 8 or 4 bits, activations in the engine's dtype: w8a16 and w4a16.
 
-Covers what these schemes store and how they multiply. The layout of the values is
-kernels/weight/stored_weight.py's.
-
-    scheme = WeightOnly(bits=4, group=128, symmetric=False)
-    y = scheme.apply(x, scheme.pack(weight, bias))
-
 On a GPU up to ``MAX_ROWS`` rows are multiplied by the values themselves, and with activations of 16 bits up
 to ``PACKED_ROWS``; for more the weight is widened into a temporary that the matrix library reads. A CPU
 widens a piece of the weight at a time and keeps none.
@@ -37,12 +31,12 @@ from ingot.kernels.weight.stored_weight import (
 from ingot.quant.methods.gptq import gptq
 from ingot.quant.methods.rounding import quantize
 from ingot.quant.quantized_values import Quantized, Values
-from ingot.quant.schemes.linear_scheme import LinearScheme, Tensors, WeightGrid
+from ingot.quant.schemes.linear_scheme import LinearScheme, Tensors, WeightGrid, tensor_of
 
 
 @dataclass(frozen=True)
 class WeightOnly(LinearScheme):
-    """W = (q - zero) · scale with q of ``bits`` bits, a scale per row (``group`` 0) or a group of columns.
+    """W = (q - zero) · scale with q of ``bits`` bits, one scale per row (``group`` 0) or group of columns.
 
     Tensors: ``words`` int16 [rows, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros``
     uint8 of the same shape unless ``symmetric``, ``order`` int32 [K] where the values' columns are
@@ -57,7 +51,6 @@ class WeightOnly(LinearScheme):
 
     @property
     def name(self) -> str:
-        """As in ``QuantConfig``."""
         return f"w{self.bits}a16"
 
     @property
@@ -67,7 +60,6 @@ class WeightOnly(LinearScheme):
 
     @property
     def grid(self) -> WeightGrid:
-        """Its bits, group and symmetry."""
         return WeightGrid(self.bits, self.group, self.symmetric)
 
     def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -85,12 +77,12 @@ class WeightOnly(LinearScheme):
         return tensors
 
     def quantize(self, weight: torch.Tensor) -> Quantized:
-        """The values nearest to ``weight`` [N, K], with scales of its dtype."""
+        """With scales of the weight's dtype."""
         return quantize(weight, self.bits, self.group, symmetric=self.symmetric, scale_dtype=weight.dtype)
 
     def compensated(self, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:
-        """By GPTQ: columns by the size of their inputs, scales of the weight as it is, in 4 bits of ranges
-        that the inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``).
+        """Columns by the size of their inputs, scales of the weight as it is, in 4 bits of ranges that the
+        inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``).
         """
         return gptq(
             weight,
@@ -115,12 +107,12 @@ class WeightOnly(LinearScheme):
         values, middle = found.values, symmetric_zero(self.bits)
         if values.dtype == torch.int8:
             values = (values.to(torch.int16) + middle).to(torch.uint8)
+        tensors = {"scales": found.scales}
         last = torch.full_like(values[:, 0], middle)
         if found.zeros is not None:
             last = found.zeros[-1] if self.group else found.zeros
-        tensors = {"words": pack_words(values, self.bits, self.group, last), "scales": found.scales}
-        if found.zeros is not None:
             tensors["zeros"] = found.zeros
+        tensors = {"words": pack_words(values, self.bits, self.group, last)} | tensors
         if self.ordered:
             by_column = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
             tensors["order"] = by_column if found.order is None else found.order
@@ -128,17 +120,13 @@ class WeightOnly(LinearScheme):
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
         """What the small kernels multiply by."""
-        words = tensors["words"]
-        assert words is not None
         parts = (tensors["scales"], tensors.get("zeros"), self.bits, self.group, tensors.get("order"))
-        return StoredWeight(words, in_features, *parts)
+        return StoredWeight(tensor_of(tensors, "words"), in_features, *parts)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-        """W [N, K] by plain PyTorch."""
         return dequantized(self.stored(tensors, in_features), dtype)
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x · Wᵀ + b for x [..., K]."""
         weight, x = self._aligned(x, tensors)
         bias = tensors.get("bias")
         if not runs_on_gpu(x):
@@ -170,10 +158,8 @@ class InvariantWeightOnly(WeightOnly):
     small_products = False
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x · Wᵀ + b, x [T, K]."""
         weight, x = self._aligned(x, tensors)
         return invariant_linear(x, dequantize(weight, x.dtype), tensors.get("bias"))
 
     def batch_invariant(self) -> InvariantWeightOnly:
-        """Itself."""
         return self
