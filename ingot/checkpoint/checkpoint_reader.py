@@ -25,7 +25,7 @@ from ingot.checkpoint.minigpt4_files import config_of as minigpt4_config
 from ingot.checkpoint.openai_whisper import STATE, config_of, generation_of, is_openai, names_of
 from ingot.checkpoint.packed_config import packed_files, packed_format
 from ingot.checkpoint.packed_tensors import PackedLayers
-from ingot.checkpoint.shard_reader import Shard, TensorInfo, open_shard, read_values, scan_shard
+from ingot.checkpoint.shard_reader import OpenShard, TensorInfo, read_values, scan_shard
 from ingot.config.build_config import MANIFEST_FILE
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -63,8 +63,7 @@ class Checkpoint:
         self._stored = tensors
         self._inner = inner or {}
         self._names = names or {}
-        self._shard: Shard | None = None
-        self._file = ""
+        self._open = OpenShard()
         self._closed = False
 
     def read(self, name: str) -> torch.Tensor:
@@ -90,14 +89,10 @@ class Checkpoint:
             raise CheckpointError(
                 f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
             )
-        if self._shard is None or self._file != info.file:
-            self._let_go()
-            self._shard = open_shard(self.folder / info.file, self._inner.get(info.file))
-            self._file = info.file
-        tensor = self._shard.read(self._names.get(name, name))
+        file = self.folder / info.file
+        tensor = self._open.read(file, self._inner.get(info.file), self._names.get(name, name))
         if tensor.is_floating_point() and tensor.numel():
             values = tensor.half() if tensor.itemsize == 1 else tensor  # fp8 has no order of its own in torch
-            file = self.folder / info.file
             # One pass at the speed of memory: NaN and infinity are, or become, the least or the most.
             if not all(math.isfinite(float(value)) for value in torch.aminmax(values)):
                 nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
@@ -108,14 +103,9 @@ class Checkpoint:
                 )
         return tensor
 
-    def _let_go(self) -> None:
-        if self._shard is not None:
-            self._shard.close()
-        self._shard = None
-
     def close(self) -> None:
         """Let go of the open file; tensors already read stay valid. Closing twice is fine."""
-        self._let_go()
+        self._open.close()
         self._closed = True
 
     def __enter__(self) -> Self:

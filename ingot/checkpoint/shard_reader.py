@@ -144,6 +144,27 @@ class _TorchShard:
         self._state = {}
 
 
+class OpenShard:
+    """The one weight file of a checkpoint that is open."""
+
+    def __init__(self) -> None:
+        self._shard: Shard | None = None
+        self._path = Path()
+
+    def read(self, path: Path, inner: str | None, name: str) -> torch.Tensor:
+        """A tensor of a file, which is opened unless it is the last one; errors as ``open_shard``."""
+        if self._shard is None or self._path != path:
+            self.close()
+            self._shard, self._path = open_shard(path, inner), path
+        return self._shard.read(name)
+
+    def close(self) -> None:
+        """Let go of the file; tensors already read stay valid."""
+        if self._shard is not None:
+            self._shard.close()
+        self._shard = None
+
+
 def _head(path: Path) -> bytes:
     """The first bytes of a file that is there and is more than a pointer to one."""
     try:

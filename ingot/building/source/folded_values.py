@@ -1,6 +1,4 @@
-"""Weights whose channels AWQ or SmoothQuant rescaled.
-
-Covers the derivation of their factors from what is stored.
+"""Weights whose channels AWQ or SmoothQuant rescaled: their factors, derived from what is stored.
 
 What makes a channel is divided by its factor, and what reads it multiplied. A norm's weight gives the factor
 to the precision of its dtype. Rows of a product give it by least squares, and so do the columns of the
@@ -28,8 +26,8 @@ Leaf = Callable[[str, str], torch.Tensor]  # a stored tensor
 
 @dataclass(frozen=True)
 class Factors:
-    """What channels were multiplied by, fp32 [K], how well that is known (relative, [K]), and how far the
-    roundness of few bits may shift all of them alike.
+    """What channels were multiplied by, fp32 [K], how well that is known (relative, [K]), and how far
+    rounding to few bits may shift all of them alike.
     """
 
     values: torch.Tensor
@@ -93,14 +91,11 @@ class Folded(Origin):
             tensor = tensor * columns.values
         if rows is not None:
             tensor = tensor / rows.values[:, None]
-        return Known(
-            tensor,
-            0.0 if rows is None else rows.uncertain,
-            0.0 if columns is None else columns.uncertain,
-        )
+        uncertain = (0.0 if one is None else one.uncertain for one in (rows, columns))
+        return Known(tensor, *uncertain)
 
     def factors(self, module: str) -> torch.Tensor | None:
-        """Of an input that rows of a product make: each channel, and all together."""
+        """Of an input that rows of a product make: each channel, and all of them at once."""
         site = site_of(self._config, module)
         if site is None or not site.size or not site.linear or not self._takes(module):
             return None
@@ -130,21 +125,21 @@ class Folded(Origin):
         return self.read(module, leaf).to(self._device).float()
 
     def _of_norm(self, site: Site) -> Factors:
-        """The checkpoint's weight of a norm over the stored one; a channel that the norm silences says
-        nothing.
-        """
+        """The checkpoint's weight of a norm over the stored one; nothing is known where either is 0."""
         before, after = self._wide(site.maker), self._leaf(site.maker, "weight").to(self._device).float()
         known = (after != 0) & (before != 0)
         values = torch.where(known, before / torch.where(known, after, 1), 1)
         return Factors(values, torch.where(known, self._unit, _UNKNOWN))
 
     def _of_columns(self, site: Site) -> Factors:
-        """By the product that reads the channels, those of one row together."""
+        """By the product that reads the channels; those that one row makes are fitted at once."""
         if site.reader not in self._found:
             weight, got = self._wide(site.reader), self._stored(site.reader)
-            reader = self._reader_of(site.reader)
-            assert reader is None, "no product stands on both sides of a site"
-            self._found[site.reader] = _fitted(weight.T, got.T, self._scales(site.reader).T, site)
+            assert self._reader_of(site.reader) is None, "no product stands on both sides of a site"
+            sides = (weight.T, got.T, self._scales(site.reader).T)
+            found = _least_squares(*(by_row(site, part).flatten(1) for part in sides))
+            values, uncertain = (by_channel(site, part) for part in (found.values, found.uncertain))
+            self._found[site.reader] = Factors(values, uncertain, found.shift)
         return self._found[site.reader]
 
     def _of_rows(self, site: Site) -> Factors:
@@ -153,8 +148,7 @@ class Folded(Origin):
         if key not in self._found:
             part = slice(site.start, site.start + site.size)
             whole = self._wide(site.maker)
-            weight, got = whole[part], self._stored(site.maker)[part]
-            scales = self._scales(site.maker)[part]
+            weight, got, scales = whole[part], self._stored(site.maker)[part], self._scales(site.maker)[part]
             before = site_of(self._config, site.maker)
             if before is not None and self._takes(site.maker):
                 weight = weight * self._of_norm(before).values
@@ -164,13 +158,6 @@ class Folded(Origin):
             values[part], uncertain[part] = 1 / found.values, found.uncertain
             self._found[key] = Factors(values, uncertain, found.shift)
         return self._found[key]
-
-
-def _fitted(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor, site: Site) -> Factors:
-    """Factors of the input's channels [K], by their columns [K, N]; those of one row are fitted together."""
-    found = _least_squares(*(by_row(site, part).flatten(1) for part in (weight, got, scales)))
-    values, uncertain = (by_channel(site, part) for part in (found.values, found.uncertain))
-    return Factors(values, uncertain, found.shift)
 
 
 def _least_squares(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor) -> Factors:
@@ -193,9 +180,8 @@ def _least_squares(weight: torch.Tensor, got: torch.Tensor, scales: torch.Tensor
     shifts = error.sum(1) / all_squares.sum(1).clamp(min=_TINY)
     known = (values > 0) & (shifts < 1)
     shift = float(error.sum() / all_squares.sum().clamp(min=_TINY))
-    return Factors(
-        torch.where(known, values, 1), torch.where(known, _SIGMAS * sigma + shifts, _UNKNOWN), shift
-    )
+    uncertain = torch.where(known, _SIGMAS * sigma + shifts, _UNKNOWN)
+    return Factors(torch.where(known, values, 1), uncertain, shift)
 
 
 def _slope(weight: torch.Tensor, got: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

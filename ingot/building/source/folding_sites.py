@@ -1,10 +1,7 @@
 """What makes the input of each linear layer: the norm before it, or rows of another product.
 
-Covers this as the published models have it, a second time beside building/calibration/rescaling.py, by which
+This is a second description of the published models, beside building/calibration/rescaling.py, by which
 methods change weights: where the two differ, a change of one side does not fit the other.
-
-    site = site_of(config, "layers.0.mlp.down_proj")
-    site.maker, site.start                # "layers.0.mlp.gate_up_proj", intermediate_size
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ class Site:
 
 
 def site_of(config: DecoderConfig, reader: str) -> Site | None:
-    """That of a linear layer by its name; None: it is of the head, of the keys and values of
+    """The site of a linear layer by its name; None: it is of the head, of the keys and values of
     an encoder, of a projector, or behind a norm after a sum.
     """
     path, _, leaf = reader.rpartition(".")
@@ -97,13 +94,12 @@ def _attended(config: DecoderConfig, reader: str, maker: str, *, queries: bool) 
         return Site(reader, maker, start, stack.hidden_size, head=head)
     keys = config.num_kv_heads * config.head_dim
     start = keys + (config.num_heads * config.head_dim if queries else 0)
-    return Site(
-        reader, maker, start, keys, shared=config.num_heads // config.num_kv_heads, head=config.head_dim
-    )
+    shared = config.num_heads // config.num_kv_heads
+    return Site(reader, maker, start, keys, shared=shared, head=config.head_dim)
 
 
 def _stack(config: DecoderConfig, name: str) -> StackConfig | None:
-    """The encoder's, of its layers."""
+    """The encoder's stack that a layer is of; None: it is the decoder's."""
     if not name.startswith("encoder.") or config.encoder is None:
         return None
     found = config.encoder.settings

@@ -1,11 +1,8 @@
 """MiniGPT-4's official files, put together by published names: what an engine of pictures is compared with.
 
-Covers a second list of the names of EVA-ViT, Q-Former, ``ln_vision`` and projector, written from the
+This is a second list of the names of EVA-ViT, Q-Former, ``ln_vision`` and projector, written from the
 published classes and not from the weight map of ``models/minigpt4.py``, by which builds read. The LLM's names
 are those of a LLaMA.
-
-    with PictureSource.open(Path("minigpt4.yaml"), config, layers=None) as source:
-        weight = source.read("encoder.qformer.layers.0.self_attn.qkv_proj", "weight")
 
 Sources: the state dicts of LAVIS's ``VisionTransformer`` (eva_vit.py) and ``Blip2Base``'s
 ``BertLMHeadModel``, and of MiniGPT-4's ``llama_proj``.
@@ -16,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +20,7 @@ import torch
 
 from ingot.building.source.source_tensors import SourceTensors
 from ingot.checkpoint.minigpt4_files import MiniGPT4Files
-from ingot.checkpoint.shard_reader import Shard, TensorInfo, open_shard, scan_shard
+from ingot.checkpoint.shard_reader import OpenShard, TensorInfo, scan_shard
 from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
 
@@ -82,8 +78,7 @@ class PictureSource:
     def __init__(self, files: MiniGPT4Files, llm: SourceTensors) -> None:
         self._files = files
         self._llm = llm
-        self._shard: Shard | None = None  # one of the parts is open at a time
-        self._part = ""
+        self._open = OpenShard()
         self._infos: dict[str, TensorInfo] = {}
         for part, (path, inner) in files.parts.items():
             self._infos |= {f"{part}/{name}": info for name, info in scan_shard(path, inner).items()}
@@ -92,20 +87,12 @@ class PictureSource:
     def open(
         cls, checkpoint: Path | MiniGPT4Files, config: DecoderConfig, layers: tuple[int, ...] | None
     ) -> Self:
-        """Of a YAML file or the files that it names; reads no tensor.
-
-        Raises:
-            CheckpointError: it cannot be read.
-        """
+        """Of a YAML file or the files that it names; reads no tensor."""
         files = checkpoint if isinstance(checkpoint, MiniGPT4Files) else MiniGPT4Files.read(checkpoint)
         return cls(files, SourceTensors.open(files.llm, config, layers))
 
     def read(self, module: str, leaf: str) -> torch.Tensor:
-        """What one of our tensors holds before any rounding, on the CPU.
-
-        Raises:
-            CheckpointError: a part is missing, or cannot be read.
-        """
+        """What one of our tensors holds before any rounding, on the CPU."""
         name = f"{module}.{leaf}"
         if not name.startswith(_ENCODER):
             return self._llm.read(module, leaf)
@@ -121,17 +108,13 @@ class PictureSource:
         joined = torch.cat([torch.zeros_like(first) if one is None else one for one in read])
         match name:
             case "encoder.vit.embed_positions.weight":
-                return _positions(joined[0], self._grid)
+                grid = self._files.image_size // self._infos["vit/patch_embed.proj.weight"].shape[-1]
+                return _positions(joined[0], grid)
             case "encoder.vit.class_embedding":
                 return joined.flatten()
             case "encoder.qformer.queries":
                 return joined[0]
         return joined
-
-    @property
-    def _grid(self) -> int:
-        """Patches of a side."""
-        return self._files.image_size // self._infos["vit/patch_embed.proj.weight"].shape[-1]
 
     def _ln_vision(self, name: str) -> torch.Tensor:
         """BLIP-2's, or the projector's own; where no file has it, the original leaves it as it was made."""
@@ -150,29 +133,19 @@ class PictureSource:
                 field="source",
                 fix="`source=FILE.yaml`, of the files that the engine was built from",
             )
-        if self._shard is None or self._part != part:
-            self._let_go()
-            self._shard, self._part = open_shard(*self._files.parts[part]), part
-        return self._shard.read(own)
-
-    def _let_go(self) -> None:
-        if self._shard is not None:
-            with suppress(OSError):
-                self._shard.close()
-        self._shard = None
+        return self._open.read(*self._files.parts[part], own)
 
     def is_packed(self, module: str) -> bool:
-        """Whether a module's weight came in fewer bits: the encoder's never does."""
+        """As of ``Source``; the encoder's weights are never packed."""
         return not module.startswith(_ENCODER) and self._llm.is_packed(module)
 
     def input_scale(self, module: str) -> float | None:
-        """The static scale of a packed layer's input; None: there is none."""
         return None if module.startswith(_ENCODER) else self._llm.input_scale(module)
 
     def close(self) -> None:
         """Let go of open files; tensors already read stay valid."""
         self._llm.close()
-        self._let_go()
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,9 +155,7 @@ class PictureSource:
 
 
 def _positions(table: torch.Tensor, grid: int) -> torch.Tensor:
-    """[1 + n², size] → [1 + grid², size]: the class token, and the square brought to another size as the
-    original does it, in fp32.
-    """
+    """[1 + n², size] → [1 + grid², size]: class token, and the square resized as in the original, fp32."""
     side = math.isqrt(len(table) - 1)
     if side == grid:
         return table

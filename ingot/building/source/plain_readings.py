@@ -1,12 +1,4 @@
-"""How the stored tensors of each scheme are read and judged, apart from the scheme's own code.
-
-Covers the table from a scheme's class to its ``PlainReading``. A proof compares stored tensors with the
-checkpoint by these, so no scheme judges itself.
-
-    reading = reading_of(linear.scheme)
-    grid = reading.grid(linear.scheme, rows, linear.in_features)
-    rule = reading.rule(linear.scheme, "round", torch.float16)
-"""
+"""How the stored tensors of each scheme are read and judged, apart from the scheme's own code, in proofs."""
 
 from __future__ import annotations
 
@@ -72,8 +64,7 @@ class PlainReading:
 def register_reading(scheme: type[LinearScheme], reading: PlainReading) -> None:
     """Read and judge the stored tensors of a scheme's class, and of its subclasses, by ``reading``.
 
-    Raises:
-        ValueError: the class has a reading.
+    Raises ValueError where the class has one.
     """
     if scheme in READINGS:
         raise ValueError(f"{scheme.__name__} has a plain reading already")
@@ -81,11 +72,7 @@ def register_reading(scheme: type[LinearScheme], reading: PlainReading) -> None:
 
 
 def reading_of(scheme: LinearScheme) -> PlainReading:
-    """That of a scheme's class, or of the nearest class that it is made from.
-
-    Raises:
-        LookupError: none of them has one.
-    """
+    """The reading of a scheme's class, or of the nearest class that it is made from; LookupError for none."""
     for one in type(scheme).__mro__:
         if one in READINGS:
             return READINGS[one]

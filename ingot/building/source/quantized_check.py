@@ -1,16 +1,9 @@
-"""The stored tensors of a linear layer in fewer bits beside the weight that they stand for.
-
-Covers the way through a weight some rows at a time: unpacked (plain_readings.py), grouped, judged
-(rounding_limits.py).
-
-    off = judge_narrow(linear, "gptq", tensors, known, torch.float16, device)
-    off.shares                    # {"value": 0.98, "scale": 0.4, "range": 0.9}
-"""
+"""The stored tensors of a linear layer in fewer bits beside the weight that they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,7 +15,7 @@ from ingot.quant.methods.moved_weights import Moves
 from ingot.quant.schemes.plain_unpacking import PlainGrid, in_groups
 
 Tensors = Mapping[str, torch.Tensor]
-_RPTQ_STEP = 2 / 15  # of 4 bits: its values make up for what its activations' blocks lose, too
+_RPTQ_STEP = 2 / 15  # of 4 bits: its values make up for what its activations' blocks lose too
 _CPU_VALUES, _VALUES = 1 << 18, 1 << 24  # that are widened at once: a core's cache; another device
 
 
@@ -37,7 +30,7 @@ class Off:
     beyond: dict[str, int] = field(default_factory=dict)
 
     def add(self, measure: str, shares: torch.Tensor, start: int = 0) -> None:
-        """Shares of rows from ``start`` on; what is no number is beyond any limit."""
+        """Shares of rows from ``start`` on; NaN is beyond any limit."""
         shares = shares.nan_to_num(nan=torch.inf)
         worst, row = shares.max(0)
         if measure not in self.shares or float(worst) > self.shares[measure]:
@@ -45,7 +38,7 @@ class Off:
         self.beyond[measure] = self.beyond.get(measure, 0) + int((shares > 1).sum())
 
     def where(self, measure: str, rows: int) -> str:
-        """For people."""
+        """In words."""
         return f"most in row {self.rows[measure]}; {self.beyond[measure]} of {rows} rows"
 
 
@@ -64,7 +57,7 @@ def judge_narrow(
     Args:
         method: as in ``QuantConfig``; "stored": values that came with the checkpoint, which must be equal.
         tensors: the layer's, by leaf.
-        known: its weight [N, K], columns as the engine stores them but for an ``order``.
+        known: its weight [N, K], columns as the engine stores them except for an ``order``.
         dtype: the engine's.
         per_tensor: all rows have one scale.
     """
@@ -75,8 +68,7 @@ def judge_narrow(
     peak = weight.abs().amax().float().to(device) if per_tensor else None
     values = _CPU_VALUES if device.type == "cpu" else _VALUES
     rows = max(values // columns // WORD_ROWS, 1) * WORD_ROWS
-    for start in range(0, len(weight), rows):
-        part = slice(start, min(start + rows, len(weight)))
+    for part in _slices(len(weight), rows):
         grid = _grid(linear, tensors, part, device)
         wanted = weight[part].to(device).float()
         slack = _slack(known, wanted, part)
@@ -85,22 +77,20 @@ def judge_narrow(
             slack = None if slack is None else slack[:, order]
         group = grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0
         blocks = in_groups(wanted, group)
-        if rule is None:
-            _add_equal(off, grid.meant.flatten(1)[:, :columns], wanted, start)
+        if rule is None:  # values that somebody else chose must be equal
+            different = (grid.meant.flatten(1)[:, :columns] != wanted).any(1)
+            off.add("stored", torch.where(different, torch.inf, 0.0), part.start)
             continue
-        for measure, shares in judged(
-            _cut(grid, blocks), blocks, rule, peak, None if slack is None else in_groups(slack, group)
-        ).items():
-            off.add(measure, shares, start)
+        own = None if slack is None else in_groups(slack, group)
+        for measure, shares in judged(_cut(grid, blocks), blocks, rule, peak, own).items():
+            off.add(measure, shares, part.start)
     if rule is not None and not rule.nearest:
         _add_moved(off, linear, tensors, weight.to(device).float(), rule, dtype, device)
     return off
 
 
 def _slack(known: Known, weight: torch.Tensor, rows: slice) -> torch.Tensor | None:
-    """How far off each value of some rows may be; None: by fp32's rounding at most, for which limits have
-    room.
-    """
+    """How far off each value of some rows may be; None: by fp32's rounding, for which limits have room."""
     if isinstance(known.rows, float) and isinstance(known.columns, float):
         return None
     own = known.rows if isinstance(known.rows, float) else known.rows[rows, None].to(weight.device)
@@ -110,17 +100,13 @@ def _slack(known: Known, weight: torch.Tensor, rows: slice) -> torch.Tensor | No
 
 def _cut(grid: PlainGrid, blocks: torch.Tensor) -> PlainGrid:
     """Without the columns that fill up a row of one group."""
-    return grid if grid.meant.shape == blocks.shape else _narrower(grid, blocks.shape[-1])
+    if grid.meant.shape == blocks.shape:
+        return grid
+    return replace(grid, meant=grid.meant[..., : blocks.shape[-1]])
 
 
-def _narrower(grid: PlainGrid, columns: int) -> PlainGrid:
-    return PlainGrid(grid.meant[..., :columns], grid.scales, grid.low, grid.high, grid.units)
-
-
-def _add_equal(off: Off, got: torch.Tensor, wanted: torch.Tensor, start: int) -> None:
-    """Values that somebody else chose are taken as they are."""
-    different = (got != wanted).any(1)
-    off.add("stored", torch.where(different, torch.inf, 0.0), start)
+def _slices(count: int, rows: int = WORD_ROWS * 64) -> Iterator[slice]:
+    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
 def _add_moved(
@@ -136,7 +122,17 @@ def _add_moved(
     got = plain_weight(linear, tensors, device)
     farther = _RPTQ_STEP if linear.scheme.form == "blocks" else 0.0
     moves = Moves(chosen=True, least=torch.finfo(dtype).eps, farther=farther)
-    ends = _clipped(linear, tensors, weight, rule, device)
+    # Values at an end of their grid, in the order of ``plain_weight``.
+    order = tensors["order"].to(device).long() if "order" in tensors else None
+    found = []
+    for part in _slices(len(weight)):
+        grid = _grid(linear, tensors, part, device)
+        wanted = weight[part] if order is None else weight[part][:, order]
+        blocks = in_groups(wanted, grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0)
+        found.append(clipped(_cut(grid, blocks), blocks, rule).flatten(1)[:, : linear.in_features])
+    ends = torch.cat(found)
+    if order is not None:
+        ends = torch.empty_like(ends).index_copy_(1, order, ends)
     moved = moves.by_row(weight, got, ends)
     limit = moves.limit(float(moved.median()))
     off.add("value", moved / limit)
@@ -144,30 +140,12 @@ def _add_moved(
     off.add("weights kept", torch.where(wrong, torch.inf, 0.0))
 
 
-def _clipped(
-    linear: Linear, tensors: Tensors, weight: torch.Tensor, rule: Rule, device: torch.device
-) -> torch.Tensor:
-    """bool [N, K]: values at an end of their grid, in the order of ``plain_weight``."""
-    order = tensors["order"].to(device).long() if "order" in tensors else None
-    found = []
-    for start in range(0, len(weight), WORD_ROWS * 64):
-        part = slice(start, min(start + WORD_ROWS * 64, len(weight)))
-        grid = _grid(linear, tensors, part, device)
-        wanted = weight[part] if order is None else weight[part][:, order]
-        blocks = in_groups(wanted, grid.meant.shape[-1] if grid.scales.shape[1] > 1 else 0)
-        found.append(clipped(_cut(grid, blocks), blocks, rule).flatten(1)[:, : linear.in_features])
-    ends = torch.cat(found)
-    return ends if order is None else torch.empty_like(ends).index_copy_(1, order, ends)
-
-
 def plain_weight(linear: Linear, tensors: Tensors, device: torch.device) -> torch.Tensor:
     """W [N, K] fp32 as the stored values mean it, its columns as the input's channels come."""
     if linear.scheme.dense:
         return tensors["weight"].to(device).float()
-    rows, count = WORD_ROWS * 64, linear.out_features
-    parts = (slice(start, min(start + rows, count)) for start in range(0, count, rows))
-    got = torch.cat([_grid(linear, tensors, part, device).meant.flatten(1) for part in parts])
-    got = got[:, : linear.in_features]
+    grids = (_grid(linear, tensors, part, device) for part in _slices(linear.out_features))
+    got = torch.cat([grid.meant.flatten(1) for grid in grids])[:, : linear.in_features]
     if "order" not in tensors:
         return got
     return torch.empty_like(got).index_copy_(1, tensors["order"].to(device).long(), got)
@@ -178,10 +156,7 @@ def plain_scales(linear: Linear, tensors: Tensors, device: torch.device) -> torc
     count, columns = linear.out_features, linear.in_features
     if linear.scheme.dense:
         return tensors["weight"].abs().amax().float().to(device).expand(count, columns)
-    grids = (
-        _grid(linear, tensors, slice(start, min(start + WORD_ROWS * 64, count)), device)
-        for start in range(0, count, WORD_ROWS * 64)
-    )
+    grids = (_grid(linear, tensors, part, device) for part in _slices(count))
     return torch.cat([one.scales[..., None].expand(one.meant.shape).flatten(1)[:, :columns] for one in grids])
 
 

@@ -1,7 +1,7 @@
 """Weights whose channels RPTQ put in another order, where a product makes them and another reads them.
 
-Covers the derivation of these orders, which no engine stores: a stored channel is the checkpoint's whose rows
-and columns it is nearest to.
+No engine stores these orders. They are derived: a stored channel is the checkpoint's whose rows and columns
+it is nearest to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingot.building.source.folding_sites import Site, maker_of, site_of
 from ingot.building.source.tensor_origin import Known, Origin, Read
 from ingot.config.decoder_config import DecoderConfig
 
-_PROBES = 24  # numbers that stand for a row or a column
+_PROBES = 24  # values that stand for a row or a column
 _PIECE = 1024  # channels that are compared with all others at once
 
 
@@ -81,7 +81,7 @@ def _channels(site: Site, order: torch.Tensor) -> torch.Tensor:
 def _marks(
     site: Site, weights: Callable[[str], torch.Tensor], probes: dict[int, torch.Tensor]
 ) -> torch.Tensor:
-    """Some numbers of each channel [size, m]: its row, its gate's and its columns, each by random sums."""
+    """Some values for each channel [size, m]: its row, its gate's and its columns, each by random sums."""
     maker = weights(site.maker)
     parts = [maker[site.start : site.start + site.size]]
     if site.gate:
@@ -110,7 +110,7 @@ def _nearest(theirs: torch.Tensor, ours: torch.Tensor, block: int) -> torch.Tens
 
 
 def _once(near: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``near`` with places that are taken twice given to those that are left, so that equal rows share."""
+    """``near`` with places that are taken twice given to those that are free, so that equal rows share."""
     near = near.clone()
     taken, twice = set(), []
     for place, one in enumerate(near.tolist()):

@@ -1,11 +1,7 @@
-"""Whether stored values, scales and zeros are those that a weight's rounding gives.
+"""Whether stored values, scales and zeros are those that a weight's rounding gives, as shares of limits: 1
+passes.
 
-Covers the limits, a share of which is what a proof keeps: 1 is the most that passes. It derives scales anew
-from the weight, and shares no code with what chose them.
-
-    rule = Rule(127, zeros=False, stored=torch.float32, nearest=True)
-    shares = judged(grid, in_groups(weight, 128), rule)    # by measure, [N]: the worst of each row
-
+Scales are derived anew from the weight, by code that shares nothing with what chose them.
 Measures:
 
 - ``value``: a value is the nearest to its weight (half a scale), or the end of the grid that the weight lies
@@ -45,7 +41,7 @@ class Rule:
         cuts: how the range may have been narrowed: both ends ``shrunk`` alike, or what lies beyond a limit
             ``cut``.
         units: scales are whole multiples of a row's unit, its largest magnitude over this; 0: they are not.
-        inner: whether these multiples follow from the range, too.
+        inner: whether these multiples follow from the range too.
     """
 
     levels: int
@@ -109,7 +105,7 @@ def judged(
 
 def clipped(grid: PlainGrid, weight: torch.Tensor, rule: Rule) -> torch.Tensor:
     """bool [N, G, n]: values at an end of their grid, of weights no farther off than the grid is long. What
-    GPTQ adds to such a weight before it is rounded may lie beyond the end, as far as it likes.
+    GPTQ adds to such a weight before it is rounded may lie beyond the end by any amount.
     """
     low, high = torch.aminmax(weight, dim=-1)
     least, most = _ends(grid, low.clamp(max=0), high.clamp(min=0), rule)
@@ -125,14 +121,10 @@ def _off_centre(grid: PlainGrid, low: torch.Tensor, high: torch.Tensor, spread: 
     assert grid.units is not None
     step, units = grid.scales.clamp(min=_TINY), grid.units[:, None].clamp(min=_TINY)
     off = (low + high - grid.low - grid.high) / 2  # of a grid that lies too low
-    room = torch.where(off > 0, 127 * units - grid.high, grid.low + 128 * units).minimum(
-        torch.where(off > 0, -grid.low, grid.high)
-    )
-    return (
-        torch.where(room > step * (1 - _TIE), (off.abs() - spread) / step / (0.5 + _TIE), 0)
-        .clamp(min=0)
-        .amax(-1)
-    )
+    room = torch.where(off > 0, 127 * units - grid.high, grid.low + 128 * units)
+    room = room.minimum(torch.where(off > 0, -grid.low, grid.high))
+    shares = (off.abs() - spread) / step / (0.5 + _TIE)
+    return torch.where(room > step * (1 - _TIE), shares, 0).clamp(min=0).amax(-1)
 
 
 def _ends(
@@ -165,8 +157,7 @@ def _narrowed(
         lows, highs = low[..., None].maximum(-limit), high[..., None].minimum(limit)
     ideals = _ideal(lows, highs, torch.maximum(highs, -lows), rule)
     best = (scales[..., None] / ideals.clamp(min=_TINY) - 1).abs().argmin(-1, keepdim=True)
-    picked = (part.gather(-1, best)[..., 0] for part in (lows, highs, ideals))
-    low, high, ideal = picked
+    low, high, ideal = (part.gather(-1, best)[..., 0] for part in (lows, highs, ideals))
     return low, high, ideal
 
 

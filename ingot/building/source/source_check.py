@@ -1,11 +1,7 @@
 """An engine's stored tensors beside the checkpoint that it was built from.
 
-Covers the walk over the stored tensors: what each one is compared with, and by which limits. It reads what
-was written, by its own unpacking, and the checkpoint by published names (tensors.py, pictures.py). Holds one
-tensor of both, and widens some rows at a time.
-
-    found = compare_with_source(engine, checkpoint, torch.device("cpu"))
-    found.differences, found.figures
+Stored tensors are read by an unpacking of its own, and the checkpoint by published names (source_tensors.py,
+minigpt4_names.py). One tensor of both is in memory, some rows at a time in fp32.
 """
 
 from __future__ import annotations
@@ -64,10 +60,10 @@ def compare_with_source(
     progress: Progress | None = None,
     model: Decoder | None = None,
 ) -> SourceCheck:
-    """Compare every stored tensor with its source.
+    """Compare every stored tensor of an engine with its source; a GPU that lacks the memory leaves it to the
+    CPU.
 
     Args:
-        folder: an engine whose weights and manifest are written.
         checkpoint: a folder, a ``.pt`` file of OpenAI's Whisper, or the files of a MiniGPT-4.
         device: where rows are widened and compared.
         progress: called as (what, modules done, modules in all).
@@ -110,11 +106,7 @@ def _compare(
 
 
 def check_same_shape(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> None:
-    """Refuse a checkpoint of another model.
-
-    Raises:
-        CheckpointError: its architecture or its sizes are not the engine's.
-    """
+    """Raise CheckpointError for a checkpoint whose architecture or sizes are not the engine's."""
     hf, layers = read_config(checkpoint), manifest.build.layers
     config = find_architecture(hf.get("architectures") or ()).read_config(hf)
     if layers is not None and layers[1] <= config.num_layers:
@@ -150,7 +142,7 @@ def _reading(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> Iterator[S
 
 
 class _Check:
-    """One comparison under way."""
+    """One comparison."""
 
     def __init__(
         self,
@@ -174,7 +166,7 @@ class _Check:
         self._found = found
 
     def _origin_of(self, manifest: Manifest) -> Origin:
-        """By what the build's method changed before it rounded."""
+        """Chosen by what the build's method changes before it rounds."""
         quant, config = manifest.quant, manifest.model
         if quant.rotation:
             return Rotated(self._read, config, self._device)
@@ -187,20 +179,18 @@ class _Check:
         taken = {name for name in self._linears if name != HEAD and quant.at(name).method == quant.method}
         # SmoothQuant multiplies columns by what a norm was really divided by.
         unit = _FLOAT if quant.method == "smoothquant" else 0.51 * torch.finfo(self._dtype).eps
+        # Tensors of the checkpoint are in the dtype that they have before a method changes them.
+        dtypes, dtype = self._dtypes, self._dtype
         return Folded(
-            self._read_cast,
+            lambda module, leaf: self._read(module, leaf).to(dtypes.get(f"{module}.{leaf}", dtype)),
             config,
             self._weight,
-            self._scales,
+            lambda module: plain_scales(self._linears[module], self._leaves(module), self._device),
             self._stored_leaf,
             taken.__contains__,
             unit,
             self._device,
         )
-
-    def _read_cast(self, module: str, leaf: str) -> torch.Tensor:
-        """A tensor of the checkpoint in the dtype that it has before a method changes it."""
-        return self._read(module, leaf).to(self._dtypes.get(f"{module}.{leaf}", self._dtype))
 
     def _stored_leaf(self, module: str, leaf: str) -> torch.Tensor:
         return self._reader.read(f"{module}.{leaf}")
@@ -212,10 +202,6 @@ class _Check:
     def _leaves(self, module: str) -> dict[str, torch.Tensor]:
         leaves = [leaf for leaf in self._linears[module]._parameters if leaf != "bias"]
         return {leaf: self._stored_leaf(module, leaf) for leaf in leaves}
-
-    def _scales(self, module: str) -> torch.Tensor:
-        """The scale of each of these values."""
-        return plain_scales(self._linears[module], self._leaves(module), self._device)
 
     def module(self, one: StoringModule) -> None:
         """Every stored tensor of a module."""
@@ -238,7 +224,9 @@ class _Check:
         got = self._reader.read(name)
         self._expect_shape(name, known.tensor, tuple(got.shape))
         worst, count, text = 0.0, 0, ""
-        for start, part, wanted in _in_rows(got, known.tensor):
+        rows_at_once = max(_ROWS // max(got[:1].numel(), 1), 1)
+        for start in range(0, len(got), rows_at_once):
+            part, wanted = (whole[start : start + rows_at_once] for whole in (got, known.tensor))
             # What is equal is compared where it is: carrying it to a device would take longer.
             near, exact = part.to(wanted.device), wanted
             cast = exact.to(near.dtype)
@@ -305,10 +293,3 @@ class _Check:
                 field="source",
                 fix="`source=CHECKPOINT`, the one that the engine was built from",
             )
-
-
-def _in_rows(got: torch.Tensor, wanted: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Views of so many rows of both that they hold few values, and where they start."""
-    rows = max(_ROWS // max(got[:1].numel(), 1), 1)
-    for start in range(0, len(got), rows):
-        yield start, got[start : start + rows], wanted[start : start + rows]

@@ -1,11 +1,7 @@
 """What each tensor of a model is made of, by the names that checkpoints publish.
 
-Covers a second list of these names, written from the published classes and not from the weight maps of
+This is a second list of these names, written from the published classes and not from the weight maps of
 ``models/``, by which builds read: a map that joins in a wrong order shows where the two differ.
-
-    made_of("llama", "layers.3.mlp.gate_up_proj")
-    # Made(("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.up_proj"))
-
 Sources: the state dicts of transformers' ``LlamaForCausalLM`` and its kin, ``Gemma2ForCausalLM``,
 ``GPT2LMHeadModel`` and ``WhisperForConditionalGeneration``, Qwen's own ``QWenLMHeadModel``, and OpenAI's
 ``Whisper``.
@@ -25,10 +21,10 @@ class StackedModules:
     """Modules of a checkpoint whose weights (and biases) lie one below another in one of ours.
 
     Attributes:
-        modules: their names, without a prefix that files have or have not.
+        modules: their names, without a prefix that some files have.
         transposed: the file has [in, out].
         plus: what is added to each value.
-        leaf: the last part of a name, where it is another than ours.
+        leaf: the last part of a name, where it is not ours.
     """
 
     modules: tuple[str, ...]
@@ -165,24 +161,22 @@ _OPENAI: Table = {
 }
 OPENAI = "openai whisper"
 TABLES: Mapping[str, Table] = {
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "minigpt4"), _LLAMA
-    ),  # pictures.py has an encoder's
+    # minigpt4_names.py has an encoder's.
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "minigpt4"), _LLAMA),
     "gemma2": _GEMMA2,
     "qwen": _QWEN,
     "gpt2": _GPT2,
     "whisper": _WHISPER,
     OPENAI: _OPENAI,
 }
-PREFIXES = {"gpt2": "transformer.", "whisper": "model."}  # which some files have, and others have not
+PREFIXES = {"gpt2": "transformer.", "whisper": "model."}  # of some files
 
 
 def made_of(kind: str, module: str, first_layer: int = 0) -> StackedModules | None:
     """What one of our modules is made of; None: the list does not have it.
 
-    Args:
-        kind: the architecture's registry name, or ``OPENAI``.
-        first_layer: the checkpoint's layer that is our layer 0.
+    ``kind``: the architecture's registry name, or ``OPENAI``; ``first_layer``: the checkpoint's layer that is
+    our 0.
     """
     found = _LAYER.match(module)
     if found is None:

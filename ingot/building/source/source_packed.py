@@ -1,10 +1,7 @@
 """What the packed layers of a GPTQ, AWQ or compressed-tensors checkpoint mean, one value at a time by index.
 
-Covers a second reading of these layouts, which shares nothing with the first (checkpoint/packed_layouts.py),
-by which builds take values over. What config.json says of bits, groups and symmetry is packed_config.py's.
-
-    form = Packing.of(folder, names)                        # None: no layer is packed
-    wide = meant(form, {"qweight": …, "qzeros": …, "scales": …})          # [N, K] fp32
+This second reading of the layouts shares nothing with the first (checkpoint/packed_layouts.py), by which
+builds take values over. What config.json says of bits, groups and symmetry is packed_config.py's.
 """
 
 from __future__ import annotations
@@ -36,9 +33,8 @@ class Packing:
 
     Attributes:
         kind: ``gptq``, ``awq`` or ``compressed-tensors``.
-        bits: of a value.
         group: columns of a scale where no tensor says which column has which; 0: all.
-        less: how much smaller than a zero its stored number is.
+        less: how much smaller than a zero its stored value is.
         symmetric: zeros are in the middle, whatever is stored.
     """
 

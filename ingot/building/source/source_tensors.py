@@ -1,16 +1,11 @@
 """The tensors of a checkpoint, put together by published names: what an engine is compared with.
 
-Covers the way from files to what a tensor of ours must hold. It takes neither the weight maps of ``models/``
-nor the packed layers of ``checkpoint/packed_tensors.py``, by which builds read; what it shares with them is
-the opening of files, tensor by name.
-
-    with SourceTensors.open(Path("checkpoint"), config, layers=None) as source:
-        weight = source.read("layers.0.self_attn.qkv_proj", "weight")
+They take neither the weight maps of ``models/`` nor the packed layers of ``checkpoint/packed_tensors.py``, by
+which builds read, and share with them only the opening of files, tensor by name.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -21,7 +16,7 @@ from ingot.building.source.source_packed import ENDS, Packing, meant
 from ingot.checkpoint.checkpoint_files import find_layout, list_files, shorten
 from ingot.checkpoint.checkpoint_reader import Checkpoint
 from ingot.checkpoint.openai_whisper import STATE, is_openai
-from ingot.checkpoint.shard_reader import Shard, TensorInfo, open_shard, scan_shard
+from ingot.checkpoint.shard_reader import OpenShard, TensorInfo, scan_shard
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.quantization.quant_config import HEAD
 from ingot.engine.assembly import Assembly
@@ -52,15 +47,13 @@ class MappedSource:
         self._checkpoint = checkpoint
 
     def read(self, module: str, leaf: str) -> torch.Tensor:
-        """As the map makes it."""
         return self._assembly.mapped[f"{module}.{leaf}"].load(self._checkpoint)
 
     def is_packed(self, module: str) -> bool:
-        """Never: packed layers are read for listed architectures."""
+        """Never: packed layers are only read for listed architectures."""
         return False
 
     def input_scale(self, module: str) -> float | None:
-        """None."""
         return None
 
 
@@ -84,19 +77,11 @@ class SourceTensors:
         self.packing = packing
         prefix = PREFIXES.get(kind, "")
         self._prefix = prefix if any(name.startswith(prefix) for name in infos) else ""
-        self._shard: Shard | None = None
-        self._file = ""
+        self._open = OpenShard()
 
     @classmethod
     def open(cls, checkpoint: Path, config: DecoderConfig, layers: tuple[int, ...] | None) -> Self:
-        """Of a checkpoint's folder, or a ``.pt`` file of OpenAI's; reads no tensor.
-
-        Args:
-            layers: the kept ones, as of ``BuildConfig``.
-
-        Raises:
-            CheckpointError: it cannot be read.
-        """
+        """Of a checkpoint's folder, or a ``.pt`` file of OpenAI's, cut to ``layers``; no tensor is read."""
         first = 0 if layers is None else layers[0]
         if is_openai(checkpoint):
             return cls(checkpoint.parent, scan_shard(checkpoint, STATE), OPENAI, first, None, STATE)
@@ -117,25 +102,17 @@ class SourceTensors:
         return config.architecture in TABLES
 
     def read(self, module: str, leaf: str) -> torch.Tensor:
-        """What one of our tensors holds before any rounding: parts one below another, on the CPU; packed ones
-        in fp32, by what they mean.
-
-        Raises:
-            CheckpointError: a part is missing, or cannot be read.
-        """
+        """As of ``Source``: parts one below another; packed ones in fp32, by what they mean."""
         made = self._made(module)
         parts = [self._part(name, leaf, made) for name in made.modules]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined.float() + made.plus if made.plus else joined
 
     def is_packed(self, module: str) -> bool:
-        """Whether a module's weight came in fewer bits."""
-        return self.packing is not None and all(
-            self.packing.packs(name, self._infos) for name in self._stored(module)
-        )
+        packing = self.packing
+        return packing is not None and all(packing.packs(name, self._infos) for name in self._stored(module))
 
     def input_scale(self, module: str) -> float | None:
-        """The static scale of a packed layer's input; None: there is none."""
         name = f"{self._stored(module)[0]}.input_scale"
         return float(self._tensor(name)) if name in self._infos else None
 
@@ -156,11 +133,9 @@ class SourceTensors:
         module = self._named(name)
         stored = f"{module}.{made.leaf or leaf}"
         if leaf == "weight" and self.packing is not None and self.packing.packs(module, self._infos):
-            pieces = {end: f"{module}.{end}" for end in ENDS[self.packing.kind]}
-            return meant(
-                self.packing,
-                {end: self._tensor(name) for end, name in pieces.items() if name in self._infos},
-            )
+            names = {end: f"{module}.{end}" for end in ENDS[self.packing.kind]}
+            found = {end: self._tensor(own) for end, own in names.items() if own in self._infos}
+            return meant(self.packing, found)
         others = [self._infos.get(f"{self._named(one)}.bias") for one in made.modules if leaf == "bias"]
         beside = next((info for info in others if info is not None), None)
         if stored not in self._infos and beside is not None:
@@ -178,17 +153,11 @@ class SourceTensors:
                 field="source",
                 fix="`source=CHECKPOINT`, the one that the engine was built from",
             )
-        if self._shard is None or self._file != info.file:
-            self.close()
-            self._shard, self._file = open_shard(self._folder / info.file, self._inner), info.file
-        return self._shard.read(name)
+        return self._open.read(self._folder / info.file, self._inner, name)
 
     def close(self) -> None:
         """Let go of the open file; tensors already read stay valid."""
-        if self._shard is not None:
-            with suppress(OSError):
-                self._shard.close()
-        self._shard = None
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,11 +1,8 @@
 """What each tensor of an engine was rounded from: the checkpoint's, after what a method changes first.
 
-Covers these changes: a rotation, channels in another order, factors that moved from a product into what makes
-its input. A rotation is known; orders and factors are not stored, so they are derived from both sides of
-where they stand, which must agree.
-
-    origin = origin_of(manifest, read, stored, device)
-    known = origin.weight("layers.0.mlp.down_proj")        # Known(tensor, rows, columns)
+That is a rotation, channels in another order, or factors that moved from a product into what makes its input.
+A rotation is known; orders and factors are not stored, so they are derived from both sides of where they
+stand, which must agree.
 """
 
 from __future__ import annotations
@@ -30,9 +27,7 @@ _NORMS = ("norm", "input_layernorm", "post_attention_layernorm")
 
 @dataclass(frozen=True)
 class Known:
-    """A tensor before it was rounded or cast, and how well it is known: relative errors of its rows and
-    columns, 0 where it is exact.
-    """
+    """A tensor before it was rounded or cast, and relative errors of its rows and columns, 0 where exact."""
 
     tensor: torch.Tensor
     rows: Uncertain = 0.0
@@ -41,9 +36,8 @@ class Known:
     @property
     def exact(self) -> bool:
         """Whether it is the checkpoint's, bit by bit."""
-        return (
-            isinstance(self.rows, float) and isinstance(self.columns, float) and not self.rows + self.columns
-        )
+        known = isinstance(self.rows, float) and isinstance(self.columns, float)
+        return known and not self.rows + self.columns
 
     def cast(self, dtype: torch.dtype) -> Known:
         """As it is before packing; what had to be derived may be cast to a neighbour of the stored value."""
@@ -74,7 +68,7 @@ class Origin:
 
 
 class Rotated(Origin):
-    """Tensors of a model whose hidden states and values of heads an orthogonal matrix turns.
+    """Tensors of a model whose hidden states and values of heads an orthogonal matrix rotates.
 
     Norms have moved into the columns behind them; what writes the hidden states has the matrix behind it, and
     what reads them its transpose. ``rotate`` is the build's; that it is orthogonal is tried with random rows.
@@ -88,7 +82,7 @@ class Rotated(Origin):
             _expect_orthogonal(size)
 
     def leaf(self, module: str, leaf: str) -> Known:
-        """Turned in fp32."""
+        """Rotated in fp32."""
         path, _, name = module.rpartition(".")
         tensor = self.read(module, leaf)
         if name in _NORMS:
@@ -100,7 +94,11 @@ class Rotated(Origin):
         tensor = tensor.to(self._device)
         layer = path.rpartition(".")[0]
         if name == "qkv_proj":
-            return self._values(tensor, leaf, f"{layer}.input_layernorm")
+            size = self._config.num_kv_heads * self._config.head_dim
+            heads = tensor[-size:].unflatten(0, (-1, self._config.head_dim))
+            rotated = torch.cat([tensor[:-size].float(), rotate(heads, dim=1).flatten(0, 1)])
+            weight = leaf == "weight"
+            return self._reads(rotated, f"{layer}.input_layernorm") if weight else Known(rotated, _FLOAT)
         if name in ("gate_up_proj", "up_proj"):
             weight = leaf == "weight"
             return self._reads(tensor, f"{layer}.post_attention_layernorm") if weight else Known(tensor)
@@ -117,16 +115,10 @@ class Rotated(Origin):
     def _reads(self, weight: torch.Tensor, norm: str) -> Known:
         return Known(rotate(weight, factors=self.read(norm, "weight").to(weight.device)), _FLOAT)
 
-    def _values(self, tensor: torch.Tensor, leaf: str, norm: str) -> Known:
-        size = self._config.num_kv_heads * self._config.head_dim
-        heads = tensor[-size:].unflatten(0, (-1, self._config.head_dim))
-        rotated = torch.cat([tensor[:-size].float(), rotate(heads, dim=1).flatten(0, 1)])
-        return self._reads(rotated, norm) if leaf == "weight" else Known(rotated, _FLOAT)
-
 
 @lru_cache
 def _expect_orthogonal(size: int) -> None:
-    """Turned rows have the same products with one another as before."""
+    """Rotated rows have the same products with one another as before."""
     rows = torch.randn(8, size, generator=torch.Generator().manual_seed(size))
     rotated = rotate(rows)
     error = float((rotated @ rotated.T - rows @ rows.T).abs().max()) / size
