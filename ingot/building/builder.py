@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ingot.building.calibration.calibration_cache import cache_path
-from ingot.building.calibration.calibration_data import SAMPLES, CalibrationData
+from ingot.building.calibration.calibration_data import SAMPLES, CalibrationData, SampleFile
 from ingot.building.calibration.input_statistics import SeenInputs
 from ingot.building.calibration.quantize import (
     Outcome,
@@ -22,7 +22,7 @@ from ingot.building.calibration.quantize import (
     warn_of_few,
     write_calibrated,
 )
-from ingot.building.calibration.sample_readers import SampleFile, read_samples, reader_of
+from ingot.building.calibration.sample_readers import read_samples, reader_of
 from ingot.building.golden.golden_cases import make_proof
 from ingot.building.source.source_check import compare_with_source
 from ingot.building.tuner import tune_model
@@ -97,7 +97,7 @@ def build(
         kv_dtype: what the KV cache holds by default: ``model`` (the engine's dtype) or ``int8``.
         quant: a scheme's name, a YAML file of ``QuantConfig``'s fields, or a config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py), or of their
-            embeddings (calibration_rows.py); of a speech model recordings (calibration_speech.py).
+            embeddings (calibration_rows.py); of a speech model recordings (speech_samples.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens, or windows of
             speech; None: 128.
         calib_prompt_seed: draws the question about each captioned picture from the four of MiniGPT-4's

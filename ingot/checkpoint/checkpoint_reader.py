@@ -104,7 +104,6 @@ class Checkpoint:
         return tensor
 
     def close(self) -> None:
-        """Let go of the open file; tensors already read stay valid. Closing twice is fine."""
         self._open.close()
         self._closed = True
 

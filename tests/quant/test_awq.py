@@ -34,7 +34,7 @@ def test_scales_and_limits_beat_rounding(group: int, symmetric: bool) -> None:
     fake = partial(rounded, group=group, symmetric=symmetric)
     found = search_scales(own, seen, fake, group=group)
     assert found.error < 0.7 * found.plain_error
-    assert 0 < found.ratio <= 1
+    assert 0 < found.exponent <= 1
     errors = []
     for weight in own:
         scaled = fold_into_columns(weight, found.scales)
@@ -53,7 +53,7 @@ def test_scales_and_limits_beat_rounding(group: int, symmetric: bool) -> None:
 def test_even_inputs_and_zeros_are_left_nearly_alone() -> None:
     fake = partial(rounded, group=32, symmetric=True)
     found = search_scales([weights(16, 64)], torch.zeros(8, 64), fake)
-    assert found.ratio == 0
+    assert found.exponent == 0
     assert bool((found.scales == 1).all())
     x = inputs(100, 64)
     x[:, :8] = 0
@@ -79,10 +79,10 @@ def test_scales_by_the_weights_magnitudes_alone() -> None:
     weight = weights(16, 64)
     weight[:, ::5] *= 6
     found = search_scales([weight], x, partial(rounded, group=32, symmetric=True), group=32)
-    assert 0 < found.ratio < 1
+    assert 0 < found.exponent < 1
     blocks = weight.abs().view(16, 2, 32)
     share = (blocks / blocks.amax(-1, keepdim=True)).mean(0).flatten()
-    expected = share ** (found.ratio - 1)
+    expected = share ** (found.exponent - 1)
     torch.testing.assert_close(found.scales / found.scales[0], expected / expected[0])
 
 

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import torch
 
-from ingot.building.calibration.calibration_data import CalibrationData
-from ingot.building.calibration.sample_readers import SampleFile, SampleReader, register_samples
+from ingot.building.calibration.calibration_data import CalibrationData, SampleFile
+from ingot.building.calibration.sample_readers import SampleReader, register_samples
 from ingot.building.golden.golden_encoder import GoldenInput, register_golden_inputs
 from ingot.config.encoder_config import EncoderConfig
 from ingot.config.modality import Modality, register_modality

@@ -15,8 +15,8 @@ from ingot import LLM, Input, Prompt, SamplingParams, build
 from ingot.audio.log_mel import RATE, LongLogMel
 from ingot.audio.recording_samples import read_audio
 from ingot.building.calibration.calibration_cache import cache_path
-from ingot.building.calibration.calibration_data import CalibrationData
-from ingot.building.calibration.sample_readers import SampleFile, read_samples
+from ingot.building.calibration.calibration_data import CalibrationData, SampleFile
+from ingot.building.calibration.sample_readers import read_samples
 from ingot.checkpoint.checkpoint_reader import open_checkpoint
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.engine.assembly import Assembly, build_config

@@ -11,8 +11,7 @@ import torch
 
 from ingot.building.tuner import tile_search as search
 from ingot.building.tuner import tune_model
-from ingot.building.tuner.tile_candidates import Tiles
-from ingot.building.tuner.tile_search import Search, agrees, measured_steps
+from ingot.building.tuner.tile_search import Search, Tiles, agrees, measured_steps
 from ingot.building.tuner.trial_plan import _IN_USE, PlanPlace, TrialPlan, using
 from ingot.building.tuner.tuned_steps import StepKind, Steps
 from ingot.config.build_config import BuildConfig

@@ -27,7 +27,6 @@ class AwqLayers(LayerMethod):
     name = "awq"
 
     def statistic(self, name: str, in_features: int) -> Statistic:
-        """Magnitudes of channels and a sample of tokens of what narrow layers read."""
         if name not in self.schemes:
             return Unseen()
         return InputStatistics.of(in_features, self.device, sample=SAMPLE_ROWS)
@@ -47,7 +46,7 @@ class AwqLayers(LayerMethod):
                     magnitude=layer.inputs[site.reader].ranges.mean_abs(),
                     classes=site.classes,
                 )
-                if found.ratio:
+                if found.exponent:
                     fold(site, found.scales, layer)
                     sampled[site.reader] = sampled[site.reader] / found.scales
         for name, x in sampled.items():

@@ -26,6 +26,10 @@ from ingot.building.calibration.sample_records import (
     read_records,
     text_of,
 )
+from ingot.checkpoint.checkpoint_reader import Checkpoint
+from ingot.config.decoder_config import DecoderConfig
+from ingot.engine.assembly import Assembly
+from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
 from ingot.text.chat.chat_format import ChatFormat
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
@@ -62,8 +66,35 @@ class CalibrationData:
 
     @property
     def num_tokens(self) -> int:
-        """Of all samples."""
         return sum(len(one) for one in self.samples)
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """What a build is given to calibrate with.
+
+    Attributes:
+        path: a file or folder.
+        count: most samples to take of it.
+        prompt_seed: draws questions about inputs; None: nothing is drawn.
+    """
+
+    path: Path
+    count: int
+    assembly: Assembly
+    source: Checkpoint
+    text: TextParts
+    device: torch.device
+    prompt_seed: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a sample: as long as the build takes, 512 at most."""
+        return min(LENGTH, self.assembly.build.max_seq_len)
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self.assembly.model_config
 
 
 def read_calibration_data(

@@ -28,13 +28,9 @@ from ingot.quant.methods.channel_folding import (
 class LayerWeights(Protocol):
     """A layer's parameters, which can be replaced (calibrate.py: ``CalibratedLayer``)."""
 
-    def weight(self, name: str) -> torch.Tensor:
-        """A parameter by its name in the model."""
-        ...
+    def weight(self, name: str) -> torch.Tensor: ...
 
-    def replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Another value of the same shape."""
-        ...
+    def replace(self, name: str, tensor: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,50 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import torch
-
-from ingot.building.calibration import calibration_speech
-from ingot.building.calibration.calibration_data import LENGTH, CalibrationData, read_calibration_data
+from ingot.building.calibration import speech_samples
+from ingot.building.calibration.calibration_data import CalibrationData, SampleFile, read_calibration_data
 from ingot.building.calibration.calibration_rows import holds_rows, read_calibration_rows
 from ingot.building.calibration.picture_samples import read_pictures
-from ingot.building.calibration.speech_samples import read_speech
-from ingot.checkpoint.checkpoint_reader import Checkpoint
-from ingot.config.decoder_config import DecoderConfig
 from ingot.config.modality import PICTURE, SPEECH, TEXT, Modality
-from ingot.engine.assembly import Assembly
-from ingot.engine.engine_text import TextParts
 from ingot.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class SampleFile:
-    """What a build is given to calibrate with.
-
-    Attributes:
-        path: a file or folder.
-        count: most samples to take of it.
-        prompt_seed: draws questions about inputs; None: nothing is drawn.
-    """
-
-    path: Path
-    count: int
-    assembly: Assembly
-    source: Checkpoint
-    text: TextParts
-    device: torch.device
-    prompt_seed: int | None = None
-
-    @property
-    def length(self) -> int:
-        """Most tokens of a sample: as long as the build takes, 512 at most."""
-        return min(LENGTH, self.assembly.build.max_seq_len)
-
-    @property
-    def config(self) -> DecoderConfig:
-        """The model's."""
-        return self.assembly.model_config
 
 
 @dataclass(frozen=True)
@@ -112,10 +75,7 @@ SAMPLE_READERS: dict[Modality, SampleReader] = {
         "a .txt, .json or .jsonl file of texts, conversations or token_ids, or .npy of embeddings",
     ),
     SPEECH: SampleReader(
-        lambda given: read_speech(
-            given.path, given.count, given.length, given.assembly, given.source, given.text, given.device
-        ),
-        f"a manifest or folder of recordings: {calibration_speech.SHAPES}",
+        speech_samples.read_speech, f"a manifest or folder of recordings: {speech_samples.SHAPES}"
     ),
     PICTURE: SampleReader(
         lambda given: read_pictures(

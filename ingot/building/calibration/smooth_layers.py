@@ -35,7 +35,6 @@ class SmoothLayers(LayerMethod):
 
     @property
     def sample(self) -> int:
-        """Tokens to keep of each input."""
         return SAMPLE if self.quant.alpha == SEARCH else 0
 
     def statistic(self, name: str, in_features: int) -> InputStatistics:

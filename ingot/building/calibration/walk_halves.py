@@ -30,7 +30,6 @@ class WalkProgress:
         self._done = 0
 
     def add(self, count: int) -> None:
-        """Advance by ``count`` tokens."""
         self._done += count
         if self._progress is not None:
             self._progress("calibration", self._done, self._total)
@@ -102,7 +101,6 @@ class EncoderHalf(Half):
 
     @property
     def count(self) -> int:
-        """Inputs."""
         return len(self._parts)
 
     def _go_on(self, end: int) -> None:

@@ -73,7 +73,6 @@ class GoldenInput(ABC):
         return rounded(max(off, torch.finfo(torch.float32).eps))
 
     def checksum(self, features: torch.Tensor) -> Checksum:
-        """Of features."""
         return Sketch(self.features_name).add(self.rows(features), first=0).checksum()
 
 
@@ -90,7 +89,6 @@ class GoldenSpeech(GoldenInput):
 
     @cached_property
     def samples(self) -> torch.Tensor:
-        """At 16 kHz, float32 [N]."""
         return golden_samples(self.name, self.size[0])
 
     @cached_property
@@ -118,7 +116,6 @@ class GoldenPicture(GoldenInput):
 
     @cached_property
     def values(self) -> np.ndarray:
-        """RGB, uint8 [height, width, 3]."""
         return golden_values(self.name, (self.size[0], self.size[1]))
 
     @cached_property

@@ -30,7 +30,6 @@ Parts = tuple[str, ...]  # names in files, FILE/NAME, whose tensors lie one belo
 
 
 def _pair(ours: str, *theirs: str) -> dict[str, Parts]:
-    """Weight and bias."""
     return {f"{ours}.{leaf}": tuple(f"{one}.{leaf}" for one in theirs) for leaf in ("weight", "bias")}
 
 
@@ -143,7 +142,6 @@ class PictureSource:
         return None if module.startswith(_ENCODER) else self._llm.input_scale(module)
 
     def close(self) -> None:
-        """Let go of open files; tensors already read stay valid."""
         self._llm.close()
         self._open.close()
 

@@ -38,7 +38,6 @@ class Off:
         self.beyond[measure] = self.beyond.get(measure, 0) + int((shares > 1).sum())
 
     def where(self, measure: str, rows: int) -> str:
-        """In words."""
         return f"most in row {self.rows[measure]}; {self.beyond[measure]} of {rows} rows"
 
 
@@ -161,6 +160,5 @@ def plain_scales(linear: Linear, tensors: Tensors, device: torch.device) -> torc
 
 
 def _grid(linear: Linear, tensors: Tensors, rows: slice, device: torch.device) -> PlainGrid:
-    """Some rows, unpacked on the device."""
     reading = reading_of(linear.scheme)
     return reading.grid(linear.scheme, StoredRows(tensors, rows, device), linear.in_features)

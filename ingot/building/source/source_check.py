@@ -204,7 +204,6 @@ class _Check:
         return {leaf: self._stored_leaf(module, leaf) for leaf in leaves}
 
     def module(self, one: StoringModule) -> None:
-        """Every stored tensor of a module."""
         linear = one.module
         narrow = isinstance(linear, Linear) and not linear.scheme.dense
         for leaf in one.leaves:

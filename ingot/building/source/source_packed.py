@@ -124,7 +124,6 @@ def _bits(words: torch.Tensor, shifts: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _groups(form: Packing, columns: int, count: int, index: torch.Tensor | None) -> torch.Tensor:
-    """The group of each column."""
     if index is not None and count > 1:
         return index.long()
     return torch.arange(columns) // form.group if form.group and count > 1 else torch.zeros(columns).long()

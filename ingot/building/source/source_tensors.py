@@ -156,7 +156,6 @@ class SourceTensors:
         return self._open.read(self._folder / info.file, self._inner, name)
 
     def close(self) -> None:
-        """Let go of the open file; tensors already read stay valid."""
         self._open.close()
 
     def __enter__(self) -> Self:

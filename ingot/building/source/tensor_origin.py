@@ -82,7 +82,6 @@ class Rotated(Origin):
             _expect_orthogonal(size)
 
     def leaf(self, module: str, leaf: str) -> Known:
-        """Rotated in fp32."""
         path, _, name = module.rpartition(".")
         tensor = self.read(module, leaf)
         if name in _NORMS:

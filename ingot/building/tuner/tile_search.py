@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,7 +15,6 @@ import torch
 from triton.errors import TritonError
 
 from ingot.building.tuner.kernel_timing import GraphTimer
-from ingot.building.tuner.tile_candidates import Tiles, candidates
 from ingot.building.tuner.trial_plan import PlanPlace, using
 from ingot.building.tuner.tuned_steps import StepKind, Steps
 from ingot.config.build_config import BuildConfig
@@ -24,6 +23,12 @@ from ingot.config.kernel_plan import row_bucket
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.device import on_device
 from ingot.errors import DeviceError
+from ingot.kernels.activation import gated_mlp
+from ingot.kernels.attention import paged_attention
+from ingot.kernels.cache import rope_kv_write
+from ingot.kernels.norm import layer_norm, rms_norm
+from ingot.kernels.tiles import prefill_tiles, product_tiles
+from ingot.kernels.weight.stored_weight import stored
 from ingot.memory.memory_sizes import encoded_at_once
 
 MARGIN = 0.003  # by which a step must be faster than with the default: less is noise
@@ -36,6 +41,7 @@ MOST_THREADS = 16
 CANDIDATE_ERRORS = (TritonError, RuntimeError, ValueError)
 # Distance from the default's result, in units of |result| + its root mean square: another order of sums.
 TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
+Tiles = dict[str, int]
 Progress = Callable[[str, int, int], None]
 
 
@@ -76,6 +82,25 @@ def encoder_steps(config: DecoderConfig, limits: BuildConfig) -> list[StepKind]:
     inputs_at_once = encoded_at_once(config.encoder, RuntimeConfig(), on_gpu=True)
     counts = [1 << power for power in range(min(inputs_at_once, limits.max_batch_size).bit_length())]
     return [StepKind(False, count * config.encoder.max_positions, encodes=True) for count in counts]
+
+
+def candidates(
+    op: str, shape: Mapping[str, int], rows: int, dtype: torch.dtype, device: torch.device
+) -> list[Tiles]:
+    """Tiles of an op of the plan for a shape and a number of rows, the default first."""
+    size = dtype.itemsize
+    if op.startswith("small_"):
+        weight = stored(torch.empty(shape["n"], shape["k"], dtype=dtype, device="meta"))
+        return product_tiles.candidate_tiles(rows, weight, size, device)
+    if op == "paged_attention":
+        heads = (shape["kv"], shape["q"] // shape["kv"], shape["d"])
+        return paged_attention.candidate_tiles(*heads, size, device, rows)
+    if op == "prefill_attention":
+        return prefill_tiles.candidate_tiles(rows, shape["d"], size, device)
+    if op in ("rms_norm", "layer_norm"):
+        norm = rms_norm if op == "rms_norm" else layer_norm
+        return norm.candidate_tiles(shape["h"], device)
+    return (gated_mlp if op == "silu_mul" else rope_kv_write).candidate_tiles(device)
 
 
 @dataclass

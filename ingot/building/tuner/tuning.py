@@ -126,7 +126,6 @@ def tune_model(
 
 
 def _plan(choices: Iterable[TileChoice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
-    """The plan that the choices make."""
     tiles: dict[str, dict[str, dict[str, int]]] = {}
     measured: dict[str, dict[str, MeasuredTimes]] = {}
     for choice in choices:

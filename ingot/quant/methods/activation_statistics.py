@@ -49,13 +49,11 @@ class ChannelRange:
         return (self.total_abs / self.count).float()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of it by name, on the CPU, to be stored."""
         own = {"lowest": self.lowest, "highest": self.highest, "total_abs": self.total_abs}
         return {name: tensor.cpu() for name, tensor in ({"count": torch.tensor(self.count)} | own).items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
-        """What ``tensors`` gave."""
         found = cls(tensors["lowest"].shape[0])
         found.count = int(tensors["count"])
         for name in ("lowest", "highest", "total_abs"):

@@ -8,12 +8,11 @@ authors' code offers. The least error of the outputs wins; r = 0 (no scaling) is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ingot.errors import ConfigError
-from ingot.quant.methods.channel_folding import class_mean
+from ingot.quant.methods.channel_folding import Scaling, best_scaling, class_mean
 from ingot.quant.methods.rounding import CLIP_RATIOS, best_grid, check, in_groups
 
 STEPS = 20
@@ -21,19 +20,6 @@ _RANGE = 1e4  # most that the scales of two channels differ by: a norm's weight 
 _PIECE = 1 << 24
 
 FakeQuantize = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """``scales`` [K] fp32, and the exponent of what they are made of (0: all are 1).
-
-    Errors are mean squared distances of outputs, with and without scaling.
-    """
-
-    scales: torch.Tensor
-    ratio: float
-    error: float
-    plain_error: float
 
 
 def search_scales(
@@ -69,15 +55,8 @@ def search_scales(
         ]
         return float(torch.stack(distances).sum()) / x.shape[0]
 
-    ones = torch.ones_like(magnitudes)
-    plain = error(ones)
-    best = Scaling(ones, 0.0, plain, plain)
     shares = class_mean(_share(wide, group), classes)
-    for ratio, scales in _candidates(class_mean(magnitudes, classes), shares, steps):
-        found = error(scales)
-        if found < best.error:
-            best = Scaling(scales, ratio, found, plain)
-    return best
+    return best_scaling(magnitudes, _candidates(class_mean(magnitudes, classes), shares, steps), error)
 
 
 def clip_limits(

@@ -120,7 +120,6 @@ class _Running:
         self.gap -= moved.view(-1)[bins].view_as(self.gap)
 
     def only(self, kept: torch.Tensor) -> _Running:
-        """The starts ``kept`` [n]."""
         parts = (self.rows, self.x, self.y, self.labels, self.gap, self.centres)
         return _Running(*(part[kept] for part in parts))
 

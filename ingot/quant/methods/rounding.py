@@ -149,7 +149,6 @@ def best_grid(
 
 
 def bounds(bits: int, symmetric: bool) -> tuple[int, int]:
-    """The lowest and the highest value."""
     return (-127, 127) if symmetric and bits == 8 else (0, (1 << bits) - 1)
 
 

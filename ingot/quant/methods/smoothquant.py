@@ -7,29 +7,15 @@ maximum of weights over all that read the same input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ingot.errors import ConfigError
 from ingot.kernels.rows.int8_rows import LEAST, MOST
-from ingot.quant.methods.channel_folding import class_max
+from ingot.quant.methods.channel_folding import Scaling, best_scaling, class_max
 
 ALPHAS = tuple(step / 20 for step in range(4, 20))  # 0.2, 0.25 … 0.95
 _FLOOR = 1e-5  # the least magnitude that scales are computed from, as in the paper's code
-
-
-@dataclass(frozen=True, slots=True)
-class Smoothing:
-    """``scales`` [K] fp32; ``alpha`` is None where no smoothing was better than any, and the scales are 1.
-
-    Errors are mean squared distances of outputs, with and without smoothing.
-    """
-
-    scales: torch.Tensor
-    alpha: float | None
-    error: float
-    plain_error: float
 
 
 def smoothing_scales(
@@ -67,8 +53,9 @@ def search_smoothing(
     static: bool = False,
     group: int = 0,
     classes: torch.Tensor | None = None,
-) -> Smoothing:
-    """The alpha that leaves the least error of the W8A8 products of ``weights`` [N, K] with ``x`` [T, K].
+) -> Scaling:
+    """The scales whose alpha, their exponent, leaves the least error of the W8A8 products of ``weights``
+    [N, K] with ``x`` [T, K].
 
     Args:
         x: a sample of the input; some hundred tokens are enough.
@@ -92,15 +79,8 @@ def search_smoothing(
         ]
         return float(torch.stack(distances).sum()) / x.shape[0]
 
-    ones = torch.ones_like(act_max)
-    plain = error(ones)
-    best = Smoothing(ones, None, plain, plain)
-    for alpha in ALPHAS:
-        scales = smoothing_scales(act_max, wide, alpha, classes=classes)
-        found = error(scales)
-        if found < best.error:
-            best = Smoothing(scales, alpha, found, plain)
-    return best
+    tried = ((alpha, smoothing_scales(act_max, wide, alpha, classes=classes)) for alpha in ALPHAS)
+    return best_scaling(act_max, tried, error)
 
 
 def fake_per_token(x: torch.Tensor, group: int = 0) -> torch.Tensor:

@@ -90,7 +90,6 @@ class Int4InInt8(Int8Products):
         return own if kernels else own + min(own, PIECE) * PIECE_BYTES
 
     def int4_weight(self, tensors: Tensors, in_features: int) -> Int4Weight:
-        """The weight as the kernels read it."""
         names = ("pairs", "steps", "zeros", "scales")
         pairs, steps, zeros, scales = (tensor_of(tensors, name) for name in names)
         return Int4Weight(pairs, steps, zeros, scales, self.group, in_features)

@@ -197,7 +197,6 @@ class Int8Blocks(Int8Products):
         return x[:, self._order(tensors, x.device)] if self.ordered else x
 
     def steps(self, tensors: Tensors) -> BlockSteps:
-        """How an input is quantized."""
         order = tensor_of(tensors, "order") if self.ordered else None
         scales, zeros = tensor_of(tensors, "steps"), tensor_of(tensors, "zeros")
         return BlockSteps(scales, zeros, self.block, self.input_bits, order)

@@ -213,7 +213,6 @@ class LinearScheme(ABC):
 
 
 def tensor_of(tensors: Tensors, name: str) -> torch.Tensor:
-    """A stored tensor that is there."""
     tensor = tensors[name]
     assert tensor is not None
     return tensor

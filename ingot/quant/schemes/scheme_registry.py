@@ -41,11 +41,9 @@ class Dense(LinearScheme):
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """The tensors themselves."""
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
     def quantize(self, weight: torch.Tensor) -> Values:
-        """Never: a dense weight is not quantized."""
         self._lacks("quantized values")
 
     def _stored_values(

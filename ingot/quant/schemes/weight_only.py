@@ -55,7 +55,6 @@ class WeightOnly(LinearScheme):
 
     @property
     def small_products(self) -> bool:
-        """Of a weight whose columns are in order."""
         return not self.ordered
 
     @property
@@ -119,7 +118,6 @@ class WeightOnly(LinearScheme):
         return tensors
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
-        """What the small kernels multiply by."""
         parts = (tensors["scales"], tensors.get("zeros"), self.bits, self.group, tensors.get("order"))
         return StoredWeight(tensor_of(tensors, "words"), in_features, *parts)
 
@@ -148,7 +146,6 @@ class WeightOnly(LinearScheme):
         return replace(weight, order=None), x.index_select(-1, weight.order)
 
     def batch_invariant(self) -> InvariantWeightOnly:
-        """The same tensors, multiplied by a kernel of our own."""
         return InvariantWeightOnly(self.bits, self.group, self.symmetric, self.ordered)
 
 
