@@ -105,7 +105,7 @@ def build(
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; else the plan is empty.
-        proof: compare what was stored with the checkpoint, and store golden cases for ``ingot verify``.
+        proof: compare the stored tensors with the checkpoint, and store golden cases; else it is unproven.
         revision: branch, tag or commit of a hub id.
         force: replace an engine that is already there.
         progress: called as (tensor name, bytes done, bytes in all).
@@ -253,9 +253,7 @@ def _calibration(
 
 
 def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch.device) -> None:
-    """Check the host's memory: the largest weight as it was read and packed, and for calibration on a CPU one
-    layer in fp32 with what goes into and out of it for every sample.
-    """
+    """Check the host's memory: the largest weight twice, or a layer in fp32 with all samples on a CPU."""
     config = assembly.model_config
     size = 2 * largest_weight_bytes(config, parse_dtype(assembly.build.dtype))
     if data is not None and device.type == "cpu":

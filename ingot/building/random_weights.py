@@ -36,7 +36,6 @@ def engine_from_config(
     *,
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     max_seq_len: int | None = None,
-    plan: KernelPlan | None = None,
     quant: str | QuantConfig | None = None,
     seed: int = 0,
     runtime: RuntimeConfig | None = None,
@@ -60,7 +59,7 @@ def engine_from_config(
     if not manifest.quant.in_blocks:  # whose values are drawn, as the weights are
         manifest.quant.check_in_memory()
     arithmetic = compute_dtype(manifest, device, dtype)
-    plan = plan or KernelPlan()
+    plan = KernelPlan()
     model = random_decoder(
         manifest.model, manifest.build, plan, device, arithmetic, seed, runtime, manifest.quant
     )

@@ -78,7 +78,7 @@ class Checkpoint:
         return self.read_stored(name)
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """``read`` of a tensor as it lies in its file, the pieces of packed layers included."""
+        """``read`` of a tensor as it is stored, the pieces of packed layers included."""
         if self._closed:
             raise CheckpointError(
                 f"the checkpoint {self.folder} is closed", seen=name, fix="read before close"
@@ -156,9 +156,7 @@ def open_checkpoint(folder: Path | MiniGPT4Files) -> Checkpoint:
 
 
 def read_config(place: Path | MiniGPT4Files) -> dict[str, Any]:
-    """A model's config.json: the file, that of its folder, or what a ``.pt`` file of OpenAI's or the files
-    of a MiniGPT-4 say. NoSuchPathError where there is none, CheckpointError where it cannot be read.
-    """
+    """A model's config.json, in a folder or as a ``.pt`` or YAML file has it; NoSuchPathError for none."""
     if isinstance(place, MiniGPT4Files) or is_minigpt4(place):
         with open_checkpoint(place) as found:
             return found.config

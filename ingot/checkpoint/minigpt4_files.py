@@ -89,7 +89,7 @@ class MiniGPT4Files:
 
     @property
     def parts(self) -> dict[str, tuple[Path, str | None]]:
-        """Files beside the LLM's by the names of their parts, and the key that their tensors lie under."""
+        """Files beside the LLM's by the names of their parts, and the key that their tensors are under."""
         found = {"vit": (self.vit, None), "projector": (self.projector, INNER)}
         return found if self.qformer is None else found | {"qformer": (self.qformer, INNER)}
 
@@ -162,7 +162,7 @@ def stored_shape(stored: Mapping[str, TensorInfo], name: str, dims: int) -> tupl
     info = stored.get(name)
     if info is None or len(info.shape) != dims:
         seen = "no such tensor" if info is None else list(info.shape)
-        what = f"{name} of MiniGPT-4's files tells a size"
+        what = f"{name} of MiniGPT-4's files gives a size"
         raise CheckpointError(what, seen=seen, allowed=f"a tensor of {dims} dimensions", fix=_AGAIN)
     return info.shape
 

@@ -14,16 +14,20 @@ LAYER = "{layer}"
 
 
 @dataclass(frozen=True)
-class Rename:
-    """``target`` is the stored ``source`` as it is."""
-
+class _OneTarget:
     target: str
-    source: str
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names in the model that this rule makes."""
         return (self.target,)
+
+
+@dataclass(frozen=True)
+class Rename(_OneTarget):
+    """``target`` is the stored ``source`` as it is."""
+
+    source: str
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -44,7 +48,7 @@ class Rename:
 
 
 class Transpose(Rename):
-    """``target`` is the stored matrix ``source`` [in, out] turned to [out, in], as GPT-2's Conv1D needs."""
+    """``target`` is the transpose [out, in] of the stored ``source`` [in, out], as GPT-2's Conv1D needs."""
 
     def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
         if len(sources[0]) != 2:
@@ -104,16 +108,11 @@ class SquarePositions(Rename):
 
 
 @dataclass(frozen=True)
-class Filled:
+class Filled(_OneTarget):
     """``target`` is of one value, because the checkpoint leaves it out."""
 
-    target: str
     size: int
     value: float
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.target,)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -130,20 +129,15 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Concat:
+class Concat(_OneTarget):
     """``target`` is the stored ``sources`` joined along ``dim``; the dtype is the one that holds them all.
 
     ``gap`` (place, size) puts zeros before the source of that place: the bias of keys that have none.
     """
 
-    target: str
     sources: tuple[str, ...]
     dim: int = 0
     gap: tuple[int, int] = (0, 0)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.target,)
 
     @property
     def inputs(self) -> tuple[str, ...]:

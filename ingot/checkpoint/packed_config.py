@@ -41,7 +41,7 @@ class PackedFormat:
         symmetric: values stand around the middle, and zeros are not kept.
         act_order: a layer has an order of its columns in which groups are neighbours.
         stored_zero: the zero that is stored as 0.
-        whole_bytes: values lie one to a byte, not packed into words.
+        whole_bytes: values are stored one per byte, not packed into words.
         activations: ``none``: they keep the engine's dtype; ``dynamic``, ``static``: as in ``QuantConfig``.
     """
 

@@ -23,7 +23,7 @@ from ingot.checkpoint.packed_config import FROM_ORIGINAL, PackedFormat
 from ingot.errors import CheckpointError
 
 WORD_BITS = 32
-_NEAR = 0.25  # scales: no layer's values lie as far from 0 on average, and of 1,024 values chance moves half
+_NEAR = 0.25  # scales: no layer's values are as far from 0 on average, and of 1,024 values chance moves half
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SUFFIXES = {
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
@@ -185,14 +185,14 @@ def _check_zeros(packed: PackedFormat, values: torch.Tensor, zeros: torch.Tensor
     """Refuse zeros of GPTQ [groups, N] that were stored in the other layout, or contradict ``sym``.
 
     The layout gptq stores zeros less 1 and gptq_v2 as they are. Read as the other one, symmetric zeros are
-    all 1 beside the middle, and values of 4 bits lie 1 beside 0 on average, where a layer's weights lie
+    all 1 beside the middle, and values of 4 bits are 1 off 0 on average, where a layer's weights are
     around 0. (In 8 bits one scale is as small as a layer's own average.) A cure is named where the tensors
     show that it is one.
     """
     middle = 1 << (packed.bits - 1)
     beside, other = (1, "gptq_v2") if packed.stored_zero else (-1, "gptq")
     low, high = int(zeros.min()), int(zeros.max())
-    # How many scales the values lie from their zeros on average.
+    # How many scales the values are from their zeros on average.
     mean = float(values.sum(dtype=torch.int64)) / values.numel() - float(zeros.double().mean())
     shifted = not packed.symmetric and packed.bits == 4 and abs(mean + beside) < _NEAR
     if low == high == middle + beside or shifted:

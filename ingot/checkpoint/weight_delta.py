@@ -157,7 +157,7 @@ def _judge(base: Checkpoint, delta: Checkpoint) -> list[str]:
     right, wrong = _inexact(own, change), _inexact(own.roll(1, 0), change)
     notes = []
     if wrong < _FEWEST:
-        notes.append("the embedding does not tell whether DELTA was made from this base")
+        notes.append("the embedding does not show whether DELTA was made from this base")
     elif right > wrong / 2:
         raise CheckpointError(
             "DELTA was made from another base of the same shape",

@@ -8,7 +8,16 @@ from __future__ import annotations
 import torch
 
 from ingot.quant.methods.gptq import Compensated
-from ingot.quant.methods.rounding import dequantize
+from ingot.quant.methods.rounding import (
+    CLIP_RATIOS,
+    as_quantized,
+    best_grid,
+    dequantize,
+    in_groups,
+    value_dtype,
+    weighed,
+)
+from ingot.quant.quantized_values import Quantized
 
 
 def weights(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -40,3 +49,13 @@ def gptq_error(found: Compensated, weight: torch.Tensor, hessian: torch.Tensor) 
     if found.order is not None:
         near = torch.empty_like(near).index_copy_(1, found.order, near)
     return output_error(weight.float() - near, hessian)
+
+
+def clipped(
+    weight: torch.Tensor, bits: int, group: int = 0, importance: torch.Tensor | None = None
+) -> Quantized:
+    """``quantize``'s values in ranges shrunk as GPTQ's ``clip`` does; ``importance`` [K]: of columns."""
+    blocks = in_groups(weight.float(), group)
+    grid = best_grid(blocks, bits, True, torch.float16, CLIP_RATIOS, weighed(importance, group))
+    values = grid.nearest(blocks).flatten(1)[:, : weight.shape[1]].to(value_dtype(bits, True))
+    return as_quantized(values, grid.scales, grid.zeros, bits, group, True, torch.float16)

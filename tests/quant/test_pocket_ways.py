@@ -20,6 +20,7 @@ from ingot.quant.methods.channel_folding import fold_into_columns, fold_into_nor
 from ingot.quant.methods.gptq import gptq
 from ingot.quant.methods.rounding import dequantize, quantize
 from ingot.quant.methods.smoothquant import fake_per_channel, fake_per_token, search_smoothing
+from tests.quant.inputs import shrunk
 from tests.quant.models import CPU, divergence, log_probs, opened
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +115,7 @@ def clipped(layer: Layer, name: str) -> dict[str, torch.Tensor]:
     weight, seen = f"{name}.weight", layer.inputs[name].hessian
     assert seen is not None
     loudness = seen.mean().diagonal()
-    return {weight: dequantize(quantize(layer.weight(weight), 4, 128, clip=True, importance=loudness))}
+    return {weight: dequantize(shrunk(layer.weight(weight), 4, 128, loudness))}
 
 
 def scaled(layer: Layer, name: str) -> dict[str, torch.Tensor]:

@@ -110,7 +110,7 @@ def _with(part: str, name: str) -> Callable[[Tiny], None]:
             _without("vit", "blocks.1.attn.q_bias"),
             r"missing from the checkpoint.*vit\.blocks\.1\.attn\.q_bias",
         ),
-        (_without("vit", "pos_embed"), "vit.pos_embed of MiniGPT-4's files tells a size"),
+        (_without("vit", "pos_embed"), "vit.pos_embed of MiniGPT-4's files gives a size"),
         (_without("qformer", "query_tokens"), "qformer.query_tokens"),
         (_without("projector", "llama_proj.bias"), r"missing.*projector\.llama_proj\.bias"),
         (_with("projector", "llama_proj2.weight"), r"unexpected.*projector\.llama_proj2\.weight"),

@@ -24,8 +24,6 @@ from ingot.building.calibration.walk_halves import (
     DecoderHalf,
     EncoderHalf,
     Half,
-    Progress,
-    WalkProgress,
     num_tokens,
 )
 from ingot.config.quantization.quant_config import QuantConfig
@@ -41,6 +39,7 @@ BATCH_TOKENS = 4096  # computed at once, at least one sample
 
 Load = Callable[[str], torch.Tensor]  # a dense tensor by the model's name for it
 Fake = Callable[[torch.Tensor], torch.Tensor]
+Progress = Callable[[str, int, int], None]
 
 
 class Statistic(Protocol):
@@ -71,9 +70,7 @@ class CalibratedLayer(Generic[S]):
     _fakes: dict[str, Fake] = field(default_factory=dict)
 
     def weight(self, name: str) -> torch.Tensor:
-        """A parameter of the layer by its name in the model, on the device: the latest that ``replace`` gave,
-        else the model's own, in the dtype of the engine.
-        """
+        """A parameter by its name, on the device: the latest of ``replace``, else the model's own."""
         return self._held[name]
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
@@ -149,8 +146,9 @@ class Walk(Generic[S]):
         self._propagate = propagate
         self._features = [one for one in features if one is not None]
         self._batches = _batches(model, samples, batch_tokens, _numbers(features))
-        self.layers = calibrated_layers(model)
-        self._progress = WalkProgress(progress, self._work())
+        decoder = [f"layers.{index}" for index in range(len(model.layers))]
+        self.layers = [*stage_names(model.config), *decoder]
+        self._progress, self._done, self._total = progress, 0, self._work()
         self._held = Held(load, device)
         feed = lambda name, x: self._before(name, x)  # noqa: E731
         self._run = ReferenceRun(model, self._held, EXACT, single=True, feed=feed)
@@ -178,7 +176,7 @@ class Walk(Generic[S]):
             return x
 
         self._before = record
-        half.run_layer(name, self._progress, keep=not self._propagate)
+        half.run_layer(name, self._count, keep=not self._propagate)
         return CalibratedLayer(name, inputs, self._held)
 
     def advance(self, layer: CalibratedLayer[S]) -> None:
@@ -186,7 +184,7 @@ class Walk(Generic[S]):
         if self._propagate and layer.name != self.layers[-1]:
             fakes = layer._fakes
             self._before = lambda name, x: fakes[name](x) if name in fakes else x
-            self._half(layer.name).run_layer(layer.name, self._progress, keep=True)
+            self._half(layer.name).run_layer(layer.name, self._count, keep=True)
 
     def _half(self, name: str) -> Half:
         """The half that a layer is of, begun when its first layer is asked for."""
@@ -200,6 +198,11 @@ class Walk(Generic[S]):
                 self._encoder.finish()
             self._decoder = DecoderHalf(self._run, self._batches, self._device, self._encoder)
         return self._decoder
+
+    def _count(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress("calibration", self._done, self._total)
 
     def _work(self) -> int:
         """Tokens and positions (about) · layers and passes."""
@@ -232,11 +235,6 @@ class Held:
 
     def release(self) -> None:
         self.clear()
-
-
-def calibrated_layers(model: Decoder) -> list[str]:
-    """Names of a model's layers, in the order in which samples go through them: an encoder's first."""
-    return [*stage_names(model.config), *(f"layers.{index}" for index in range(len(model.layers)))]
 
 
 def _numbers(features: Sequence[torch.Tensor | None]) -> list[int | None]:

@@ -22,7 +22,6 @@ from ingot.errors import IngotError
 from ingot.quant.methods.activation_statistics import ChannelRange
 
 _SUFFIX = ".calibration.safetensors"
-_PIECE = 1 << 24
 _FIELDS = ("count", "lowest", "highest", "total_abs")
 
 
@@ -68,8 +67,7 @@ def checkpoint_sha256(checkpoint: Checkpoint) -> str:
     for name in sorted({info.file for info in checkpoint.tensors.values()}):
         digest.update(f"\n{name}\n".encode())
         with (checkpoint.folder / name).open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

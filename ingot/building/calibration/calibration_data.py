@@ -134,9 +134,7 @@ def check_limits(samples: int, length: int) -> None:
 
 
 def _windows(text: str, tokenizer: Tokenizer, length: int) -> list[tuple[int, ...]]:
-    """Neighbouring pieces of a text, each behind what the tokenizer puts before a text; a short rest is left
-    out unless it is all there is.
-    """
+    """Pieces of a text, each behind the tokenizer's prefix; a short rest is dropped unless it is all."""
     prefix = tokenizer.prefix_ids
     ids, room = tokenizer.encode(text, add_special_tokens=False), length - len(prefix)
     pieces = [ids[start : start + room] for start in range(0, len(ids), max(room, 1))]

@@ -19,7 +19,6 @@ from ingot.errors import ConfigError
 SUFFIX = ".npy"
 SHAPES = "float16, float32 or float64 [tokens, {0}], or padded with zeros [records, tokens, {0}]"
 PLACEHOLDER = 0  # the id that stands in a sample for a row; every vocabulary has it
-_PIECE = 1 << 24
 
 
 def holds_rows(path: Path) -> bool:
@@ -82,6 +81,5 @@ def _sha256(files: list[Path]) -> str:
         if len(files) > 1:
             digest.update(f"{file.name}\n".encode())
         with file.open("rb") as opened:
-            while piece := opened.read(_PIECE):
-                digest.update(piece)
+            hashlib.file_digest(opened, lambda: digest)
     return digest.hexdigest()

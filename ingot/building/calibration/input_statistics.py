@@ -94,9 +94,7 @@ class SeenInputs:
 
 
 def rows_of(data: CalibrationData, assembly: Assembly) -> list[torch.Tensor]:
-    """The embeddings of samples as a run takes them: rotated where the hidden states are, in the engine's
-    dtype. Raises ConfigError where a value is not finite in it.
-    """
+    """The embeddings of samples, rotated where the hidden states are, in the engine's dtype; finite."""
     dtype, rotated = parse_dtype(assembly.build.dtype), bool(assembly.quant.rotation)
     found = [(rotate(one) if rotated else one).to(dtype).float() for one in data.embeddings]
     if not all(bool(one.isfinite().all()) for one in found):

@@ -31,9 +31,7 @@ SAMPLE = 512  # tokens that choose between orders, and that ranges are cut by
 
 
 class RptqLayers(GptqLayers):
-    """Orders, scales and values of layers in blocks: a layer sees what the layers before it give once
-    quantized, inputs included. With the method ``round`` their weights are rounded, and others left alone.
-    """
+    """Orders, scales and values of layers in blocks, which see the quantized layers before them."""
 
     def __init__(self, assembly: Assembly, device: torch.device, report: Report = silent) -> None:
         super().__init__(assembly, device, report)

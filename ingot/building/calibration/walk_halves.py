@@ -16,23 +16,9 @@ from ingot.errors import BuildError
 from ingot.quant.methods.activation_statistics import RecordRows
 from ingot.reference.plain_stage import Passage
 
-Progress = Callable[[str, int, int], None]
+Advance = Callable[[int], None]  # by so many tokens or encoded positions that went through a layer
 _SHARE = 0.25  # of a GPU's free memory that hidden states may take
 _MOST_STATES = 16  # values of an encoder's hidden states for each of an input
-
-
-class WalkProgress:
-    """Progress in tokens and encoded positions, once for each layer and pass."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def add(self, count: int) -> None:
-        self._done += count
-        if self._progress is not None:
-            self._progress("calibration", self._done, self._total)
 
 
 class Half(ABC):
@@ -57,7 +43,7 @@ class Half(ABC):
     def layer(self, name: str, part: int, before: Passage) -> Passage:
         """What a layer makes of a part."""
 
-    def run_layer(self, name: str, progress: WalkProgress, *, keep: bool) -> None:
+    def run_layer(self, name: str, advance: Advance, *, keep: bool) -> None:
         """Compute a layer, whose outputs must be finite; ``keep``: they become what the next one gets."""
         for part, before in enumerate(self._parts):
             behind = self.layer(name, part, before.to(self._device))
@@ -69,7 +55,7 @@ class Half(ABC):
                 )
             if keep:
                 self._parts[part] = behind.to(self._place)
-            progress.add(len(behind.hidden))
+            advance(len(behind.hidden))
 
 
 class EncoderHalf(Half):
@@ -84,11 +70,11 @@ class EncoderHalf(Half):
     def layer(self, name: str, part: int, before: Passage) -> Passage:
         return before.after(next(stage for stage in self._stages if stage.name == name))
 
-    def run_layer(self, name: str, progress: WalkProgress, *, keep: bool) -> None:
+    def run_layer(self, name: str, advance: Advance, *, keep: bool) -> None:
         """As of ``Half``; stages before the layer, which have no linear layers, first."""
         place = next(i for i, stage in enumerate(self._stages) if stage.name == name)
         self._go_on(place)
-        super().run_layer(name, progress, keep=keep)
+        super().run_layer(name, advance, keep=keep)
         self._next = place + keep
 
     def finish(self) -> None:

@@ -159,9 +159,7 @@ def _make(
 
 
 def _cases(model: Decoder, prompts: Sequence[GoldenPrompt], inputs: int) -> list[_OpenCase]:
-    """Prompts with the inputs in turns. Where inputs stand in the prompt one in three has none, since texts
-    are requests of their own there.
-    """
+    """Prompts with the inputs in turns; where inputs are spliced, one in three is text alone."""
     splices, found = model.config.splices, []
     for number, prompt in enumerate(prompts):
         turn = number % (inputs + splices) if inputs else 0
@@ -181,9 +179,7 @@ class _NotFinite(Exception):
 
 @contextmanager
 def steady_threads(num_bytes: int, device: torch.device) -> Iterator[int]:
-    """One thread for a model of few ``num_bytes`` of weights on a CPU: as fast, and the same values whatever
-    the process has. Yields how many threads there are.
-    """
+    """One thread for a small model on a CPU: as fast, and always the same values. Yields the threads."""
     before = torch.get_num_threads()
     if device.type == "cpu" and num_bytes < _SMALL:
         torch.set_num_threads(1)

@@ -54,9 +54,7 @@ def exact_pixels(
 
 
 def _weights(count: int, side: int) -> torch.Tensor:
-    """What each of ``side`` places takes of ``count``, [side, count]: a cubic of a = -1/2 around its middle,
-    as wide as the places are apart.
-    """
+    """Pillow's bicubic weights (a = -1/2) of ``count`` places for each of ``side``, [side, count]."""
     scale = count / side
     wide = max(scale, 1.0)
     rows = torch.zeros(side, count, dtype=torch.float64)

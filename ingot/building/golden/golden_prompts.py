@@ -68,9 +68,7 @@ def golden_prompts(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -
 
 
 def spliced_ids(ids: tuple[int, ...], count: int, placeholder: int) -> tuple[int, ...]:
-    """A prompt with ``count`` placeholders of an input behind its first token; as it is where it has the
-    placeholder's id as a token of its own.
-    """
+    """A prompt with ``count`` placeholders behind its first token, unless it has the id itself."""
     return ids if placeholder in ids else (*ids[:1], *([placeholder] * count), *ids[1:])
 
 

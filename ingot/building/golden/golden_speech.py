@@ -18,9 +18,7 @@ _SWELLS = (7919, 1543)  # samples in which loudness goes down and up, so that fr
 
 
 def golden_samples(name: str, count: int) -> torch.Tensor:
-    """Noise whose loudness changes, float32 [count] in -1 to 1: the bits of SHAKE-256(name), so the same
-    everywhere.
-    """
+    """Noise of changing loudness, float32 [count] in -1 to 1, of the bits of SHAKE-256(name)."""
     data = hashlib.shake_256(f"speech/{name}".encode()).digest(2 * count)
     noise = np.frombuffer(data, dtype="<i2").astype(np.float64) / 32768
     at = np.arange(count)

@@ -138,8 +138,11 @@ class Folded(Origin):
             assert self._reader_of(site.reader) is None, "no product stands on both sides of a site"
             sides = (weight.T, got.T, self._scales(site.reader).T)
             found = _least_squares(*(by_row(site, part).flatten(1) for part in sides))
-            values, uncertain = (by_channel(site, part) for part in (found.values, found.uncertain))
-            self._found[site.reader] = Factors(values, uncertain, found.shift)
+            parts = [found.values, found.uncertain]
+            if site.shared > 1:
+                heads = (part.view(-1, 1, site.head) for part in parts)
+                parts = [part.expand(-1, site.shared, -1).flatten() for part in heads]
+            self._found[site.reader] = Factors(parts[0], parts[1], found.shift)
         return self._found[site.reader]
 
     def _of_rows(self, site: Site) -> Factors:
@@ -194,10 +197,3 @@ def by_row(site: Site, channels: torch.Tensor) -> torch.Tensor:
         return channels[:, None]
     heads = channels.unflatten(0, (-1, site.shared, site.head))
     return heads.transpose(1, 2).flatten(0, 1)
-
-
-def by_channel(site: Site, rows: torch.Tensor) -> torch.Tensor:
-    """Values of rows [rows] for each channel that they make: [K]."""
-    if site.shared == 1:
-        return rows
-    return rows.view(-1, 1, site.head).expand(-1, site.shared, -1).flatten()

@@ -26,7 +26,7 @@ from ingot.errors import CheckpointError
 
 _ENCODER, _ZEROS = "encoder.", "0"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-Parts = tuple[str, ...]  # names in files, FILE/NAME, whose tensors lie one below another; "0": zeros
+Parts = tuple[str, ...]  # names in files, FILE/NAME, whose tensors are concatenated; "0": zeros
 
 
 def _pair(ours: str, *theirs: str) -> dict[str, Parts]:

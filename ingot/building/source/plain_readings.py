@@ -23,7 +23,7 @@ from ingot.quant.schemes.plain_unpacking import (
 )
 from ingot.quant.schemes.weight_only import WeightOnly
 
-WORD_ROWS = 16  # rows of words lie together
+WORD_ROWS = 16  # rows whose words are interleaved
 
 
 @dataclass(frozen=True, slots=True)

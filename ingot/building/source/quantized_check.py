@@ -21,9 +21,7 @@ _CPU_VALUES, _VALUES = 1 << 18, 1 << 24  # that are widened at once: a core's ca
 
 @dataclass
 class Off:
-    """How far a tensor is off: by measure, the largest share of a limit, its row, and how many rows are
-    beyond.
-    """
+    """By measure: the largest share of a limit, its row, and how many rows are beyond."""
 
     shares: dict[str, float] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ Measures:
 - ``value``: a value is the nearest to its weight (half a scale), or the end of the grid that the weight lies
   beyond;
 - ``scale``: what the weight's range divided by the number of scales gives, as its dtype holds it;
-- ``range``: the grid's ends lie where the weight's are, half a scale off at most.
+- ``range``: the grid's ends are the weight's, half a scale off at most.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ class SourceCheck:
     differences: tuple[SourceDifference, ...]
 
 
+@torch.inference_mode()
 def compare_with_source(
     folder: Path,
     checkpoint: Path | MiniGPT4Files,
@@ -73,39 +74,28 @@ def compare_with_source(
         CheckpointError: the checkpoint cannot be read, is of another model, or lacks a tensor.
         EngineError: the engine cannot be read.
     """
-    try:
-        return _compare(folder, checkpoint, device, progress, model)
-    except torch.OutOfMemoryError:
-        _log.warning("not enough GPU memory to compare the engine with its checkpoint; comparing on the CPU")
-        return _compare(folder, checkpoint, torch.device("cpu"), progress, model)
-
-
-@torch.inference_mode()
-def _compare(
-    folder: Path,
-    checkpoint: Path | MiniGPT4Files,
-    device: torch.device,
-    progress: Progress | None,
-    model: Decoder | None,
-) -> SourceCheck:
     manifest = Manifest.read(folder)
-    check_same_shape(manifest, checkpoint)
+    _check_same_shape(manifest, checkpoint)
     reader = WeightsReader(folder / WEIGHTS_FILE)
     model = model or model_of(manifest)
     modules = list(storing_modules(model))
     num_bytes = sum(p.numel() * p.element_size() for one in modules for p in one.module.parameters(False))
     found, known = Gathered(), SourceTensors.knows(manifest.model)
-    with steady_threads(num_bytes, device), _reading(manifest, checkpoint) as source:
-        check = _Check(manifest, model, reader, source, device, found)
-        for done, module in enumerate(modules):
-            if progress is not None:
-                progress("comparing with the checkpoint", done, len(modules))
-            check.module(module)
-            reader.release()
+    try:
+        with steady_threads(num_bytes, device), _reading(manifest, checkpoint) as source:
+            check = _Check(manifest, model, reader, source, device, found)
+            for done, module in enumerate(modules):
+                if progress is not None:
+                    progress("comparing with the checkpoint", done, len(modules))
+                check.module(module)
+                reader.release()
+    except torch.OutOfMemoryError:
+        _log.warning("not enough GPU memory to compare the engine with its checkpoint; comparing on the CPU")
+        return compare_with_source(folder, checkpoint, torch.device("cpu"), progress, model)
     return SourceCheck(found.figures(unknown=not known), tuple(found.differences))
 
 
-def check_same_shape(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> None:
+def _check_same_shape(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> None:
     """Raise CheckpointError for a checkpoint whose architecture or sizes are not the engine's."""
     hf, layers = read_config(checkpoint), manifest.build.layers
     config = find_architecture(hf.get("architectures") or ()).read_config(hf)
@@ -125,9 +115,7 @@ def check_same_shape(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> No
 
 @contextmanager
 def _reading(manifest: Manifest, checkpoint: Path | MiniGPT4Files) -> Iterator[Source]:
-    """The checkpoint's tensors by our names: by published names where these are known, else as its
-    architecture's weight map reads them.
-    """
+    """The checkpoint's tensors by our names: by published names, else as its weight map reads them."""
     config, layers = manifest.model, manifest.build.layers
     if isinstance(checkpoint, MiniGPT4Files) or is_minigpt4(checkpoint):
         with PictureSource.open(checkpoint, config, layers) as source:

@@ -18,7 +18,7 @@ _LAYER = re.compile(r"^((?:encoder\.)?layers)\.(\d+)\.")
 
 @dataclass(frozen=True)
 class StackedModules:
-    """Modules of a checkpoint whose weights (and biases) lie one below another in one of ours.
+    """Modules of a checkpoint whose weights (and biases) are concatenated in one of ours.
 
     Attributes:
         modules: their names, without a prefix that some files have.

@@ -61,9 +61,7 @@ class Origin:
         return Known(self.read(module, leaf))
 
     def factors(self, module: str) -> torch.Tensor | None:
-        """Shares of their limits by which factors of a layer's input and of what makes it disagree; None:
-        there are none.
-        """
+        """Shares of the limits by which factors of an input and its maker disagree; None: there are none."""
         return None
 
 

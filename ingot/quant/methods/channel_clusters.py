@@ -1,7 +1,7 @@
 """RPTQ's orders: channels of like ranges beside each other, in clusters that fill whole blocks.
 
 Source: Yuan et al., "RPTQ" (arXiv 2304.01089): k-means of channels by (max, min), and an order in which
-clusters are contiguous. Its clusters have any size. A product of whole numbers takes one scale for a block of
+clusters are contiguous. Its clusters have any size. An integer product takes one scale for a block of
 columns, so here every cluster has whole blocks: k-means gives the centres, each centre gets the number of
 blocks nearest to its size (none where it is far smaller than one), and channels go to their nearest centre
 while it has room, those first that would lose most elsewhere. Clusters are in order of their ranges, and so

@@ -117,8 +117,9 @@ def gptq(
             column, which costs nothing at run time.
         damping: share of the mean diagonal that is added to the diagonal; ten times as much each time that
             the factorization fails.
-        clip: as in ``quantize``; where scales come from the weight as it is, the diagonal of the Hessian is
-            the importance of columns. It helps whole rows of 4 bits, and else little.
+        clip: shrink each range by the ratio of ``CLIP_RATIOS`` that leaves the least squared error; where
+            scales come from the weight as it is, the diagonal of the Hessian weighs the columns. It helps
+            whole rows of 4 bits, and else little.
         grid: fixed zeros and scales [N, groups] by column, which ``scale_dtype`` holds exactly.
         rule: how scales come from weights, instead of ``quantize``'s.
 
@@ -161,9 +162,7 @@ def gptq(
 
 
 class _Walk:
-    """One pass over the columns, which lie in the order in which they are taken: ``weight`` [K, N], fp32, is
-    changed.
-    """
+    """One pass over the columns in the order in which they are taken; it changes ``weight`` [K, N], fp32."""
 
     def __init__(self, weight: torch.Tensor, factor: torch.Tensor, kind: torch.dtype) -> None:
         self.weight = weight

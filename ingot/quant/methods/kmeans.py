@@ -44,16 +44,16 @@ def kmeans(x: torch.Tensor, y: torch.Tensor, clusters: int) -> torch.Tensor:
 def _seeds(x: torch.Tensor, y: torch.Tensor, count: int) -> torch.Tensor:
     """k-means++: each next centre is a point drawn by its squared distance to those before.
 
-    ``torch.multinomial`` of one draw is the point of largest weight over a number of an exponential
-    distribution; those numbers are the same for every set.
+    ``torch.multinomial`` of one draw is the point of largest weight over a draw of an exponential
+    distribution; those draws are the same for every set.
     """
     sets, points = x.shape
     generator = torch.Generator().manual_seed(0)
     firsts, draws = [], torch.empty(_STARTS, count - 1, points, dtype=x.dtype)
     for own in draws:
         firsts.append(int(torch.randint(points, (1,), generator=generator)))
-        for numbers in own:
-            numbers.exponential_(generator=generator)
+        for draw in own:
+            draw.exponential_(generator=generator)
     chosen = torch.empty(sets, _STARTS, count, dtype=torch.int64)
     chosen[:, :, 0] = torch.tensor(firsts)
     x, y = (part[:, None].expand(-1, _STARTS, -1) for part in (x, y))

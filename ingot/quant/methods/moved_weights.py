@@ -10,7 +10,7 @@ bound, is an error, too, and the other columns of that row make up for it. So
 
 - a value at an end of its grid says only that w + p lies there or beyond: for a weight within the grid it has
   moved by the length of the grid at most, and that is its bound (``clipped``, where the grid is known);
-- a row of 4 bits has as much more room as its quieter half moves farther than that of other rows, so that
+- a row of 4 bits has as much more room as its less moved half moves farther than that of other rows, so that
   wrong values in some columns do not excuse themselves;
 - a row must still hold its own weights, too.
 """
@@ -94,8 +94,8 @@ def _shares(expected: torch.Tensor, got: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _made_up(moved: torch.Tensor) -> torch.Tensor:
-    """How many times as far as that of the median row the quieter half of each row moves, by its median and
-    less two of that one's standard errors: [rows].
+    """How many times as far as that of the median row the less moved half of each row moves, by its median
+    and less two of that one's standard errors: [rows].
     """
     columns = moved.shape[1]
     quiet = moved.kthvalue(max(1, columns // 4), dim=1).values
@@ -116,7 +116,5 @@ def _carried(shares: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(shares: torch.Tensor, weights: torch.Tensor, dim: int) -> torch.Tensor:
-    """What share of its weights a row or a column lost or gained: 0 where the difference has nothing to do
-    with them, 1 where nothing of them is left.
-    """
+    """The share of its weights that a row or a column lost or gained: 1 where nothing of them is left."""
     return ((shares * weights).sum(dim) / weights.square().sum(dim).clamp(min=TINY)).abs()

@@ -35,9 +35,7 @@ def can_rotate(config: DecoderConfig) -> bool:
 
 
 def check_rotation(config: DecoderConfig) -> None:
-    """Raise ConfigError for a model that a rotation would change: its norms take the mean off, or stand
-    between products and hidden states, where their weights cannot move into columns; or it has an encoder.
-    """
+    """Raise ConfigError for a model whose outputs a rotation would change."""
     if not can_rotate(config):
         norms = "post-norms" if config.post_norms else config.norm
         raise ConfigError(

@@ -57,26 +57,18 @@ def quantize(
     *,
     symmetric: bool = True,
     scale_dtype: torch.dtype = torch.float16,
-    clip: bool = False,
-    importance: torch.Tensor | None = None,
 ) -> Quantized:
     """Every weight [N, K] to its nearest value. A row or group of zeros stays exact, with scale 1.
 
     Args:
         bits: 8 or 4.
         group: columns that share a scale, 0 for whole rows; K need not be a multiple.
-        clip: shrink each range by the ratio of ``CLIP_RATIOS`` that leaves the least squared error.
-        importance: [K], weighs the columns' squared errors for ``clip``: mean x² of each input.
 
     Raises:
         ConfigError: there are no such values, or the shapes do not fit.
-        BuildError: a weight is infinite or no number, or a scale does not fit its dtype.
+        BuildError: a weight is not finite, or a scale does not fit its dtype.
     """
     check(weight, bits, group)
-    if importance is not None and importance.shape != weight.shape[1:]:
-        seen, allowed = list(importance.shape), list(weight.shape[1:])
-        raise ConfigError("importance must have one value per column", seen=seen, allowed=allowed)
-    cost = weighed(importance, group)
     kind = value_dtype(bits, symmetric)
     values = torch.empty(weight.shape, dtype=kind, device=weight.device)
     grids = []
@@ -84,8 +76,7 @@ def quantize(
     for start in range(0, weight.shape[0], rows):
         piece = weight[start : start + rows]
         blocks = in_groups(widened(piece), group)
-        ratios = CLIP_RATIOS if clip else CLIP_RATIOS[:1]
-        grid = best_grid(blocks, bits, symmetric, scale_dtype, ratios, cost)
+        grid = best_grid(blocks, bits, symmetric, scale_dtype)
         grids.append(grid)
         values[start : start + rows] = grid.nearest(blocks).flatten(1)[:, : weight.shape[1]].to(kind)
     scales, zeros = (torch.cat(parts) for parts in zip(*((g.scales, g.zeros) for g in grids), strict=True))
@@ -153,7 +144,7 @@ def bounds(bits: int, symmetric: bool) -> tuple[int, int]:
 
 
 def value_dtype(bits: int, symmetric: bool) -> torch.dtype:
-    """The dtype of values that lie one to a byte."""
+    """The dtype of values that are stored one per byte."""
     return torch.int8 if symmetric and bits == 8 else torch.uint8
 
 

@@ -3,7 +3,7 @@
 x ≈ (q - zero) · scale, with q in -2^(bits-1) … 2^(bits-1) - 1, whole zeros, and scale and zero of a block.
 
 Source: Yuan et al., "RPTQ" (arXiv 2304.01089) and its code: a scale and a zero for each cluster of channels.
-That code computes in floating point; a scale along the sum cannot leave a product of whole numbers. So the
+That code computes in floating point; a scale along the sum cannot leave an integer product. So the
 order is cut into blocks, as wide as a step of the product's loop. A cluster is a run of whole blocks, and
 each of them has the scale of its own channels, which is at most the cluster's.
 """

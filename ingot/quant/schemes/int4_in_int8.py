@@ -95,9 +95,7 @@ class Int4InInt8(Int8Products):
         return Int4Weight(pairs, steps, zeros, scales, self.group, in_features)
 
     def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> AnyInt8:
-        """What int8 products multiply by: of few ``rows`` the weight as it is stored, else a temporary that
-        is written anew each time.
-        """
+        """The weight as it is stored for few ``rows``, else an int8 temporary, written anew each time."""
         stored = self.int4_weight(tensors, in_features)
         return stored if 0 < rows <= INT8_FRAGMENT_ROWS else expand_int8(stored)
 

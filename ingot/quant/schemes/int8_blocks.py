@@ -3,9 +3,9 @@
 The rule that rounds activations is kernels/rows/block_rows.py, the mathematics quant/methods/rptq.py; the
 build chooses orders.
 
-Values lie one to a byte, of 4 bits too, and the products are those of 8 bits. Sums of a block are exact, and
-blocks are added up in one order, so that a row's outputs depend on that row alone: the scheme is its own
-batch-invariant form.
+Values are stored one per byte, of 4 bits too, and the products are those of 8 bits. Sums of a block are
+exact, and blocks are added up in one order, so that a row's outputs depend on that row alone: the scheme is
+its own batch-invariant form.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class Int8Blocks(Int8Products):
     def cost(
         self, weight: torch.Tensor, seen: InputStatistics, order: torch.Tensor, ranges: str = RANGES[0]
     ) -> float:
-        """Squared error of the outputs of a sample whose input is rounded in an order; ``weight`` [N, K] has
-        its columns in the model's.
-        """
+        """Squared error of a sample's outputs with its input in an order; ``weight`` is in the model's."""
         assert seen.sample is not None
         columns, x = weight[:, order].float(), seen.sample.x[:, order]
         low, high = self._ranges(columns, seen, order, ranges, one_scale=False)

@@ -23,9 +23,7 @@ _ROUNDING = 3  # copies of an input that rounding it on a CPU holds
 
 
 class Int8Products(LinearScheme):
-    """y = x · Wᵀ + b with x in 8 bits, by rows as they come or by one scale, and W as int8 values and a
-    scale per row.
-    """
+    """y = x · Wᵀ + b with x in 8 bits, by rows or by one scale, and W as int8 values and a scale per row."""
 
     form: ClassVar[InputForm] = "int8"
     packs_fp32: ClassVar[bool] = True

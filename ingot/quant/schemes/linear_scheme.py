@@ -148,9 +148,7 @@ class LinearScheme(ABC):
         """W [out_features, in_features] that ``apply`` multiplies by, in plain PyTorch, without a kernel."""
 
     def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
-        """What an input [..., K], fp32 or fp64, means after rounding, without a kernel; ``flips`` as in
-        ``rounded_rows``.
-        """
+        """What an input [..., K] means after rounding, without a kernel; ``flips`` as in ``rounded_rows``."""
         return x
 
     def dequantize_input(

@@ -134,7 +134,7 @@ def _values(weight: StoredWeight) -> torch.Tensor:
 
 
 def _places(words: int, device: torch.device) -> torch.Tensor:
-    """Where the words of 16 rows lie: [16 · words]."""
+    """The places of the words of 16 rows: [16 · words]."""
     row = torch.arange(16, device=device)[:, None]
     word = torch.arange(words, device=device)
     # A piece of 16 rows by 32 words: halves of four words, then threads (8 of rows, 4 of words), then the

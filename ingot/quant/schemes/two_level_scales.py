@@ -1,7 +1,7 @@
 """Weights rounded to 4 bits inside values of 8: a scale per row, and a whole inner scale per group.
 
 W ≈ unit · (q - zero) · inner with q in 0 … 15. The unit, fp32, is max|w| / 119 of a row; the inner scale, 1
-to 16, and the zero are whole numbers of a group of columns. The two levels, and the 119, are QServe's (arXiv
+to 16, and the zero are integers, per group of columns. The two levels, and the 119, are QServe's (arXiv
 2405.04532): the widest range is then 238 units, 16 times 16 hold it with half an inner scale to spare, and no
 value leaves int8. Here that holds for *all* 16 values of a group, not only for those nearest to a weight, so
 that GPTQ may take any: a zero lies between 15 - ⌊127 / inner⌋ and ⌊128 / inner⌋.
@@ -32,7 +32,7 @@ class TwoLevelScales:
 
     Attributes:
         units: fp32 [N].
-        inner, zeros: fp32 [N, groups], whole numbers.
+        inner, zeros: fp32 [N, groups], integers.
     """
 
     units: torch.Tensor
