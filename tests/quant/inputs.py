@@ -51,7 +51,7 @@ def gptq_error(found: Compensated, weight: torch.Tensor, hessian: torch.Tensor) 
     return output_error(weight.float() - near, hessian)
 
 
-def clipped(
+def shrunk(
     weight: torch.Tensor, bits: int, group: int = 0, importance: torch.Tensor | None = None
 ) -> Quantized:
     """``quantize``'s values in ranges shrunk as GPTQ's ``clip`` does; ``importance`` [K]: of columns."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, Unseen, naming
+from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, naming
 from ingot.building.calibration.layer_method import LayerMethod
 from ingot.building.calibration.rescaling import fold, rescaling_sites, value_rows_of
 from ingot.engine.assembly import ChosenValues
@@ -26,9 +26,9 @@ class AwqLayers(LayerMethod):
 
     name = "awq"
 
-    def statistic(self, name: str, in_features: int) -> Statistic:
+    def statistic(self, name: str, in_features: int) -> Statistic | None:
         if name not in self.schemes:
-            return Unseen()
+            return None
         return InputStatistics.of(in_features, self.device, sample=SAMPLE_ROWS)
 
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:

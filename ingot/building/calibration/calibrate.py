@@ -50,13 +50,6 @@ class Statistic(Protocol):
         ...
 
 
-class Unseen:
-    """Gathers nothing."""
-
-    def add(self, x: torch.Tensor) -> None:
-        return
-
-
 S = TypeVar("S", bound=Statistic)
 
 
@@ -105,24 +98,18 @@ class Walk(Generic[S]):
     """Samples on their way through a model: ``observe`` and ``advance`` of one layer after another.
 
     Args:
-        model: dense modules, which may be empty (on ``meta``).
-        load: gives their tensors: ``partial(assembly.load, checkpoint=source)``, ``WeightsReader(path).read``
-            or ``model.get_parameter``.
-        samples: token ids.
-        features: of a model with an encoder, what each sample reads, one input; None of a sample that reads
-            none. Where outputs are spliced, placeholders stand in the sample for them.
-        embeddings: rows [tokens, hidden_size] of each sample, in the place of its tokens'; none: of tokens.
-        statistic: (name, in_features) → what gathers the input of one linear layer.
+        model: dense modules, which may be empty (on ``meta``); ``load`` gives their tensors by name.
+        samples: token ids; where an encoder's outputs are spliced, with placeholders for them.
+        features: of a model with an encoder, the one input that each sample reads; None: it reads none.
+        embeddings: rows [tokens, hidden_size] of each sample, in the place of its tokens'.
+        statistic: (name, in_features) → what gathers the input of one linear layer; None: nothing does.
         propagate: ``advance`` computes a layer's output again, with what the layer was given, so that the
             layers after make up for its errors: twice the arithmetic.
         batch_tokens: most tokens at once; a longer sample goes alone.
         progress: called as ("calibration", tokens and encoded positions · layers done, in all).
 
-    Attributes:
-        layers: names of all layers, in order.
-
-    Raises ConfigError where there are no samples, one is empty, too long, or has ids that the model lacks, or
-    features are missing.
+    ``layers`` are the names of all layers, in order. Raises ConfigError where there are no samples, one is
+    empty, too long, or has ids that the model lacks, or features are missing.
     """
 
     def __init__(
@@ -131,7 +118,7 @@ class Walk(Generic[S]):
         load: Load,
         samples: Sequence[Sequence[int]],
         device: torch.device,
-        statistic: Callable[[str, int], S],
+        statistic: Callable[[str, int], S | None],
         *,
         features: Sequence[torch.Tensor | None] = (),
         embeddings: Sequence[torch.Tensor] = (),
@@ -161,16 +148,19 @@ class Walk(Generic[S]):
         """The next layer, once all samples went through it; BuildError where its output is not finite."""
         half = self._half(name)
         self._held.clear()
-        inputs = {}
+        inputs: dict[str, S] = {}
         for path, module in self._model.get_submodule(name).named_modules():
             if isinstance(module, Linear):
                 own = f"{name}.{path}".removesuffix(".")  # a bridge is a linear layer itself
                 assert module.scheme.dense, f"{own} is quantized"
-                inputs[own] = self._statistic(own, module.in_features)
+                statistic = self._statistic(own, module.in_features)
+                if statistic is not None:
+                    inputs[own] = statistic
 
         def record(name: str, x: torch.Tensor) -> torch.Tensor:
-            seen = inputs[name]
-            seen.add(x)
+            seen = inputs.get(name)
+            if seen is not None:
+                seen.add(x)
             if isinstance(seen, InputStatistics):
                 seen.add_rows(x, half.rows)
             return x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, Unseen, naming
+from ingot.building.calibration.calibrate import CalibratedLayer, Statistic, naming
 from ingot.building.calibration.layer_method import LayerMethod
 from ingot.engine.assembly import ChosenValues
 from ingot.quant.methods.gptq import HessianSum
@@ -17,8 +17,8 @@ class GptqLayers(LayerMethod):
 
     name = "gptq"
 
-    def statistic(self, name: str, in_features: int) -> Statistic:
-        return HessianSum(in_features, self.device) if name in self.schemes else Unseen()
+    def statistic(self, name: str, in_features: int) -> Statistic | None:
+        return HessianSum(in_features, self.device) if name in self.schemes else None
 
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:
         for name in filter(self.schemes.__contains__, layer.inputs):

@@ -50,8 +50,8 @@ class LayerMethod(ABC):
         return self.quant.at(name).method == self.name
 
     @abstractmethod
-    def statistic(self, name: str, in_features: int) -> Statistic:
-        """What gathers the input of one linear layer."""
+    def statistic(self, name: str, in_features: int) -> Statistic | None:
+        """What gathers the input of one linear layer; None: nothing does."""
 
     @abstractmethod
     def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, ChosenValues]]:

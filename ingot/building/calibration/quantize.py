@@ -5,8 +5,7 @@ what it stores (``…_layers.py``), write it, go on. One layer is in memory at a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -93,11 +92,8 @@ def write_calibrated(
 
     Args:
         write: takes a stored tensor and its name.
-        cache: where ranges of inputs were kept, and may be.
+        cache: where ranges of inputs were kept, and may be once the engine is whole.
         report: called with what is in progress.
-
-    Returns:
-        What was seen; ``kept`` can be kept in ``cache`` once the engine is whole.
 
     Raises:
         BuildError: what a layer sees is not finite, its values cannot be chosen, or a factor that was folded
@@ -128,12 +124,16 @@ def write_calibrated(
         if name is None:  # convolutions, embeddings, last norms, the head
             _write(modules, load, device, write)
             continue
-        with steady_threads(num_bytes, device), _fitting(name, device):
-            layer = inputs.observe(name)
-            chosen = dict(method.choose(layer))
-            layer.inputs.clear()
-            _write(modules, partial(_changed, assembly, layer), device, write, chosen)
-            inputs.advance(layer)
+        try:
+            with steady_threads(num_bytes, device):
+                layer = inputs.observe(name)
+                chosen = dict(method.choose(layer))
+                layer.inputs.clear()
+                _write(modules, partial(_changed, assembly, layer), device, write, chosen)
+                inputs.advance(layer)
+        except torch.OutOfMemoryError:
+            what, seen = "calibration does not fit in the device's memory", f"{name} on {device}"
+            raise OutOfMemoryError(what, seen=seen, fix="`device=cpu`") from None
     ranges = method.kinds if isinstance(method, RptqLayers) else {}
     return Outcome(inputs if isinstance(inputs, SeenInputs) else None, ranges)
 
@@ -155,13 +155,3 @@ def _write(
     for module in modules:
         for name, tensor in module.packed(load, device, lambda path: own.pop(path, ROUNDED)):
             write(name, tensor)
-
-
-@contextmanager
-def _fitting(layer: str, device: torch.device) -> Iterator[None]:
-    """Add the layer's name to a GPU's out-of-memory error."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        what, seen = "calibration does not fit in the device's memory", f"{layer} on {device}"
-        raise OutOfMemoryError(what, seen=seen, fix="`device=cpu`") from None

@@ -49,7 +49,7 @@ class RptqLayers(GptqLayers):
         scheme = self.schemes.get(name)
         return cast(Int8Blocks, scheme) if scheme is not None and scheme.form == "blocks" else None
 
-    def statistic(self, name: str, in_features: int) -> Statistic:
+    def statistic(self, name: str, in_features: int) -> Statistic | None:
         scheme = self._in_blocks(name)
         if scheme is None:
             return super().statistic(name, in_features)

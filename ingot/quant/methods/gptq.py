@@ -123,9 +123,8 @@ def gptq(
         grid: fixed zeros and scales [N, groups] by column, which ``scale_dtype`` holds exactly.
         rule: how scales come from weights, instead of ``quantize``'s.
 
-    Raises:
-        ConfigError: as ``quantize``, or the Hessian has another shape.
-        BuildError: as ``quantize``, or the Hessian cannot be factorized.
+    Raises ConfigError or BuildError as ``quantize``, or where the Hessian does not fit or cannot be
+    factorized.
     """
     check(weight, bits, group)
     columns, hessian = weight.shape[1], hessian.to(weight.device)
