@@ -234,7 +234,7 @@ def test_shards_are_opened_in_turn(base: Tensors, tmp_path: Path, monkeypatch: p
     opened: list[str] = []
     delta = write(tmp_path / "delta", published(base, tuned(base)))
     place = write(tmp_path / "base", base, "bin")
-    from ingot.checkpoint import checkpoint_reader as reader
+    from ingot.checkpoint import shard_reader as reader
 
     real = reader.open_shard
     monkeypatch.setattr(reader, "open_shard", lambda p, inner: opened.append(p.name) or real(p, inner))
@@ -329,7 +329,7 @@ def test_an_embedding_that_did_not_change_is_noted(base: Tensors, tmp_path: Path
     change = published(base, tuned(base))
     change[EMBEDDING].zero_()
     merge = merge_delta(write(tmp_path / "base", base), write(tmp_path / "delta", change), tmp_path / "out")
-    assert "does not tell" in merge.notes[0]
+    assert "does not show" in merge.notes[0]
     assert "no tokenizer" in merge.notes[1]
 
 
