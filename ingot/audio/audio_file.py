@@ -1,20 +1,11 @@
-"""A recording's file, decoded by FFmpeg (PyAV).
-
-Covers which containers and codecs are read, which track of a file, and whether all of the file was there.
-FFmpeg reads the given stream alone: containers that name other files are not read, and it opens nothing.
-
-    with AudioFile(stream, "talk.m4a", max_seconds=3600.0) as file:
-        for block in file.blocks(): ...             # samples as they are stored, some rate, some channels
-        file.check_end(allow_truncated=False)
-"""
+"""Recordings decoded by FFmpeg (PyAV), and whether all of the file was there."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
 from collections.abc import Iterator
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +18,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("av", "soxr")
 FORMATS = "wav, aiff, flac, mp3, aac, m4a, mp4, mov, ogg, opus, webm, mkv"
-TAKE_WHAT_IS_THERE = "get the file again, or take what is there (allow_truncated)"  # to fix a cut file
+TAKE_WHAT_IS_THERE = "get the file again, or take what is there (allow_truncated)"  # fix of a truncated file
 MOST_CHANNELS = 16
 _RATES = (1_000, 768_000)
 _CONTAINERS = "wav,aiff,flac,mp3,aac,mov,ogg,matroska"
@@ -36,34 +27,34 @@ _CODECS = (
     *("mp3float", "opus", "speex", "vorbis", "adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms"),
 )  # and all of PCM
 _MOST_STREAMS = 100
-_BLOCK = 1 << 20  # values of a block at least, unless the format changes or the file ends
+_BLOCK = 1 << 20  # least values of a block, unless the format changes or the file ends
 _MISSING_SECONDS = 1.0  # that may be missing: some writers count a little more than they write
 _LONGEST_PACKET = 60.0  # seconds
-_PADDING_SECONDS = 0.2  # behind what a track says: the encoder's, in AAC
-_ODD_ENDS = ("flac", "aac", "mov")  # containers in which a broken last packet means that the file was cut off
+_PADDING_SECONDS = 0.2  # most that an encoder of AAC appends to a track
+_ODD_ENDS = ("flac", "aac", "mov")  # containers in which a broken last packet means a truncated file
 
 
 class Block(NamedTuple):
-    """``samples``: [channels, N], as they are stored; ``rate``: in Hz."""
+    """``samples``: [channels, N], as stored; ``rate``: in Hz."""
 
     samples: np.ndarray
     rate: int
 
     def is_like(self, other: Block) -> bool:
-        """Whether another block may be joined to this one."""
+        """Whether another block can be joined to this one."""
         mine, theirs = self.samples, other.samples
         return (self.rate, mine.dtype, len(mine)) == (other.rate, theirs.dtype, len(theirs))
 
 
 class AudioFile:
-    """A stream with a recording.
+    """A stream with a recording. FFmpeg reads only the given stream, and no container that names other files.
 
     Args:
         name: of the file, for errors.
-        max_seconds: of what the file says of its length, before anything is decoded.
+        max_seconds: limit of the length that the file states, checked before anything is decoded.
 
     Raises:
-        RequestError: it has no audio that is read, or is out of range.
+        RequestError: it has no supported audio, or is out of range.
     """
 
     def __init__(self, stream: IO[bytes], name: str, max_seconds: float) -> None:
@@ -71,14 +62,16 @@ class AudioFile:
         if not stream.read(1):
             raise RequestError("the recording is empty", seen=f"{name}: 0 bytes", fix="another file")
         self._container = self._opened(sized=False)
-        if self._container.format.name == "mp3":  # whose padding FFmpeg reads where it knows the size
+        if self._container.format.name == "mp3":  # FFmpeg reads its padding only if it knows the size
             self._container.close()
             self._container = self._opened(sized=True)
         self._kind = self._container.format.name.partition(",")[0]
         try:
             self._track = self._audio_track()
             self._check(self._track.sample_rate, self._track.channels)
+            at = stream.tell()
             self._length = length_of(self._kind, stream, self._container, self._track)
+            stream.seek(at)
             if (self._length.promised or 0.0) > max_seconds:
                 raise self.too_long(self._length.promised or 0.0)
         except BaseException:
@@ -87,16 +80,12 @@ class AudioFile:
         self._decoded = self._reached = self._lost = 0.0  # seconds
         self._ends_inside = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the container; the stream stays open."""
         self._container.close()
 
     def blocks(self) -> Iterator[Block]:
-        """All samples, in order, without what an encoder appended. What a decoder refuses is left out, and
+        """All samples, in order, without an encoder's padding. What cannot be decoded is left out, and
         counted for ``check_end``.
         """
         last: Block | None = None
@@ -109,7 +98,9 @@ class AudioFile:
                 yield last
             last = block
         if last is not None:
-            end = last.samples.shape[1] - round(self._padding() * last.rate)
+            padding = 0.0 if self._length.end is None else self._decoded - self._length.end
+            padding = padding if 0.0 < padding < _PADDING_SECONDS else 0.0
+            end = last.samples.shape[1] - round(padding * last.rate)
             yield Block(last.samples[:, : max(end, 0)], last.rate)
 
     def _blocks(self) -> Iterator[Block]:
@@ -132,21 +123,14 @@ class AudioFile:
             yield _block(parts, *now)
 
     def seconds(self) -> float:
-        """The length that the file says, or that its packets have."""
+        """The length that the file states, or that of its packets."""
         if self._length.promised is not None:
             return self._length.promised
         return sum(map(_seconds, self._packets()))
 
-    def _padding(self) -> float:
-        """Seconds behind the end of the track that came out of the decoder, where the track says its end."""
-        over = 0.0 if self._length.end is None else self._decoded - self._length.end
-        return over if 0.0 < over < _PADDING_SECONDS else 0.0
-
     def check_end(self, *, allow_truncated: bool) -> None:
-        """Whether all was there, once the blocks are read.
-
-        Raises:
-            RequestError: the file was cut off or is damaged, unless that is allowed.
+        """Check, once the blocks are read, that the file was complete. Raises ``RequestError`` if the file
+        was cut off or is damaged, unless that is allowed.
         """
         if allow_truncated:
             return
@@ -158,12 +142,12 @@ class AudioFile:
             raise _ends_early(f"{self.name}: {there:.1f} s, {self._length.fault}")
         if self._ends_inside and self._kind in _ODD_ENDS:
             raise _ends_early(f"{self.name}: {there:.1f} s, and a part of a frame")
-        if self._lost > _MISSING_SECONDS and self._kind != "mp3":  # between whose frames there may be junk
+        if self._lost > _MISSING_SECONDS and self._kind != "mp3":  # which may have junk between frames
             seen = f"{self.name}: {self._lost:.1f} of {there:.1f} s cannot be decoded"
             raise RequestError("the audio is damaged", seen=seen, fix=TAKE_WHAT_IS_THERE)
 
     def too_long(self, seconds: float) -> RequestError:
-        """What is wrong with a recording of so many seconds."""
+        """The error of a recording of so many seconds."""
         allowed = f"at most {self._most:.0f} s"
         return RequestError("the audio is too long", seen=f"{self.name}: {seconds:.0f} s", allowed=allowed)
 
@@ -187,11 +171,8 @@ class AudioFile:
                 seen = f"{self.name}: without its index (moov), nothing can be decoded"
                 fix = "get the file again; it was cut off"
                 raise RequestError("the audio ends early", seen=seen, fix=fix) from None
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, error: Exception) -> RequestError:
-        what, seen = "this is no audio that can be read", f"{self.name}: {getattr(error, 'strerror', error)}"
-        return RequestError(what, seen=seen, allowed=FORMATS, fix="convert the file")
+            what, seen = "this is no audio that can be read", f"{self.name}: {error.strerror}"
+            raise RequestError(what, seen=seen, allowed=FORMATS, fix="convert the file") from None
 
     def _audio_track(self) -> AudioStream:
         from av.codec.context import Flags2
@@ -210,7 +191,7 @@ class AudioFile:
             raise RequestError(what, seen=seen, allowed=allowed, fix=fix)
         codec.thread_count = 1
         self._cuts = name == "vorbis" and self._kind == "ogg"
-        if self._cuts:  # in place of FFmpeg, which cuts too much of a file with a single page
+        if self._cuts:  # we do it, as FFmpeg cuts too much of a file with a single page
             codec.flags2 |= Flags2.skip_manual
         found: AudioStream = track
         return found
@@ -236,10 +217,10 @@ class AudioFile:
             if packet.size:
                 self._ends_inside = packet.is_corrupt
             yield from frames[1:] if self._cuts else frames
-            self._cuts = self._cuts and not frames  # the first block of Vorbis is half of nothing
+            self._cuts = self._cuts and not frames  # the first block of Vorbis overlaps nothing
 
     def _packets(self) -> Iterator[Packet[AudioStream]]:
-        """Of the track; ``_reached`` is of all tracks where only the file as a whole says its length."""
+        """The track's packets; ``_reached`` counts all tracks where only the whole file has a length."""
         import av
 
         packets = self._container.demux(*([] if self._kind == "matroska" else [self._track]))
@@ -261,8 +242,8 @@ class AudioFile:
 
 
 class _Unnamed:
-    """A stream as FFmpeg reads it: without a name, since its content alone says what it is, and unless
-    ``sized`` without an end, so that a length is one that the file says and no estimate.
+    """A stream as FFmpeg reads it: without a name, so that only the content decides the format, and unless
+    ``sized`` without an end, so that FFmpeg cannot estimate a length.
     """
 
     def __init__(self, stream: IO[bytes], sized: bool) -> None:
@@ -284,7 +265,7 @@ class _Unnamed:
 
 
 def _refuse(url: str, flags: int, options: object) -> Any:
-    """What FFmpeg gets in place of a file that a file names."""
+    """Refuse to open a file that the recording names."""
     raise PermissionError("a recording may not name other files")
 
 
@@ -295,7 +276,7 @@ def _block(parts: list[np.ndarray], form: str, rate: int, channels: int) -> Bloc
 
 def _seconds(packet: Any) -> float:
     found = float((packet.duration or 0) * packet.time_base)
-    return found if found < _LONGEST_PACKET else 0.0  # of a page alone FFmpeg says 2**32 samples less some
+    return found if found < _LONGEST_PACKET else 0.0  # FFmpeg says nearly 2**32 samples for a single page
 
 
 def _is_pcm(codec: str) -> bool:
@@ -307,11 +288,7 @@ def _ends_early(seen: str) -> RequestError:
 
 
 def check_packages() -> None:
-    """Refuse to read where packages are missing.
-
-    Raises:
-        RequestError: one is.
-    """
+    """Raise ``RequestError`` where a package is missing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise RequestError(f"reading audio needs {' and '.join(missing)}", fix=to_install("speech"))

@@ -1,35 +1,28 @@
-"""A file's own word on its length.
-
-Covers what a header promises, or the end of an Ogg file, beside what is there. FFmpeg reads a file that was
-cut off to its end and says nothing. Reads heads and ends only, and decodes nothing.
-
-    length_of("wav", stream, container, track).promised          # seconds, or None
-"""
+"""The length that a recording's file states, by which a file that was cut off is noticed."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from av import AudioStream
     from av.container import InputContainer
 
-_NO_LENGTH = 0x7F000000  # bytes, and more: from pipes 4 GiB less a little by ffmpeg, 2 GiB by sox
+_NO_LENGTH = 0x7F000000  # bytes; more mean a pipe: ffmpeg writes nearly 4 GiB then, and sox 2 GiB
 _MICROSECONDS = 1e6
 _LARGEST_PAGE = 27 + 255 + 255 * 255  # bytes of Ogg
 _LAST = 4  # flag of an Ogg page
 _MOST_CHUNKS = 1000
 _COUNTED = re.compile(rb"(?:Xing|Info)\0\0\0[\x01\x03\x05\x07\x09\x0b\x0d\x0f](.{4})|VBRI.{10}(.{4})", re.S)
-_FIRST_FRAMES = 4096  # bytes of an MP3 in which the count of its frames is
-_BOXES = (b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide")  # with which an MP4 begins
+_FIRST_FRAMES = 4096  # bytes of an MP3 that contain the count of its frames
+_BOXES = (b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide")  # first boxes of an MP4
 
 
 class Length(NamedTuple):
-    """``promised``: seconds that the file says it has; ``end``: where what an encoder appended begins, in
-    seconds; ``fault``: what the file's end lacks. None: the file does not say.
+    """``promised``: the length that the file states, in seconds; ``end``: where an encoder's padding begins,
+    in seconds; ``fault``: what is wrong with the file's end. None: the file does not say.
     """
 
     promised: float | None = None
@@ -38,16 +31,18 @@ class Length(NamedTuple):
 
 
 def length_of(kind: str, stream: IO[bytes], container: InputContainer, track: AudioStream) -> Length:
-    """Of a container that FFmpeg knows by ``kind``; where the stream stands does not change."""
-    at = stream.tell()
-    found = _length_of(kind, stream, container, track)
-    stream.seek(at)
-    return found
+    """The length that a file of FFmpeg's format ``kind`` states; moves the stream.
 
-
-def _length_of(kind: str, stream: IO[bytes], container: InputContainer, track: AudioStream) -> Length:
+    FFmpeg reads a truncated file to its end without an error. Of an MP3 without a count of frames it
+    estimates a length, and of an Ogg it drops a partial last page, so neither shows what is missing.
+    """
     if kind == "wav":
-        return Length(_wav_seconds(stream, track))
+        data = _wav_data(stream)
+        if data is None or not data.size:
+            return Length()
+        rate = _bytes_per_second(track) or data.bytes_per_second
+        is_open = data.size >= _NO_LENGTH and stream.seek(0, io.SEEK_END) - data.at < data.size
+        return Length(data.size / rate if rate and not is_open else None)
     if kind == "mp3":
         return Length(_mp3_seconds(stream, track.sample_rate))
     if kind == "ogg":
@@ -63,9 +58,8 @@ def _length_of(kind: str, stream: IO[bytes], container: InputContainer, track: A
 
 
 def goes_on(stream: IO[bytes]) -> bool:
-    """Whether a WAV's samples go on to its end, whatever the header says: it names the largest length, or
-    more than a second of what is no chunk follows. Its recorder was killed, or wrote into a pipe. Where the
-    length is 0 FFmpeg itself reads all.
+    """Whether a WAV's samples go on to its end, as of a killed recorder or a pipe: the header has the largest
+    length, or more than a second that is no chunk follows. If the length is 0, FFmpeg itself reads all.
     """
     found = _wav_data(stream)
     if found is None or not found.size:
@@ -79,30 +73,25 @@ def goes_on(stream: IO[bytes]) -> bool:
 
 
 def lacks_index(stream: IO[bytes]) -> bool:
-    """Whether it is an MP4 that ends before, or inside, the box that says where its samples are."""
+    """Whether it is an MP4 that ends before or inside the box that locates its samples (moov)."""
     size = stream.seek(0, io.SEEK_END)
-    for place, (kind, at, length) in enumerate(_boxes(stream, size)):
-        if place == 0 and kind not in _BOXES:
-            return False
-        if kind == b"moov":
-            return at + length > size
-    return size > 0 and _read_at(stream, 4, 4) in _BOXES
-
-
-def _boxes(stream: IO[bytes], size: int) -> Iterator[tuple[bytes, int, int]]:
+    if _read_at(stream, 4, 4) not in _BOXES:
+        return False
     at = 0
     for _ in range(_MOST_CHUNKS):
         head = _read_at(stream, at, 16)
         if len(head) < 8:
-            return
+            break
         length = int.from_bytes(head[:4], "big")
         length = int.from_bytes(head[8:16], "big") if length == 1 else length or size - at
-        yield head[4:8], at, length
+        if head[4:8] == b"moov":
+            return at + length > size
         at += max(length, 8)
+    return True
 
 
 class _Data(NamedTuple):
-    """Where a WAV's samples begin, how many bytes they are, and how many a second takes by the header."""
+    """Where a WAV's samples begin, their bytes, and bytes per second by the header."""
 
     at: int
     size: int
@@ -130,19 +119,8 @@ def _wav_data(stream: IO[bytes]) -> _Data | None:
     return None
 
 
-def _wav_seconds(stream: IO[bytes], track: AudioStream) -> float | None:
-    found = _wav_data(stream)
-    if found is None or not found.size:
-        return None
-    there = stream.seek(0, io.SEEK_END) - found.at
-    if found.size >= _NO_LENGTH and there < found.size:
-        return None
-    rate = _bytes_per_second(track) or found.bytes_per_second
-    return found.size / rate if rate else None
-
-
 def _bytes_per_second(track: AudioStream) -> float:
-    """Of PCM; 0 for other codecs."""
+    """For PCM; 0 for other codecs."""
     name = track.codec_context.name
     digits = re.search(r"\d+", name)
     bits = (int(digits[0]) if digits else 8) if name.startswith("pcm_") else 0
@@ -150,7 +128,7 @@ def _bytes_per_second(track: AudioStream) -> float:
 
 
 def _mp3_seconds(stream: IO[bytes], rate: int) -> float | None:
-    """By the count that an encoder of variable bit rates writes in front."""
+    """The length by the count of frames that an encoder writes at the start."""
     head = _read_at(stream, 0, 10)
     tag = sum(byte << 7 * (3 - i) for i, byte in enumerate(head[6:])) + 10 if head[:3] == b"ID3" else 0
     found = _COUNTED.search(_read_at(stream, tag, _FIRST_FRAMES))
@@ -160,8 +138,8 @@ def _mp3_seconds(stream: IO[bytes], rate: int) -> float | None:
 
 
 def _ogg_length(stream: IO[bytes], track: AudioStream) -> Length:
-    """The last page is whole. A recorder that is stopped often does not mark it; then nothing may follow. Of
-    Vorbis its granule is where the samples end.
+    """The last page must be complete. A stopped recorder often does not mark it; then nothing may follow. For
+    Vorbis its granule is the end of the samples.
     """
     size = stream.seek(0, io.SEEK_END)
     end = _read_at(stream, max(size - 2 * _LARGEST_PAGE, 0), 2 * _LARGEST_PAGE)

@@ -1,9 +1,4 @@
-"""Folders in LibriSpeech's layout.
-
-Covers where their transcripts and recordings lie.
-
-    for number, record in librispeech(Path("LibriSpeech/test-clean")): record["audio"], record["text"]
-"""
+"""Recordings and transcripts of folders in LibriSpeech's layout."""
 
 from __future__ import annotations
 
@@ -17,11 +12,7 @@ TRANSCRIPTS = "*.trans.txt"
 
 
 def transcripts(folder: Path) -> list[Path]:
-    """The files of transcripts, below the folder at any depth.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The files of transcripts, at any depth; raises ``ConfigError`` where there is none."""
     found = sorted(folder.rglob(TRANSCRIPTS))
     if not found:
         raise ConfigError(
@@ -34,7 +25,7 @@ def transcripts(folder: Path) -> list[Path]:
 
 
 def librispeech(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A record for each utterance, numbered from 1; recordings are named from the folder on."""
+    """A record for each utterance, numbered from 1; paths of recordings are relative to the folder."""
     number = 0
     for file in transcripts(folder):
         for line in file.read_text(encoding="utf-8").splitlines():

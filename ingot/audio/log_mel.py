@@ -1,10 +1,6 @@
 """Log-mel features of speech, as Whisper takes them.
 
-Covers the mel filters and the arithmetic from samples to features, on whatever device the samples are.
 Source: Slaney's Auditory Toolbox for the scale and its area normalisation; OpenAI's Whisper for the rest.
-
-    LongLogMel(samples, 80, device).window(3000, 6000)    # of hours, a part at a time: an input
-    features = log_mel(samples, mels=80)        # [samples] in -1 to 1 at 16 kHz → [80, samples / 160]
 """
 
 from __future__ import annotations
@@ -29,10 +25,10 @@ WINDOW = WINDOW_SECONDS * RATE  # samples
 _FFT = 400
 _LINEAR_HZ = 1000.0  # below, mels are linear in Hz
 _MELS_AT = 15.0  # at that frequency
-_STEP = math.log(6.4) / 27  # of a mel above it, in log Hz
+_STEP = math.log(6.4) / 27  # log Hz per mel above it
 _LEAST = 1e-10  # of a power, before the logarithm
-_PART = 6000  # frames of which spectra are in memory at once: a minute, 10 MB
-_AT_ONCE = 16 * WINDOW  # samples of several clips: some 30 bytes are held for each
+_PART = 6000  # frames whose spectra are in memory at once: a minute, 10 MB
+_AT_ONCE = 16 * WINDOW  # samples of several clips: each takes some 30 bytes
 _RANGE = 8.0  # below the loudest value, in powers of ten
 
 
@@ -41,43 +37,38 @@ def log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
 
     Args:
         samples: [..., N] in -1 to 1 at 16 kHz, N at least 201. Each clip is scaled by its own loudest value,
-            so silence that is appended belongs to it.
+            appended silence included.
         mels: 80 or 128 in published models.
     """
     clips = samples.reshape(-1, samples.shape[-1])
-    batch = max(1, _AT_ONCE // clips.shape[1])
-    logs = torch.cat([_log_mel(part, mels) for part in clips.split(batch)])
-    return logs.reshape(*samples.shape[:-1], mels, -1)
-
-
-def _log_mel(clips: torch.Tensor, mels: int) -> torch.Tensor:
-    """[clips, N] → [clips, mels, frames]."""
-    frames = clips.shape[1] // HOP
-    padded = torch.nn.functional.pad(clips.float(), (_FFT // 2, _FFT // 2), mode="reflect")
-    logs = torch.empty(len(clips), mels, frames, device=clips.device)
-    for first in range(0, frames, _PART):
-        last = min(first + _PART, frames)
-        logs[..., first:last] = _logs(padded[:, first * HOP : (last - 1) * HOP + _FFT], mels)
-    return _scaled(logs, logs.amax((-2, -1), keepdim=True))
+    frames, features = clips.shape[1] // HOP, []
+    for part in clips.split(max(1, _AT_ONCE // clips.shape[1])):
+        padded = torch.nn.functional.pad(part.float(), (_FFT // 2, _FFT // 2), mode="reflect")
+        logs = torch.empty(len(part), mels, frames, device=part.device)
+        for first in range(0, frames, _PART):
+            last = min(first + _PART, frames)
+            logs[..., first:last] = _logs(padded[:, first * HOP : (last - 1) * HOP + _FFT], mels)
+        features.append(_scaled(logs, logs.amax((-2, -1), keepdim=True)))
+    return torch.cat(features).reshape(*samples.shape[:-1], mels, -1)
 
 
 class LongLogMel:
-    """``log_mel`` of a recording and a window of silence behind it, a part at a time: samples stay where they
-    are, and of features there is never more than a minute.
+    """``log_mel`` of a recording and a window of silence after it, a part at a time: samples stay where they
+    are, and there are never features of more than a minute.
 
     Args:
         samples: [N] in -1 to 1 at 16 kHz.
-        device: that computes and holds features, beside what else runs there.
+        device: that computes and holds features, ``beside`` other work.
 
     Raises:
-        RequestError: the power of a sample is no number of float32.
+        RequestError: the power of a sample overflows float32.
     """
 
     def __init__(self, samples: torch.Tensor, mels: int, device: torch.device) -> None:
         self._samples, self._mels, self._device = samples, mels, device
         self._name = os.urandom(16)
         self.num_frames, self.seconds = len(samples) // HOP, len(samples) / RATE
-        sounding = self.num_frames + 3  # behind them a frame has no sample of the recording
+        sounding = self.num_frames + 3  # later frames have no sample of the recording
         with beside(device):
             self._first = self._part(0, min(_PART, sounding))
             loudest = [float(self._first.max())]
@@ -90,7 +81,7 @@ class LongLogMel:
             self._loudest = torch.tensor(max(loudest), device=device)
 
     def window(self, start: int, end: int, frames: int | None = None) -> Input:
-        """Frames [start, end), and zeros up to ``frames``: float32 [mels, frames] on the device."""
+        """Frames [start, end), then zeros up to ``frames``: float32 [mels, frames] on the device."""
         with beside(self._device):
             known = end <= self._first.shape[1]
             logs = self._first[:, start:end] if known else self._part(start, end)
@@ -108,7 +99,7 @@ class LongLogMel:
 
 
 def _logs(samples: torch.Tensor, mels: int) -> torch.Tensor:
-    """Logarithms of powers, [B, mels, frames] of samples [B, N] that begin and end with half a frame more."""
+    """Logarithms of powers [B, mels, frames]; samples [B, N] begin and end with half a frame more."""
     window, filters = _constants(mels, samples.device)
     spectrum = torch.stft(samples, _FFT, HOP, window=window, center=False, return_complex=True)
     power = spectrum.real.square() + spectrum.imag.square()
@@ -120,15 +111,15 @@ def _scaled(logs: torch.Tensor, loudest: torch.Tensor) -> torch.Tensor:
 
 
 def features_by(device: torch.device, samples: torch.Tensor, mels: int) -> torch.Tensor:
-    """``log_mel`` of samples on the CPU, computed by a device ``beside`` its steps, and there."""
+    """``log_mel`` of samples on the CPU, computed on a device ``beside`` its other work."""
     with beside(device):
         return log_mel(_sent(samples, device), mels)
 
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """On a GPU, on a stream that all features share: neither they nor an engine's steps wait for the other.
-    Behind it everything is computed; a stream that reads it says so (``Tensor.record_stream``).
+    """On a GPU, a stream that all features share, so that they and an engine's steps do not wait for each
+    other. Everything is computed at its end; streams that read it must call ``Tensor.record_stream``.
     """
     if device.type != "cuda":
         yield
@@ -140,8 +131,8 @@ def beside(device: torch.device) -> Iterator[None]:
 
 
 def _sent(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Samples on the device. NumPy copies them into pinned memory: PyTorch would start all its threads for
-    it, in every thread that asks, and the executor's has to wait for a core.
+    """Samples on the device. NumPy copies them into pinned memory, since PyTorch would start all its threads
+    in each calling thread, and the executor would wait for a core.
     """
     if device.type != "cuda":
         return samples.to(device)
@@ -152,7 +143,7 @@ def _sent(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Of a high priority: small kernels, which would wait for all programs of an encoder's."""
+    """With high priority, so that these small kernels do not wait for an encoder's."""
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -166,7 +157,10 @@ def fit(samples: torch.Tensor, length: int = WINDOW) -> torch.Tensor:
 def mel_filters(mels: int) -> torch.Tensor:
     """Triangles of equal area, evenly spaced in mels up to half the sampling rate: float32 [mels, 201]."""
     nyquist = RATE / 2
-    edges = _hertz(torch.linspace(0, _mels(nyquist), mels + 2, dtype=torch.float64))
+    most_mels = _MELS_AT + math.log(nyquist / _LINEAR_HZ) / _STEP
+    steps = torch.linspace(0, most_mels, mels + 2, dtype=torch.float64)
+    above = _LINEAR_HZ * ((steps - _MELS_AT) * _STEP).exp()
+    edges = torch.where(steps < _MELS_AT, steps * (_LINEAR_HZ / _MELS_AT), above)  # in Hz
     bins = torch.linspace(0, nyquist, _FFT // 2 + 1, dtype=torch.float64)
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
@@ -178,13 +172,3 @@ def mel_filters(mels: int) -> torch.Tensor:
 def _constants(mels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The window of the Fourier transform, and the filters."""
     return torch.hann_window(_FFT, device=device), mel_filters(mels).to(device)
-
-
-def _mels(hertz: float) -> float:
-    """Of a frequency above the linear ones."""
-    return _MELS_AT + math.log(hertz / _LINEAR_HZ) / _STEP
-
-
-def _hertz(mels: torch.Tensor) -> torch.Tensor:
-    above = _LINEAR_HZ * ((mels - _MELS_AT) * _STEP).exp()
-    return torch.where(mels < _MELS_AT, mels * (_LINEAR_HZ / _MELS_AT), above)

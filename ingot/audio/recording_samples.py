@@ -1,17 +1,11 @@
-"""Recordings → samples as speech models take them.
-
-Covers what counts as a recording, mixing to one channel, resampling (soxr), and the bounds on length, rate
-and loudness. Independent of features and models.
-
-    samples = read_audio("talk.m4a")        # float32 [N] at 16 kHz
-"""
+"""Recordings as samples: one channel at 16 kHz, in float32."""
 
 from __future__ import annotations
 
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,7 +24,7 @@ SUFFIXES = (
 )  # of recordings in a folder
 MOST_SECONDS = 6 * 3600.0
 Recording = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes]
-_LOUDEST = 16.0  # of a sample: 24 dB over full scale, as recorders with floating point may write
+_LOUDEST = 16.0  # of a sample: 24 dB over full scale, which floating-point recorders may write
 _GROWTH = 256 * RATE  # samples by which the result grows: 16 MiB
 _INTEGERS = {"uint8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31}  # dtypes of samples, and their full scale
 
@@ -39,7 +33,7 @@ def read_audio(
     source: Recording, max_seconds: float = MOST_SECONDS, *, allow_truncated: bool = False
 ) -> torch.Tensor:
     """``read_samples`` as a tensor."""
-    import torch  # not for the limited process of a server, whose memory it would be most of
+    import torch  # not in a server's limited process, where it would take most of the memory
 
     return torch.from_numpy(read_samples(source, max_seconds, allow_truncated=allow_truncated))
 
@@ -49,10 +43,10 @@ def read_samples(
 ) -> np.ndarray:
     """Samples of a file: float32 [N], full scale is -1 to 1, one channel at 16 kHz.
 
-    Channels are averaged. Of a video the audio track is read. Memory: 4 bytes per sample, 230 MB an hour.
+    Channels are averaged. Of a video the audio track is read. Memory: 4 bytes per sample, 230 MB per hour.
 
     Args:
-        source: a path, a file's bytes, or a file that is open for reading bytes.
+        source: a path, a file's bytes, or a file open for reading bytes.
         allow_truncated: take what is there of a file that was cut off or damaged.
 
     Raises:
@@ -79,10 +73,8 @@ def audio_seconds(source: Recording) -> float:
 
 
 def samples_of_array(array: np.ndarray) -> np.ndarray:
-    """Samples [N] of an array: float32, scaled by its dtype.
-
-    Raises:
-        RequestError: the shape, the dtype or a value is none of samples.
+    """Samples [N] of an array: float32, scaled by its dtype. Raises ``RequestError`` if the shape, the dtype
+    or a value is not valid for samples.
     """
     if array.ndim != 1:
         seen = f"shape {tuple(array.shape)}"
@@ -97,7 +89,6 @@ def samples_of_array(array: np.ndarray) -> np.ndarray:
 
 
 def no_such_file(name: str) -> RequestError:
-    """What is wrong with a name that no file has."""
     return RequestError("there is no such audio file", seen=name, fix="another path")
 
 
@@ -114,24 +105,20 @@ def _opened(source: Recording, max_seconds: float) -> Iterator[AudioFile]:
             what = f"the audio file cannot be read ({error.strerror})"
             raise RequestError(what, seen=name, fix="another path") from None
     else:
-        name, stream = "the bytes", io.BytesIO(_bytes_of(source))
-    with stream, AudioFile(stream, name, max_seconds) as file:
+        data: object = source
+        if not isinstance(source, bytes | bytearray | memoryview):
+            data = source.read() if hasattr(source, "read") else None
+        if not isinstance(data, bytes | bytearray | memoryview):
+            seen = type(source).__name__ if data is None else f"{type(source).__name__} of text"
+            allowed = "a path, a file's bytes, or a file that is open for reading bytes"
+            raise RequestError("this is no recording", seen=seen, allowed=allowed)
+        name, stream = "the bytes", io.BytesIO(data)
+    with stream, closing(AudioFile(stream, name, max_seconds)) as file:
         yield file
 
 
-def _bytes_of(source: Any) -> bytes | bytearray | memoryview:
-    if isinstance(source, bytes | bytearray | memoryview):
-        return source
-    data = source.read() if hasattr(source, "read") else None
-    if not isinstance(data, bytes | bytearray):
-        seen = type(source).__name__ if data is None else f"{type(source).__name__} of text"
-        allowed = "a path, a file's bytes, or a file that is open for reading bytes"
-        raise RequestError("this is no recording", seen=seen, allowed=allowed)
-    return data
-
-
 class _Samples:
-    """What blocks of a file become, in one array that grows in place."""
+    """Samples of a file's blocks, in one array that grows in place."""
 
     def __init__(self, max_seconds: float, file: AudioFile) -> None:
         self._most, self._file = max_seconds, file
@@ -140,7 +127,7 @@ class _Samples:
         self._seconds = 0.0
 
     def add(self, block: Block) -> None:
-        """Append a block; its rate may differ from the last one's."""
+        """Append a block, of any rate."""
         if block.rate != self._rate:
             self._flush()
             self._rate, self._resampler = block.rate, _resampler(block.rate)
@@ -148,7 +135,7 @@ class _Samples:
         if self._seconds > self._most:
             raise self._file.too_long(self._seconds)
         values = _scaled(block.samples)
-        assert values is not None, "a decoder gives no other types"
+        assert values is not None, "decoders have no other types"
         mono = values[0] if len(values) == 1 else values.mean(0)
         self._append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from ingot.cli.opening import check_key
 from ingot.cli.options.flags import field_flags, given_of, option
 from ingot.cli.terminal.console import stderr
-from ingot.config.page_config import WebConfig
+from ingot.config.server_config import WebConfig
 
 PANEL = "Page"
 _SHARE = "Open a tunnel through Gradio's servers: anybody with its link can use the page, without a key."

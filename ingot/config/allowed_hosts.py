@@ -1,11 +1,4 @@
-"""Which names a server answers to.
-
-A web page may have its own name point to this machine (DNS rebinding): the browser then takes a local server
-for a part of that page, and sends the page's name as ``Host``. Independent of HTTP libraries.
-
-    rule = HostRule.of("127.0.0.1", ["chat.example.com"])
-    rule.refusal("evil.example:8000", None)     # "this server does not answer to the name 'evil.example' …"
-"""
+"""Which host names a server answers to: the defense against DNS rebinding."""
 
 from __future__ import annotations
 
@@ -24,12 +17,17 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 
 @dataclass(frozen=True)
 class HostRule:
-    """The names of one listening address.
+    """The host names that a server at one listening address accepts.
+
+    A web page may have its own name point to this machine (DNS rebinding): the browser then takes a local
+    server for a part of that page, and sends the page's name as ``Host``.
 
     Attributes:
-        names: that are always taken.
-        addresses: IP addresses are taken, too: no page has one for its name.
-        any_name: every other name is taken.
+        names: always accepted.
+        addresses: IP addresses are accepted, too: no page has one for its name.
+        any_name: every other name is accepted.
+
+        HostRule.of("127.0.0.1", ["chat.example.com"]).refusal("evil.example:8000", None)  # why, as text
     """
 
     names: frozenset[str]
@@ -38,10 +36,8 @@ class HostRule:
 
     @classmethod
     def of(cls, address: str, allowed: Iterable[str] = ()) -> Self:
-        """The rule for an IP address that a server listens on.
-
-        On loopback: local names and those that are ``allowed``. Elsewhere: every name, or local names,
-        addresses and those that are ``allowed``, if there are any.
+        """The rule for an IP address that a server listens on. On loopback: local and ``allowed`` names.
+        Elsewhere: every name, or, if some are ``allowed``, those, local names and addresses.
         """
         own = {one.lower() for one in allowed}
         if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
@@ -56,24 +52,23 @@ class HostRule:
         """Why a request is refused; None where it is served.
 
         Args:
-            host: the header; None is taken, as no browser leaves it out.
-            origin: the header, of which browsers send the page that asks. The name must be the host's or one
-                that is always taken, with any port.
+            host: the header; None is accepted, as browsers always send it.
+            origin: the header, in which browsers name the requesting page. Its name must be the host's or one
+                of ``names``, with any port.
         """
         name = None if host is None else name_of(host)
-        if host is not None and not self._takes(name):
+        is_taken = name in self.names or self.any_name or (self.addresses and _is_address(name or ""))
+        if host is not None and (name is None or not is_taken):
             return f"this server does not answer to the name {host!r:.100}; `allowed_host` allows a name"
         if origin is None:
             return None
-        page = _page_of(origin)
-        if page is None or (page != name and page not in self.names):
+        try:
+            page = (urlsplit(origin).hostname or "").removesuffix(".")  # empty: a page without one (``null``)
+        except ValueError:
+            page = ""
+        if not page or (page != name and page not in self.names):
             return f"requests from the pages of {origin!r:.100} are refused; `allowed_host` allows a name"
         return None
-
-    def _takes(self, name: str | None) -> bool:
-        if name is None:
-            return False
-        return name in self.names or self.any_name or (self.addresses and _is_address(name))
 
 
 def name_of(host: str) -> str | None:
@@ -88,11 +83,7 @@ def name_of(host: str) -> str | None:
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of ``allowed_host``.
-
-    Raises:
-        ConfigError: one is not a host's name: it has a scheme, a port or a path.
-    """
+    """The names of ``allowed_host``; raises ``ConfigError`` where one has a scheme, a port or a path."""
     for name in names:
         if not isinstance(name, str) or not (_NAME.fullmatch(name.lower()) or _is_address(name)):
             allowed = "a name or an address, such as chat.example.com"
@@ -100,15 +91,6 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
                 "not the name of a host", seen=f"{name!r:.100}", allowed=allowed, field="allowed_host"
             )
     return tuple(names)
-
-
-def _page_of(origin: str) -> str | None:
-    """The name in an ``Origin`` header; None of a page without one (``null``)."""
-    try:
-        name = urlsplit(origin).hostname
-    except ValueError:
-        return None
-    return None if name is None else name.removesuffix(".")
 
 
 def _is_address(name: str) -> bool:

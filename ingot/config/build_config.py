@@ -1,9 +1,4 @@
-"""What a user asks of a build.
-
-Covers the values that decide an engine's bytes.
-
-    BuildConfig(dtype="fp16", max_batch_size=8, max_seq_len=4096)
-"""
+"""The limits and dtypes that a user asks of a build."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from typing import Literal
 from ingot.config.json_config import JsonConfig
 from ingot.errors import ConfigError
 
-MANIFEST_FILE = "manifest.json"  # in a folder without config.json: a build, not a checkpoint
+MANIFEST_FILE = "manifest.json"  # in a folder without config.json: an engine, not a checkpoint
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_SEQ_LEN = 8192
 NARROW_KV_DTYPES = ("int8", "fp8")  # a KV cache in 8 bits
@@ -22,11 +17,11 @@ BUILT_KV_DTYPES = ("model", *NARROW_KV_DTYPES)
 
 @dataclass(frozen=True)
 class BuildConfig(JsonConfig):
-    """Limits and number format of an engine.
+    """Limits and dtypes of an engine.
 
-    ``max_seq_len`` counts prompt and output together. ``layers`` keeps only the decoder layers [start, end),
-    for looking inside a part of a model. ``kv_dtype`` is what the KV cache holds unless a run says otherwise:
-    ``model``, numbers of ``dtype``, or ``int8`` or ``fp8`` with scales.
+    ``max_seq_len`` counts prompt and output. ``layers`` keeps only the decoder layers [start, end), to
+    inspect a part of a model. ``kv_dtype`` is the KV cache's default at run time: ``model`` is ``dtype``;
+    ``int8`` and ``fp8`` have scales.
     """
 
     dtype: Literal["fp16", "bf16", "fp32"]
@@ -53,11 +48,7 @@ class BuildConfig(JsonConfig):
 
 
 def parse_layers(text: str | None) -> tuple[int, int] | None:
-    """``"0:1"`` → (0, 1); None stays None.
-
-    Raises:
-        ConfigError: the text is not START:END.
-    """
+    """``"0:1"`` → (0, 1); None stays None. Raises ``ConfigError`` if the text is not START:END."""
     if text is None:
         return None
     start, colon, end = text.partition(":")

@@ -1,9 +1,4 @@
-"""The shape of a decoder, in Ingot's own words.
-
-Covers the numbers that fix a model's mathematics.
-
-    DecoderConfig(architecture="llama", vocab_size=32000, hidden_size=4096, ...)
-"""
+"""The shape of a decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from ingot.config.json_config import JsonConfig
 from ingot.config.modality import TEXT, Modality, modality_named
 from ingot.errors import ConfigError
 
-# No known model comes near; a file that says more is damaged, and would be looped over or allocated for.
+# No known model comes near these; a file that says more is damaged, and would cost loops or memory.
 _MOST = {
     "num_layers": 1 << 10,
     "vocab_size": 1 << 24,
@@ -35,9 +30,8 @@ RopeScaling = Literal["none", "linear", "llama3", "yarn", "qwen_ntk"]
 class RopeConfig(JsonConfig):
     """Rotary position embedding over the first ``dim`` channels of a head, half-split (NeoX) order.
 
-    ``scaling`` names how long positions are reached: ``linear`` divides positions by ``factor``; ``llama3``
-    and ``yarn`` bend the frequencies; ``qwen_ntk`` grows the base per request once a prompt passes
-    ``original_max``.
+    ``scaling``: ``linear`` divides positions by ``factor``; ``llama3`` and ``yarn`` change the frequencies;
+    ``qwen_ntk`` grows the base per request once a prompt exceeds ``original_max``.
     """
 
     dim: int
@@ -76,12 +70,11 @@ class DecoderConfig(JsonConfig):
     ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
     ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
     ``sliding_window`` > 0 lets a token see only that many last tokens, itself included; ``full_layers`` are
-    the layers without it.
-    ``wide_norms``: norm weights are fp32 in any dtype, and a norm is rounded once, after its weight.
-    ``post_norms``: attention's and the MLP's outputs are normed before they join the hidden states.
-    ``query_scalar`` > 0 stands for head_dim in the attention scale; ``attention_softcap`` and
-    ``logit_softcap`` > 0 bend scores (before the mask) and logits: cap · tanh(x / cap).
-    ``embedding_scale`` multiplies embedded tokens, rounded to their dtype.
+    the layers without it. ``wide_norms``: norm weights are fp32 in any dtype, and a norm is rounded once,
+    after its weight. ``post_norms``: outputs of attention and MLP are normed before they join the hidden
+    states. ``query_scalar`` > 0 replaces head_dim in the attention scale; ``attention_softcap`` and
+    ``logit_softcap`` > 0 cap scores (before the mask) and logits: cap · tanh(x / cap). ``embedding_scale``
+    multiplies embedded tokens, rounded to their dtype.
     """
 
     architecture: str
@@ -135,9 +128,6 @@ class DecoderConfig(JsonConfig):
             raise ConfigError("embedding_scale must be positive", seen=self.embedding_scale)
         if (self.wide_norms or self.post_norms) and self.norm != "rms_norm":
             raise ConfigError("wide norms and post-norms must be RMSNorms", seen=self.norm)
-        self._check_encoder()
-
-    def _check_encoder(self) -> None:
         encoder = self.encoder
         if self.wiring not in ("none", "prefix", "cross"):
             raise ConfigError("unknown wiring of a model", seen=self.wiring, allowed="none, prefix, cross")
@@ -170,22 +160,22 @@ class DecoderConfig(JsonConfig):
 
     @property
     def placeholders(self) -> int:
-        """Prompt tokens that an input takes at most; 0 where inputs stand in no prompt."""
+        """Prompt tokens that an input takes at most; 0 where inputs are not in the prompt."""
         return self.encoder.max_positions if self.splices and self.encoder is not None else 0
 
     @property
     def modality(self) -> Modality:
-        """What goes in beside token ids."""
+        """What the model takes besides token ids."""
         return TEXT if self.encoder is None else modality_named(self.encoder.modality)
 
     @property
     def q_size(self) -> int:
-        """Width of all query heads together."""
+        """Width of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Width of all key (or value) heads together."""
+        """Width of all key (or value) heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -200,7 +190,7 @@ class DecoderConfig(JsonConfig):
 
     @property
     def activation(self) -> Activation:
-        """The MLP's, of the gate where it is gated."""
+        """The MLP's activation, of the gate where it is gated."""
         return self.mlp.removesuffix("_gated")  # type: ignore[return-value]
 
     def window(self, layer: int) -> int:

@@ -1,10 +1,4 @@
-"""The shape of an encoder: what a request's inputs are, and what they become.
-
-Covers the numbers that admission, cache and memory ledger need of any encoder, and a stack that several
-share.
-
-    EncoderConfig(384, max_positions=1500, features=(80, 0), activation_values=2000, modality="speech")
-"""
+"""The shape of an encoder of a request's inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ from ingot.errors import ConfigError
 
 Wiring = Literal["none", "prefix", "cross"]
 _MOST_POSITIONS = 1 << 20
-# As of decoders: a file that says more is damaged, and would be looped over.
+# As for decoders: a file that says more is damaged.
 _MOST = {"hidden_size": 1 << 18, "intermediate_size": 1 << 20, "num_layers": 1 << 10}
 
 
@@ -28,13 +22,13 @@ class EncoderConfig(JsonConfig):
     Attributes:
         hidden_size: width of its outputs.
         max_positions: most outputs of one input.
-        features: shape of an input; 0 stands for any size from 1 on.
-        activation_values: values that encoding holds at most at once, for each output.
-        modality: what its inputs are, a name of modality.py.
+        features: shape of an input; 0: any size from 1 on.
+        activation_values: values per output that encoding holds at most.
+        modality: of its inputs, a name in modality.py.
         placeholder_id: token id that stands in the prompt for an output (wiring ``prefix``).
-        penalizes_prompt: ``repetition_penalty`` counts the whole prompt; else its first token alone, as an
-            original does that gives prompts as embeddings.
-        settings: what the architecture alone reads, as JSON.
+        penalizes_prompt: ``repetition_penalty`` counts the whole prompt; False: its first token alone, as in
+            originals whose prompts are embeddings.
+        settings: JSON that only the architecture reads.
     """
 
     hidden_size: int

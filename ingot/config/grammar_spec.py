@@ -1,9 +1,4 @@
-"""What the text of an answer must be.
-
-Covers the kinds of grammars, as plain data, and the bounds of what a request may send.
-
-    SamplingParams(grammar=Grammar.json_schema({"type": "object"}))
-"""
+"""Grammars that an answer must follow, as plain data."""
 
 from __future__ import annotations
 
@@ -36,11 +31,11 @@ class Grammar(JsonConfig):
         text: at most ``MAX_CHARS`` characters.
         thinking: whether the answer ``may`` begin with a ``<think>`` block, which the grammar does not cover,
             or ``must`` end one that the prompt has opened.
-        before: what comes before the text and is not shown: the space that SentencePiece puts before the
+        before: text that precedes the answer and is not shown: the space that SentencePiece puts before the
             first word. ``LLM`` sets it.
 
     Raises:
-        RequestError: the text is not of its kind, too long or nested too deeply.
+        RequestError: the text does not fit its kind, is too long or nested too deeply.
     """
 
     kind: Kind
@@ -60,12 +55,28 @@ class Grammar(JsonConfig):
             self.text.encode()
         except UnicodeEncodeError as error:
             raise _refused("the grammar holds half of a UTF-16 pair", f"{self.text[error.start]!a}") from None
-        if self.kind not in ("regex", "json_object"):
-            self._check_json()
+        if self.kind in ("regex", "json_object"):
+            return
+        try:
+            value = parse_json(self.text)
+        except ValueError as error:
+            raise _refused(f"the text of a {self.kind} grammar is not JSON", error) from None
+        if self.kind == "choice":
+            if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+                raise _refused("a choice must be a non-empty list of strings", self.text[:80])
+        elif not isinstance(value, dict):
+            raise _refused("a JSON schema must be an object", type(value).__name__)
+        elif self.kind == "tool_calls":
+            tools = value.get("tools")
+            if not isinstance(tools, dict) or not tools or not isinstance(value.get("parallel"), bool):
+                raise _refused("tool calls need tools and parallel", self.text[:80])
+            if not isinstance(value.get("otherwise", {}), dict):
+                raise _refused("otherwise must be a JSON schema", self.text[:80])
+            _check_tools(tools)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Self:
-        """JSON that is valid under a JSON schema, given as an object or as its text."""
+        """JSON that is valid under a JSON schema, given as an object or as text."""
         return cls("json_schema", schema if isinstance(schema, str) else _json(schema))
 
     @classmethod
@@ -97,11 +108,11 @@ class Grammar(JsonConfig):
         Args:
             tools: as in the OpenAI API: ``{"type": "function", "function": {"name": …, "parameters": …}}``.
             name: only this tool may be called.
-            parallel: more than one call may follow.
+            parallel: several calls may follow each other.
             otherwise: a JSON schema; the answer may be JSON under it instead of calls.
 
         Raises:
-            RequestError: a tool has no name or one that is not allowed, or ``name`` is not among them.
+            RequestError: a tool has no name or one that is not allowed, or ``name`` is unknown.
         """
         schemas = tool_schemas(tools)
         if name is not None and name not in schemas:
@@ -111,42 +122,22 @@ class Grammar(JsonConfig):
         return cls("tool_calls", _json(value if otherwise is None else value | {"otherwise": otherwise}))
 
     def value(self) -> Any:
-        """What ``text`` says: the schema, the list of texts, the tools; of a regex the pattern itself."""
+        """The value of ``text``: the schema, the list of texts, the tools, or the pattern of a regex."""
         if self.kind == "json_object":
             return {"type": "object"}
         return self.text if self.kind == "regex" else parse_json(self.text)
 
     def schemas(self) -> dict[str, Any]:
-        """Every JSON schema in it: the answer's own under "", those of tools under their names."""
+        """Every JSON schema in it: the answer's under "", those of tools under their names."""
         if self.kind == "tool_calls":
             value = self.value()
             return {**value["tools"], **({"": value["otherwise"]} if "otherwise" in value else {})}
         return {"": self.value()} if self.kind in ("json_schema", "json_object") else {}
 
-    def _check_json(self) -> None:
-        try:
-            value = parse_json(self.text)
-        except ValueError as error:
-            raise _refused(f"the text of a {self.kind} grammar is not JSON", error) from None
-        if self.kind == "choice":
-            if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
-                raise _refused("a choice must be a non-empty list of strings", self.text[:80])
-        elif not isinstance(value, dict):
-            raise _refused("a JSON schema must be an object", type(value).__name__)
-        elif self.kind == "tool_calls":
-            tools = value.get("tools")
-            if not isinstance(tools, dict) or not tools or not isinstance(value.get("parallel"), bool):
-                raise _refused("tool calls need tools and parallel", self.text[:80])
-            if not isinstance(value.get("otherwise", {}), dict):
-                raise _refused("otherwise must be a JSON schema", self.text[:80])
-            _check_tools(tools)
-
 
 def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Name → JSON schema of the arguments, of tools as the OpenAI API writes them.
-
-    Raises:
-        RequestError: it is no list of such tools, or a name is not allowed or twice there.
+    """Name → JSON schema of the arguments, of tools in the OpenAI API's form. Raises ``RequestError`` if it
+    is not a list of such tools, or a name is not allowed or not unique.
     """
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence) or not tools:
         raise RequestError("tools must be a non-empty list of objects", seen=repr(tools)[:80], field="tools")
@@ -184,7 +175,7 @@ def _check_tools(schemas: Mapping[Any, Any]) -> None:
 
 
 def _json(value: Any) -> str:
-    """JSON text in which equal values have equal texts, their order included."""
+    """JSON text; equal values, order included, have equal texts."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

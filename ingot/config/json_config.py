@@ -1,9 +1,4 @@
-"""Frozen dataclasses that travel as JSON.
-
-Covers the round trip between a config and its JSON form, and the refusal of unknown keys.
-
-    SamplingParams.from_json(params.to_json()) == params
-"""
+"""Frozen dataclasses that convert to JSON and back."""
 
 from __future__ import annotations
 
@@ -18,18 +13,16 @@ from ingot.errors import ConfigError
 
 
 class JsonConfig:
-    """Mixin for frozen dataclasses: ``to_json`` and ``from_json``; nested configs and tuples included."""
+    """Mixin for frozen dataclasses: ``to_json`` and ``from_json``, nested configs and tuples included."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dict of JSON types, every field included that can travel."""
+        """Every field whose metadata do not say ``json`` False, as JSON types."""
         return {f.name: _plain(getattr(self, f.name)) for f in _fields(type(self)).values()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Rebuild from ``to_json`` output.
-
-        Raises:
-            ConfigError: ``data`` is no object, a key is unknown, or a field without default is missing.
+        """Rebuild from ``to_json`` output. Raises ``ConfigError`` if ``data`` is not an object, a key is
+        unknown, or a field without default is missing.
         """
         if not isinstance(data, dict):
             raise ConfigError(f"{cls.__name__} must be a JSON object", seen=data)
@@ -37,19 +30,16 @@ class JsonConfig:
         unknown = sorted(str(key) for key in data if key not in fields)
         if unknown:
             raise ConfigError(f"{cls.__name__} has no such field", seen=unknown, allowed=sorted(fields))
-        hints = _hints(cls)
-        required = dataclasses.MISSING
-        missing = [
-            n
-            for n, f in fields.items()
-            if n not in data and f.default is required and f.default_factory is required
-        ]
+        none = dataclasses.MISSING
+        needed = [name for name, f in fields.items() if f.default is none and f.default_factory is none]
+        missing = [name for name in needed if name not in data]
         if missing:
             raise ConfigError(f"{cls.__name__} lacks fields", seen=sorted(data), fix=f"add {missing}")
+        hints = _hints(cls)
         return cls(**{name: _typed(hints[name], value) for name, value in data.items()})
 
     def odd_fields(self) -> list[str]:
-        """Fields, nested ones as ``model.rope.theta``, whose values are not of the declared types."""
+        """Fields whose values are not of the declared types, nested ones as ``model.rope.theta``."""
         hints = _hints(type(self))
         found: list[str] = []
         for name in _fields(type(self)):
@@ -69,7 +59,6 @@ _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints
 
 
 def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
-    """Those that travel: all but fields whose metadata say ``json`` False."""
     return {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("json", True)}
 
 
@@ -84,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a declared type; of a nested config only whether it is one."""
+    """Whether a value is of a declared type; the fields of a nested config are not checked."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -102,9 +91,8 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    """Give ``value``, read from JSON, the type that the field declares.
-
-    A value of another shape passes as it is: what a field refuses, its class says in ``__post_init__``.
+    """A value from JSON as the type that the field declares. One of another shape stays as it is:
+    ``__post_init__`` refuses it.
     """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):

@@ -1,11 +1,4 @@
-"""Which tiles each kernel uses, and where that was measured.
-
-Covers the kernel plan: per op and key the tile sizes that beat the op's defaults, the microseconds of both,
-and the machine. A key names a bucket of rows and a shape.
-
-    plan = KernelPlan(gpu="NVIDIA H200", ..., tiles={"rms_norm": {"m8_h4096": {"num_warps": 8}}})
-    plan.table("rms_norm", h=4096).at(rows=3)  # {"num_warps": 8}
-"""
+"""The kernel plan: which tiles each kernel uses, and where they were measured."""
 
 from __future__ import annotations
 
@@ -29,13 +22,14 @@ _HEADS = ("q", "kv", "d")
 
 @dataclass(frozen=True)
 class TunableOp:
-    """What a plan may say of an op.
+    """What a plan may contain for an op.
 
     Attributes:
-        tiles: the names of its tile choices.
-        dims: what its keys name, in this order. ``m`` is a bucket of rows (of requests, for decode attention;
-            of the longest prompt's tokens, for prefill attention). The others are sizes: ``n`` and ``k`` of a
-            weight [n, k], ``h`` hidden, ``i`` of the gate, ``q`` and ``kv`` heads of ``d`` channels.
+        tiles: the names of its tile sizes.
+        dims: the parts of its keys, in order. ``m`` is a bucket of rows (for decode attention: requests; for
+            prefill attention: tokens of the longest prompt). The others are sizes: ``n`` and ``k`` of a
+                weight
+            [n, k], ``h`` hidden, ``i`` of the gate, ``q`` and ``kv`` heads of ``d`` channels.
     """
 
     tiles: tuple[str, ...]
@@ -64,7 +58,7 @@ OPS: dict[str, TunableOp] = {
 
 
 def row_bucket(rows: int) -> int:
-    """The most rows that share a choice with ``rows``: 1, 8, 16, 32, 64 and on in powers of two."""
+    """The largest number of rows that shares tiles with ``rows``: 1, 8, 16, 32 and further powers of two."""
     return 1 if rows <= 1 else max(1 << (rows - 1).bit_length(), _SMALL_BUCKET)
 
 
@@ -76,7 +70,7 @@ def plan_key(op: str, rows: int, shape: Mapping[str, int]) -> str:
 
 
 class TileTable:
-    """The choices of one op and shape by rows; looked up at every launch."""
+    """The tiles of one op and shape by rows; looked up at every launch."""
 
     __slots__ = ("_by_bucket",)
 
@@ -84,16 +78,14 @@ class TileTable:
         self._by_bucket = {rows: dict(tiles) for rows, tiles in by_bucket.items()}
 
     def at(self, rows: int, over: Mapping[str, int] | None = None) -> dict[str, int] | None:
-        """Tiles for this many rows with ``over`` put over them, or None where the op's defaults hold."""
+        """Tiles for this many rows, overridden by ``over``; None: the op's defaults."""
         found = self._by_bucket.get(row_bucket(rows))
         return {**(found or {}), **over} if over else found
 
 
 @dataclass(frozen=True)
 class MeasuredTimes(JsonConfig):
-    """Microseconds of a call with the op's default tiles and with the tiles that won (equal if those are the
-    defaults).
-    """
+    """Microseconds of a call with the op's default tiles and with the best ones."""
 
     default_us: float
     best_us: float
@@ -107,7 +99,7 @@ class MeasuredTimes(JsonConfig):
 
 @dataclass(frozen=True)
 class PlanMachine:
-    """What tile choices depend on beside the shapes: GPU, compute capability, bytes of a value, compiler."""
+    """What tile choices depend on besides shapes."""
 
     gpu: str
     capability: str
@@ -123,10 +115,13 @@ class KernelPlan(JsonConfig):
     Attributes:
         gpu: its name; None: nothing measured, defaults everywhere.
         capability: its compute capability, ``9.0``.
-        value_bytes: bytes of a value of the dtype that was measured.
+        value_bytes: bytes per value of the measured dtype.
         torch, triton: versions.
         tiles: by op and key, only where they beat the defaults.
         measured: by op and key, everything that was measured.
+
+        plan = KernelPlan(gpu="NVIDIA H200", ..., tiles={"rms_norm": {"m8_h4096": {"num_warps": 8}}})
+        plan.table("rms_norm", h=4096).at(rows=3)  # {"num_warps": 8}
     """
 
     gpu: str | None = None
@@ -138,66 +133,62 @@ class KernelPlan(JsonConfig):
     measured: dict[str, dict[str, MeasuredTimes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for section in (self.tiles, self.measured):
-            _check_keys(section)
+        sections: tuple[Mapping[str, Mapping[str, object]], ...] = (self.tiles, self.measured)
+        for section in sections:
+            unknown = sorted(set(section) - set(OPS))
+            if unknown:
+                what = "the plan names unknown kernels"
+                raise ConfigError(what, seen=unknown, allowed=list(OPS), field="plan")
+            for op, entries in section.items():
+                odd = [key for key in entries if not _is_key(op, key)]
+                if odd:
+                    form = "_".join(f"{dim}<number>" for dim in OPS[op].dims)
+                    raise ConfigError(f"{op} has no such keys", seen=odd, allowed=form, field="plan")
         for op, choices in self.tiles.items():
+            names = OPS[op].tiles
             for key, sizes in choices.items():
-                _check_sizes(op, key, sizes)
-        if self.tiles and self._machine() is None:
-            fields = ["gpu", "capability", "value_bytes", "torch", "triton"]
-            raise ConfigError(
-                "the plan must say where it was measured", field="plan", fix=f"`plan`, fields {fields}"
-            )
+                odd = sorted(set(sizes) - set(names))
+                if odd:
+                    raise ConfigError(f"{op} has no such tiles", seen=odd, allowed=list(names), field="plan")
+                bad = {name: size for name, size in sizes.items() if not _is_size(name, size)}
+                if bad:
+                    what = f"tile sizes of {op}, {key} are out of range"
+                    raise ConfigError(what, seen=bad, allowed="powers of two", field="plan")
+        machine = ["gpu", "capability", "value_bytes", "torch", "triton"]
+        if self.tiles and not all(getattr(self, name) for name in machine):
+            what = "the plan must say where it was measured"
+            raise ConfigError(what, field="plan", fix=f"`plan`, fields {machine}")
 
     @property
     def num_choices(self) -> int:
-        """How many keys have tiles other than the defaults."""
+        """Number of keys with tiles other than the defaults."""
         return sum(map(len, self.tiles.values()))
 
     def table(self, op: str, **shape: int) -> TileTable:
-        """The choices of one op for one shape."""
+        """The tiles of one op for one shape."""
         choices = self.tiles.get(op, {})
         suffix = plan_key(op, 1, shape).partition("_")[2]
         found = (key.partition("_") for key in choices)
         return TileTable({int(m[1:]): choices[f"{m}_{rest}"] for m, _, rest in found if rest == suffix})
 
     def why_unfit(self, here: PlanMachine) -> str | None:
-        """Why the choices do not hold on a machine; None where they do, or where there are none.
-
-        Tiles that fit one GPU, dtype size or compiler may not even launch with another.
+        """Why the tiles cannot be used on a machine, where they may not even launch; None where they can, or
+        there are none.
         """
-        there = self._machine()
-        if there is None or not self.tiles:
+        if not self.tiles:
             return None
         pairs = {
-            "GPU": (f"{there.gpu} ({there.capability})", f"{here.gpu} ({here.capability})"),
-            "bytes per value": (there.value_bytes, here.value_bytes),
-            "Triton": (_series(there.triton), _series(here.triton)),
+            "GPU": (f"{self.gpu} ({self.capability})", f"{here.gpu} ({here.capability})"),
+            "bytes per value": (self.value_bytes, here.value_bytes),
+            "Triton": (_series(self.triton or ""), _series(here.triton)),
         }
         odd = [f"{name} {a}, not {b}" for name, (a, b) in pairs.items() if a != b]
         return f"measured with {'; '.join(odd)}" if odd else None
-
-    def _machine(self) -> PlanMachine | None:
-        """Where the choices were measured, if known."""
-        if self.gpu and self.capability and self.value_bytes and self.torch and self.triton:
-            return PlanMachine(self.gpu, self.capability, self.value_bytes, self.torch, self.triton)
-        return None
 
 
 def _series(version: str) -> str:
     """``3.6.0+git`` → ``3.6``."""
     return ".".join(version.split(".")[:2])
-
-
-def _check_keys(section: Mapping[str, Mapping[str, object]]) -> None:
-    unknown = sorted(set(section) - set(OPS))
-    if unknown:
-        raise ConfigError("the plan names unknown kernels", seen=unknown, allowed=list(OPS), field="plan")
-    for op, entries in section.items():
-        odd = [key for key in entries if not _is_key(op, key)]
-        if odd:
-            form = "_".join(f"{dim}<number>" for dim in OPS[op].dims)
-            raise ConfigError(f"{op} has no such keys", seen=odd, allowed=form, field="plan")
 
 
 def _is_key(op: str, key: str) -> bool:
@@ -206,18 +197,6 @@ def _is_key(op: str, key: str) -> bool:
     sizes = dict(found)
     whole = len(found) == len(parts) and tuple(name for name, _ in found) == OPS[op].dims
     return whole and row_bucket(sizes[ROWS]) == sizes[ROWS]
-
-
-def _check_sizes(op: str, key: str, sizes: Mapping[str, object]) -> None:
-    names = OPS[op].tiles
-    odd = sorted(set(sizes) - set(names))
-    if odd:
-        raise ConfigError(f"{op} has no such tiles", seen=odd, allowed=list(names), field="plan")
-    bad = {name: size for name, size in sizes.items() if not _is_size(name, size)}
-    if bad:
-        raise ConfigError(
-            f"tile sizes of {op}, {key} are out of range", seen=bad, allowed="powers of two", field="plan"
-        )
 
 
 def _is_size(name: str, size: object) -> bool:

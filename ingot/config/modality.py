@@ -1,9 +1,7 @@
-"""What goes into a model beside token ids, and what messages call it.
+"""The modalities of models, and what messages call them.
 
-Covers the three modalities as data, and how others are added. What a modality needs of a build is registered
-where it is used: golden inputs in building/golden/, samples in building/calibration/sample_readers.py.
-
-    config.modality.takes_text          # False: its answers follow from a recording
+What a build needs of a modality is registered where it is used: golden inputs in building/golden/,
+calibration samples in building/calibration/sample_readers.py.
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ class Modality:
     Attributes:
         name: in manifests.
         model: what messages call a model of it.
-        takes_text: whether a user's text is part of a prompt; of speech the answers follow from the recording
-            alone, by the rules of transcripts.
-        in_messages: whether parts of messages may name an input, as a file or data URL, which is read.
-        joins_positions: whether an encoder may have more hidden states on its way than outputs.
-        private: what is said of a file with hidden states of a request.
+        takes_text: a user's text is part of the prompt; a transcript follows from the recording alone.
+        in_messages: parts of messages may name an input, as a file or data URL.
+        joins_positions: an encoder may have more hidden states inside than outputs.
+        private: the warning about a file with hidden states of a request.
     """
 
     name: str
@@ -62,20 +59,14 @@ MODALITIES = {one.name: one for one in (TEXT, SPEECH, PICTURE)}
 
 
 def register_modality(modality: Modality) -> None:
-    """Add a modality that encoders can name.
-
-    Raises:
-        ValueError: another one has its name.
-    """
+    """Add a modality that encoders can name; raises ``ValueError`` where another one has its name."""
     if MODALITIES.get(modality.name, modality) != modality:
         raise ValueError(f"another modality is named {modality.name}")
     MODALITIES[modality.name] = modality
 
 
 def modality_named(name: str) -> Modality:
-    """Raises:
-    ConfigError: an encoder takes nothing of that name.
-    """
+    """An encoder's modality; raises ``ConfigError`` where there is none of that name."""
     found = MODALITIES.get(name)
     if found is None or found is TEXT:
         allowed = [one.name for one in MODALITIES.values() if one is not TEXT]
@@ -84,13 +75,6 @@ def modality_named(name: str) -> Modality:
 
 
 def expect_text(modality: Modality, what: str, instead: str = TRANSCRIBE) -> None:
-    """Refuse a model without text in its prompts where text goes in.
-
-    Args:
-        what: what was asked for, as the subject of a sentence.
-
-    Raises:
-        ConfigError: the model's answers follow from other inputs alone.
-    """
+    """Raise ``ConfigError`` where a model takes no text. ``what`` was asked for, as a sentence's subject."""
     if not modality.takes_text:
         raise ConfigError(f"{what} needs a model of text", seen=modality.model, field="engine", fix=instead)

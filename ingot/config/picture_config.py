@@ -1,9 +1,4 @@
-"""What a model with a picture encoder reads of a picture.
-
-Covers the size and the normalization of pixels. Independent of how a file becomes pixels (ingot/image).
-
-    PictureFeatures(side=224)
-"""
+"""The size and normalization of pixels that a picture encoder reads."""
 
 from __future__ import annotations
 
@@ -39,7 +34,8 @@ class PictureFeatures(JsonConfig):
                 "side of a picture is out of range", seen=self.side, allowed=f"1 to {_MOST_SIDE}"
             )
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if not isinstance(values, tuple) or len(values) != 3 or not all(map(_is_finite, values)):
+            is_triple = isinstance(values, tuple) and len(values) == 3
+            if not is_triple or not all(_is(one, (int, float)) and math.isfinite(one) for one in values):
                 what = f"{name} of pixels must be three numbers, for red, green and blue"
                 raise ConfigError(what, seen=values)
         if min(self.std) <= 0:
@@ -48,7 +44,3 @@ class PictureFeatures(JsonConfig):
 
 def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    return _is(value, (int, float)) and math.isfinite(value)

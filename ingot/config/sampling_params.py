@@ -1,18 +1,13 @@
-"""How the next token is chosen and when a request ends.
-
-Covers the sampling values and their ranges.
-
-    SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9, seed=1)
-"""
+"""Sampling parameters: how the next token is chosen and when a request ends."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from ingot.config.grammar_spec import Grammar
 from ingot.config.json_config import JsonConfig
@@ -24,31 +19,57 @@ MAX_BIASES = 1024
 _BOTH = "max_tokens and max_new_tokens are the same parameter: give only one"
 
 
+class SamplingValues(TypedDict, total=False):
+    """Fields of ``SamplingParams`` for type checkers and editors; ``max_tokens`` is ``max_new_tokens``."""
+
+    max_new_tokens: int | None
+    max_tokens: int | None
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+    n: int
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool
+    logit_bias: Mapping[int, float] | None
+    grammar: Grammar | None
+    transcript: TranscriptRules | None
+    logits_processors: Sequence[Callable[..., Any]]
+
+
 @dataclass(frozen=True)
 class SamplingParams(JsonConfig):
     """Values of one request. ``temperature=0`` is greedy.
 
-    ``max_new_tokens=None`` runs to the end token or the engine's maximum length. ``top_k=0`` (or -1, as
-    vLLM writes it) keeps all tokens. ``logprobs=k`` returns the log-probability of each chosen token and of
-    the k likeliest (0: only the chosen; of beams what the search adds up). ``stop`` are strings,
-    ``stop_token_ids`` ids; neither appears in the text. ``ignore_eos`` turns the model's own end tokens off,
+    ``max_new_tokens=None`` runs to the end token or the engine's maximum length. ``top_k=0`` (or -1, as in
+    vLLM) keeps all tokens. ``logprobs=k`` returns the log-probability of each chosen token and of the k
+    likeliest (0: only the chosen; for beams, what the search adds up). ``stop`` are strings,
+    ``stop_token_ids`` ids; neither appears in the text. ``ignore_eos`` turns off the model's own end tokens,
     not ``stop``. ``repetition_penalty`` covers prompt and output; presence and frequency penalties the output
-    alone.
-    ``num_beams > 1`` is beam search: it excludes sampling, penalties excepted. ``max_tokens``, as other
-    libraries call it, is taken for ``max_new_tokens``.
+    alone. ``num_beams > 1`` is beam search, without sampling but with penalties. ``max_tokens`` is another
+    name for ``max_new_tokens``.
 
     ``logit_bias`` adds a finite number to the logits of up to MAX_BIASES tokens, by id, greedy or not, before
-    the penalties, as vLLM and Hugging Face do it. Ids may be text, as JSON has them.
+    the penalties, as in vLLM and Hugging Face. Ids may be text, as in JSON.
 
-    ``grammar`` is what the whole text of each answer follows (``Grammar.json_schema(...)``): end tokens are
-    allowed exactly where the text may end. It is the last rule to be applied.
-
-    ``transcript`` holds what a speech model says to the rules of a transcript; the first to be applied.
+    The whole text of each answer follows ``grammar`` (``Grammar.json_schema(...)``), the last rule to be
+    applied: end tokens are allowed exactly where the text may end. ``transcript`` holds the rules of a speech
+    model's transcript, the first to be applied.
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
-    are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
-    returned may be the same tensor. No JSON has them. A request that brings one, or has beams, takes the
-    host's path, and every other request in its batch with it.
+    are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; they may
+    return the same tensor. They are not part of the JSON. A request with one, or with beams, takes the host's
+    path, and so does every other request in its batch.
 
     Raises:
         RequestError: a value is of the wrong type or out of range; the message names it.
@@ -85,36 +106,6 @@ class SamplingParams(JsonConfig):
             object.__setattr__(self, "max_new_tokens", max_tokens)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        self._check_integers()
-        self._check_numbers()
-        self._check_booleans()
-        self._check_stops()
-        self._check_beams()
-        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
-        if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            form = "Grammar.json_schema(…), .json_object(), .regex(…), .choice(…) or .tool_calls(…)"
-            raise RequestError(
-                "grammar must be a Grammar", seen=repr(self.grammar)[:80], allowed=form, field="grammar"
-            )
-        self._check_processors()
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some values changed.
-
-        Raises:
-            RequestError: there is no such value, or it is out of range.
-        """
-        return super().replace(**{"max_tokens": None, **named_values(changes)})
-
-    def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
-        """Tokens that end this request: ``stop_token_ids``, and the model's ``eos_ids`` unless ignored."""
-        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids)
-
-    def is_end(self, token: int, eos_ids: frozenset[int]) -> bool:
-        """Whether it is one of ``end_ids``, of which this makes no set."""
-        return token in self.stop_token_ids or (not self.ignore_eos and token in eos_ids)
-
-    def _check_integers(self) -> None:
         self._integer("max_new_tokens", 1, optional=True)
         self._integer("min_new_tokens", 0)
         self._integer("top_k", 0)
@@ -123,14 +114,8 @@ class SamplingParams(JsonConfig):
         self._integer("n", 1, 128)
         self._integer("num_beams", 1, 64)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise RequestError(
-                "min_new_tokens exceeds max_new_tokens",
-                seen=self.min_new_tokens,
-                allowed=f"<= {self.max_new_tokens}",
-                field="min_new_tokens",
-            )
-
-    def _check_numbers(self) -> None:
+            what, allowed = "min_new_tokens exceeds max_new_tokens", f"<= {self.max_new_tokens}"
+            raise RequestError(what, seen=self.min_new_tokens, allowed=allowed, field="min_new_tokens")
         self._number("temperature", 0.0, 100.0)
         self._number("top_p", 0.0, 1.0, open_low=True)
         self._number("min_p", 0.0, 1.0)
@@ -138,14 +123,41 @@ class SamplingParams(JsonConfig):
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
         self._number("length_penalty", -10.0, 10.0)
-
-    def _check_booleans(self) -> None:
         for name in ("ignore_eos", "early_stopping"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise RequestError(
-                    f"{name} must be a boolean", seen=value, allowed="true or false", field=name
-                )
+            flag = getattr(self, name)
+            if not isinstance(flag, bool):
+                allowed = "true or false"
+                raise RequestError(f"{name} must be a boolean", seen=flag, allowed=allowed, field=name)
+        self._check_stops()
+        if self.num_beams > 1 and self.temperature != 0:
+            what, allowed = "beam search does not sample", "temperature=0"
+            raise RequestError(what, seen=self.temperature, allowed=allowed, field="temperature")
+        if self.num_beams > 1 and self.n > self.num_beams:
+            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", field="n")
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            form = "Grammar.json_schema(…), .json_object(), .regex(…), .choice(…) or .tool_calls(…)"
+            seen = repr(self.grammar)[:80]
+            raise RequestError("grammar must be a Grammar", seen=seen, allowed=form, field="grammar")
+        given = self.logits_processors
+        if not isinstance(given, (list, tuple)) or not all(callable(one) for one in given):
+            what = "logits_processors must be a list of functions (ids, logits) -> logits"
+            raise RequestError(what, seen=repr(given)[:80], field="logits_processors")
+        object.__setattr__(self, "logits_processors", tuple(given))
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some values changed. Raises ``RequestError`` if there is no such value, or it is out of
+        range.
+        """
+        return super().replace(**{"max_tokens": None, **named_values(changes)})
+
+    def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Tokens that end this request: ``stop_token_ids``, and unless ignored the model's ``eos_ids``."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids)
+
+    def is_end(self, token: int, eos_ids: frozenset[int]) -> bool:
+        """Whether ``token`` is one of ``end_ids``; builds no set."""
+        return token in self.stop_token_ids or (not self.ignore_eos and token in eos_ids)
 
     def _check_stops(self) -> None:
         if isinstance(self.stop, str):
@@ -160,32 +172,8 @@ class SamplingParams(JsonConfig):
                 raise RequestError("a stop string must be non-empty text", seen=text, field="stop")
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise RequestError(
-                    "a stop token id must be an integer >= 0", seen=token, field="stop_token_ids"
-                )
-
-    def _check_beams(self) -> None:
-        if self.num_beams == 1:
-            return
-        if self.temperature != 0:
-            raise RequestError(
-                "beam search does not sample",
-                seen=self.temperature,
-                allowed="temperature=0",
-                field="temperature",
-            )
-        if self.n > self.num_beams:
-            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", field="n")
-
-    def _check_processors(self) -> None:
-        given = self.logits_processors
-        if not isinstance(given, (list, tuple)) or not all(callable(one) for one in given):
-            raise RequestError(
-                "logits_processors must be a list of functions (ids, logits) -> logits",
-                seen=repr(given)[:80],
-                field="logits_processors",
-            )
-        object.__setattr__(self, "logits_processors", tuple(given))
+                what = "a stop token id must be an integer >= 0"
+                raise RequestError(what, seen=token, field="stop_token_ids")
 
     def _integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -206,23 +194,20 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
-# What flags and explanations name: values of one word. A grammar is a text, a bias a table, a transcript's
-# rules are ids.
+# What flags and explanations name: single values, so no grammar, bias or transcript rules.
 VALUE_NAMES = tuple(
     one.name
     for one in fields(SamplingParams)
     if one.metadata.get("json", True) and one.name not in ("grammar", "logit_bias", "transcript")
 )
 
-# Read, it is what it sets; the dataclass alone would leave its default there.
+# Reading it gives what it sets; the dataclass alone would leave its default there.
 SamplingParams.max_tokens = property(lambda self: self.max_new_tokens)  # type: ignore[attr-defined]
 
 
 def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling values by their names here: ``max_tokens`` is ``max_new_tokens``.
-
-    Raises:
-        RequestError: a name is of no value, or both of these are given.
+    """Sampling values by name, ``max_tokens`` as ``max_new_tokens``. Raises ``RequestError`` if a name is
+    unknown, or both of these are given.
     """
     known = [one.name for one in fields(SamplingParams)]
     found = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in values.items()}
@@ -237,11 +222,8 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_bias(given: object) -> dict[int, float]:
-    """The bias by token id, of a mapping as a caller or JSON has it; None is none.
-
-    Raises:
-        RequestError: it is not a mapping, has too many entries, an id that is no token's or is there twice,
-            or a value that is not a finite number.
+    """The bias by token id, from a caller's mapping or JSON; None: no bias. Raises ``RequestError`` if it is
+    not a mapping, has too many entries, an invalid or repeated id, or a value that is not a finite number.
     """
     if given is None:
         return {}
@@ -259,9 +241,8 @@ def _checked_bias(given: object) -> dict[int, float]:
             raise _bias_error(f"an id in logit_bias {what}", int(key), "integers >= 0, each once")
         number = isinstance(value, Real) and not isinstance(value, bool)
         if not number or not -sys.float_info.max <= value <= sys.float_info.max:  # NaN fails, too
-            raise _bias_error(
-                f"logit_bias of token {int(key)} is not a finite number", repr(value)[:80], "a finite number"
-            )
+            what = f"logit_bias of token {int(key)} is not a finite number"
+            raise _bias_error(what, repr(value)[:80], "a finite number")
         found[int(key)] = float(value)
     return found
 

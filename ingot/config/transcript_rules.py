@@ -1,9 +1,4 @@
-"""What a transcript may consist of, token by token.
-
-Covers the values of Whisper's decoding rules as a request carries them.
-
-    TranscriptRules(end=50257, no_speech=50362, first_timestamp=50364, framed=2)
-"""
+"""Whisper's decoding rules as a request carries them."""
 
 from __future__ import annotations
 
@@ -18,20 +13,19 @@ from ingot.errors import RequestError
 class TranscriptRules(JsonConfig):
     """Rules of one transcript.
 
-    They come before everything else that chooses tokens, so log-probabilities are of what they leave. Among
-    the likeliest tokens of the first place ``no_speech`` stands first, with what the model gave it behind the
-    token that starts the transcript.
+    They are applied first, so log-probabilities are of the tokens that they leave. At the first position
+    ``no_speech`` heads the likeliest tokens, with its probability after the token that starts the transcript.
 
     Attributes:
         end: the token that ends the transcript.
-        no_speech: the token that says that nobody speaks.
-        first_timestamp: that of 0 seconds; all ids from it on are timestamps.
-        framed: tokens of the prompt behind the one that starts the transcript (language, task).
-        detect: the model chooses of these ids, of languages, and no other rule holds; empty: a transcript.
+        no_speech: the token for no speech.
+        first_timestamp: the token of 0 seconds; all later ids are timestamps.
+        framed: tokens of the prompt after the one that starts the transcript (language, task).
+        detect: the model chooses one of these language ids, and no other rule applies; empty: a transcript.
         suppressed: ids that never occur.
-        begin_suppressed: ids that do not occur at the first place.
-        timestamps: they come in pairs, never fall, and begin the text; False: none occurs.
-        last_first: most steps of the first timestamp; None: any.
+        begin_suppressed: ids that do not occur at the first position.
+        timestamps: they come in pairs, never decrease, and begin the text; False: none occurs.
+        last_first: the latest first timestamp, in steps; None: any.
         patience: a beam search ends with so many times ``num_beams`` hypotheses.
     """
 

@@ -1,10 +1,4 @@
-"""Sizes in bytes, as people write them.
-
-Covers the translations. GB are powers of 1000, GiB of 1024, in every text of Ingot.
-
-    parse_size("24GiB", "gpu")     # 25769803776
-    size_text(13_500_000)   # 13.5 MB
-"""
+"""Sizes in bytes as text: GB are powers of 1000, GiB of 1024."""
 
 from __future__ import annotations
 
@@ -12,25 +6,13 @@ import re
 
 from ingot.errors import ConfigError
 
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
+_UNITS = {f"{unit}{i}": base**n for n, unit in enumerate("kmgt", 1) for i, base in (("", 1000), ("i", 1024))}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)b?", re.IGNORECASE)
 
 
 def parse_size(text: str, field: str) -> int:
-    """Bytes of ``24GiB``, ``24GB`` or ``24564 MiB``; GiB are powers of 1024, GB of 1000.
-
-    Raises:
-        ConfigError: the text is no size above zero; ``field`` is named as what to change.
+    """Bytes of ``24GiB``, ``24GB`` or ``24564 MiB``; GiB are powers of 1024, GB of 1000. Raises
+    ``ConfigError`` if the text is not a size above zero; it names ``field``.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
@@ -40,12 +22,12 @@ def parse_size(text: str, field: str) -> int:
 
 
 def gib_text(num_bytes: float) -> str:
-    """Bytes as ``parse_size`` reads them back: ``23.6GiB`` (powers of 1024), for memory of a card."""
+    """Bytes as ``parse_size`` reads them, for GPU memory: ``23.6GiB``."""
     return f"{num_bytes / 2**30:g}GiB"
 
 
 def size_text(num_bytes: float) -> str:
-    """Bytes for people: ``13.5 MB`` (powers of 1000)."""
+    """Bytes for people: ``13.5 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"

@@ -1,9 +1,6 @@
-"""A picture's file → RGB at a model's size, by Pillow.
+"""Picture files to RGB at a model's size, by Pillow.
 
-Covers which formats are read, the limit of pixels, rotation, transparency and bit depth. A file's first bytes
-choose one of Pillow's readers; the others are neither asked nor imported. Independent of torch.
-
-    values, notes = decode(Path("photo.jpg").read_bytes(), side=224)     # uint8 [224, 224, 3]
+A file's first bytes choose one of Pillow's readers; the others are neither asked nor imported.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import importlib.util
 import io
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +21,6 @@ from ingot.errors import RequestError, to_install
 
 if TYPE_CHECKING:
     from PIL import Image
-    from PIL.ImageFile import ImageFile
 
 FORMATS = "PNG, JPEG, WebP, GIF, BMP, TIFF"
 MOST_PIXELS = 1 << 26  # of a camera with 64 megapixels
@@ -38,7 +34,7 @@ _READERS = {  # how a file begins: its format, and the class in PIL that reads i
     rb"BM.{12}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0": ("BMP", "BmpImagePlugin.BmpImageFile"),
     rb"II[*+]\0|MM\0[*+]": ("TIFF", "TiffImagePlugin.TiffImageFile"),
 }
-_OTHERS = {  # how files begin that people send in place of pictures
+_OTHERS = {  # other files that people send
     rb"....ftyp(hei|hev|mif1|msf1)": "HEIC",
     rb"....ftypavi": "AVIF",
     rb"....ftyp": "a video",
@@ -66,37 +62,31 @@ _TURNS = {  # by EXIF's orientation
 
 
 def check_package() -> None:
-    """Refuse to read where Pillow is missing.
-
-    Raises:
-        RequestError: it is.
-    """
+    """Raise ``RequestError`` where Pillow is missing."""
     if importlib.util.find_spec("PIL") is None:
         raise RequestError("reading pictures needs Pillow", fix=to_install("image"))
 
 
 def decode(data: bytes | bytearray | memoryview, side: int) -> Decoded:
-    """A file's picture, resized to the square.
-
-    Raises:
-        RequestError: it is of no format that is read, has too many pixels, is damaged or cut off.
+    """A file's picture, resized to the square. Raises ``RequestError`` if its format is not supported, it has
+    too many pixels, is damaged or cut off.
     """
     if not len(data):
         raise RequestError("the picture is empty", seen="0 bytes", fix="another file")
     head = bytes(data[:_HEAD])
-    kind, reader = _reader(head)
-    if kind == "WebP":  # whose reader takes memory for all pixels as it opens
+    kind, name = _format(head)
+    if kind == "WebP":  # its reader allocates all pixels as it opens the file
         check_size(*_webp_size(head))
+    module, _, reader = name.partition(".")
+    open_file = getattr(importlib.import_module(f"PIL.{module}"), reader)
     with _decoding(kind):
-        image = reader(io.BytesIO(data))
+        image = open_file(io.BytesIO(data))
     return square(image, side, kind)
 
 
 def square(image: Image.Image, side: int, kind: str = "PIL image") -> Decoded:
-    """A picture resized to the square as MiniGPT-4 does: bicubic, antialiased, without a crop.
-
-    Raises:
-        RequestError: it has too many pixels, cannot be decoded, or has values without a known scale.
+    """A picture resized to the square as in MiniGPT-4: bicubic, antialiased, not cropped. Raises
+    ``RequestError`` if it has too many pixels, cannot be decoded, or has values without a known scale.
     """
     from PIL.Image import Resampling, Transpose
 
@@ -104,7 +94,7 @@ def square(image: Image.Image, side: int, kind: str = "PIL image") -> Decoded:
     with _decoding(kind):
         several = getattr(image, "is_animated", False) and image.tell() == 0
         image.load()
-        turn = _TURNS.get(_orientation(image))  # of what is loaded: TIFF's reader turns by itself
+        turn = _TURNS.get(_orientation(image))  # after loading, as TIFF's reader turns by itself
         rgb = _rgb(image)
         if turn is not None:
             rgb = rgb.transpose(Transpose[turn])
@@ -113,29 +103,25 @@ def square(image: Image.Image, side: int, kind: str = "PIL image") -> Decoded:
 
 
 def check_size(width: int, height: int) -> None:
-    """Refuse a picture of more than ``MOST_PIXELS``.
-
-    Raises:
-        RequestError: it has more.
-    """
+    """Raise ``RequestError`` for a picture of more than ``MOST_PIXELS``."""
     if width * height > MOST_PIXELS:
         seen, allowed = f"{width} x {height} = {width * height:,}", f"at most {MOST_PIXELS:,}"
         raise RequestError("the picture has too many pixels", seen=seen, allowed=allowed, fix="scale it down")
 
 
 def format_of(data: bytes) -> str:
-    """One of ``FORMATS``, by a file's first bytes.
-
-    Raises:
-        RequestError: it is another, or no picture.
-    """
+    """One of ``FORMATS``, by a file's first bytes; raises ``RequestError`` for any other file."""
     return _format(data[:_HEAD])[0]
 
 
-def _reader(head: bytes) -> tuple[str, Callable[[io.BytesIO], ImageFile]]:
-    kind, name = _format(head)
-    module, _, reader = name.partition(".")
-    return kind, getattr(importlib.import_module(f"PIL.{module}"), reader)
+def png_of(values: np.ndarray) -> bytes:
+    """A PNG of RGB values, uint8 [height, width, 3]; raises ``RequestError`` where Pillow is missing."""
+    check_package()
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    return file.getvalue()
 
 
 def _format(head: bytes) -> tuple[str, str]:
@@ -158,7 +144,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Width and height that a WebP's header says; (0, 0) where it says none."""
+    """Width and height in a WebP's header; (0, 0) where it has none."""
     try:
         if head[12:16] == b"VP8X":
             return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
@@ -172,7 +158,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Of any mode; what is transparent shows white."""
+    """An RGB picture of one in any mode; transparent pixels become white."""
     from PIL import Image
 
     if image.mode.startswith("I;16"):
@@ -199,14 +185,14 @@ def _grey_of_16_bits(image: Image.Image) -> Image.Image:
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
         scaled = 255 - scaled
     grey = Image.fromarray(scaled)
-    if "transparency" in image.info:  # the value that is not to be seen
+    if "transparency" in image.info:  # the value of transparent pixels
         clear = values == image.info["transparency"]
         grey.putalpha(Image.fromarray(np.where(clear, 0, 255).astype(np.uint8)))
     return grey
 
 
 def _orientation(image: Image.Image) -> Any:
-    """EXIF's; None where there is none, or EXIF is damaged, which costs no pixel."""
+    """EXIF's orientation; None where there is none, or EXIF is damaged, which harms no pixel."""
     try:
         return image.getexif().get(_ORIENTATION)
     except Exception:
@@ -215,14 +201,14 @@ def _orientation(image: Image.Image) -> Any:
 
 @contextmanager
 def _decoding(kind: str) -> Iterator[None]:
-    """Pillow's readers raise errors of many types over a damaged file: each is one of ours."""
+    """Turns Pillow's errors of many types over a damaged file into ours."""
     from PIL import Image
 
     try:
         yield
     except (RequestError, MemoryError):
         raise
-    except Image.DecompressionBombError as error:  # as it opens a file, beyond a limit of Pillow's own
+    except Image.DecompressionBombError as error:  # a limit of Pillow's own, when it opens a file
         allowed = f"at most {MOST_PIXELS:,} pixels"
         what, seen = "the picture has too many pixels", f"{kind}: {error}"
         raise RequestError(what, seen=seen, allowed=allowed, fix="scale it down") from None

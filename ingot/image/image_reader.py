@@ -1,17 +1,12 @@
-"""Pictures as people have them → pixels as a model takes them.
+"""Pictures of any kind to the pixels that a model takes.
 
-Covers where each kind of picture is decoded, arrays of values, and normalization. Files are decoded in a
-process with limits of time and memory; PIL images and arrays are values already, and are resized here.
-
-    with PictureReader() as reader:
-        picture = reader.read("photo.jpg", side=224)
-    pixels = picture.pixels(PictureFeatures(side=224))          # float32 [3, 224, 224]
+Files are decoded in a process with limits of time and memory; PIL images and arrays are resized here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,18 +33,14 @@ class Picture:
 
     Attributes:
         values: RGB [side, side, 3]: uint8, or of an array of floats float32 in [0, 1].
-        notes: what its owner should know, such as frames that were left out; sentences.
+        notes: sentences for the user, such as about frames that were left out.
     """
 
     values: np.ndarray
     notes: tuple[str, ...] = ()
 
     def pixels(self, features: PictureFeatures) -> torch.Tensor:
-        """Normalized: float32 [3, side, side].
-
-        Raises:
-            RequestError: the picture has another size.
-        """
+        """Normalized: float32 [3, side, side]; raises ``RequestError`` where the size differs."""
         if self.values.shape != (features.side, features.side, 3):
             seen = f"shape {self.values.shape}"
             fix = f"read the picture with side {features.side}"
@@ -61,35 +52,20 @@ class Picture:
         return values.sub(mean).div(std).contiguous()
 
 
-class PictureReader:
-    """Reads pictures. Safe to share between threads: one file is decoded after another.
-
-    Its process starts with the first file, serves many, and ends with ``close`` or the reader.
+class PictureReader(LimitedProcess):
+    """Reads pictures. Safe to share between threads, whose files are decoded in turn. The process starts with
+    the first file, serves many, and ends with ``close`` or the reader.
     """
 
     def __init__(self) -> None:
-        self._process = LimitedProcess(_WORKER, LIMITS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the process; the next file starts another."""
-        self._process.close()
-
-    def end(self) -> None:
-        """End the process for good, without waiting: a file that is being decoded is refused."""
-        self._process.end()
+        super().__init__(_WORKER, LIMITS)
 
     def read(self, source: Source, side: int) -> Picture:
         """A picture resized straight to the square.
 
         Args:
-            source: a path, a data URL, a file's bytes, a file that is open for reading bytes, a PIL image, or
-                an array or tensor [3, height, width] of RGB before normalization: floats in [0, 1], uint8 or
+            source: a path, a data URL, a file's bytes, a file open for reading bytes, a PIL image, or an
+                array or tensor [3, height, width] of RGB before normalization: floats in [0, 1], uint8 or
                 uint16.
 
         Raises:
@@ -104,7 +80,7 @@ class PictureReader:
             return Picture(*square(source, side))
         name, data = file_bytes(source)
         try:
-            return Picture(*decoded(self._process.ask_bytes(question(data, side)), side))
+            return Picture(*decoded(self.ask_bytes(question(data, side)), side))
         except ProcessEndedError as error:
             fix = "send a smaller picture, or convert it to PNG"
             raise RequestError(f"decoding the picture {error}", seen=name, fix=fix) from None
@@ -112,12 +88,6 @@ class PictureReader:
             raise RequestError(
                 error.what, seen=f"{name}: {error.seen}", allowed=error.allowed, fix=error.fix
             ) from None
-
-
-def read_picture(source: Source, side: int) -> Picture:
-    """One picture; many are read faster by one ``PictureReader``."""
-    with PictureReader() as reader:
-        return reader.read(source, side)
 
 
 def _of_array(array: np.ndarray | torch.Tensor, side: int) -> Picture:
@@ -129,7 +99,7 @@ def _of_array(array: np.ndarray | torch.Tensor, side: int) -> Picture:
     if isinstance(array, torch.Tensor):
         array = array.detach().cpu()
         array = (array.float() if array.is_floating_point() else array).numpy()
-    if kind == "uint8":  # the same bits as the PIL image of these values
+    if kind == "uint8":  # the same bits as for the PIL image of these values
         check_package()
         from PIL.Image import fromarray
 
@@ -137,29 +107,20 @@ def _of_array(array: np.ndarray | torch.Tensor, side: int) -> Picture:
     if array.dtype.kind != "f" and kind != "uint16":
         what, allowed = "pixels of this type have no known scale", "floats in [0, 1], uint8, uint16"
         raise RequestError(what, seen=kind, allowed=allowed, fix="convert values of 0 to 255 to uint8")
-    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+    with np.errstate(over="ignore"):  # infinite values are refused below
         values = array.astype(np.float32)
     if kind == "uint16":
         values /= 65535
-    _check_range(values)
-    return Picture(_resized(values, side))
-
-
-def _check_range(values: np.ndarray) -> None:
     low, high = float(values.min()), float(values.max())
     if not np.isfinite([low, high]).all():
         raise RequestError("the pixels have values that are no numbers", seen=f"{low} to {high}")
     if low < -_ROUNDING or high > 1 + _ROUNDING:
         fix = "divide 0 to 255 by 255, and leave out mean and standard deviation, which the model applies"
         raise RequestError("pixels are out of range", seen=f"{low:g} to {high:g}", allowed="0 to 1", fix=fix)
-
-
-def _resized(values: np.ndarray, side: int) -> np.ndarray:
-    """[3, height, width] to [side, side, 3], not rounded to 8 bits; overshoot is cut, as it is of files."""
     pixels = torch.from_numpy(values)
     if pixels.shape[1:] != (side, side):
-        resized = torch.nn.functional.interpolate(
+        pixels = torch.nn.functional.interpolate(
             pixels[None], (side, side), mode="bicubic", antialias=True, align_corners=False
-        )
-        pixels = resized[0]
-    return pixels.clamp(0, 1).permute(1, 2, 0).contiguous().numpy()
+        )[0]
+    # [side, side, 3], not rounded to 8 bits; overshoot is clipped, as for files
+    return Picture(pixels.clamp(0, 1).permute(1, 2, 0).contiguous().numpy())

@@ -1,9 +1,4 @@
-"""What a picture's file may be given as: its bytes.
-
-Covers paths, open files and data URLs, and the limit of bytes. Independent of what is in the file.
-
-    name, data = file_bytes("data:image/png;base64,iVBORw0…")
-"""
+"""The bytes of a picture given as a path, an open file or a data URL."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import binascii
 import os
 import re
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ingot.errors import RequestError
 from ingot.image.image_worker import MOST_BYTES
@@ -28,18 +23,14 @@ _SHOWN = 100  # characters of a text that is no path
 
 
 def file_bytes(source: File) -> tuple[str, bytes]:
-    """The name for errors, and the bytes.
-
-    Raises:
-        RequestError: there is no such file, it is too large, or this is no file.
+    """The name for errors, and the bytes. Raises ``RequestError`` if there is no such file, it is too large,
+    or this is no file.
     """
     if isinstance(source, str) and _DATA_URL.match(source):
         return "the data URL", _of_data_url(source)
     if isinstance(source, str) and _REMOTE.match(source):
-        what, fix = (
-            "pictures are not fetched from the network here",
-            "read the file first, and give its bytes",
-        )
+        what = "pictures are not fetched from the network here"
+        fix = "read the file first, and give its bytes"
         raise RequestError(what, seen=source[:_SHOWN], allowed=SOURCES, fix=fix)
     if isinstance(source, str | os.PathLike):
         return _of_path(source)
@@ -47,7 +38,14 @@ def file_bytes(source: File) -> tuple[str, bytes]:
         data = bytes(source)
         _check_bytes(len(data))
         return "the bytes", data
-    return "the file", _of_stream(source)
+    if not callable(getattr(source, "read", None)):
+        raise RequestError("this is no picture", seen=type(source).__name__, allowed=SOURCES)
+    try:
+        return "the file", _read(source)
+    except RequestError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the file cannot be read ({error})", seen=type(source).__name__) from None
 
 
 def _of_path(source: str | os.PathLike[str]) -> tuple[str, bytes]:
@@ -65,23 +63,12 @@ def _of_path(source: str | os.PathLike[str]) -> tuple[str, bytes]:
     except OSError as error:
         what = f"the picture cannot be read ({error.strerror})"
         raise RequestError(what, seen=name[:_SHOWN], fix=fix) from None
-    except ValueError as error:  # a zero, or half of a character
+    except ValueError as error:  # a zero byte, or half of a character
         raise RequestError(f"this is no path ({error})", seen=ascii(name[:_SHOWN]), fix=fix) from None
 
 
-def _of_stream(source: Any) -> bytes:
-    if not callable(getattr(source, "read", None)):
-        raise RequestError("this is no picture", seen=type(source).__name__, allowed=SOURCES)
-    try:
-        return _read(source)
-    except RequestError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RequestError(f"the file cannot be read ({error})", seen=type(source).__name__) from None
-
-
 def _read(stream: IO[bytes]) -> bytes:
-    """All that is left, but no more than is allowed: a device may have no end."""
+    """The rest of a stream, within the limit: a device may have no end."""
     parts: list[bytes] = []
     count = 0
     while part := stream.read(MOST_BYTES + 1 - count):
@@ -109,8 +96,8 @@ def _of_data_url(url: str) -> bytes:
 
 
 def _unquoted(data: bytes) -> bytes:
-    """Base64 without percent-encoding and spaces. ``urllib.parse.unquote`` makes a string of every escape,
-    which takes 100 times the memory of the text.
+    """Base64 without percent-encoding and spaces. ``urllib.parse.unquote`` would take 100 times the memory of
+    the text, a string for every escape.
     """
     if b"%" in data:
         for char in b"+/= \t\r\n":

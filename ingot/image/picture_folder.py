@@ -1,10 +1,4 @@
-"""Folders of pictures, with or without captions.
-
-Covers which files are pictures, and the layout of cc_sbu_align: ``filter_cap.json`` beside ``image/``.
-Decodes nothing.
-
-    for number, record in picture_records(Path("cc_sbu_align")): record["image"], record.get("text")
-"""
+"""Folders of pictures, with or without captions (cc_sbu_align's layout)."""
 
 from __future__ import annotations
 
@@ -21,13 +15,8 @@ _LAYOUTS = f"pictures ({', '.join(SUFFIXES)}), or {CAPTIONS} beside image/ as in
 
 
 def picture_files(folder: Path, field: str = "data") -> list[Path]:
-    """What decides the records: the file of captions, or the pictures at any depth, sorted.
-
-    Args:
-        field: what named the folder, for errors.
-
-    Raises:
-        ConfigError: there is neither.
+    """The file of captions, or the pictures at any depth, sorted; raises ``ConfigError`` where there is
+    neither. ``field`` named the folder, for errors.
     """
     if (folder / CAPTIONS).is_file():
         return [folder / CAPTIONS]
@@ -38,10 +27,8 @@ def picture_files(folder: Path, field: str = "data") -> list[Path]:
 
 
 def picture_records(folder: Path, field: str = "data") -> Iterator[tuple[int, dict[str, Any]]]:
-    """A record for each picture, numbered from 1; files are named from the folder on.
-
-    Raises:
-        ConfigError: as ``picture_files``, or the file of captions is of another shape.
+    """A record for each picture, numbered from 1; paths are relative to the folder. Raises as
+    ``picture_files``, and where the file of captions is invalid.
     """
     files = picture_files(folder, field)
     if files[0].name != CAPTIONS:
@@ -59,10 +46,6 @@ def picture_records(folder: Path, field: str = "data") -> Iterator[tuple[int, di
             field=field,
         ) from None
     for number, (name, caption) in enumerate(pairs, start=1):
-        yield number, {"id": name, "image": _of_id(folder, name), "text": caption}
-
-
-def _of_id(folder: Path, name: str) -> str:
-    """The picture of an id, whatever its ending."""
-    files = [f"image/{name}{suffix}" for suffix in SUFFIXES]
-    return next((file for file in files if (folder / file).is_file()), files[0])
+        paths = [f"image/{name}{suffix}" for suffix in SUFFIXES]
+        image = next((path for path in paths if (folder / path).is_file()), paths[0])
+        yield number, {"id": name, "image": image, "text": caption}

@@ -38,6 +38,6 @@ class Conversation(Turns[Piece]):
         if self._params.max_new_tokens is not None:
             room = min(room, self._params.max_new_tokens)
         kept = self.turns
-        while kept and len(self._llm.chat_ids(self._messages(kept, question))) > longest - room:
+        while kept and len(self._llm.chat_ids(self.messages(question, kept))) > longest - room:
             kept = kept[1:]
-        return kept, self._llm.stream(self._messages(kept, question), self._params)
+        return kept, self._llm.stream(self.messages(question, kept), self._params)

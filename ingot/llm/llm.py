@@ -15,8 +15,7 @@ from ingot.config.build_config import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.modality import expect_text
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
-from ingot.config.sampling_params import SamplingParams
-from ingot.config.sampling_values import SamplingValues
+from ingot.config.sampling_params import SamplingParams, SamplingValues
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.engine_loader import Engine
 from ingot.errors import EngineError, RequestError

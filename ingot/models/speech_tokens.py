@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from ingot.errors import CheckpointError, RequestError
 from ingot.text.languages import CODES
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
-from ingot.text.tokenizer.tokenizer_whisper import LANGUAGES, whisper_rules
+from ingot.text.tokenizer.tokenizer_tiktoken import WHISPER_LANGUAGES, whisper_rules
 
 if TYPE_CHECKING:  # reading checkpoints imports torch, which `ingot --help` does not wait for
     from ingot.models.whisper_generation import SpeechGeneration
@@ -97,11 +97,11 @@ class SpeechTokens:
         Raises:
             CheckpointError: no published model has so many.
         """
-        if size not in LANGUAGES:
+        if size not in WHISPER_LANGUAGES:
             raise CheckpointError(
                 "the ids of the special tokens are unknown",
                 seen=f"a vocabulary of {size} and no tokenizer",
-                allowed=f"{sorted(LANGUAGES)}, or a folder with its tokenizer",
+                allowed=f"{sorted(WHISPER_LANGUAGES)}, or a folder with its tokenizer",
             )
         specials = whisper_rules(size).specials
         return cls._named({text: size - len(specials) + i for i, text in enumerate(specials)})

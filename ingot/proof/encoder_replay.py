@@ -14,7 +14,7 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.engine.proof_file import InputClaim
 from ingot.engine.sketch import Checksum, Sketch, deviation
 from ingot.errors import EngineError
-from ingot.image.png import png_of
+from ingot.image.image_decoder import png_of
 from ingot.llm.llm import LLM
 from ingot.llm.picture_prompts import Pictures
 from ingot.proof.encoder_record import encoder_observed

@@ -1,13 +1,4 @@
-"""A process that does what an untrusted file asks for, within limits of time and memory.
-
-Covers its start, the questions, and what its end means.
-
-    with LimitedProcess("ingot.text.chat.template_sandbox", ProcessLimits()) as process:
-        process.ask({"source": "{{ 1 + 1 }}", "variables": {}})      # {"text": "2"}
-
-The process imports the module that answers and no more. It starts with the first question and serves many;
-when it dies, the next question starts another. It ends with its owner.
-"""
+"""A process that does what an untrusted file asks for, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +10,8 @@ import sys
 import tempfile
 import threading
 import weakref
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -36,8 +28,8 @@ _ROOT = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What one answer may take: seconds of CPU time; and what the process may: bytes of address space.
-    ``nice``: how much it gives way to others.
+    """``seconds`` of CPU time for one answer; ``memory``: bytes of address space; ``nice``: added
+    niceness.
     """
 
     seconds: float = 5.0
@@ -49,7 +41,7 @@ class ProcessEndedError(Exception):
     """The process ended before it answered; the text says why, as in "it " + text.
 
     Attributes:
-        by_time: it was given all its CPU time. Any other end may be the machine's fault.
+        by_time: it used up its CPU time. Any other end may be the machine's fault.
     """
 
     def __init__(self, why: str, *, by_time: bool = False) -> None:
@@ -58,12 +50,17 @@ class ProcessEndedError(Exception):
 
 
 class LimitedProcess:
-    """Asks a module's ``answer`` in a process of its own. Safe to share between threads: one is served after
-    another.
+    """Asks a module's ``answer`` in a process of its own. Safe to share between threads, which take turns.
+
+    The process imports only that module. It starts with the first question and serves many; when it dies, the
+    next question starts another. It ends with its owner.
 
     Args:
-        worker: name of the module; its ``answer`` takes and gives JSON values, its ``answer_bytes`` takes
-            bytes and gives parts of them.
+        worker: name of the module; its ``answer`` takes and returns JSON values, its ``answer_bytes`` takes
+            bytes and returns parts of them.
+
+        with LimitedProcess("ingot.text.chat.template_sandbox", ProcessLimits()) as process:
+            process.ask({"source": "{{ 1 + 1 }}", "variables": {}})      # {"text": "2"}
     """
 
     def __init__(self, worker: str, limits: ProcessLimits) -> None:
@@ -82,20 +79,18 @@ class LimitedProcess:
         """The answer to a question, a JSON value or its UTF-8 text as bytes.
 
         Args:
-            cancelled: set before ``interrupt``, by which the question then ends wherever it is.
+            cancelled: set it before ``interrupt`` to end the question at any point.
 
         Raises:
-            ProcessEndedError: a limit was met, the process crashed, or the question was cancelled.
-            TypeError, ValueError, RecursionError: the question is no JSON value.
+            ProcessEndedError: a limit was reached, the process crashed, or the question was cancelled.
+            TypeError, ValueError, RecursionError: the question is not a JSON value.
         """
         data = framed(question) if isinstance(question, bytes) else message(question)
         return value_of(self._asked(data, cancelled))
 
     def ask_bytes(self, question: bytes) -> bytearray:
-        """The answer of a worker that has ``answer_bytes``.
-
-        Raises:
-            ProcessEndedError: a limit was met, or the process crashed.
+        """The answer of a worker that has ``answer_bytes``. Raises ``ProcessEndedError`` if a limit was
+        reached, or the process crashed.
         """
         return self._asked(framed(question))
 
@@ -111,7 +106,7 @@ class LimitedProcess:
                 answer = self._running.exchange(data)
                 if answer is None:
                     raise self._running.ended(self._limits)
-            except BaseException:  # what it would say next answers no question of ours
+            except BaseException:  # its next answer would be of this question
                 self._stop()
                 raise
         return answer
@@ -147,10 +142,9 @@ class _Running:
 
     @classmethod
     def start(cls, of: LimitedProcess, worker: str, limits: ProcessLimits) -> Self:
-        """Start the process in a session of its own, so that Ctrl-C is its owner's alone."""
+        """Start the process in a session of its own, so that only its owner gets Ctrl-C."""
         path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
-        arguments = {"worker": worker, "seconds": limits.seconds, "memory": limits.memory, "path": path}
-        arguments["nice"] = limits.nice
+        arguments = {"worker": worker, "path": path, **asdict(limits)}
         stderr_file = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(arguments)],
@@ -160,9 +154,8 @@ class _Running:
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,
         )
-        return cls(
-            process, stderr_file, os.getpid(), weakref.finalize(of, _end, process, stderr_file, os.getpid())
-        )
+        owner = os.getpid()
+        return cls(process, stderr_file, owner, weakref.finalize(of, _end, process, stderr_file, owner))
 
     def exchange(self, data: bytes) -> bytearray | None:
         """Send a message and wait for the answer; None where the process ends instead."""
@@ -176,7 +169,7 @@ class _Running:
         return read_message(self.process.stdout)
 
     def ended(self, limits: ProcessLimits) -> ProcessEndedError:
-        """What the end means, for people."""
+        """The error that explains the end."""
         code = self.process.wait()
         self.stderr_file.seek(0)
         lines = self.stderr_file.read().decode("utf-8", "replace").strip().splitlines()
@@ -195,7 +188,5 @@ def _end(process: subprocess.Popen[bytes], stderr_file: IO[bytes], owner: int) -
     process.wait()
     for stream in (process.stdin, process.stdout, stderr_file):
         if stream is not None:
-            try:
+            with suppress(BrokenPipeError):  # a question that never arrived
                 stream.close()
-            except BrokenPipeError:  # a question that never arrived
-                continue

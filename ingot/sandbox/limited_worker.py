@@ -1,9 +1,4 @@
-"""The other side of ``LimitedProcess``: answers questions within limits that the kernel enforces.
-
-Covers the limits, which the process sets for itself, and the loop.
-
-    python -I -S -c BOOT '{"worker": "ingot.text.chat.template_sandbox", "seconds": 5, "bytes": 536870912}'
-"""
+"""The worker's side of ``LimitedProcess``: sets the limits and answers questions."""
 
 from __future__ import annotations
 
@@ -17,37 +12,39 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, cast
 
+from ingot.errors import IngotError, RequestError, shown
+
 Answer = Callable[[bytearray], Sequence[bytes | memoryview]]  # parts of one message
 HEADER = 8  # bytes of a message's length
 OUT_OF_MEMORY = 77  # exit code
-_MOST_WRITTEN = 1 << 20  # bytes of a file, which is what the process says on stderr
+_MOST_WRITTEN = 1 << 20  # bytes of a file: the process's stderr
+_FAILED = b"fail"  # begins an answer in bytes that is an error
 
 
 def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
-    """Answer what comes on stdin by the module's ``answer``, or ``answer_bytes``, until stdin ends.
+    """Answer questions on stdin with the module's ``answer`` or ``answer_bytes``, until stdin ends.
 
     Args:
-        seconds: of CPU time for one answer; the kernel ends a process that takes longer (SIGPROF).
+        seconds: CPU time of one answer; the kernel ends a process that takes longer (SIGPROF).
         memory: bytes of address space.
         nice: added to the process's niceness.
     """
     os.nice(nice)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     try:
         module = importlib.import_module(worker)
-        answer: Answer = getattr(module, "answer_bytes", None) or _as_json(module.answer)
-        for limit, most in (
-            (resource.RLIMIT_AS, memory),
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_FSIZE, _MOST_WRITTEN),
-        ):
-            _limit(limit, most)
+        answer: Answer | None = getattr(module, "answer_bytes", None)
+        limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: _MOST_WRITTEN}
+        for limit, most in limits.items():  # lower them for good; one that is lower already stays
+            hard = resource.getrlimit(limit)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(limit, (most, most))
         while (question := read_message(sys.stdin.buffer)) is not None:
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            parts = answer(question)
+            parts = answer(question) if answer else [_text(module.answer(value_of(question)))]
             signal.setitimer(signal.ITIMER_PROF, 0)
             out.write(sum(map(len, parts)).to_bytes(HEADER, "little"))
             for part in parts:
@@ -58,13 +55,31 @@ def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
 
 
 def message(value: Any) -> bytes:
-    """A JSON value with its length before it."""
+    """A JSON value, preceded by its length."""
     return framed(_text(value))
 
 
 def framed(data: bytes) -> bytes:
-    """Bytes with their length before them."""
+    """Bytes, preceded by their length."""
     return len(data).to_bytes(HEADER, "little") + data
+
+
+def error_parts(error: IngotError) -> dict[str, str | None]:
+    """An error's arguments as JSON values, with which the other side raises it again."""
+    seen, allowed = (None if value is None else shown(value) for value in (error.seen, error.allowed))
+    return {"what": error.what, "seen": seen, "allowed": allowed, "fix": error.fix}
+
+
+def failure(error: IngotError) -> list[bytes | memoryview]:
+    """An error as an answer in bytes."""
+    return [_FAILED, json.dumps(error_parts(error)).encode()]
+
+
+def raise_failure(answer: bytearray) -> None:
+    """Raise the ``RequestError`` of an answer in bytes, if it is one."""
+    if answer[: len(_FAILED)] == _FAILED:
+        parts = json.loads(answer[len(_FAILED) :])
+        raise RequestError(parts.pop("what"), **parts)
 
 
 def value_of(data: bytes | bytearray) -> Any:
@@ -73,7 +88,7 @@ def value_of(data: bytes | bytearray) -> Any:
 
 
 def read_message(stream: IO[bytes]) -> bytearray | None:
-    """The next message, in memory once; None where the other side is gone."""
+    """The next message, without a copy; None where the other side is gone."""
     header = stream.read(HEADER)
     if len(header) < HEADER:
         return None
@@ -82,17 +97,5 @@ def read_message(stream: IO[bytes]) -> bytearray | None:
     return data if read == len(data) else None
 
 
-def _as_json(answer: Callable[[Any], Any]) -> Answer:
-    """Of JSON values."""
-    return lambda data: [_text(answer(value_of(data)))]
-
-
 def _text(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _limit(limit: int, most: int) -> None:
-    """Lower a limit for good; one that is lower already stays."""
-    hard = resource.getrlimit(limit)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(limit, (most, most))

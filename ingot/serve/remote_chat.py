@@ -151,7 +151,7 @@ class RemoteConversation(Turns[RemotePiece]):
         kept = self.turns
         while True:
             try:
-                return kept, self._server.chat({**self._body, "messages": self._messages(kept, question)})
+                return kept, self._server.chat({**self._body, "messages": self.messages(question, kept)})
             except RemoteTooLongError:
                 if not kept:
                     raise

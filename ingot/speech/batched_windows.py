@@ -1,11 +1,4 @@
-"""Work on many recordings or chunks at once, in threads that share an engine's steps.
-
-Covers the threads, their progress, the order of their results, and cancelling all when one fails or the
-reader stops.
-
-    for position, one in run_concurrently(work, files, width=16): ...       # as it comes
-    for transcript in run_in_order(work, chunks, width=16): ...     # in order
-"""
+"""Runs work on many recordings or chunks at once, in threads that share an engine's steps."""
 
 from __future__ import annotations
 
@@ -24,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class CancelToken:
-    """Set to cancel work. Cancelling outer work cancels the inner work, too; not the other way."""
+    """Set to cancel work. Cancelling outer work cancels the inner work, too, but not the reverse."""
 
     def __init__(self, outer: CancelToken | None = None) -> None:
         self._own, self._outer = Event(), outer
@@ -48,8 +41,8 @@ def run_concurrently(
 
     Args:
         work: takes an item, a function that reports updates, and a cancel token.
-        width: threads at most.
-        outer: the token of the work that this is a part of.
+        width: most threads.
+        outer: the token of the enclosing work.
     """
     cancel, rest = CancelToken(outer), deque(enumerate(items))
     updates: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # a Future is the last of its item
@@ -66,14 +59,14 @@ def run_concurrently(
             ended: Future[Result] = Future()
             try:
                 ended.set_result(work(item, partial(report, position), cancel))
-            except BaseException as error:  # goes on in the reader's thread
+            except BaseException as error:  # raised in the reader's thread
                 ended.set_exception(error)
                 rest.clear()
             updates.put((position, ended))
-            if ended.exception() is not None:  # behind it in the queue are errors that follow from it
+            if ended.exception() is not None:  # errors that follow from it come later in the queue
                 cancel.set()
 
-    # Nobody waits for them at the end of a program that has left a generator open.
+    # Daemons, so that a program that has left a generator open can end.
     threads = [Thread(target=take, daemon=True) for _ in range(min(width, len(items)))]
     waiting = len(items)
     try:
@@ -97,7 +90,7 @@ def run_in_order(
     width: int,
     outer: CancelToken | None = None,
 ) -> Iterator[Result]:
-    """Results of ``work`` in the order of the items. Arguments: as of ``run_concurrently``; no updates."""
+    """Results of ``work`` in the order of the items; arguments as for ``run_concurrently``, no updates."""
     early: dict[int, Result] = {}
     following = 0
 

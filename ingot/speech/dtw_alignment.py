@@ -1,11 +1,7 @@
-"""Cross-attention → when each token was said.
+"""Cross-attention to the times of tokens, by dynamic time warping.
 
-Covers the heads that follow the speech, and the way from their scores to times: softmax, normalisation,
-median filter, mean, dynamic time warping. Source: OpenAI's Whisper, ``timing.find_alignment``. Hugging Face
-crops the frames behind its softmax and normalises without the prompt's tokens; this file follows the
-original.
-
-    times = token_times(scores, num_prompt=3)       # seconds, where each token begins
+Source: OpenAI's Whisper, ``timing.find_alignment``. Hugging Face crops the frames behind its softmax and
+normalises without the prompt's tokens; this file follows the original.
 """
 
 from __future__ import annotations
@@ -25,18 +21,17 @@ _DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
 
 
 def alignment_heads(generation: Mapping[str, Any], config: DecoderConfig) -> list[tuple[int, int]]:
-    """As (layer, head): those that generation_config.json names, else all of the upper half of the layers.
-
-    Raises:
-        EngineError: it names something else.
+    """(layer, head) of the heads that generation_config.json names, else of all in the upper half of the
+    layers. Raises ``EngineError`` if it names something else.
     """
     named = generation.get("alignment_heads")
     if named is None:
         layers = range(config.num_layers // 2, config.num_layers)
         return [(layer, head) for layer in layers for head in range(config.num_heads)]
     sizes = (config.num_layers, config.num_heads)
-    good = isinstance(named, list) and named and all(_is_head(one, sizes) for one in named)
-    if not good:
+    good = isinstance(named, list) and all(isinstance(one, list) and len(one) == 2 for one in named)
+    pairs = [pair for one in named for pair in zip(one, sizes, strict=True)] if good else []
+    if not pairs or not all(type(index) is int and 0 <= index < size for index, size in pairs):
         raise EngineError(
             "alignment_heads of generation_config.json are no heads of this model",
             seen=str(named)[:80],
@@ -50,9 +45,9 @@ def token_times(scores: torch.Tensor, num_prompt: int) -> np.ndarray:
     """Seconds at which each token behind the prompt begins, and the end: float64 [tokens - num_prompt].
 
     Args:
-        scores: before the softmax, float32 [tokens, heads, positions], of the positions with sound alone. The
-            last token of the prompt and the end token count: what a token attends to is about the next one.
-        num_prompt: tokens before the one behind which the text begins.
+        scores: before the softmax, float32 [tokens, heads, positions], only of the positions with sound. They
+            include the last token of the prompt and the end token: a token's attention is about the next one.
+        num_prompt: tokens before the last one of the prompt.
     """
     matrix = smoothed(scores.softmax(-1).transpose(0, 1))[num_prompt:-1]
     rows, positions = warp(-matrix.double().numpy())
@@ -70,14 +65,14 @@ def smoothed(weights: torch.Tensor) -> torch.Tensor:
         [tokens, positions].
     """
     std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
-    # Where all tokens attend alike nothing is known.
+    # Where all tokens attend equally, nothing is known.
     normal = torch.where(std > 0, (weights - mean) / std, 0.0)
     return median_filtered(normal).mean(0)
 
 
 def median_filtered(values: torch.Tensor, width: int = _MEDIAN) -> torch.Tensor:
-    """Medians over an odd number of neighbours in the last dimension, mirrored at both ends; what is shorter
-    than half of them stays.
+    """Medians over an odd number of neighbours in the last dimension, mirrored at both ends; values shorter
+    than half of them stay.
     """
     reach = width // 2
     if values.shape[-1] <= reach:
@@ -107,22 +102,11 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         now = np.full(rows + 1, np.inf, dtype=np.float32)
         now[i] = cost[i - 1, j - 1] + least
         before, last = last, now
-    return _traced(steps)
-
-
-def _traced(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    i, j = steps.shape[0] - 1, steps.shape[1] - 1
     path = []
-    while i > 0 or j > 0:
-        path.append((i - 1, j - 1))
-        step = steps[i, j]
-        i, j = i - (step != _RIGHT), j - (step != _DOWN)
-    rows, columns = np.array(path[::-1]).T
-    return rows, columns
-
-
-def _is_head(one: object, sizes: tuple[int, int]) -> bool:
-    if not isinstance(one, list) or len(one) != 2:
-        return False
-    whole = all(isinstance(i, int) and not isinstance(i, bool) for i in one)
-    return whole and all(0 <= i < size for i, size in zip(one, sizes, strict=True))
+    row, column = rows, columns
+    while row > 0 or column > 0:
+        path.append((row - 1, column - 1))
+        step = steps[row, column]
+        row, column = row - (step != _RIGHT), column - (step != _DOWN)
+    path_rows, path_columns = np.array(path[::-1]).T
+    return path_rows, path_columns

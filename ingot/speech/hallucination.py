@@ -1,9 +1,6 @@
-"""Text that nobody said, by its words' times and probabilities.
+"""Finds hallucinated segments by their words' times and probabilities.
 
-Covers when a segment looks made up, and where its window is transcribed again. Source: OpenAI's Whisper,
-``transcribe`` with ``hallucination_silence_threshold``.
-
-    kept, seek = without_hallucinations(segments, window, threshold=2.0, last_end=12.0, seek=42.0)
+Source: OpenAI's Whisper, ``transcribe`` with ``hallucination_silence_threshold``.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.audio.log_mel import WINDOW_SECONDS
-from ingot.speech.segments import Segment, Word
+from ingot.speech.segments import Segment
 from ingot.speech.speech_options import APPENDED, PREPENDED
 
 _UNLIKELY = 0.15  # probability of a word
@@ -33,16 +30,20 @@ class WindowTimes:
 
     @property
     def window_end(self) -> float:
-        """With the silence behind the recording."""
+        """The end with the silence after the recording."""
         return self.start + WINDOW_SECONDS
 
 
 def is_made_up(segment: Segment | None) -> bool:
-    """Whether its first words are too unlikely, too short or too long to be said."""
+    """Whether its first words are too unlikely, too short or too long to be spoken."""
     if segment is None or not segment.words:
         return False
     words = [word for word in segment.words if word.text not in _MARKS][:_JUDGED]
-    score = sum(map(_oddness, words))
+    score = 0.0
+    for word in words:
+        duration = word.end - word.start
+        unlikely = 1.0 if word.probability < _UNLIKELY else 0.0
+        score += unlikely + max(_SHORT - duration, 0.0) * 15 + max(duration - _LONG, 0.0)
     return score >= _SUSPECT or score + 0.01 >= len(words)
 
 
@@ -51,12 +52,12 @@ def without_hallucinations(
 ) -> tuple[list[Segment] | None, float | None]:
     """Segments that stay, and where the next window begins, in seconds.
 
-    Made-up segments go where they are surrounded by silence longer than the threshold, or by others of their
-    kind. Where silence before the first one is skipped, None stay: the window is transcribed again behind it.
+    Made-up segments are dropped where silence longer than the threshold, or more of them, surround them.
+    None: the silence before the first one is skipped, and the window is transcribed again after it.
 
     Args:
         last_end: of the words before the window.
-        seek: where the next window begins if all stays.
+        seek: where the next window begins if all stay.
     """
     first = _next_with_words(segments)
     if first is not None and is_made_up(first) and first.start - times.start > threshold:
@@ -85,16 +86,10 @@ def without_hallucinations(
     return list(segments), seek
 
 
-def _oddness(word: Word) -> float:
-    duration = word.end - word.start
-    unlikely = 1.0 if word.probability < _UNLIKELY else 0.0
-    return unlikely + max(_SHORT - duration, 0.0) * 15 + max(duration - _LONG, 0.0)
-
-
 def _next_with_words(segments: Sequence[Segment]) -> Segment | None:
     return next((segment for segment in segments if segment.words), None)
 
 
 def seek_behind_words(times: WindowTimes, last_end: float, threshold: float) -> float:
-    """Where the next window begins behind an open one's last word, if silence follows that is too long."""
+    """Where the next window begins after an open one: after its last word, if too long a silence follows."""
     return last_end if times.window_end - last_end > threshold else times.end

@@ -1,16 +1,10 @@
-"""A recording from its first window to its last.
-
-Covers the order of windows, what each reads of those before, and silence that is skipped. Source: OpenAI's
-Whisper, ``transcribe``.
-
-    asking = transcribe_recording(vocabulary, samples, mels=80, options=options)
-"""
+"""Transcribes a recording window by window (source: OpenAI's Whisper, ``transcribe``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,12 +20,12 @@ from ingot.speech.word_times import ScoreRequest, TimedWindow, add_words
 
 _FRAMES = WINDOW // HOP
 _FRAMES_OF_A_POSITION = 2
-_CONFIDENT = 0.5  # above this temperature a text is nothing to go on from
+_CONFIDENT = 0.5  # above this temperature the next window does not read the text
 
 
 @dataclass
 class Transcript:
-    """What a recording says. ``duration`` is in seconds; English-only models give no ``language``."""
+    """A recording's transcript. ``duration`` is in seconds; English-only models have no ``language``."""
 
     segments: list[Segment] = field(default_factory=list)
     language: str | None = None
@@ -40,7 +34,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """Of all segments."""
+        """The text of all segments."""
         return "".join(segment.text for segment in self.segments)
 
 
@@ -62,8 +56,8 @@ def transcribe_recording(
 
     Args:
         samples: float32 [N] at 16 kHz.
-        on_segment: called with each segment as it is known.
-        heads: whose attention places words, as (layer, head).
+        on_segment: called with each segment as soon as it is known.
+        heads: (layer, head) whose attention times words.
         device: that computes features; None: where the samples are.
     """
     features = LongLogMel(samples, mels, device or samples.device)
@@ -75,12 +69,13 @@ def transcribe_recording(
     previous = _PreviousText(
         [] if options.carry_initial_prompt else vocabulary.ids(options.initial_prompt or "")
     )
-    for start, end in _clip_frames(options, frames):
+    times = [min(round(seconds * RATE / HOP), frames) for seconds in options.clip_timestamps] or [0]
+    for start, end in zip(times[::2], [*times[1::2], frames], strict=False):
         seek = start
         while seek < end:
-            place = _Place(seek, min(seek + _FRAMES, end))
+            span = seek, min(seek + _FRAMES, end)
             split, onwards = yield from _window_segments(
-                vocabulary, features, place, options, found.language, previous, heads
+                vocabulary, features, span, options, found.language, previous, heads
             )
             for segment in split:
                 segment.id, segment.seek = len(found.segments), seek
@@ -93,8 +88,7 @@ def transcribe_recording(
 def first_window(
     samples: torch.Tensor, config: DecoderConfig, device: torch.device | None = None
 ) -> torch.Tensor:
-    """The features [mels, frames] of a recording's first window, as its transcript reads them: what is silent
-    behind the recording is zeros.
+    """The features [mels, frames] of a recording's first window, zeros after the end of the recording.
 
     Args:
         samples: float32 [N] at 16 kHz.
@@ -108,17 +102,13 @@ def first_window(
 
 
 def window_frames(config: DecoderConfig) -> int:
-    """Frames that an encoder of speech takes at most."""
+    """Most frames that a speech encoder takes."""
     assert config.encoder is not None
     return _FRAMES_OF_A_POSITION * config.encoder.max_positions
 
 
 def mel_bins(config: DecoderConfig) -> int:
-    """Mel bins of a model's features.
-
-    Raises:
-        RequestError: it takes no speech.
-    """
+    """Mel bins of a model's features; raises ``RequestError`` where it takes no speech."""
     if config.modality is not SPEECH or config.encoder is None:
         seen = f"{config.architecture} ({config.modality.model})"
         raise RequestError(
@@ -129,8 +119,8 @@ def mel_bins(config: DecoderConfig) -> int:
 
 @dataclass
 class _PreviousText:
-    """What windows leave to those behind them: tokens, of which the next reads those from ``read_from`` on,
-    and where their last word ends, in seconds.
+    """What later windows need of earlier ones: tokens, read from ``read_from`` on, and the end of the last
+    word in seconds.
     """
 
     tokens: list[int]
@@ -138,54 +128,40 @@ class _PreviousText:
     last_end: float = 0.0
 
 
-class _Place(NamedTuple):
-    """Frames of a window that have sound."""
-
-    start: int
-    end: int
-
-    @property
-    def seconds(self) -> float:
-        """Where it begins."""
-        return self.start * HOP / RATE
-
-    @property
-    def frames(self) -> int:
-        """How long it is."""
-        return self.end - self.start
-
-
 def _window_segments(
     vocabulary: Vocabulary,
     features: LongLogMel,
-    place: _Place,
+    span: tuple[int, int],
     options: TranscribeOptions,
     language: str | None,
     previous: _PreviousText,
     heads: Heads,
 ) -> Generator[Request, Any, tuple[list[Segment], int]]:
-    """Ask for one window's segments; they come with the frames to go on by."""
-    window = features.window(*place, _FRAMES)
+    """Ask for one window's segments; returns them and the frames to advance by. ``span``: frames with
+    sound.
+    """
+    window, frames = features.window(*span, _FRAMES), span[1] - span[0]
+    start, end = span[0] * HOP / RATE, span[1] * HOP / RATE  # seconds
     decoded = yield from decode_window(
         vocabulary, window, options, language, previous.tokens[previous.read_from :]
     )
     if _is_silent(decoded, options):
-        return [], place.frames
-    segments, seconds, closed = split_window(decoded, vocabulary, place.seconds, place.frames * HOP / RATE)
+        return [], frames
+    segments, seconds, closed = split_window(decoded, vocabulary, start, frames * HOP / RATE)
     onwards = round(seconds * RATE / HOP)
     if options.word_timestamps:
-        sounding = TimedWindow(window, place.seconds, place.frames // 2)
+        sounding = TimedWindow(window, start, frames // 2)
         yield from add_words(vocabulary, sounding, segments, heads, options, language, previous.last_end)
-        times = WindowTimes(place.seconds, place.end * HOP / RATE, features.seconds)
+        times = WindowTimes(start, end, features.seconds)
         seek = times.start + seconds if closed else None
         kept, seek = _behind_words(segments, times, options.hallucination_silence_threshold, previous, seek)
-        onwards = onwards if seek is None else round(seek * RATE / HOP) - place.start
+        onwards = onwards if seek is None else round(seek * RATE / HOP) - span[0]
         if kept is None:
             return [], onwards
         segments = kept
     for segment in segments:
         clear_if_empty(segment)
-        end_at(segment, place.end * HOP / RATE)
+        end_at(segment, end)
         previous.tokens += segment.tokens
     if not options.condition_on_previous_text or decoded.temperature > _CONFIDENT:
         previous.read_from = len(previous.tokens)
@@ -203,7 +179,7 @@ def _behind_words(
     begins, in seconds (None: the segments say).
 
     Args:
-        seek: of a window that is done with; None: it begins behind the last word.
+        seek: the end of a closed window; None: the next begins after the last word.
     """
     last = _last_end(segments)
     if seek is None and last is not None and last > times.start:
@@ -219,21 +195,13 @@ def _behind_words(
 
 
 def _last_end(segments: Sequence[Segment]) -> float | None:
-    """Of the last word, or of the last segment where there is none."""
+    """The end of the last word, or of the last segment where there is none."""
     ends = [segment.words[-1].end for segment in segments if segment.words]
     return [segments[-1].end, *ends][-1] if segments else None
 
 
-def _clip_frames(options: TranscribeOptions, frames: int) -> list[tuple[int, int]]:
-    """First and last frames of what is transcribed."""
-    if not options.clip_timestamps:
-        return [(0, frames)]
-    times = [min(round(seconds * RATE / HOP), frames) for seconds in options.clip_timestamps]
-    return list(zip(times[::2], [*times[1::2], frames], strict=False))
-
-
 def _is_silent(decoded: Decoded, options: TranscribeOptions) -> bool:
-    """Whether nobody speaks, by the model's own word and without a likely text."""
+    """Whether the model says that nobody speaks, and the text is unlikely."""
     if options.no_speech is None or decoded.no_speech_prob <= options.no_speech:
         return False
     return options.logprob is None or decoded.avg_logprob <= options.logprob

@@ -1,10 +1,4 @@
-"""Many recordings, one after another or several at once.
-
-Covers the order of work over files, so that what is wrong with one does not end the others, and the folders
-that recordings lie in.
-
-    for position, event in transcribe_each(transcriber, ["a.wav", "b.flac"], together=2): ...
-"""
+"""Transcribes many files, some at once; an error in one does not end the others."""
 
 from __future__ import annotations
 
@@ -32,16 +26,16 @@ def transcribe_each(
     allow_truncated: bool = False,
     **options: Any,
 ) -> Generator[tuple[int, TranscriptEvent], None, None]:
-    """Segments of recordings as they are known, each with its recording's position, then its transcript, or
-    what is wrong with it. Closing the generator ends the work.
+    """Segments of recordings as they come, each with its recording's position, then its transcript or its
+    error. Closing the generator ends the work.
 
     Args:
-        together: recordings at once, as many as the engine has room for; their windows share steps.
+        together: most recordings at once, limited by the engine's room; their windows share steps.
         allow_truncated: transcribe what is there of files that were cut off or damaged.
         options: fields of ``TranscribeOptions``.
 
     Raises:
-        RequestError: an option is out of range, or the model cannot do what it asks.
+        RequestError: an option is out of range, or the model does not support it.
     """
     width = min(together, transcriber.files_at_once(TranscribeOptions(**options)))
 
@@ -51,7 +45,7 @@ def transcribe_each(
         try:
             return transcriber.follow(source, report, cancel, allow_truncated=allow_truncated, **options)
         except IngotError as error:
-            if error.fields:  # of the options, and so of every recording
+            if error.fields:  # an option's error is every recording's
                 raise
             return error
 
@@ -59,11 +53,9 @@ def transcribe_each(
 
 
 def recordings(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files that names stand for: themselves, and of a folder its recordings in the order of their names.
-    And what else is in the folders: neither a recording by its ending, nor a transcript, nor hidden.
-
-    Raises:
-        RequestError: a folder has no recordings.
+    """Files and the recordings in folders, sorted by name. And the other files in those folders: neither
+    recordings by their suffix, nor transcripts, nor hidden. Raises ``RequestError`` if a folder has no
+    recordings.
     """
     found: list[str] = []
     skipped: list[str] = []

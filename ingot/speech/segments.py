@@ -1,9 +1,4 @@
-"""A window's tokens → segments with times, and where the next window begins.
-
-Covers what timestamps say. Source: OpenAI's Whisper, ``transcribe``.
-
-    segments, seconds, closed = split_window(decoded, vocabulary, start=30.0, seconds=30.0)
-"""
+"""A window's tokens to segments with times (source: OpenAI's Whisper, ``transcribe``)."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ingot.audio.log_mel import HOP, RATE
-from ingot.models.speech_tokens import SpeechTokens
 from ingot.speech.window_decoding import Decoded, Vocabulary
 
 
@@ -28,10 +22,10 @@ class Word:
 
 @dataclass
 class Segment:
-    """What was said from ``start`` to ``end`` (seconds).
+    """The text from ``start`` to ``end`` (seconds).
 
-    ``tokens`` hold the timestamps around it. Temperature, log-probability, ratio and probability of no
-    speech are of the window that it is in, which begins at ``seek`` frames of 10 ms.
+    ``tokens`` include the timestamps around it. Temperature, log-probability, ratio and probability of no
+    speech are of its window, which begins at ``seek`` frames of 10 ms.
     """
 
     id: int
@@ -48,8 +42,8 @@ class Segment:
 
 
 class WindowSegments(NamedTuple):
-    """Segments of a window, and the seconds from its start to the next one's. ``closed``: its end is known,
-    and it is done with.
+    """Segments of a window, and the seconds from its start to the next one's. ``closed``: its end is
+    known.
     """
 
     segments: list[Segment]
@@ -58,7 +52,9 @@ class WindowSegments(NamedTuple):
 
 
 def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
-    """A segment of a chunk from ``start`` to ``end`` as one of the recording, with its number there."""
+    """A segment of a chunk from ``start`` to ``end`` (seconds) as one of the recording, with its number
+    there.
+    """
 
     def at(seconds: float) -> float:
         return round(min(start + seconds, end), 3)
@@ -69,29 +65,29 @@ def moved(segment: Segment, number: int, start: float, end: float) -> Segment:
 
 
 def end_at(segment: Segment, end: float) -> None:
-    """No time of a segment or its words is behind ``end``, in seconds.
-
-    The original does without: a model whose sound breaks off may name any time of its window.
+    """Limit the times of a segment and its words to ``end``, in seconds. The original does not, though a
+    model whose sound breaks off may name any time of its window.
     """
     for one in (segment, *(segment.words or ())):
         one.start, one.end = min(one.start, end), min(one.end, end)
 
 
 def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float) -> WindowSegments:
-    """Segments of a window; one whose last segment has no end is transcribed again from there.
-
-    Those that say nothing are there too: their tokens count where words are placed.
+    """Segments of a window, empty ones included: their tokens count where words are placed. A window whose
+    last segment has no end is transcribed again from there.
 
     Args:
         start: of the window, in seconds.
-        seconds: that the recording has in the window.
+        seconds: of the recording in the window.
     """
     tokens, names = decoded.tokens, vocabulary.tokens
     times = [token >= names.first_timestamp for token in tokens]
     ends = [i + 1 for i in range(len(tokens) - 1) if times[i] and times[i + 1]]
     closed = times[-2:] == [False, True]
-    if not ends:
-        length = _one_length(tokens, times, names, seconds)
+    if not ends:  # one segment, to its last timestamp, if that is not 0
+        first = names.first_timestamp
+        last = next((token for token in reversed(tokens) if token >= first), first)
+        length = seconds if last == first else names.seconds(last)
         return WindowSegments([_segment(decoded, vocabulary, tokens, start, start + length)], seconds, closed)
     if closed:
         ends.append(len(tokens))
@@ -106,16 +102,10 @@ def split_window(decoded: Decoded, vocabulary: Vocabulary, start: float, seconds
 
 
 def clear_if_empty(segment: Segment) -> None:
-    """A segment that takes no time or has no text says nothing."""
+    """Empty a segment that takes no time or has no text."""
     if segment.start == segment.end or not segment.text.strip():
         segment.text, segment.tokens = "", []
         segment.words = None if segment.words is None else []
-
-
-def _one_length(tokens: Sequence[int], times: Sequence[bool], names: SpeechTokens, seconds: float) -> float:
-    """Of a window with one segment: to its last timestamp, if it has one behind 0."""
-    last = next((token for token, time in zip(tokens[::-1], times[::-1], strict=True) if time), None)
-    return seconds if last is None or last == names.first_timestamp else names.seconds(last)
 
 
 def _segment(

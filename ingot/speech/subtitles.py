@@ -1,9 +1,4 @@
-"""Segments and words → subtitles, laid out as OpenAI's Whisper lays them out.
-
-Covers the options of the layout, and where lines and subtitles break. Independent of file formats.
-
-    for cue in cues(transcript, SubtitleLayout(max_line_width=42, max_line_count=2)): ...
-"""
+"""Segments and words to subtitles, laid out as OpenAI's Whisper does."""
 
 from __future__ import annotations
 
@@ -21,13 +16,13 @@ _PAUSE = 3.0  # seconds from the beginning of a word to that of the next
 
 @dataclass(frozen=True)
 class SubtitleLayout:
-    """How words become subtitles; without words, each segment is one, whatever is here.
+    """How words become subtitles; without words, each segment is one.
 
     Attributes:
-        max_line_width: characters of a line; None: a line ends with its segment.
-        max_line_count: lines of a subtitle; it counts with ``max_line_width`` alone, and with both a subtitle
-            may go on into the next segment, and ends at a pause.
-        max_words_per_line: words of a subtitle; without effect where both others are given.
+        max_line_width: characters per line; None: a line ends with its segment.
+        max_line_count: lines per subtitle; only with ``max_line_width``. With both a subtitle may continue in
+            the next segment, and ends at a pause.
+        max_words_per_line: words per subtitle; ignored where both others are given.
         highlight_words: a subtitle for each word, in which that word is underlined.
     """
 
@@ -44,7 +39,7 @@ class SubtitleLayout:
 
 
 class Cue(NamedTuple):
-    """A subtitle's times in seconds, and its text."""
+    """Text with its times in seconds: a subtitle, or one of its words."""
 
     start: float
     end: float
@@ -68,24 +63,17 @@ def cues(found: Transcript, layout: SubtitleLayout = PLAIN) -> Iterator[Cue]:
             yield Cue(words[0].start, words[-1].end, "".join(word.text for word in words))
 
 
-class _Shown(NamedTuple):
-    """A word with what stands before it: a space, or the end of a line."""
-
-    text: str
-    start: float
-    end: float
-
-
-def _groups(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[list[_Shown]]:
-    """The words of each subtitle."""
+def _groups(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[list[Cue]]:
+    """The words of each subtitle, with the space or line break before them."""
     width = layout.max_line_width or math.inf
     most_lines = math.inf if layout.max_line_count is None else layout.max_line_count
     most_words = layout.max_words_per_line
     by_segment = layout.max_line_width is None or layout.max_line_count is None
-    shown: list[_Shown] = []
+    shown: list[Cue] = []
     length, lines, last = 0, 1, 0.0
     for segment in segments:
-        for index, word in enumerate(_words(segment)):
+        text_only = [Word(segment.text, segment.start, segment.end, 1.0)] if segment.text.strip() else []
+        for index, word in enumerate(segment.words or text_only):
             begins = by_segment and (index % most_words == 0 if most_words else index == 0)
             paused = not by_segment and word.start - last > _PAUSE
             text = word.text
@@ -99,33 +87,22 @@ def _groups(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[lis
                 elif before:
                     lines += 1
                     text = f"\n{text}"
-            shown.append(_Shown(text, word.start, word.end))
+            shown.append(Cue(word.start, word.end, text))
             last = word.start
     if shown:
         yield shown
 
 
-def _words(segment: Segment) -> Sequence[Word]:
-    """A segment's words; its text is one where it has none."""
-    if segment.words or not segment.text.strip():
-        return segment.words or ()
-    return [Word(segment.text, segment.start, segment.end, 1.0)]
-
-
-def _highlighted(words: Sequence[_Shown]) -> Iterator[Cue]:
+def _highlighted(words: Sequence[Cue]) -> Iterator[Cue]:
     """The same text for each word, and for each pause between two."""
     last = words[0].start
     for index, word in enumerate(words):
         if _ms(word.start) > _ms(last):
             yield Cue(last, word.start, "".join(one.text for one in words))
-        shown = [_underlined(one.text) if place == index else one.text for place, one in enumerate(words)]
-        yield Cue(word.start, word.end, "".join(shown))
+        texts, bare = [one.text for one in words], word.text.lstrip()
+        texts[index] = f"{word.text[: len(word.text) - len(bare)]}<u>{bare}</u>"
+        yield Cue(word.start, word.end, "".join(texts))
         last = word.end
-
-
-def _underlined(text: str) -> str:
-    word = text.lstrip()
-    return f"{text[: len(text) - len(word)]}<u>{word}</u>"
 
 
 def _ms(seconds: float) -> int:

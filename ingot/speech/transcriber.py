@@ -1,10 +1,4 @@
-"""Recordings to text with one engine.
-
-Covers the calls: files and samples in, transcripts out, many recordings sharing decode steps.
-
-    t = Transcriber("engine")
-    print(t("talk.mp3").text)
-"""
+"""The transcriber: recordings to text with one engine."""
 
 from __future__ import annotations
 
@@ -13,22 +7,23 @@ from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
 
 from ingot.audio.log_mel import HOP, RATE, WINDOW, LongLogMel
 from ingot.audio.recording_samples import Recording, read_audio, samples_of_array
+from ingot.config.quantization.quant_config import QuantConfig
+from ingot.config.runtime_config import RuntimeConfig
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.prompt_inputs import Input, Prompt
 from ingot.speech.batched_windows import CancelToken, run_concurrently, run_in_order
 from ingot.speech.dtw_alignment import alignment_heads
-from ingot.speech.option_values import EngineValues, TranscribeValues
 from ingot.speech.recording_features import Request, Transcript, mel_bins, transcribe_recording
 from ingot.speech.segments import Segment, moved
-from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions, TranscribeValues
 from ingot.speech.voice_activity import Detector, VoiceDetector, speech_chunks
 from ingot.speech.window_decoding import Decoded, Vocabulary, decode_window, detect_language
 from ingot.speech.word_times import ScoreRequest
@@ -40,12 +35,25 @@ Source = Recording | torch.Tensor | np.ndarray | list[float]
 Found = TypeVar("Found")
 
 
+class EngineValues(TypedDict, total=False):
+    """What ``LLM`` takes besides path and device, for type checkers and editors."""
+
+    compute_dtype: str
+    runtime: RuntimeConfig | None
+    max_batch_size: int | None
+    max_seq_len: int | None
+    layers: str | None
+    quant: str | QuantConfig | None
+    chat_template: str | None
+    revision: str | None
+
+
 class Transcriber:
-    """A speech model with its engine.
+    """A speech model: ``Transcriber("engine")("talk.mp3").text``.
 
     Args:
         source: an engine, or a checkpoint of Whisper.
-        options: of ``LLM``: device, compute_dtype, quant, max_batch_size …
+        options: of ``LLM``: compute_dtype, quant, max_batch_size …
 
     Raises:
         RequestError: the model takes no speech.
@@ -56,17 +64,13 @@ class Transcriber:
 
     @classmethod
     def of_llm(cls, llm: LLM) -> Self:
-        """An engine that is loaded already.
-
-        Raises:
-            RequestError: the model takes no speech.
-        """
+        """A transcriber with a loaded engine; raises ``RequestError`` where the model takes no speech."""
         transcriber = cls.__new__(cls)
         transcriber._setup(llm)
         return transcriber
 
     def close(self) -> None:
-        """``LLM.close``: what is in progress ends with an error, weights and caches go."""
+        """``LLM.close``: work in progress ends with an error; weights and caches are freed."""
         self.llm.close()
 
     def __enter__(self) -> Self:
@@ -94,15 +98,15 @@ class Transcriber:
         """Transcribe one recording.
 
         Args:
-            source: a path, a file's bytes, a file that is open for reading bytes, or samples [N] at 16 kHz:
-                floats from -1 to 1, int16, int32 or uint8.
-            allow_truncated: transcribe what is there of a file that was cut off or damaged.
-            vad: with ``chunked``: samples → (start, end) of each stretch of speech in seconds, in place of
+            source: a path, a file's bytes, a file open for reading bytes, or samples [N] at 16 kHz: floats
+                from -1 to 1, int16, int32 or uint8.
+            vad: with ``chunked``: samples → (start, end) in seconds of each stretch of speech, in place of
                 ``VoiceDetector()``.
+            allow_truncated: transcribe what is there of a file that was cut off or damaged.
             options: fields of ``TranscribeOptions``.
 
         Raises:
-            RequestError: it is no audio that can be read, or an option is out of range.
+            RequestError: the audio cannot be read, or an option is out of range.
         """
         return self._transcribe(source, _Wanted.of(vad, allow_truncated, options))
 
@@ -114,10 +118,8 @@ class Transcriber:
         allow_truncated: bool = False,
         **options: Unpack[TranscribeValues],
     ) -> list[Transcript]:
-        """Transcribe recordings whose windows share steps; each gives what it gives alone.
-
-        Raises:
-            RequestError: as ``__call__``, of one of them; the others end then.
+        """Transcribe recordings whose windows share steps; each result is the same as alone. Raises
+        ``RequestError``: as ``__call__``, for one of them; the others are cancelled then.
         """
         wanted = _Wanted.of(vad, allow_truncated, options)
         width = self.files_at_once(wanted.options)
@@ -126,7 +128,7 @@ class Transcriber:
         )
 
     def files_at_once(self, options: TranscribeOptions) -> int:
-        """Recordings that fill the steps; more of them would only hold their samples."""
+        """Recordings that fill the steps; more would only take memory."""
         return _FILES_IN_CHUNKS if options.chunked else self._width
 
     def follow(
@@ -138,10 +140,8 @@ class Transcriber:
         allow_truncated: bool = False,
         **options: Unpack[TranscribeValues],
     ) -> Transcript:
-        """Transcribe one recording; ``on_segment`` is called with each segment as it is known.
-
-        Raises:
-            CancelledError: ``cancel`` was set; waiting windows are not begun.
+        """Transcribe one recording; ``on_segment`` is called with each segment as soon as it is known. Raises
+        ``CancelledError`` if ``cancel`` was set; waiting windows are not started.
         """
         return self._transcribe(source, _Wanted.of(None, allow_truncated, options), on_segment, cancel)
 
@@ -153,8 +153,8 @@ class Transcriber:
         allow_truncated: bool = False,
         **options: Unpack[TranscribeValues],
     ) -> Generator[Segment, None, Transcript]:
-        """Segments of one recording, each as soon as it is known; the generator's value is the transcript.
-        Closing it ends the work.
+        """Segments of one recording as they come; the generator's value is the transcript. Closing it ends
+        the work.
         """
         wanted = _Wanted.of(vad, allow_truncated, options)
 
@@ -169,7 +169,7 @@ class Transcriber:
     def decode(
         self, features: torch.Tensor, previous: Sequence[int] = (), **options: Unpack[TranscribeValues]
     ) -> Decoded:
-        """One window; features: [mels, 3000]. ``previous``: tokens that were said before."""
+        """Decode one window; features: [mels, 3000]. ``previous``: tokens of the text before it."""
         wanted = _Wanted.of(None, False, options).options
         language = wanted.language or ("en" if self.vocabulary.tokens.multilingual else None)
         return self._answered(decode_window(self.vocabulary, Input(features), wanted, language, previous))
@@ -179,17 +179,15 @@ class Transcriber:
         return self.llm.logits(Prompt([Input(features), list(token_ids)]))
 
     def prompt_ids(self, language: str | None = None, text: str = "") -> list[int]:
-        """What a transcript begins with, without timestamps, and a text that it goes on with.
-
-        Raises:
-            RequestError: the model does not know the language, or there is no tokenizer for the text.
+        """The ids with which a transcript without timestamps begins, and those of a text after them. Raises
+        ``RequestError`` if the model does not know the language, or there is no tokenizer for the text.
         """
         frame = self.vocabulary.tokens.prompt(language, "transcribe", timestamps=False)
         return [*frame, *self.vocabulary.ids(text)]
 
     @property
     def _width(self) -> int:
-        """Windows that share a step at most."""
+        """Most windows that share a step."""
         return self.llm.executor.admission.max_batch_size
 
     def _transcribe(
@@ -204,24 +202,9 @@ class Transcriber:
             allowed = f"at most {self._width}, the engine's max_batch_size"
             raise RequestError("too many beams", seen=beams, allowed=allowed, field="beam_size")
         samples, cancel = _samples(source, wanted.allow_truncated), cancel or CancelToken()
-        if wanted.options.chunked:
-            return self._in_chunks(samples, wanted, on_segment, cancel)
-        return self._one_by_one(samples, wanted.options, on_segment, cancel)
-
-    def _one_by_one(
-        self, samples: torch.Tensor, options: TranscribeOptions, on_segment: OnSegment, cancel: CancelToken
-    ) -> Transcript:
-        heads = self._heads() if options.word_timestamps else []
-        device = self.llm.engine.device
-        asking = transcribe_recording(
-            self.vocabulary, samples, self._mels, options, on_segment, heads, device
-        )
-        return self._answered(asking, cancel)
-
-    def _in_chunks(
-        self, samples: torch.Tensor, wanted: _Wanted, on_segment: OnSegment, cancel: CancelToken
-    ) -> Transcript:
         options, found = wanted.options, Transcript(duration=len(samples) / RATE)
+        if not options.chunked:
+            return self._one_by_one(samples, options, on_segment, cancel)
         chunks = speech_chunks(samples, wanted.detector(len(samples) / RATE))
         found.language = options.language
         if chunks and found.language is None and self.vocabulary.tokens.multilingual:
@@ -241,9 +224,16 @@ class Transcriber:
                 on_segment(found.segments[-1])
         return found
 
-    def _heads(self) -> list[tuple[int, int]]:
-        manifest = self.llm.engine.manifest
-        return alignment_heads(manifest.generation, manifest.model)
+    def _one_by_one(
+        self, samples: torch.Tensor, options: TranscribeOptions, on_segment: OnSegment, cancel: CancelToken
+    ) -> Transcript:
+        engine = self.llm.engine
+        manifest, names = engine.manifest, options.word_timestamps
+        heads = alignment_heads(manifest.generation, manifest.model) if names else []
+        asking = transcribe_recording(
+            self.vocabulary, samples, self._mels, options, on_segment, heads, engine.device
+        )
+        return self._answered(asking, cancel)
 
     def _answered(self, asking: Generator[Request, Any, Found], cancel: CancelToken | None = None) -> Found:
         """The result of a generator of requests, once the model has answered them all."""
@@ -251,8 +241,7 @@ class Transcriber:
             asked = next(asking)
             while cancel is None or not cancel.is_set():
                 if isinstance(asked, ScoreRequest):
-                    scored = self.llm.cross_attention(asked.prompt, asked.heads, asked.below)
-                    asked = asking.send(scored)
+                    asked = asking.send(self.llm.cross_attention(asked.prompt, asked.heads, asked.below))
                 else:
                     asked = asking.send(self.llm.generate(asked.prompt, asked.params)[0])
         except StopIteration as ended:
@@ -281,7 +270,7 @@ class _Wanted:
         return cls(wanted, vad, allow_truncated)
 
     def detector(self, seconds: float) -> Detector:
-        """Who says where there is speech; clips are there without asking."""
+        """The voice detector; given clips replace it."""
         times = [time for time in self.options.clip_timestamps if time < seconds]
         if self.options.clip_timestamps:
             clips = zip(times[::2], [*times[1::2], seconds], strict=False)

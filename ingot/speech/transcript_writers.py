@@ -1,9 +1,4 @@
-"""Transcripts as files: text, subtitles, tables, JSON.
-
-Covers the five formats. Independent of audio, and of where subtitles break (subtitles.py).
-
-    path.write_text(written(transcript, "srt", SubtitleLayout(max_line_width=42, max_line_count=2)))
-"""
+"""Transcripts as files: text, subtitles, tables, JSON."""
 
 from __future__ import annotations
 
@@ -13,38 +8,30 @@ from dataclasses import asdict
 from typing import Any
 
 from ingot.speech.recording_features import Transcript
-from ingot.speech.segments import Word
-from ingot.speech.subtitles import PLAIN, SubtitleLayout, cues
+from ingot.speech.subtitles import PLAIN, Cue, SubtitleLayout, cues
 
 
 def as_text(found: Transcript) -> str:
-    """A segment a line."""
+    """One segment per line."""
     return "".join(f"{segment.text.strip()}\n" for segment in found.segments if segment.text.strip())
 
 
 def as_srt(found: Transcript, layout: SubtitleLayout = PLAIN) -> str:
     """SubRip."""
-    return "\n".join(
-        f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text.replace('-->', '->')}\n"
-        for number, cue in enumerate(cues(found, layout), start=1)
-    )
+    return "\n".join(f"{n}\n{_block(cue, ',')}" for n, cue in enumerate(cues(found, layout), start=1))
 
 
 def as_vtt(found: Transcript, layout: SubtitleLayout = PLAIN) -> str:
     """WebVTT."""
-    blocks = "".join(
-        f"\n{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{cue.text.replace('-->', '->')}\n"
-        for cue in cues(found, layout)
-    )
-    return f"WEBVTT\n{blocks}"
+    return "WEBVTT\n" + "".join(f"\n{_block(cue, '.')}" for cue in cues(found, layout))
 
 
 def as_tsv(found: Transcript) -> str:
     """A table of segments with times in milliseconds."""
     rows = (
-        f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{_one_cell(segment.text)}\n"
-        for segment in found.segments
-        if segment.text.strip()
+        f"{round(1000 * one.start)}\t{round(1000 * one.end)}\t{' '.join(one.text.split())}\n"
+        for one in found.segments
+        if one.text.strip()
     )
     return "start\tend\ttext\n" + "".join(rows)
 
@@ -52,8 +39,9 @@ def as_tsv(found: Transcript) -> str:
 def as_json(found: Transcript) -> str:
     """Everything, with the original's names."""
     record: dict[str, Any] = {"text": found.text} | asdict(found)
-    for segment, own in zip(record["segments"], found.segments, strict=True):
-        segment["words"] = None if own.words is None else [_word(word) for word in own.words]
+    for segment in record["segments"]:
+        if segment["words"] is not None:
+            segment["words"] = [{"word": word.pop("text"), **word} for word in segment["words"]]
     return json.dumps(record, ensure_ascii=False, indent=1) + "\n"
 
 
@@ -67,7 +55,7 @@ WRITERS: dict[str, Callable[[Transcript], str]] = {
 
 
 def written(found: Transcript, format: str, layout: SubtitleLayout = PLAIN) -> str:
-    """A transcript in one of the ``WRITERS``' formats; ``layout`` is of subtitles alone."""
+    """A transcript in one of the ``WRITERS``' formats; only subtitles have a ``layout``."""
     if format == "srt":
         return as_srt(found, layout)
     return as_vtt(found, layout) if format == "vtt" else WRITERS[format](found)
@@ -81,9 +69,6 @@ def clock(seconds: float, point: str) -> str:
     return f"{hours:02}:{minute:02}:{second:02}{point}{ms:03}"
 
 
-def _word(word: Word) -> dict[str, Any]:
-    return {"word": word.text, "start": word.start, "end": word.end, "probability": word.probability}
-
-
-def _one_cell(text: str) -> str:
-    return " ".join(text.split())
+def _block(cue: Cue, point: str) -> str:
+    text = cue.text.replace("-->", "->")
+    return f"{clock(cue.start, point)} --> {clock(cue.end, point)}\n{text}\n"

@@ -1,10 +1,4 @@
-"""Where somebody speaks, and chunks of a recording that hold it.
-
-Covers WebRTC's voice-activity detector, what smooths its word, and the merging of stretches into chunks. Any
-callable can take the detector's place.
-
-    chunks = speech_chunks(samples, VoiceDetector())       # [(first sample, last), ...]
-"""
+"""Voice activity detection (WebRTC), and the chunks of a recording that contain speech."""
 
 from __future__ import annotations
 
@@ -19,8 +13,8 @@ import torch
 from ingot.audio.log_mel import RATE, WINDOW
 from ingot.errors import RequestError, to_install
 
-_FRAME = 480  # samples, 30 ms, the longest that the detector takes
-_CUT = RATE // 10  # samples among which the quietest are looked for
+_FRAME = 480  # samples: 30 ms, the longest that the detector takes
+_CUT = RATE // 10  # samples of a part that is compared for loudness
 Detector = Callable[[torch.Tensor], Sequence[tuple[float, float]]]
 
 
@@ -30,10 +24,10 @@ class VoiceDetector:
     seconds.
 
     Attributes:
-        mode: 0 to 3; the higher, the less is speech.
-        min_speech: seconds; what is shorter is no speech.
+        mode: 0 to 3; the higher, the less counts as speech.
+        min_speech: seconds; shorter stretches are dropped.
         min_silence: seconds; a shorter pause does not end a stretch.
-        pad: seconds that a stretch has before and behind it.
+        pad: seconds added before and after a stretch.
 
     Raises:
         RequestError: a value is out of range, or the package is missing.
@@ -63,14 +57,14 @@ class VoiceDetector:
         return _joined(found, 0.0)
 
     def _voiced(self, samples: torch.Tensor) -> list[bool]:
-        """Of each frame; what is missing of the last one is silence."""
+        """Whether each frame has speech; the last one is padded with silence."""
         if importlib.util.find_spec("webrtcvad") is None:
             raise RequestError("detecting speech needs webrtcvad-wheels", fix=to_install("speech"))
         import webrtcvad
 
         detector = webrtcvad.Vad(self.mode)
         found: list[bool] = []
-        for part in samples.split(2000 * _FRAME):  # a minute: a copy of hours is memory
+        for part in samples.split(2000 * _FRAME):  # a minute at a time saves memory
             words = (part.clamp(-1, 1) * 32767).to(torch.int16).numpy()
             words = np.pad(words, (0, -len(words) % _FRAME)).reshape(-1, _FRAME)
             found += [detector.is_speech(frame.tobytes(), RATE) for frame in words]
@@ -78,7 +72,7 @@ class VoiceDetector:
 
 
 def speech_chunks(samples: torch.Tensor, detector: Detector) -> list[tuple[int, int]]:
-    """Chunks with all stretches of speech, as many in each as fit in 30 s: (first sample, last). A longer
+    """Chunks with all stretches of speech, as many in each as fit in 30 s: (first sample, end). A longer
     stretch is cut where it is quietest.
 
     Args:
@@ -99,7 +93,7 @@ def speech_chunks(samples: torch.Tensor, detector: Detector) -> list[tuple[int, 
 
 
 def _checked(found: object, seconds: float) -> list[tuple[float, float]]:
-    """What a detector returned, if it is stretches of the recording."""
+    """A detector's result, if it is stretches of the recording."""
     try:
         spans = [(float(start), float(end)) for start, end in found]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -133,7 +127,7 @@ def _pieces(samples: torch.Tensor, start: int, end: int) -> list[tuple[int, int]
 
 
 def _joined(spans: Iterable[tuple[float, float]], pause: float) -> list[tuple[float, float]]:
-    """Stretches, those with a shorter pause between them as one."""
+    """Stretches, joined where the pause between them is not longer."""
     found: list[tuple[float, float]] = []
     for start, end in spans:
         if found and start - found[-1][1] <= pause:

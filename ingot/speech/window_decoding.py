@@ -1,11 +1,4 @@
-"""One window of at most 30 seconds → its tokens.
-
-Covers the requests that a window makes: its prompt, the rules of its transcript, other temperatures where a
-text repeats itself or is unlikely.
-
-    asking = decode_window(vocabulary, Input(features), options, "en", previous=[])
-    request = next(asking)                      # then asking.send(output), until it returns a Decoded
-"""
+"""One window of at most 30 seconds to its tokens: prompt, rules, and other temperatures where needed."""
 
 from __future__ import annotations
 
@@ -33,25 +26,21 @@ _LONGEST_FRAME = 5  # start, language, task, no timestamps, and the first new to
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a window needs to know of the engine. ``tokenizer``: None in engines without one."""
+    """What a window needs of the engine. ``tokenizer``: None in engines without one."""
 
     tokens: SpeechTokens
     tokenizer: Tokenizer | None
-    longest: int  # tokens that the decoder takes
-    suppressed: tuple[int, ...] = ()  # besides the tokens that start and frame transcripts
+    longest: int  # most tokens that the decoder takes
+    suppressed: tuple[int, ...] = ()  # in addition to tokens that start and frame transcripts
     begin_suppressed: tuple[int, ...] = ()
     last_first: int | None = _LAST_FIRST
 
     @classmethod
     def of_model(
-        cls,
-        config: DecoderConfig,
-        tokenizer: Tokenizer | None,
-        longest: int,
-        generation: Mapping[str, Any],
+        cls, config: DecoderConfig, tokenizer: Tokenizer | None, longest: int, generation: Mapping[str, Any]
     ) -> Vocabulary:
-        """Of a model with this generation_config.json. Its tokens are named by the tokenizer, or, without
-        one, by the size of its vocabulary.
+        """From a model and its generation_config.json. The tokenizer names its tokens, or, without one, the
+        size of its vocabulary.
         """
         tokens = SpeechTokens.of_model(config.vocab_size, tokenizer)
         return cls.of(tokens, tokenizer, longest, SpeechGeneration.of(generation, config.vocab_size))
@@ -64,8 +53,8 @@ class Vocabulary:
         longest: int,
         generation: SpeechGeneration = SpeechGeneration(),  # noqa: B008 - it is frozen
     ) -> Vocabulary:
-        """With the tokens that the checkpoint suppresses, else those of the original: what is not speech, and
-        a first space.
+        """With the tokens that the checkpoint suppresses, else the original's: non-speech tokens and a first
+        space.
         """
         suppressed, blank = generation.suppress, generation.begin_suppress
         if suppressed is None:
@@ -78,8 +67,11 @@ class Vocabulary:
     def rules(
         self, options: TranscribeOptions, *, framed: int = 0, detect: Sequence[int] = ()
     ) -> TranscriptRules:
-        """A transcript's, ``framed`` tokens behind its start; or those that ``detect`` one of some ids."""
-        tokens = self.tokens
+        """The rules of a transcript, ``framed`` tokens after its start; or of choosing one of ``detect``."""
+        tokens, seconds = self.tokens, options.max_initial_timestamp
+        last_first = round(seconds / TIMESTAMP_SECONDS) if seconds else None  # as in the original, 0: any
+        if seconds == MAX_INITIAL_TIMESTAMP:
+            last_first = self.last_first
         frame = (tokens.transcribe, tokens.translate, tokens.start, tokens.previous, tokens.start_lm)
         chosen = [-1] if options.suppress is None else options.suppress
         chosen = [token for one in chosen for token in (self.suppressed if one == -1 else (one,))]
@@ -92,29 +84,18 @@ class Vocabulary:
             suppressed=(*chosen, *frame, tokens.no_speech, tokens.no_timestamps),
             begin_suppressed=self.begin_suppressed if options.suppress_blank else (),
             timestamps=options.timestamps,
-            last_first=self._last_first(options.max_initial_timestamp),
+            last_first=last_first,
             patience=1.0 if options.patience is None else options.patience,
         )
 
-    def _last_first(self, seconds: float | None) -> int | None:
-        """The latest first timestamp of a window, counted from 0 seconds; None: any. As in the original, 0
-        seconds are no limit.
-        """
-        if seconds == MAX_INITIAL_TIMESTAMP:
-            return self.last_first
-        return round(seconds / TIMESTAMP_SECONDS) if seconds else None
-
     def text(self, tokens: Sequence[int]) -> str:
-        """Of tokens, timestamps and others that frame it left out; the ids where there is no tokenizer."""
+        """The text of tokens without timestamps and framing tokens; without a tokenizer, the ids."""
         words = [token for token in tokens if token < self.tokens.end]
         return self.tokenizer.decode(words) if self.tokenizer is not None else " ".join(map(str, words))
 
     def ids(self, text: str) -> list[int]:
-        """Of a text as words that follow others, none of an empty one; where there is no tokenizer, the ids
-        that the text lists.
-
-        Raises:
-            RequestError: without a tokenizer, it lists none.
+        """The ids of a text that follows other text; without a tokenizer, the ids that the text lists. Raises
+        ``RequestError`` if, without a tokenizer, it lists something else.
         """
         if self.tokenizer is not None:
             return self.tokenizer.encode_parts([" " + text.strip()]) if text else []
@@ -136,7 +117,7 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What became of a window. ``tokens``: with timestamps, without those that frame the transcript."""
+    """A window's result. ``tokens``: with timestamps, without those that frame the transcript."""
 
     tokens: list[int]
     text: str
@@ -157,19 +138,19 @@ def decode_window(
     language: str | None,
     previous: Sequence[int],
 ) -> Asking:
-    """Ask for a window's text at one temperature after another, until one will do.
+    """Ask for a window's text at one temperature after another, until one is good enough.
 
     Args:
         window: features [mels, frames].
-        language: code; None in models of English alone.
-        previous: tokens that were said before; the last of them are read.
+        language: code; None for English-only models.
+        previous: tokens of the text before; the last of them are read.
     """
     framed, prompt = _start(vocabulary, window, options, language, previous)
     decoded = None
     for temperature in options.temperatures:
         output = yield DecodeRequest(prompt, _params(vocabulary, framed, options, temperature))
         silence = _silence(output)
-        if silence is None:  # the text has ended before its first token, which would have shown it
+        if silence is None:  # the text ended before its first token, which would have it
             rules = vocabulary.rules(options, framed=framed, detect=[vocabulary.tokens.no_speech])
             one = SamplingParams(max_new_tokens=1, logprobs=0, transcript=rules)
             silence = _silence((yield DecodeRequest(prompt, one)))
@@ -195,7 +176,7 @@ def detect_language(
 
 
 def needs_another(decoded: Decoded, options: TranscribeOptions) -> bool:
-    """Whether a text repeats itself or is unlikely, and the window not silent."""
+    """Whether a text repeats itself, or is unlikely in a window that is not silent."""
     unlikely = options.logprob is not None and decoded.avg_logprob < options.logprob
     if unlikely and options.no_speech is not None and decoded.no_speech_prob > options.no_speech:
         return False
@@ -204,7 +185,7 @@ def needs_another(decoded: Decoded, options: TranscribeOptions) -> bool:
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes of a text over those that zlib makes of it."""
+    """Bytes of a text over its bytes compressed by zlib."""
     data = text.encode("utf-8")
     return len(data) / len(zlib.compress(data))
 
@@ -216,36 +197,23 @@ def _start(
     language: str | None,
     previous: Sequence[int],
 ) -> tuple[int, Prompt]:
-    """How many tokens stand behind the start, and the prompt: what was said before, the start, and they.
-
-    Raises:
-        RequestError: the prefix is too long, or the model does not know the language or the task.
+    """The number of tokens after the start token, and the prompt: the text before, the start token, and they.
+    Raises ``RequestError`` if the prefix is too long, or the model does not know the language or the task.
     """
-    tokens = vocabulary.tokens
-    frame = tokens.prompt(language, options.task, timestamps=options.timestamps)
-    frame += _prefix(vocabulary, options)
-    most = vocabulary.longest // 2 - 1
+    tokens, half = vocabulary.tokens, vocabulary.longest // 2
+    prefix = vocabulary.ids(options.prefix or "")
+    if options.max_new_tokens is not None and options.max_new_tokens < half:
+        prefix = prefix[options.max_new_tokens - half :]  # as in the original
+    if len(prefix) > half - _LONGEST_FRAME:
+        seen, allowed = f"{len(prefix)} tokens", f"at most {half - _LONGEST_FRAME}"
+        raise RequestError("prefix is too long", seen=seen, allowed=allowed, field="prefix")
+    frame = [*tokens.prompt(language, options.task, timestamps=options.timestamps), *prefix]
+    most = half - 1
     read = vocabulary.ids(options.hotwords or "")[: most // 2]
     if options.carry_initial_prompt:
         read += vocabulary.ids(options.initial_prompt or "")[len(read) - most :]
     read += list(previous)[-(most - len(read)) :] if len(read) < most else []
     return len(frame) - 1, Prompt([window, [*([tokens.previous, *read] if read else []), *frame]])
-
-
-def _prefix(vocabulary: Vocabulary, options: TranscribeOptions) -> list[int]:
-    """Tokens that a window's transcript begins with. Like the original, a given number of new tokens leaves
-    them the rest of half of what the decoder takes.
-    """
-    ids = vocabulary.ids(options.prefix or "")
-    half = vocabulary.longest // 2
-    if options.max_new_tokens is not None and options.max_new_tokens < half:
-        ids = ids[options.max_new_tokens - half :]
-    longest = half - _LONGEST_FRAME
-    if len(ids) > longest:
-        raise RequestError(
-            "prefix is too long", seen=f"{len(ids)} tokens", allowed=f"at most {longest}", field="prefix"
-        )
-    return ids
 
 
 def _params(
@@ -275,23 +243,12 @@ def _best(
     vocabulary: Vocabulary, answers: Sequence[Answer], temperature: float, silence: float, penalty: float
 ) -> Decoded:
     """The likeliest answer for its length."""
-    found = [_decoded(vocabulary, answer, temperature, silence) for answer in answers]
+    found: list[Decoded] = []
+    for answer in answers:
+        assert answer.logprobs is not None
+        values = [one.logprob for one in answer.logprobs]
+        values += [] if answer.stop_logprob is None else [answer.stop_logprob]
+        tokens, text = answer.token_ids, vocabulary.text(answer.token_ids).strip()
+        mean, ratio = sum(values) / (len(tokens) + 1), compression_ratio(text)
+        found.append(Decoded(tokens, text, mean, silence, temperature, ratio, values))
     return max(found, key=lambda one: sum(one.logprobs) / max(len(one.tokens), 1) ** penalty)
-
-
-def _decoded(vocabulary: Vocabulary, answer: Answer, temperature: float, silence: float) -> Decoded:
-    token_logprobs = answer.logprobs
-    assert token_logprobs is not None
-    tokens = answer.token_ids
-    values = [one.logprob for one in token_logprobs]
-    values += [] if answer.stop_logprob is None else [answer.stop_logprob]
-    text = vocabulary.text(tokens).strip()
-    return Decoded(
-        tokens,
-        text,
-        sum(values) / (len(tokens) + 1),
-        silence,
-        temperature,
-        compression_ratio(text),
-        values,
-    )

@@ -1,9 +1,6 @@
-"""A window's segments → their words with times.
+"""The words of a window's segments, with times.
 
-Covers the cutting of tokens into words, punctuation that joins them, and the clean-up of words that are too
-long. Source: OpenAI's Whisper, ``tokenizer.split_to_word_tokens`` and ``timing.add_word_timestamps``.
-
-    asking = add_words(vocabulary, window, segments, heads, options, "en", last_end=12.3)
+Source: OpenAI's Whisper, ``tokenizer.split_to_word_tokens`` and ``timing.add_word_timestamps``.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A request for ``llm.cross_attention``; answered with what that returns."""
+    """A request for ``llm.cross_attention``, answered with its result."""
 
     prompt: Prompt
     heads: Sequence[tuple[int, int]]
@@ -43,7 +40,7 @@ Scored = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Timed:
-    """A word on its way: times are from the window's start."""
+    """A word with times from the window's start."""
 
     text: str
     tokens: list[int]
@@ -54,8 +51,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class TimedWindow:
-    """Where words are looked for: a window's ``input`` from ``start`` (seconds) on, of which ``positions``
-    encoded ones have sound.
+    """A window's ``input``, which begins at ``start`` seconds, and how many encoded ``positions`` have
+    sound.
     """
 
     input: Input
@@ -92,12 +89,26 @@ def add_words(
     typical = typical_duration(words)
     shorten_at_sentences(words, 2 * typical)
     merge_punctuation(words, options.prepend_punctuations, options.append_punctuations)
-    _give_out(words, segments, texts, typical, window.start, last_end)
+    rest = iter(words)
+    for segment, text in zip(segments, texts, strict=True):  # each takes words for all its tokens
+        segment.words, taken = [], 0
+        while taken < len(text) and (word := next(rest, None)) is not None:
+            taken += len(word.tokens)
+            if word.text:
+                begin, end = round(window.start + word.start, 2), round(window.start + word.end, 2)
+                segment.words.append(Word(word.text, begin, end, word.probability))
+        if segment.words:
+            shorten_after_pause(segment.words, typical, last_end)
+            agree(segment, segment.words, typical)
+            timed: list[Segment | Word] = [segment, *segment.words]
+            for one in timed:
+                one.start, one.end = round(one.start, 3), round(one.end, 3)
+            last_end = segment.end
 
 
 def split_words(vocabulary: Vocabulary, tokens: Sequence[int], language: str | None) -> list[list[int]]:
-    """Tokens of each word. A language without spaces has one for each character; so has an engine without a
-    tokenizer for each token.
+    """Tokens of each word: of each character in a language without spaces, and each token by itself in an
+    engine without a tokenizer.
     """
     if vocabulary.tokenizer is None:
         return [[token] for token in tokens]
@@ -116,7 +127,7 @@ def split_words(vocabulary: Vocabulary, tokens: Sequence[int], language: str | N
 
 
 def _characters(vocabulary: Vocabulary, tokens: Sequence[int]) -> list[list[int]]:
-    """The shortest runs of tokens that are whole characters; a half one that the text has itself is whole."""
+    """The shortest runs of tokens that are complete characters; U+FFFD in the text itself is complete."""
     whole, done = vocabulary.text(tokens), 0
     pieces: list[list[int]] = []
     taken: list[int] = []
@@ -133,7 +144,7 @@ def _characters(vocabulary: Vocabulary, tokens: Sequence[int]) -> list[list[int]
 def timed_words(
     vocabulary: Vocabulary, words: Sequence[list[int]], times: np.ndarray, logprobs: torch.Tensor
 ) -> list[Timed]:
-    """Words with their times; ``times`` and ``logprobs`` are of their tokens, one behind the other."""
+    """Words with their times; ``times`` and ``logprobs`` are of all their tokens in order."""
     probabilities, first = logprobs.exp().tolist(), 0
     found = []
     for tokens in words:
@@ -146,13 +157,13 @@ def timed_words(
 
 
 def typical_duration(words: Sequence[Timed]) -> float:
-    """The median of the words' durations in seconds, within bounds; of those that take any time."""
+    """The median duration in seconds, at most 0.7, of the words that take any time."""
     durations = [word.end - word.start for word in words if word.end != word.start]
     return min(_MOST_MEDIAN, float(np.median(durations))) if durations else 0.0
 
 
 def shorten_at_sentences(words: Sequence[Timed], longest: float) -> None:
-    """Cut words at the end or the beginning of a sentence that take longer: the pause is not theirs."""
+    """Cut longer words at the end or the start of a sentence: the pause is not theirs."""
     if not longest:
         return
     for before, word in pairwise(words):
@@ -165,11 +176,8 @@ def shorten_at_sentences(words: Sequence[Timed], longest: float) -> None:
 
 
 def merge_punctuation(words: list[Timed], prepended: str = PREPENDED, appended: str = APPENDED) -> None:
-    """Marks join the word that they stand at, whose times stay; what is left of them has no text.
-
-    Args:
-        prepended: marks that join the word behind them.
-        appended: marks that join the word before them.
+    """Join ``prepended`` marks to the following word and ``appended`` ones to the preceding word, whose times
+    stay; the marks' own entries have no text then.
     """
     following = len(words) - 1
     for i in range(len(words) - 2, -1, -1):
@@ -189,34 +197,8 @@ def merge_punctuation(words: list[Timed], prepended: str = PREPENDED, appended: 
             previous = i
 
 
-def _give_out(
-    words: Sequence[Timed],
-    segments: Sequence[Segment],
-    texts: Sequence[Sequence[int]],
-    typical: float,
-    start: float,
-    last_end: float,
-) -> None:
-    """Each segment takes words until its tokens are spoken for."""
-    left = iter(words)
-    for segment, text in zip(segments, texts, strict=True):
-        segment.words, taken = [], 0
-        while taken < len(text) and (word := next(left, None)) is not None:
-            taken += len(word.tokens)
-            if word.text:
-                times = round(start + word.start, 2), round(start + word.end, 2)
-                segment.words.append(Word(word.text, *times, word.probability))
-        if segment.words:
-            shorten_after_pause(segment.words, typical, last_end)
-            agree(segment, segment.words, typical)
-            for one in segment.words:
-                one.start, one.end = round(one.start, 3), round(one.end, 3)
-            segment.start, segment.end = round(segment.start, 3), round(segment.end, 3)
-            last_end = segment.end
-
-
 def shorten_after_pause(words: Sequence[Word], typical: float, last_end: float) -> None:
-    """The first two words behind a pause are not longer than twice the usual."""
+    """Shorten the first two words after a pause to twice the usual duration."""
     longest, first = 2 * typical, words[0]
     second = words[1] if len(words) > 1 else None
     both_long = second is not None and second.end - first.start > 2 * longest
@@ -228,7 +210,7 @@ def shorten_after_pause(words: Sequence[Word], typical: float, last_end: float) 
 
 
 def agree(segment: Segment, words: Sequence[Word], typical: float) -> None:
-    """A segment begins and ends with its words, unless they are much too long: then it knows better."""
+    """A segment begins and ends with its words, unless they are much too long: then its own times hold."""
     first, last = words[0], words[-1]
     if segment.start < first.end and segment.start - _SEGMENT_SLACK > first.start:
         first.start = max(0.0, min(first.end - typical, segment.start))

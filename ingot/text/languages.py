@@ -1,9 +1,4 @@
-"""The languages of Whisper's vocabularies, in the order of their tokens.
-
-Covers codes and names. Source: OpenAI's Whisper.
-
-    language_code("Mandarin") == "zh"
-"""
+"""The languages of OpenAI's Whisper, in the order of their tokens."""
 
 from __future__ import annotations
 
@@ -28,29 +23,18 @@ NAMES: dict[str, str] = {
     for entry in _LISTED.replace("\n", " ").strip().split(", ")
 }
 CODES = tuple(NAMES)
-_OTHER_NAMES = {
-    "burmese": "my",
-    "castilian": "es",
-    "flemish": "nl",
-    "haitian": "ht",
-    "letzeburgesch": "lb",
-    "mandarin": "zh",
-    "moldavian": "ro",
-    "moldovan": "ro",
-    "panjabi": "pa",
-    "pushto": "ps",
-    "sinhalese": "si",
-    "valencian": "ca",
-}
-_BY_NAME = {name: code for code, name in NAMES.items()} | _OTHER_NAMES
+_OTHERS = """
+my burmese, es castilian, nl flemish, ht haitian, lb letzeburgesch, zh mandarin, ro moldavian, ro moldovan,
+pa panjabi, ps pushto, si sinhalese, ca valencian
+"""
+_BY_NAME = {name: code for code, name in NAMES.items()}
+_BY_NAME |= {name: code for code, name in map(str.split, _OTHERS.split(","))}
 NO_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # between their words
 
 
 def language_code(name: str) -> str:
-    """The code of a language by its code or its English name, in any case.
-
-    Raises:
-        RequestError: there is no such language.
+    """The code of a language, from its code or English name in any case. Raises ``RequestError`` if there is
+    no such language.
     """
     wanted = name.strip().lower()
     code = wanted if wanted in NAMES else _BY_NAME.get(wanted)

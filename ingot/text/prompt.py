@@ -1,10 +1,4 @@
-"""What a user may give as a prompt.
-
-Covers the parts of a prompt and their encoding to token ids.
-
-    Prompt(["Describe:", [1, 2, 3]]).token_ids(tokenizer)
-    Prompt(["What is ", Input(picture), "?"]).pieces(tokenizer)
-"""
+"""The parts of a prompt, and their encoding to token ids."""
 
 from __future__ import annotations
 
@@ -19,14 +13,14 @@ from ingot.text.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """Features of a picture or of speech, made as the model wants them: a tensor, an array or nested lists.
+    """Features of a picture or of speech as the model takes them: a tensor, an array or nested lists.
 
-    It stands in a prompt where the model shall see it; a model with cross-attention takes it at any place.
+    Its place in a prompt is where the model sees it; with cross-attention any place will do.
 
     Attributes:
-        name: whose values these are, as nothing else is named; an engine encodes a name once. Named features
-            are a tensor that nobody writes to again, of finite values; on a GPU they stay there. None: the
-            values are copied to the CPU, checked and hashed.
+        name: identifies the values; an engine encodes a name once. Named features are a tensor that is not
+            written to again, of finite values; on a GPU they stay there. None: the values are copied to the
+            CPU, checked and hashed.
     """
 
     features: Any
@@ -35,8 +29,8 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Rows that stand in a prompt in the place of tokens, as Hugging Face takes ``inputs_embeds``: what
-    the embedding layer gives, scaled where a model scales it (Gemma-2), without positions (GPT-2).
+    """Rows in a prompt in place of tokens, like ``inputs_embeds`` of Hugging Face: outputs of the embedding
+    layer, scaled where a model scales them (Gemma-2), without positions (GPT-2).
 
     Attributes:
         rows: floats [tokens, hidden_size], a tensor or array; its values are copied.
@@ -53,7 +47,9 @@ Piece = list[int] | Input | Embeddings
 class Prompt:
     """Text, token ids, inputs and embeddings in order. A ``str`` or a list of ids is a prompt of one part.
 
-    Special tokens that the tokenizer puts at the start (BOS) come once, and only when the first part is text.
+    The tokenizer's prefix (BOS) comes once, and only when the first part is text.
+
+        Prompt(["What is ", Input(picture), "?"]).pieces(tokenizer)
     """
 
     parts: tuple[Part, ...]
@@ -69,20 +65,14 @@ class Prompt:
 
     @classmethod
     def of(cls, value: object) -> Prompt:
-        """The prompt that a ``str``, a list of ids or a ``Prompt`` means.
-
-        Raises:
-            RequestError: it is none of these.
+        """The prompt of a ``str``, a list of ids or a ``Prompt``. Raises ``RequestError`` if it is none of
+        these.
         """
-        if isinstance(value, (str, Prompt)):
-            return cls(value)
-        return cls([_checked(value)])
+        return cls(value if isinstance(value, (str, Prompt)) else [_checked(value)])
 
     def token_ids(self, tokenizer: Tokenizer | None) -> list[int]:
-        """All parts as token ids.
-
-        Raises:
-            RequestError: a part is text and there is no tokenizer, or is an input.
+        """All parts as token ids. Raises ``RequestError`` if a part is an input, or text without a
+        tokenizer.
         """
         ids: list[int] = []
         for piece in self.pieces(tokenizer):
@@ -93,10 +83,8 @@ class Prompt:
         return ids
 
     def pieces(self, tokenizer: Tokenizer | None) -> list[Piece]:
-        """Each part as token ids, inputs and embeddings as they are.
-
-        Raises:
-            RequestError: a part is text and there is no tokenizer.
+        """Each part as token ids; inputs and embeddings as they are. Raises ``RequestError`` if a part is
+        text and there is no tokenizer.
         """
         pieces: list[Piece] = []
         for index, part in enumerate(self.parts):

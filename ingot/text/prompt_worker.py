@@ -1,12 +1,4 @@
-"""Long prompts to token ids, in a process of their own.
-
-Covers what the process is asked and what it answers. Tokenizers and templates work for seconds on megabytes
-of text; a server must not wait for them, nor share an interpreter with them.
-
-    with LimitedProcess("ingot.text.prompt_worker", LIMITS) as process:
-        process.ask({"text": {"folder": "engine/tokenizer", "generation": {}, "chat_template": None},
-                     "prompt": "Hi", "add_special_tokens": True, "most": 4096})   # {"count": 1, "ids": …}
-"""
+"""Encodes long prompts in a process of its own (``LimitedProcess``), so that a server does not wait."""
 
 from __future__ import annotations
 
@@ -16,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import IngotError, shown
+from ingot.errors import IngotError
 from ingot.sandbox.limited_process import ProcessLimits
+from ingot.sandbox.limited_worker import error_parts
 from ingot.text.chat.chat_renderer import ChatFormat, load_chat_format
 from ingot.text.prompt import Input
 from ingot.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -28,33 +21,38 @@ _loaded: dict[str, tuple[Tokenizer, ChatFormat | None]] = {}
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """``count`` and ``ids`` (int32 in base64) of a ``prompt``, or of ``messages`` with ``variables``; no ids
-    where there are more than ``most``. ``places``: of the parts in ``inputs``, as ``placed``. Or the
-    ``error``: its parts by name.
+    where there are more than ``most``. ``places``: of the parts in ``inputs``, as in ``placed``. Or
+    ``error``, its parts by name.
+
+        answer({"text": {"folder": "engine/tokenizer", "generation": {}, "chat_template": None},
+                "prompt": "Hi", "add_special_tokens": True, "most": 4096})
     """
+    text = question["text"]
+    name, folder = str(text), Path(text["folder"])
     try:
+        if name not in _loaded:
+            found = load_tokenizer(folder)
+            assert found is not None, "the server has loaded it"
+            _loaded[name] = found, load_chat_format(folder, text["generation"], text["chat_template"])
         places: list[int] = []
-        tokenizer, chat = _sides(question["text"])
+        tokenizer, chat = _loaded[name]
         if "messages" not in question:
             ids = tokenizer.encode(question["prompt"], add_special_tokens=question["add_special_tokens"])
         else:
-            assert chat is not None, "who asks knows the chat format"
+            assert chat is not None, "the server knows the chat format"
             messages = with_inputs(question["messages"], question.get("inputs", ()))
             pieces = chat.prompt_pieces(messages, tokenizer, variables=question["variables"])
             ids, places = placed(pieces)
     except IngotError as error:
-        seen, allowed = (None if value is None else shown(value) for value in (error.seen, error.allowed))
-        return {"error": {"what": error.what, "seen": seen, "allowed": allowed, "fix": error.fix}}
+        return {"error": error_parts(error)}
     if len(ids) > question["most"]:
         return {"count": len(ids)}
-    return {
-        "count": len(ids),
-        "ids": base64.b64encode(array("i", ids).tobytes()).decode(),
-        "places": places,
-    }
+    data = base64.b64encode(array("i", ids).tobytes()).decode()
+    return {"count": len(ids), "ids": data, "places": places}
 
 
 def placed(pieces: Sequence[list[int] | Input]) -> tuple[list[int], list[int]]:
-    """All ids, and how many of them are before each input."""
+    """All ids, and how many of them precede each input."""
     ids: list[int] = []
     places: list[int] = []
     for piece in pieces:
@@ -66,7 +64,7 @@ def placed(pieces: Sequence[list[int] | Input]) -> tuple[list[int], list[int]]:
 
 
 def with_inputs(messages: list[dict[str, Any]], inputs: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """The messages, in which these parts (message and part) become inputs of no features."""
+    """The messages with the parts at (message, part) replaced by inputs without features."""
     for message, part in inputs:
         messages[message]["content"][part] = {"type": "input", "input": Input(None)}
     return messages
@@ -75,14 +73,3 @@ def with_inputs(messages: list[dict[str, Any]], inputs: Sequence[Sequence[int]])
 def ids_of(found: str) -> list[int]:
     """The ids of an answer."""
     return array("i", base64.b64decode(found)).tolist()
-
-
-def _sides(text: dict[str, Any]) -> tuple[Tokenizer, ChatFormat | None]:
-    """Tokenizer and chat format, loaded once."""
-    name = str(text)
-    if name not in _loaded:
-        folder = Path(text["folder"])
-        tokenizer = load_tokenizer(folder)
-        assert tokenizer is not None, "who asks has loaded it"
-        _loaded[name] = tokenizer, load_chat_format(folder, text["generation"], text["chat_template"])
-    return _loaded[name]

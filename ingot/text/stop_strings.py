@@ -1,4 +1,4 @@
-"""The search for stop strings in a text that comes piece by piece."""
+"""The search for stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Ends a text at the first stop string to be complete.
-
-    Of several that complete at the same character, the longest wins. The result does not depend on how the
-    text was cut into pieces.
+    """Ends a text at the first complete stop string: of several that end at one character, the longest. The
+    result does not depend on how the text was cut into pieces.
 
         stops = StopStrings(["###"]); stops.feed("Hi#") == ("Hi", None); stops.feed("##") == ("", "###")
     """
@@ -20,9 +18,8 @@ class StopStrings:
         self._hit: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is safe to show, and the stop string once it was found.
-
-        Held back is only what could still be the start of a stop string. After a hit nothing more is shown.
+        """The text that is safe to show, and the stop string once it is found. Only what may be the start of
+        a stop string is held back; after a hit nothing is shown.
         """
         if self._hit is not None:
             return "", self._hit
@@ -32,17 +29,17 @@ class StopStrings:
             _, at, self._hit = min(found)
             self._held = ""
             return text[:at], self._hit
-        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        held = max((partial_match(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
 
     def flush(self) -> str:
-        """What was held back, when the text ended without a hit."""
+        """What was held back, where the text ended without a hit."""
         held, self._held = self._held, ""
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that starts ``stop``."""
+def partial_match(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that starts ``stop`` and is not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -19,9 +19,8 @@ from ingot.config.picture_config import CLIP_MEAN, CLIP_STD, PictureFeatures
 from ingot.errors import ConfigError, RequestError
 from ingot.image import image_reader as module
 from ingot.image.image_decoder import FIRST_FRAME
-from ingot.image.image_reader import Picture, PictureReader, read_picture
+from ingot.image.image_reader import Picture, PictureReader
 from ingot.image.image_worker import LIMITS
-from ingot.sandbox.limited_process import LimitedProcess
 from tests.image.pictures import MODEL, SIDE, bicubic, file_of
 from tests.image.test_decode import bomb
 
@@ -43,7 +42,6 @@ def test_all_sources_are_the_same_bits(reader: PictureReader, tmp_path: Path) ->
     assert (expected.values.dtype, expected.notes) == (np.uint8, ())
     for source in sources:
         np.testing.assert_array_equal(reader.read(source, SIDE).values, expected.values)
-    np.testing.assert_array_equal(read_picture(path, SIDE).values, expected.values)
 
 
 def test_pixels_are_normalized() -> None:
@@ -195,10 +193,8 @@ def test_limits_end_the_process_and_not_the_reader(monkeypatch: pytest.MonkeyPat
 def test_the_process_ends_with_its_reader() -> None:
     with PictureReader() as own:
         own.read(file_of(MODEL), SIDE)
-        process = own._process
-        assert isinstance(process, LimitedProcess)
-        assert process._running is not None
-        pid = process._running.process.pid
+        assert own._running is not None
+        pid = own._running.process.pid
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -208,8 +204,8 @@ def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files name what to install; arrays of floats need none."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"reading pictures needs Pillow; to fix: pip install.*\[image\]"):
-        read_picture(file_of(MODEL), SIDE)
-    assert read_picture(torch.zeros(3, 4, 4), SIDE).values.shape == (SIDE, SIDE, 3)
+        PictureReader().read(file_of(MODEL), SIDE)
+    assert PictureReader().read(torch.zeros(3, 4, 4), SIDE).values.shape == (SIDE, SIDE, 3)
 
 
 def test_features_are_checked() -> None:

@@ -13,7 +13,7 @@ from ingot.errors import CheckpointError, RequestError, TokenizerError
 from ingot.models.speech_tokens import SpeechTokens, Task, non_speech_tokens
 from ingot.text.languages import CODES, NAMES, language_code
 from ingot.text.tokenizer.tokenizer import Tokenizer
-from ingot.text.tokenizer.tokenizer_whisper import whisper_rules
+from ingot.text.tokenizer.tokenizer_tiktoken import whisper_rules
 from tests.speech.conftest import SIZES
 
 OURS = {

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from ingot.config.sampling_params import SamplingParams
-from ingot.config.sampling_values import SamplingValues
+from ingot.config.sampling_params import SamplingParams, SamplingValues
 from ingot.llm.llm import LLM
-from ingot.speech.option_values import EngineValues, TranscribeValues
-from ingot.speech.speech_options import TranscribeOptions
+from ingot.speech.speech_options import TranscribeOptions, TranscribeValues
+from ingot.speech.transcriber import EngineValues
 
 
 def names(kind: type[Any]) -> set[str]:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from ingot.errors import RequestError
-from ingot.text.chat.chat_pictures import picture_formats
+from ingot.text.chat.chat_pictures import PICTURE_FORMATS
 from ingot.text.chat.chat_renderer import load_chat_format
 from ingot.text.prompt import Input
 from ingot.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-FORMATS = picture_formats()
-VICUNA, LLAMA2 = FORMATS["minigpt4"], FORMATS["minigpt4-llama2"]
+VICUNA, LLAMA2 = PICTURE_FORMATS["minigpt4"], PICTURE_FORMATS["minigpt4-llama2"]
 PICTURE, OTHER = Input([0.0]), Input([1.0])
 POCKET = Path(__file__).parents[2] / "models/pocket-vision/llama"
 START = (

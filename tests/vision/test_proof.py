@@ -17,8 +17,8 @@ from ingot.config.picture_config import PictureFeatures
 from ingot.config.runtime_config import RuntimeConfig
 from ingot.engine.engine_loader import Engine, load_engine
 from ingot.engine.proof_file import read_proof
+from ingot.image.image_decoder import png_of
 from ingot.image.image_reader import Picture, PictureReader
-from ingot.image.png import png_of
 from ingot.layers.norm import LayerNorm
 from ingot.llm.llm import LLM
 from ingot.proof.step_check import check_steps

@@ -177,7 +177,7 @@ def test_the_page_s_process_asks_no_other_host(told: Upstream) -> None:
 import socket, sys
 asked, plain = [], socket.getaddrinfo
 socket.getaddrinfo = lambda host, *rest, **more: asked.append(host) or plain(host, *rest, **more)
-from ingot.config.page_config import WebConfig
+from ingot.config.server_config import WebConfig
 from ingot.adapters.web.page_process import launched
 with launched(WebConfig(sys.argv[1], web_port=int(sys.argv[2])), None):
     print(*{str(host) for host in asked})

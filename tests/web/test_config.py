@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ingot.adapters.web.page_process import _Policy
 from ingot.cli.main import app
-from ingot.config.page_config import WebConfig
+from ingot.config.server_config import WebConfig
 from ingot.errors import ConfigError
 from tests.serve.client import ROOT
 

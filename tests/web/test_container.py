@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ingot.config.page_config import WebConfig
-from ingot.config.server_config import ServeConfig
+from ingot.config.server_config import ServeConfig, WebConfig
 from ingot.serve.engine_calls.server_metrics import Metrics
 from tests.serve.client import ROOT
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ingot.adapters.web.page_access import MOST_UPLOAD, DoorRules, Doors
 from ingot.config.allowed_hosts import HostRule
-from ingot.config.page_config import WebConfig
+from ingot.config.server_config import WebConfig
 from ingot.errors import ConfigError, EngineError, IngotError, to_install
 
 _BOOT = (

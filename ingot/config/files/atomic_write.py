@@ -1,7 +1,4 @@
-"""Files that are written whole or not at all.
-
-with whole(path) as part: part.write_text(text, encoding="utf-8")
-"""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """The place to write to, which becomes ``path`` when the block ends; on an error nothing changes.
-
-    Raises:
-        OSError: the file cannot take its place.
+    """The place to write to, which becomes ``path`` when the block ends; on an error nothing changes. Raises
+    ``OSError`` if the file cannot take its place.
     """
     part = path.with_name(f".{path.name}-{os.getpid()}")
     try:

@@ -1,9 +1,4 @@
-"""JSON from files that others wrote.
-
-Covers what such a text may be: how long and how deep, valid Unicode.
-
-    data = load_json(folder / "config.json")       # JsonError is a ValueError
-"""
+"""Reads JSON from untrusted files: limited in size and depth, valid Unicode."""
 
 from __future__ import annotations
 
@@ -12,13 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-MAX_DEPTH = 100  # levels; what walks over values recurses, and Python gives it a thousand calls
-MAX_BYTES = 64 << 20  # of a file read whole: an index of 100,000 tensors has 10 MB
+MAX_DEPTH = 100  # levels; code that walks values recurses, and Python allows a thousand calls
+MAX_BYTES = 64 << 20  # of a file; an index of 100,000 tensors has 10 MB
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """Not JSON, or more of it than Ingot reads; the text says why."""
+    """Not JSON, or beyond a limit; the text says why."""
 
 
 def load_json(path: Path) -> Any:
@@ -43,7 +39,7 @@ def read_text(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file, whose size is looked at first; errors as ``read_text``."""
+    """All of a file, if it is not too large; errors as ``read_text``."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -52,10 +48,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        JsonError: it is not JSON, not UTF-8, nested too deeply, or holds half of a UTF-16 pair.
+    """The value of a JSON text. Raises ``JsonError`` if it is not JSON, not UTF-8, nested too deeply, or
+    holds half of a UTF-16 pair.
     """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -63,26 +57,15 @@ def parse_json(text: str | bytes) -> Any:
         if _SURROGATE.search(decoded):  # escapes pass json.loads, and fail where the text is written
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        raise _too_deep() from None
+        raise JsonError(_TOO_DEEP) from None
+    except UnicodeEncodeError as error:
+        raise JsonError(f"unpaired UTF-16 surrogate {error.object[error.start]!a}") from None
     except ValueError as error:
-        raise JsonError(_reason(error)) from None
-    level = [value]
+        raise JsonError(str(error)) from None
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _parts(outer) if isinstance(inner, (dict, list))]
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, (dict, list))]
         if not level:
             return value
-    raise _too_deep()
-
-
-def _parts(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _too_deep() -> JsonError:
-    return JsonError(f"nested more than {MAX_DEPTH} levels deep")
-
-
-def _reason(error: ValueError) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return f"unpaired UTF-16 surrogate {error.object[error.start]!a}"
-    return str(error)
+    raise JsonError(_TOO_DEEP)

@@ -1,9 +1,4 @@
-"""YAML from files that others wrote.
-
-Covers what such a text may be: how long and how deep, without aliases.
-
-    fields = load_yaml(Path("serve.yaml"))
-"""
+"""Reads YAML from untrusted files: limited in size and depth, without aliases."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ _MOST_LEVELS = 8
 
 
 class YamlError(ValueError):
-    """Not YAML, or more of it than Ingot reads; the text says why."""
+    """Not YAML, or beyond a limit; the text says why."""
 
 
 def load_yaml(path: Path) -> Any:
@@ -35,20 +30,15 @@ def load_yaml(path: Path) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML of few levels and without aliases, by which a short text can mean a huge value."""
+    """YAML of few levels and without aliases, with which a short text can mean a huge value."""
 
     levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(
-                None, None, "aliases are not supported", self.peek_event().start_mark
-            )
-        if self.levels == _MOST_LEVELS:
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(
-                None, None, f"nested more than {_MOST_LEVELS} levels deep", mark
-            )
+        fault = f"nested more than {_MOST_LEVELS} levels deep" if self.levels == _MOST_LEVELS else None
+        fault = "aliases are not supported" if self.check_event(yaml.AliasEvent) else fault
+        if fault is not None:
+            raise yaml.composer.ComposerError(None, None, fault, self.peek_event().start_mark)
         self.levels += 1
         try:
             return super().compose_node(parent, index)

@@ -1,13 +1,10 @@
-"""What to change where a field of ``QuantConfig`` is wrong: a parameter, or a key of a file.
-
-Covers the names that people know fields by.
-
-    raise QuantFieldError("alpha", "invalid alpha", seen=0.7, advice="{method} smoothquant, which takes it")
-"""
+"""The error of a wrong field of ``QuantConfig``, which names a parameter or the key of a file."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ingot.errors import ConfigError
 
@@ -23,21 +20,12 @@ _KEYS = {name: name for name in (*_NAMES, *_NO_PARAMETER)} | {name: f"rptq: {nam
 
 
 class QuantFieldError(ConfigError):
-    """A field of ``QuantConfig`` has a value that the config does not take.
-
-    Args:
-        field: its name.
-        advice: the fix, fields in braces: ``{method} smoothquant``; empty: the field itself.
+    """A field of ``QuantConfig`` has an invalid value. ``advice``: the fix, with fields in braces
+    (``{method} smoothquant``); empty: the field itself.
     """
 
     def __init__(
-        self,
-        field: str,
-        what: str,
-        *,
-        seen: object = None,
-        allowed: object = None,
-        advice: str = "",
+        self, field: str, what: str, *, seen: object = None, allowed: object = None, advice: str = ""
     ) -> None:
         self.quant_field = field
         self.advice = advice or f"{{{field}}}"
@@ -45,13 +33,10 @@ class QuantFieldError(ConfigError):
         super().__init__(what, seen=seen, allowed=allowed, field=at_fault, fix=self.advice.format_map(_NAMES))
 
     def in_file(self, path: Path) -> ConfigError:
-        """The same error where the value is from a file: the fix names its keys."""
+        """The error for a value from a file: the fix names its keys."""
         fix = f"`quant`, in {path}: {self.advice.format_map(_KEYS)}"
         return ConfigError(self.what, seen=self.seen, allowed=self.allowed, field="quant", fix=fix)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.quant_field, self.what, self.seen, self.allowed, self.advice)
-
-
-def _rebuild(field: str, what: str, seen: object, allowed: object, advice: str) -> QuantFieldError:
-    return QuantFieldError(field, what, seen=seen, allowed=allowed, advice=advice)
+        values: dict[str, Any] = {"seen": self.seen, "allowed": self.allowed, "advice": self.advice}
+        return partial(QuantFieldError, self.quant_field, self.what, **values), ()

@@ -1,11 +1,4 @@
-"""What ``quant`` names: a scheme, or a YAML file with a scheme for every layer.
-
-Covers the reading and writing of that file.
-
-    quant = read_quant("mixed.yaml")
-    Path("mixed.yaml").write_text(quant_text(quant, ["what it is for"]), encoding="utf-8")
-    quant = read_quant(scheme, group=64, head=MILDEST)
-"""
+"""Reads what ``quant`` names: a scheme, or a YAML file with a scheme for every layer."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ from ingot.config.quantization.scheme_table import SCHEMES, choosing
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
-# Parts of a model and the names of their layers, wider ones first; all else is the decoder's.
+# Parts of a model and patterns of their layers, wider ones first; other layers are the decoder's.
 _PARTS = {
     "encoder": "encoder.*",
     "vit": "encoder.vit.*",
@@ -49,57 +42,53 @@ def read_quant(
     rptq: Mapping[str, object] | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
-    Of ``encoder=SCHEME,decoder=SCHEME`` or ``vit=SCHEME,qformer=SCHEME,projector=SCHEME,llm=SCHEME`` a part
+    In ``encoder=SCHEME,decoder=SCHEME`` or ``vit=SCHEME,qformer=SCHEME,projector=SCHEME,llm=SCHEME`` a part
     that is not named is not quantized.
 
-    The file holds ``QuantConfig``'s fields; what is given beside it counts before it, of ``rptq`` each option
-    by itself.
+    The file has ``QuantConfig``'s fields; the arguments override them, and of ``rptq`` each option by itself.
 
     Raises:
         ConfigError: no such scheme or file, or a value out of range.
     """
     given: dict[str, Any] = {"group": group, "symmetric": symmetric, "head": head, "method": method}
-    given |= {
-        "activations": activations,
-        "alpha": alpha,
-        "weight_scales": weight_scales,
-        "rotation": rotation,
-    }
+    given |= {"activations": activations, "alpha": alpha, "weight_scales": weight_scales}
+    given["rotation"] = rotation
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     own = dict(rptq or {})
     if isinstance(named, QuantConfig):
         kept = {} if named.rptq is None else named.rptq.to_json()
         return named.replace(**changes, **_options(kept, own)) if changes or own else named
     if named is not None and named.endswith(_ENDS):
-        return _of_file(Path(named), changes, own)
+        fields = _fields(Path(named))
+        try:
+            return QuantConfig.from_json(fields | changes | _options(fields.get("rptq", {}), own))
+        except QuantFieldError as error:
+            if error.quant_field in changes or error.quant_field in own:
+                raise
+            raise error.in_file(Path(named)) from None
     changes |= _options({}, own)
     if named is not None and "=" in named:
         return QuantConfig(**_by_part(named) | changes)
     if named is not None and named not in SCHEMES:
-        raise ConfigError(
-            "unknown quantization scheme",
-            seen=named,
-            allowed=[*SCHEMES, "PART=SCHEME,PART=SCHEME", "FILE.yaml"],
-            field="quant",
-        )
+        allowed = [*SCHEMES, "PART=SCHEME,PART=SCHEME", "FILE.yaml"]
+        raise ConfigError("unknown quantization scheme", seen=named, allowed=allowed, field="quant")
     return QuantConfig(**({"scheme": named or "none"} | changes))
 
 
 def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
-    """The file of a config: fields that are not the defaults of its schemes, behind lines of comments."""
+    """The YAML file of a config: comments, and the fields that are not the defaults of its schemes."""
     usual = QuantConfig(quant.scheme, layers=quant.layers).to_json()
     fields = {name: value for name, value in quant.to_json().items() if value != usual[name]}
     free = {*choosing("symmetric")} & {*quant.schemes}
     own_fields = {"group": quant.group, "symmetric": quant.symmetric} if free else {}
-    fields = (
-        {"scheme": quant.scheme} | own_fields | fields | ({"layers": quant.layers} if quant.layers else {})
-    )
+    fields = {"scheme": quant.scheme} | own_fields | fields
+    fields |= {"layers": quant.layers} if quant.layers else {}
     lines = [f"# {line}\n" for comment in comments for line in comment.splitlines()]
     return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def _options(kept: object, own: Mapping[str, object]) -> dict[str, Any]:
-    """RPTQ's options as a field of the config, ``own`` before what was there; nothing where none is given."""
+    """RPTQ's options as a field of the config, ``own`` over those ``kept``; nothing where none is given."""
     if not own:
         return {}
     return {"rptq": RptqConfig.from_json({**kept, **own} if isinstance(kept, Mapping) else kept)}
@@ -124,19 +113,6 @@ def _by_part(named: str) -> dict[str, Any]:
     return {"scheme": decoder, "layers": {_PARTS["encoder"]: "none"} | layers}
 
 
-def _of_file(path: Path, changes: dict[str, Any], own: Mapping[str, object]) -> QuantConfig:
-    """The config of a file, under ``changes`` and RPTQ's ``own`` options; an error names the file where the
-    value is from it.
-    """
-    fields = _fields(path)
-    try:
-        return QuantConfig.from_json(fields | changes | _options(fields.get("rptq", {}), own))
-    except QuantFieldError as error:
-        if error.quant_field in changes or error.quant_field in own:
-            raise
-        raise error.in_file(path) from None
-
-
 def _fields(path: Path) -> dict[str, Any]:
     try:
         found = load_yaml(path)
@@ -145,22 +121,14 @@ def _fields(path: Path) -> dict[str, Any]:
     except YamlError as error:
         raise ConfigError("the `quant` file is not YAML", seen=f"{path}: {error}", field="quant") from None
     if not isinstance(found, dict):
-        raise ConfigError(
-            "the `quant` file contains no fields",
-            seen=path,
-            allowed="scheme, group, layers, …",
-            field="quant",
-        )
+        what, allowed = "the `quant` file contains no fields", "scheme, group, layers, …"
+        raise ConfigError(what, seen=path, allowed=allowed, field="quant")
     known = [one.name for one in dataclasses.fields(QuantConfig)]
     unknown = [str(key) for key in found if key not in known]
     if unknown:
         near = [(key, difflib.get_close_matches(key, known, n=1)) for key in unknown]
         meant = [f"did you mean {names[0]} instead of {key}?" for key, names in near if names]
-        raise ConfigError(
-            "unknown field in the `quant` file",
-            seen=unknown,
-            allowed=known,
-            field="quant",
-            fix=f"`quant`, in {path}: {', '.join(meant) or 'leave it out'}",
-        )
+        what, fix = "unknown field in the `quant` file", f"`quant`, in {path}: "
+        fix += ", ".join(meant) or "leave it out"
+        raise ConfigError(what, seen=unknown, allowed=known, field="quant", fix=fix)
     return found

@@ -1,10 +1,7 @@
-"""The options of RPTQ: which inputs are reordered, in how many clusters, and how their ranges are measured.
+"""The options of RPTQ: which inputs are reordered, in how many clusters, and how ranges are measured.
 
-Sites have the paper's names. R2, queries and keys, is not among them: the KV cache rounds those by token and
-head (``kv_dtype="int8"``). Independent of schemes and of models, apart from the names of linear layers.
-
-    RptqConfig(ranges="minmax").clusters["R1"]                  # 32
-    site_of("layers.0.mlp.down_proj")                           # "R5"
+Sites have the paper's names. R2, queries and keys, is not among them: the KV cache rounds those per token
+and head (``kv_dtype="int8"``).
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ _OF_LEAF = {"o_proj": "R3", "gate_up_proj": "R4", "up_proj": "R4", "down_proj": 
 
 
 def site_of(module: str) -> str:
-    """The site of a linear layer's input by the layer's name: ``R1`` (what attention's first product reads),
-    ``R3`` (attention's output), ``R4`` (what an MLP reads) or ``R5`` (what its last product reads).
+    """The site of a linear layer's input by the layer's name: ``R1`` (input of attention), ``R3``
+    (attention's output), ``R4`` (input of the MLP) or ``R5`` (input of its last layer).
     """
     return _OF_LEAF.get(module.rpartition(".")[2], "R1")
 
@@ -36,16 +33,15 @@ class RptqConfig(JsonConfig):
     """How inputs are cut into clusters, with the defaults of the paper's code.
 
     Attributes:
-        reorder: sites whose channels are put in the order of their clusters; the others keep their order and
-            have one scale.
+        reorder: sites whose channels are ordered by cluster; the others keep their order and have one scale.
         clusters: most clusters of a site, of each head at R3; a cluster takes whole blocks, so there are
             never more of them than blocks.
-        ranges: ``ema-minmax``: a moving average over records, 0.99 of what was and 0.01 of the new one;
-            ``minmax``: the extremes of all records; ``mse``: those, cut where a sample's error is least.
+        ranges: ``ema-minmax``: a moving average over records, 0.99 of the old and 0.01 of the new one;
+            ``minmax``: the extremes of all records; ``mse``: those, clipped where a sample's error is least.
         eight_bits: sites that ``rptq-w4a4`` rounds to 8 bits instead of 4.
 
     Raises:
-        ConfigError: an unknown site or way, or a number out of range.
+        ConfigError: an unknown site or range method, or a number out of range.
     """
 
     reorder: tuple[str, ...] = SITES
@@ -69,11 +65,7 @@ class RptqConfig(JsonConfig):
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Rebuild from ``to_json`` output, or from a part of it.
-
-        Raises:
-            ConfigError: it is no object, an option is unknown, or as of the class.
-        """
+        """Rebuild from ``to_json`` output or a part of it; raises as the class does."""
         known = [one.name for one in fields(cls)]
         if not isinstance(data, Mapping) or not {*data} <= {*known}:
             raise QuantFieldError("rptq", "rptq maps these options to values", seen=data, allowed=known)

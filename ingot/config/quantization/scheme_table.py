@@ -1,10 +1,4 @@
-"""The quantization schemes by name, and what each lets a config choose.
-
-Covers the names and one row of facts per scheme, from which checks, flags and texts are made.
-
-    SCHEMES["w4a16"].group                # (0, 32, 64, 128)
-    choosing("rotation")                  # ("w4a8",)
-"""
+"""The quantization schemes by name, and what each lets a config choose."""
 
 from __future__ import annotations
 
@@ -20,17 +14,15 @@ DENSE_BITS = 16  # of weights and activations in the engine's dtype
 
 @dataclass(frozen=True)
 class SchemeInfo:
-    """What a scheme stores, and the values that fields of ``QuantConfig`` may have with it.
+    """What a scheme stores, and the values that fields of ``QuantConfig`` may have with it, defaults first.
 
     Attributes:
         weight_bits, input_bits: of weights and activations; 16: they keep the engine's dtype.
-        method: how its quantized values may be chosen, the default first.
-        group: columns that may share a scale; (0,): a row has one.
-        symmetric: the default first.
-        activations: which scales its activations may have; ``none``: the scheme decides.
-        weight_scales: one per row, or one per layer.
-        rotation: whether the hidden states may be rotated, the default first.
-        in_blocks: activations have scales for blocks of reordered columns, which always come from samples.
+        method: how its quantized values may be chosen.
+        group: columns that may share a scale; (0,): one scale per row.
+        activations: the scales that activations may have; ``none``: the scheme decides.
+        rotation: whether the hidden states may be rotated.
+        in_blocks: activations have scales for blocks of reordered columns, always from samples.
         wider: the scheme with the next more bits, for ``ingot doctor``; empty: it does not offer this one.
     """
 
@@ -82,7 +74,7 @@ SCHEMES = {
 }
 MILDEST = "w8a16"  # the narrow scheme that costs least quality
 HEADS = ("none", MILDEST)
-WITH_8_BITS = {"rptq-w4a4": "rptq-w4a8"}  # what RPTQ's sites in 8 bits have instead
+WITH_8_BITS = {"rptq-w4a4": "rptq-w4a8"}  # the scheme of RPTQ's sites in 8 bits
 
 
 def weight_only_schemes() -> tuple[str, ...]:
@@ -112,17 +104,17 @@ def ladder_schemes() -> tuple[str, ...]:
 
 
 def choosing(field: str) -> tuple[str, ...]:
-    """The schemes that leave a choice of this field of ``QuantConfig``."""
+    """The schemes with a choice for this field of ``QuantConfig``."""
     return tuple(name for name, info in SCHEMES.items() if len(getattr(info, field)) > 1)
 
 
 def of_method(method: str) -> tuple[str, ...]:
-    """The schemes whose quantized values may be chosen so."""
+    """The schemes with this method."""
     return tuple(name for name, info in SCHEMES.items() if method in info.method)
 
 
 def stored_as(bits: int, activations: str) -> str:
-    """The scheme of weights that somebody else stored in so many bits, with such scales of activations."""
+    """The scheme of a quantized checkpoint with so many weight bits and such scales of activations."""
     return next(
         name
         for name, info in SCHEMES.items()

@@ -1,10 +1,4 @@
-"""What every chat format offers.
-
-Covers the interface and the formats made of fixed frames: ChatML (Qwen v1) and Vicuna. The frame alone makes
-special tokens: what a user types stays text.
-
-    ChatML(max_window=6144).prompt_ids([{"role": "user", "content": "Hi"}], tokenizer)
-"""
+"""The interface of chat formats, and those made of fixed frames: ChatML (Qwen v1) and Vicuna."""
 
 from __future__ import annotations
 
@@ -29,7 +23,7 @@ VICUNA_V0_SYSTEM = VICUNA_SYSTEM.replace("user", "human")
 
 @dataclass(frozen=True)
 class Literal:
-    """Part of a prompt that the frame writes: a special token where the tokenizer has it, else its text."""
+    """Text of the frame: a special token where the tokenizer has it."""
 
     text: str
 
@@ -39,7 +33,7 @@ Parts = Sequence[Literal | str]
 
 @dataclass(frozen=True)
 class ConversationPart:
-    """What a prompt is made of; ``generate``: it ends with the start of the assistant's answer."""
+    """What a prompt is made from; ``generate``: it ends with the start of the assistant's answer."""
 
     messages: Sequence[Mapping[str, Any]]
     generate: bool
@@ -47,14 +41,13 @@ class ConversationPart:
 
 
 class ChatFormat(ABC):
-    """Messages to a prompt.
+    """Turns messages into a prompt.
 
     Attributes:
-        name: how messages for people call it.
+        name: its name in error messages.
         stop_strings: texts that end an answer.
-        variables: names that a request may set beside messages; a format with ``tools`` tells the model of
-            them.
-        thinks: answers may begin with a block of thoughts (``<think>``).
+        variables: names that a request may set in addition to messages, such as ``tools``.
+        thinks: answers may begin with a ``<think>`` block.
         takes_inputs: messages may have pictures.
     """
 
@@ -72,10 +65,10 @@ class ChatFormat(ABC):
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as people read it. Encoding it again is not safe: see ``prompt_ids``.
+        """The prompt as text, for display: encoding it is not safe, see ``prompt_ids``.
 
         Args:
-            tokenizer: needed only to cut old turns as ``prompt_ids`` does.
+            tokenizer: needed only to drop old turns as ``prompt_ids`` does.
             add_generation_prompt: end with the start of the assistant's answer.
             variables: further values for a template, such as ``enable_thinking`` or ``tools``.
 
@@ -92,10 +85,8 @@ class ChatFormat(ABC):
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of the prompt; special tokens written inside a message stay text.
-
-        Raises:
-            RequestError: the messages or variables do not fit this format.
+        """Token ids of the prompt; special tokens written inside a message stay text. Raises
+        ``RequestError`` if the messages or variables do not fit this format.
         """
         return self._ids(ConversationPart(messages, add_generation_prompt, variables or {}), tokenizer)
 
@@ -107,25 +98,29 @@ class ChatFormat(ABC):
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> list[list[int] | Input]:
-        """The same with the messages' inputs where they stand, of a format that takes them.
+        """``prompt_ids`` cut at the messages' inputs, which stand between; raises the same errors."""
+        return self._pieces(ConversationPart(messages, add_generation_prompt, variables or {}), tokenizer)
 
-        Raises:
-            RequestError: as ``prompt_ids``.
-        """
-        asked = ConversationPart(messages, add_generation_prompt, variables or {})
+    @abstractmethod
+    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str: ...
+
+    @abstractmethod
+    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]: ...
+
+    def _pieces(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[list[int] | Input]:
         return [self._ids(asked, tokenizer)]
 
-    @abstractmethod
-    def _text(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> str:
-        """As ``prompt_text``."""
-
-    @abstractmethod
-    def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
-        """As ``prompt_ids``."""
-
-    @abstractmethod
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Tokens that end an answer in this format."""
+        return () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+
+    def _checked_turns(self, asked: ConversationPart) -> list[Message]:
+        """The messages of a format without a template."""
+        if asked.variables:
+            raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))
+        messages = without_developer(check_messages(asked.messages, inputs=self.takes_inputs))
+        check_turns(messages, add_generation_prompt=asked.generate)
+        return messages
 
 
 class FramedFormat(ChatFormat):
@@ -138,15 +133,8 @@ class FramedFormat(ChatFormat):
     def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
         return [*tokenizer.prefix_ids, *encode_literals(self._checked_parts(asked, tokenizer), tokenizer)]
 
-    def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        return () if tokenizer.eos_id is None else (tokenizer.eos_id,)
-
     def _checked_parts(self, asked: ConversationPart, tokenizer: Tokenizer | None) -> Parts:
-        if asked.variables:
-            raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))
-        checked = without_developer(check_messages(asked.messages))
-        check_turns(checked, add_generation_prompt=asked.generate)
-        return self._parts(checked, tokenizer, asked.generate)
+        return self._parts(self._checked_turns(asked), tokenizer, asked.generate)
 
     @abstractmethod
     def _parts(self, messages: list[Message], tokenizer: Tokenizer | None, generate: bool) -> Parts:
@@ -157,9 +145,9 @@ class ChatML(FramedFormat):
     """Qwen v1's prompt (make_context of its reference).
 
     Args:
-        max_window: old turns are dropped, the oldest first, while the system message and the turns before the
-            last question need ``max_window`` tokens or more. The last question is neither counted nor cut.
-            None keeps everything.
+        max_window: the oldest turns are dropped while the system message and the turns before the last
+            question need ``max_window`` tokens or more. The last question is neither counted nor cut. None
+            keeps everything.
     """
 
     name = "chatml"
@@ -172,9 +160,13 @@ class ChatML(FramedFormat):
         return tuple(specials[text] for text in (IM_END, IM_START, END_OF_TEXT) if text in specials)
 
     def _parts(self, messages: list[Message], tokenizer: Tokenizer | None, generate: bool) -> Parts:
-        has_system = messages[0]["role"] == "system"
-        system = _framed("system", messages[0]["content"] if has_system else QWEN_SYSTEM)
-        turns = _turns(messages[1:] if has_system else messages)
+        instruction, messages = _split_system(messages, QWEN_SYSTEM)
+        system = _framed("system", instruction)
+        turns: list[list[Literal | str]] = []  # a user's message and its answers, each after a line break
+        for message in messages:
+            if message["role"] == "user":
+                turns.append([])
+            turns[-1] += ["\n", *_framed(message["role"], message["content"])]
         kept = self._newest(system, turns[:-1], tokenizer)
         answer: Parts = ["\n", Literal(IM_START), "assistant", "\n"] if generate else []
         return [*system, *(part for turn in [*kept, *turns[-1:]] for part in turn), *answer]
@@ -182,7 +174,7 @@ class ChatML(FramedFormat):
     def _newest(
         self, system: list[Literal | str], history: list[list[Literal | str]], tokenizer: Tokenizer | None
     ) -> list[list[Literal | str]]:
-        """The newest turns that fit beside the system message."""
+        """The newest turns that fit with the system message."""
         if tokenizer is None or self._max_window is None:
             return history
         used = len(encode_literals(system, tokenizer))
@@ -200,7 +192,10 @@ class Vicuna(FramedFormat):
 
     def _parts(self, messages: list[Message], tokenizer: Tokenizer | None, generate: bool) -> Parts:
         system, turns = _split_system(messages, VICUNA_SYSTEM)
-        end = _eos_literal(tokenizer)
+        eos = (
+            None if tokenizer is None or tokenizer.eos_id is None else tokenizer.token_text(tokenizer.eos_id)
+        )
+        end = Literal(eos or "</s>")
         parts: list[Literal | str] = [f"{system} " if system else ""]
         for message in turns:
             if message["role"] == "user":
@@ -211,7 +206,7 @@ class Vicuna(FramedFormat):
 
 
 class VicunaV0(FramedFormat):
-    """Vicuna v0: ``### Human``-style turns parted by ``###`` (FastChat's v0, MiniGPT-4's language model)."""
+    """Vicuna v0: turns separated by ``###`` (FastChat's v0, MiniGPT-4's language model)."""
 
     name = "vicuna-v0"
     stop_strings = ("###",)
@@ -224,7 +219,7 @@ class VicunaV0(FramedFormat):
 
 
 def encode_literals(parts: Parts, tokenizer: Tokenizer) -> list[int]:
-    """Ids of parts, the frame's special tokens among them."""
+    """Ids of parts, the frame's special tokens included."""
     specials = tokenizer.special_tokens
     return tokenizer.encode_parts(
         [specials.get(part.text, part.text) if isinstance(part, Literal) else part for part in parts]
@@ -232,18 +227,8 @@ def encode_literals(parts: Parts, tokenizer: Tokenizer) -> list[int]:
 
 
 def _framed(role: str, content: str) -> list[Literal | str]:
-    """One ChatML message; role, line break and content are encoded apart, as in the reference."""
+    """One ChatML message; role, line break and content are encoded separately, as in the reference."""
     return [Literal(IM_START), role, "\n", content, Literal(IM_END)]
-
-
-def _turns(messages: list[Message]) -> list[list[Literal | str]]:
-    """ChatML parts of each turn: a user's message and the answers to it, each after a line break."""
-    turns: list[list[Literal | str]] = []
-    for message in messages:
-        if message["role"] == "user":
-            turns.append([])
-        turns[-1] += ["\n", *_framed(message["role"], message["content"])]
-    return turns
 
 
 def _split_system(messages: list[Message], default: str) -> tuple[str, list[Message]]:
@@ -252,11 +237,6 @@ def _split_system(messages: list[Message], default: str) -> tuple[str, list[Mess
     return default, messages
 
 
-def _eos_literal(tokenizer: Tokenizer | None) -> Literal:
-    eos = None if tokenizer is None or tokenizer.eos_id is None else tokenizer.token_text(tokenizer.eos_id)
-    return Literal(eos or "</s>")
-
-
 def _joined(last: Literal | str, text: str) -> list[Literal | str]:
-    """``last`` and ``text`` as one text, which is encoded as one, unless ``last`` is the frame's."""
+    """``last`` and ``text`` joined, to be encoded as one, unless ``last`` is a literal."""
     return [last, text] if isinstance(last, Literal) else [last + text]

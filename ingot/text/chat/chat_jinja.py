@@ -1,16 +1,11 @@
-"""Chat templates of Hugging Face checkpoints.
-
-Covers rendering a Jinja template to token ids so that only the template makes special tokens.
-
-    JinjaFormat("{{ messages[0].content }}", "chat_template.jinja", {}).prompt_ids(messages, tokenizer)
-"""
+"""Chat templates of Hugging Face checkpoints, rendered so that only the template makes special tokens."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ingot.config.files.json_text import parse_json
@@ -33,18 +28,16 @@ _SANDBOX = "ingot.text.chat.template_sandbox"
 _OWN = {"messages", "add_generation_prompt"}
 _MARK = "(what the developer says)"
 _OTHER = "build with another template: `chat_template=chatml`"
-
 _UNREAD = "leave them out, or use a model whose template takes them (tools, enable_thinking)"
 
 
 class JinjaFormat(ChatFormat):
-    """A chat template.
+    """A Jinja chat template.
 
     Args:
-        source: the Jinja text.
-        origin: where it is from, for errors.
+        origin: where ``source`` is from, for errors.
         named_tokens: ``bos_token`` and the like, which templates print.
-        limits: of time and memory for the process in which the template runs.
+        limits: of the process in which the template runs.
 
     Raises:
         TokenizerError: the template does not parse within its limits.
@@ -76,24 +69,25 @@ class JinjaFormat(ChatFormat):
         return self._render(*self._checked(asked), asked.generate)
 
     def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
-        """The first character of every special token that a user typed is replaced by a private-use character
-        that occurs nowhere else, the template is rendered, the prompt is cut at the special tokens that are
-        left, and the character is put back. Lengths, white space and splitting inside templates stay as they
-        are.
+        """Only the template's own special tokens become ids.
+
+        While it is rendered, a private-use character that occurs nowhere else replaces the first character of
+        every special token in the messages. Lengths, white space and splitting in templates stay the same.
         """
         checked, values = self._checked(asked)
-        disguise = _Disguise(tokenizer.special_tokens, [self._source, *_strings([checked, values])])
+        taken = self._source + json.dumps([checked, values], ensure_ascii=False)
+        disguise = _Disguise(tokenizer.special_tokens, taken)
         text = self._render(disguise.hide(checked), disguise.hide(values), asked.generate)
         parts = tokenizer.split_special(text)
         return tokenizer.encode_parts([disguise.show(p) if isinstance(p, str) else p for p in parts])
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokenizer's end of text, and the ends of a turn that the template writes."""
+        """The tokenizer's end of text, and the ends of turns that the template writes."""
         ends = [tokenizer.special_tokens.get(text) for text in TURN_ENDS if text in self._source]
         return tuple(dict.fromkeys(i for i in (tokenizer.eos_id, *ends) if i is not None))
 
     def _checked(self, asked: ConversationPart) -> tuple[list[Message], dict[str, Any]]:
-        """Messages and variables as JSON values, which is what a template can be given."""
+        """Messages and variables as JSON values, which templates take."""
         unknown = sorted(str(name) for name in asked.variables if name not in self.variables)
         if unknown:
             allowed = sorted(self.variables) or "none"
@@ -114,8 +108,8 @@ class JinjaFormat(ChatFormat):
 
     @functools.cached_property
     def _has_developer(self) -> bool:
-        """Whether the template has a role for the developer: it names the role, and writes what it says. One
-        that writes any role's name knows none of them, and another drops or refuses the message.
+        """Whether the template has a developer role: it names the role and writes its message. (A template
+        that prints any role's name does not name this one; others drop or refuse the message.)
         """
         messages = [{"role": "developer", "content": _MARK}, {"role": "user", "content": "?"}]
         try:
@@ -137,12 +131,8 @@ class JinjaFormat(ChatFormat):
 
 
 class ToolTemplates(ChatFormat):
-    """Two templates of one checkpoint: ``tool_use`` for requests with tools, as in transformers.
-
-    Args:
-        origin: where they are from, for errors.
-        plain: of all other requests; None: the checkpoint has none, and such a request is refused.
-        tools: of requests with tools.
+    """Two templates of one checkpoint, as in transformers: ``tools`` for requests with tools, and ``plain``
+    for all others, which are refused where it is None.
     """
 
     def __init__(self, origin: str, plain: JinjaFormat | None, tools: JinjaFormat) -> None:
@@ -159,7 +149,6 @@ class ToolTemplates(ChatFormat):
         return self._of(asked)._ids(asked, tokenizer)
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Those of both."""
         return tuple(dict.fromkeys(i for one in self._both for i in one.stop_ids(tokenizer)))
 
     def _of(self, asked: ConversationPart) -> JinjaFormat:
@@ -175,16 +164,11 @@ class ToolTemplates(ChatFormat):
 
 
 class _Disguise:
-    """Hides special tokens inside values behind private-use characters, and shows them again.
+    """Hides special tokens inside values behind private-use characters that ``taken`` does not have."""
 
-    Args:
-        special: texts of the special tokens.
-        taken: texts whose characters must not be used.
-    """
-
-    def __init__(self, special: Iterable[str], taken: Iterable[str]) -> None:
+    def __init__(self, special: Iterable[str], taken: str) -> None:
         texts = sorted(special, key=len, reverse=True)
-        used = set().union(*map(set, taken))
+        used = set(taken)
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
         self._masks = {first: next(free) for first in sorted({text[0] for text in texts})}
         self._faces = str.maketrans({mask: first for first, mask in self._masks.items()})
@@ -192,14 +176,12 @@ class _Disguise:
         self._starts = re.compile(f"(?={starts}).", re.DOTALL)
 
     def hide(self, value: Any) -> Any:
-        """``value`` with every special token in its strings broken; rebuilt from plain dicts and lists."""
+        """A JSON value with every special token in its strings broken."""
         if isinstance(value, str):
             return self._starts.sub(lambda match: self._masks[match[0]], value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {self.hide(key): self.hide(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.hide(item) for item in value]
-        return value
+        return [self.hide(item) for item in value] if isinstance(value, list) else value
 
     def show(self, text: str) -> str:
         """``text`` with the characters put back."""
@@ -210,15 +192,3 @@ def _as_object(value: object) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not a JSON type")
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _strings(item)

@@ -1,9 +1,4 @@
-"""A conversation as requests send it.
-
-Covers the checks on messages and the flattening of text parts.
-
-    check_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])[0]["content"] == "Hi"
-"""
+"""Checks on the messages of a conversation, and their text parts joined."""
 
 from __future__ import annotations
 
@@ -22,14 +17,14 @@ TEMPLATE_ROLES = (*PLAIN_ROLES, "tool")
 def check_messages(
     messages: Sequence[Mapping[str, Any]], roles: Sequence[str] = PLAIN_ROLES, *, inputs: bool = False
 ) -> list[Message]:
-    """Copies of the messages with their content as one string; with ``inputs`` that of a message which has
-    parts ``{"type": "input", "input": Input(…)}`` is a list of strings and inputs.
+    """Copies of the messages, each with its content as one string. With ``inputs``, the content of a message
+    that has parts ``{"type": "input", "input": Input(…)}`` is a list of strings and inputs.
 
-    A message that carries ``tool_calls`` may have no content; that of one with a ``refusal`` is the refusal.
-    Other keys are kept for templates.
+    A message with ``tool_calls`` may have no content; a ``refusal`` becomes the content. Other keys are kept
+    for templates.
 
     Raises:
-        RequestError: no messages, an unknown role, or content that is no text; it names the message.
+        RequestError: no messages, an unknown role, or content that is not text; it names the message.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("messages must be a non-empty list of objects", seen=messages, field="messages")
@@ -37,9 +32,8 @@ def check_messages(
 
 
 def without_developer(messages: list[Message]) -> list[Message]:
-    """The messages with the developer's as the system's, for formats that have no such role.
-
-    Formats take one system message at the start: a developer's message behind it joins it.
+    """The messages with the developer's as the system's, for formats without such a role. Formats take one
+    system message at the start: a developer's message right after it joins it.
     """
     found: list[Message] = []
     for message in messages:
@@ -53,10 +47,8 @@ def without_developer(messages: list[Message]) -> list[Message]:
 
 
 def check_turns(messages: list[Message], *, add_generation_prompt: bool) -> None:
-    """The order that formats without a template can express: a system message first, then user and assistant.
-
-    Raises:
-        RequestError: a system message later on, an answer before any question, or nothing left to answer.
+    """Check the order for formats without a template: a system message first, then user and assistant. Raises
+    ``RequestError`` if there is a later system message, an answer before any question, or nothing to answer.
     """
     for i, message in enumerate(messages[1:], start=1):
         if message["role"] == "system":
@@ -74,9 +66,8 @@ def check_turns(messages: list[Message], *, add_generation_prompt: bool) -> None
 
 
 def with_arguments(messages: list[Message]) -> list[Message]:
-    """The messages with the arguments of tool calls as objects, which templates write as JSON again.
-
-    The API has them as JSON text. Text that is no JSON object stays text.
+    """The messages with the arguments of tool calls, JSON text in the API, as the objects that templates
+    take. Text that is not a JSON object stays text.
     """
     return [
         {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
@@ -111,31 +102,28 @@ def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str], input
         content = message["refusal"]
     if content is None and message.get("tool_calls"):
         return dict(message)
+    if isinstance(content, str):
+        return {**message, "content": content}
     kinds = ("text", "refusal") if role == "assistant" else ("text",)
     where = f"{where}.content"
-    if inputs and isinstance(content, (list, tuple)) and any(map(_input, content)):
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        allowed = 'a string or a list of {"type": "text", "text": ...}'
+        raise RequestError(f"{where} is not text", seen=type(content).__name__, allowed=allowed, field=where)
+    if inputs and any(map(_input, content)):
         parts = [_input(part) or _part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content)]
         return {**message, "content": parts}
-    return {**message, "content": _text(content, where, kinds)}
+    texts = [_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content)]
+    return {**message, "content": "".join(texts)}
 
 
 def _input(part: Any) -> Input | None:
-    """That of a part which has one."""
+    """The part's input, if it has one."""
     found = part.get("input") if isinstance(part, Mapping) and part.get("type") == "input" else None
     return found if isinstance(found, Input) else None
 
 
-def _text(content: Any, where: str, kinds: Sequence[str]) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
-        allowed = 'a string or a list of {"type": "text", "text": ...}'
-        raise RequestError(f"{where} is not text", seen=type(content).__name__, allowed=allowed, field=where)
-    return "".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
-
-
 def _part(part: Any, where: str, kinds: Sequence[str]) -> str:
-    """The text of a part, which stands under the name of its kind."""
+    """The text of a part, under the key named like its kind."""
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or kind not in kinds:
         allowed = " or ".join(f'"type": "{one}"' for one in kinds)

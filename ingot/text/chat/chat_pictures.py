@@ -1,9 +1,5 @@
-"""The prompts of MiniGPT-4, in which pictures stand between texts.
+"""MiniGPT-4's prompts, in which pictures stand between texts.
 
-Covers both official frames, and the questions of the second stage of training.
-
-    content = [{"type": "input", "input": picture}, {"type": "text", "text": "What is this?"}]
-    pieces = picture_formats()["minigpt4"].prompt_pieces([{"role": "user", "content": content}], tokenizer)
 Sources: ``CONV_VISION_Vicuna0``, ``CONV_VISION_LLama2`` and prompts/alignment.txt of the official
 implementation.
 """
@@ -11,13 +7,11 @@ implementation.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ingot.errors import RequestError
 from ingot.text.chat.chat_format import ChatFormat, ConversationPart, Literal, encode_literals
-from ingot.text.chat.chat_messages import Message, check_messages, check_turns, without_developer
+from ingot.text.chat.chat_messages import Message
 from ingot.text.prompt import Input, Prompt
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
 
@@ -32,35 +26,33 @@ ALIGNMENT = (  # what the second stage of training asks about each picture
     "Could you describe the contents of this image for me?",
 )
 MARK = "<ImageHere>"  # a picture, in a prompt as text
+Text = list[Literal | str]
 
 
 @dataclass(frozen=True)
 class RoleFrame:
-    """What stands before each role's messages, and behind a message and the system's."""
+    """What precedes each role's messages, and what ends a message (the system's too)."""
 
     user: tuple[Literal | str, ...]
     assistant: str
     end: str
 
 
-Text = list[Literal | str]
 VICUNA = RoleFrame(("Human: ",), "Assistant: ", "###")
 LLAMA2 = RoleFrame((Literal("<s>"), "[INST] "), " [/INST] ", "")
-
-
-ALIGNED = {
+ALIGNED = {  # frames of the second stage's questions: before, after, and the end of the caption
     "minigpt4": ("###Human: ", " ###Assistant: ", "###"),
     "minigpt4-llama2": ("[INST] ", " [/INST] ", ""),
 }
 
 
 def alignment_prompt(picture: Input, seed: int | None = None, chat_format: str = "minigpt4") -> Prompt:
-    """What the original's second stage of training asks about a picture, without a system's message.
+    """What the original's second stage of training asks about a picture, without a system message.
 
     Args:
-        picture: as ``llm.read_image`` gives it.
+        picture: from ``llm.read_image``.
         seed: draws one of the four questions; None: the first.
-        chat_format: ``minigpt4``, or ``minigpt4-llama2`` of the Llama-2 variant.
+        chat_format: ``minigpt4``, or ``minigpt4-llama2`` for the Llama-2 variant.
 
     Raises:
         RequestError: no such format.
@@ -75,8 +67,8 @@ def alignment_prompt(picture: Input, seed: int | None = None, chat_format: str =
 
 
 class PictureFormat(ChatFormat):
-    """MiniGPT-4's conversations. Each text between two pictures is encoded apart, as the original does; the
-    tokenizer's start stands once.
+    """MiniGPT-4's conversations. Each text between two pictures is encoded separately, as in the original,
+    and the tokenizer's prefix comes once.
     """
 
     takes_inputs = True
@@ -86,28 +78,15 @@ class PictureFormat(ChatFormat):
         self._frame = frame
         self.stop_strings = (frame.end,) if frame.end else ()
 
-    def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        return () if tokenizer.eos_id is None else (tokenizer.eos_id,)
-
-    def prompt_pieces(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tokenizer: Tokenizer,
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[list[int] | Input]:
-        found: list[list[int] | Input] = []
-        for segment in self._segments(ConversationPart(messages, add_generation_prompt, variables or {})):
+    def _pieces(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[list[int] | Input]:
+        found: list[list[int] | Input] = [list(tokenizer.prefix_ids)]
+        for segment in self._segments(asked):
             found.append(segment if isinstance(segment, Input) else encode_literals(segment, tokenizer))
-        return [list(tokenizer.prefix_ids), *found]
+        return found
 
     def _ids(self, asked: ConversationPart, tokenizer: Tokenizer) -> list[int]:
-        pieces = self.prompt_pieces(
-            asked.messages, tokenizer, add_generation_prompt=asked.generate, variables=asked.variables
-        )
         ids: list[int] = []
-        for piece in pieces:
+        for piece in self._pieces(asked, tokenizer):
             if isinstance(piece, Input):
                 raise RequestError("only text is taken here", seen="a picture", fix="leave it out")
             ids += piece
@@ -120,18 +99,18 @@ class PictureFormat(ChatFormat):
         return "".join(part.text if isinstance(part, Literal) else part for part in texts)
 
     def _segments(self, asked: ConversationPart) -> list[Text | Input]:
-        """Texts and pictures in turn."""
-        if asked.variables:
-            raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))
-        messages = without_developer(check_messages(asked.messages, inputs=True))
-        check_turns(messages, add_generation_prompt=asked.generate)
-        frame, system = self._frame, SYSTEM
+        """Texts and pictures, alternating."""
+        messages, frame, system = self._checked_turns(asked), self._frame, SYSTEM
         if messages[0]["role"] == "system":
             system, messages = _plain(messages[0]), messages[1:]
         found: list[Text | Input] = [[system + frame.end]]
         for message in messages:
             user = message["role"] == "user"
-            written = _marked(message["content"]) if user else [_plain(message)]
+            content = message["content"] if user else _plain(message)
+            written: list[str | Input] = []  # pictures between marks, with a space between parts
+            for part in [content] if isinstance(content, str) else content:
+                written += [" "] if written else []
+                written += ["<Img>", part, "</Img>"] if isinstance(part, Input) else [part]
             for part in (*(frame.user if user else [frame.assistant]), *written, frame.end):
                 _add(found, part)
         if asked.generate:
@@ -139,30 +118,20 @@ class PictureFormat(ChatFormat):
         return found
 
 
-def picture_formats() -> dict[str, PictureFormat]:
-    """By name."""
-    frames = {"minigpt4": VICUNA, "minigpt4-llama2": LLAMA2}
-    return {name: PictureFormat(name, frame) for name, frame in frames.items()}
-
-
-def _marked(content: str | Sequence[str | Input]) -> list[str | Input]:
-    """A user's message with its pictures between marks; a space parts what is beside them."""
-    found: list[str | Input] = []
-    for part in [content] if isinstance(content, str) else content:
-        found += [" "] if found else []
-        found += ["<Img>", part, "</Img>"] if isinstance(part, Input) else [part]
-    return found
+PICTURE_FORMATS = {
+    name: PictureFormat(name, frame) for name, frame in (("minigpt4", VICUNA), ("minigpt4-llama2", LLAMA2))
+}
 
 
 def _plain(message: Message) -> str:
-    """The text of a message that may have no picture."""
+    """The text of a message that may not have a picture."""
     if not isinstance(message["content"], str):
         raise RequestError("only messages of the user have pictures", seen=message["role"], field="messages")
     return message["content"]
 
 
 def _add(segments: list[Text | Input], part: Literal | str | Input) -> None:
-    """Texts that are neighbours are encoded as one."""
+    """Append a part; adjacent texts are encoded as one."""
     if isinstance(part, Input):
         segments.append(part)
         return

@@ -1,10 +1,4 @@
-"""Which chat format a checkpoint speaks, and which tokens end its answers.
-
-Covers the choice among a chat template, ChatML, Vicuna and MiniGPT-4.
-
-    chat = load_chat_format(folder, generation_config)
-    ids = chat.prompt_ids([{"role": "user", "content": "Hi"}], tokenizer)
-"""
+"""Which chat format a checkpoint uses, and which tokens end its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ from typing import Any
 from ingot.errors import ConfigError, TokenizerError
 from ingot.text.chat.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
 from ingot.text.chat.chat_jinja import JinjaFormat, ToolTemplates
-from ingot.text.chat.chat_pictures import picture_formats
+from ingot.text.chat.chat_pictures import PICTURE_FORMATS
 from ingot.text.tokenizer.tokenizer import default_tokens
 from ingot.text.tokenizer.tokenizer_base import Tokenizer
 from ingot.text.tokenizer.tokenizer_folder import (
@@ -28,9 +22,9 @@ from ingot.text.tokenizer.tokenizer_folder import (
 
 __all__ = ["FORMATS", "ChatFormat", "load_chat_format", "stop_ids_for"]
 
-PICTURE_FORMATS = picture_formats()
 FORMATS = ("chatml", "vicuna", "vicuna-v0", *PICTURE_FORMATS)
 QWEN_WINDOW = 6144
+Template = tuple[str, str]  # its text, and the file it is from
 
 
 def load_chat_format(
@@ -38,10 +32,10 @@ def load_chat_format(
 ) -> ChatFormat | None:
     """The chat format of a checkpoint or engine folder; None when nothing names one.
 
-    Looked for in this order: ``override`` (one of ``FORMATS`` or the path of a .jinja file), a format of
-    pictures that ``chat_format`` of generation_config names, chat_template.jinja, ``chat_template`` of
-    tokenizer_config.json, chat_template.json, ``chat_format`` again. A template named ``tool_use`` beside it,
-    in a list or in additional_chat_templates/, is for requests with tools.
+    The first of: ``override`` (one of ``FORMATS`` or the path of a .jinja file), a picture format named by
+    ``chat_format`` of generation_config, chat_template.jinja, ``chat_template`` of tokenizer_config.json,
+    chat_template.json, ``chat_format`` again. A template named ``tool_use``, in a list or in
+    additional_chat_templates/, is for requests with tools.
 
     Raises:
         TokenizerError: ``override`` is unknown, or a template cannot be read or parsed.
@@ -49,15 +43,17 @@ def load_chat_format(
     """
     own = generation_config.get("chat_format")
     if override is None and own in PICTURE_FORMATS:
-        override = own  # the template beside it is the language model's, and shows no picture
+        override = own  # the folder's template is the language model's, which takes no pictures
     if override is not None:
         return _named(override, folder, generation_config)
     plain, tools = _templates(folder)
-    if plain is not None or tools is not None:
-        return _template_format(folder, plain, tools)
-    if own == "chatml":
-        return ChatML(_window(generation_config, QWEN_WINDOW))
-    return None
+    if plain is None and tools is None:
+        return ChatML(_window(generation_config, QWEN_WINDOW)) if own == "chatml" else None
+    tokens = default_tokens(TokenizerFolder(folder))
+    first = None if plain is None else JinjaFormat(*plain, tokens)
+    if tools is None:
+        return first
+    return ToolTemplates((plain or tools)[1], first, JinjaFormat(*tools, tokens))
 
 
 def stop_ids_for(
@@ -66,13 +62,9 @@ def stop_ids_for(
     tokenizer: Tokenizer | None,
     chat_format: ChatFormat | None,
 ) -> tuple[int, ...]:
-    """Every token that ends an answer, in ascending order.
-
-    The union of ``eos_token_id`` of both configs and the chat format's own; the tokenizer's end of text when
-    these name none.
-
-    Raises:
-        ConfigError: an ``eos_token_id`` is neither an id nor a list of ids.
+    """Every token that ends an answer, in ascending order: ``eos_token_id`` of both configs and the chat
+    format's own; the tokenizer's end of text where these name none. Raises ``ConfigError``: an
+    ``eos_token_id`` is neither an id nor a list of ids.
     """
     ids = {*_eos(generation_config, "generation_config"), *_eos(config, "config")}
     if tokenizer is not None and chat_format is not None:
@@ -99,20 +91,8 @@ def _named(name: str, folder: Path, generation_config: Mapping[str, Any]) -> Cha
     return JinjaFormat(file_text(path), str(path), default_tokens(TokenizerFolder(folder)))
 
 
-Template = tuple[str, str]  # its text, and the file it is from
-
-
-def _template_format(folder: Path, plain: Template | None, tools: Template | None) -> ChatFormat:
-    tokens = default_tokens(TokenizerFolder(folder))
-    first = None if plain is None else JinjaFormat(*plain, tokens)
-    if tools is None:
-        assert first is not None
-        return first
-    return ToolTemplates((plain or tools)[1], first, JinjaFormat(*tools, tokens))
-
-
 def _templates(folder: Path) -> tuple[Template | None, Template | None]:
-    """The folder's template, and the one for requests with tools, where it has one of its own."""
+    """The folder's template, and its own for requests with tools."""
     beside = next((folder / name for name in TOOL_TEMPLATES if (folder / name).is_file()), None)
     tools = None if beside is None else (file_text(beside), str(beside))
     path = folder / "chat_template.jinja"
@@ -128,9 +108,7 @@ def _templates(folder: Path) -> tuple[Template | None, Template | None]:
 
 
 def _named_texts(source: Any, path: Path) -> dict[str, str]:
-    """A template is a text, or a list of named texts of which "default" is for plain chat, and "tool_use" for
-    requests with tools.
-    """
+    """Templates by name, "default" and "tool_use", of a text or a list of named texts."""
     named: dict[Any, Any] = {"default": source}
     if isinstance(source, list):
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}

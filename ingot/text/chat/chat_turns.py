@@ -1,10 +1,4 @@
-"""What was said in a conversation.
-
-Covers the turns, the system message, and when a turn joins them.
-
-    class Echo(Turns):
-        def _begin(self, question): return self.turns, iter([Said(question)])
-"""
+"""The history of a conversation: its system message and turns."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ from ingot.errors import RequestError
 
 
 class Spoken(Protocol):
-    """A part of an answer."""
+    """A piece of an answer."""
 
     @property
     def text(self) -> str: ...
@@ -36,9 +30,9 @@ class Turns(ABC, Generic[Part]):
 
     Attributes:
         system: the system message, None for the chat format's own; may be changed between turns.
-        turns: (question, answer) pairs that the next question will see.
-        pictures: parts that go with the next question.
-        num_dropped: turns that were forgotten because they no longer fit.
+        turns: (question, answer) pairs that precede the next question.
+        pictures: message parts that go with the next question.
+        num_dropped: turns dropped because they no longer fit.
     """
 
     def __init__(self, system: str | None) -> None:
@@ -53,25 +47,34 @@ class Turns(ABC, Generic[Part]):
         self.turns, self.pictures, self._unanswered = [], [], None
 
     def show(self, path: str) -> None:
-        """Let a picture's file go with the next question; it stays where the question is not answered.
-
-        Raises:
-            RequestError: it cannot be read, or who answers takes no pictures.
+        """Send a picture's file with the next question; it is kept until a question is answered. Raises
+        ``RequestError`` if it cannot be read, or the model takes no pictures.
         """
         self.pictures.append(self._picture(path))
 
-    def messages(self, question: Question | None = None) -> list[dict[str, Any]]:
-        """The conversation as chat messages, ending with ``question`` if one is given."""
-        return self._messages(self.turns, question)
+    def messages(
+        self, question: Question | None = None, turns: list[Turn] | None = None
+    ) -> list[dict[str, Any]]:
+        """The conversation as chat messages, ending with ``question`` if there is one; with ``turns`` in
+        place of its own.
+        """
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        answered = [
+            {"role": role, "content": content}
+            for turn in (self.turns if turns is None else turns)
+            for role, content in zip(("user", "assistant"), turn, strict=True)
+        ]
+        asked = [] if question is None else [{"role": "user", "content": question}]
+        return [*system, *answered, *asked]
 
     def ask(self, question: str) -> Generator[Part, None, None]:
         """Stream the answer to a question.
 
-        The turn joins the history when the answer ends or the iterator is closed, as far as it came. The
-        oldest turns are dropped where they no longer fit. When nothing came, the history stays as it was.
+        The turn joins the history when the answer ends or the iterator is closed, with the answer so far. The
+        oldest turns are dropped where they no longer fit. Without any answer the history stays unchanged.
 
         Raises:
-            IngotError: at the first part or later: the question cannot be answered.
+            IngotError: while iterating: the question cannot be answered.
         """
         pictures = self.pictures
         yield from self._ask([*pictures, {"type": "text", "text": question}] if pictures else question)
@@ -93,11 +96,8 @@ class Turns(ABC, Generic[Part]):
                 self.pictures = []
 
     def retry(self) -> Generator[Part, None, None]:
-        """``ask`` the last question again; its new answer takes the place of the old one, which stays where
-        nothing comes.
-
-        Raises:
-            RequestError: no question was asked.
+        """``ask`` the last question again; its new answer, if any comes, replaces the old one. Raises
+        ``RequestError`` if no question was asked.
         """
         turns, unanswered = self.turns, self._unanswered
         question = unanswered
@@ -113,26 +113,14 @@ class Turns(ABC, Generic[Part]):
 
     @abstractmethod
     def set_values(self, values: Mapping[str, Any]) -> None:
-        """The sampling values of answers from now on, over the defaults.
-
-        Raises:
-            RequestError: they do not go together.
+        """Set the sampling values of later answers, over the defaults. Raises ``RequestError`` if they cannot
+        be combined.
         """
 
     @abstractmethod
     def _begin(self, question: Question) -> tuple[list[Turn], Generator[Part, None, None]]:
-        """The newest turns that fit beside the question, and its answer."""
+        """The newest turns that fit with the question, and its answer."""
 
     @abstractmethod
     def _picture(self, path: str) -> dict[str, Any]:
-        """The part of a message that shows a picture's file; raises as ``show``."""
-
-    def _messages(self, turns: list[Turn], question: Question | None) -> list[dict[str, Any]]:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        said = [
-            {"role": role, "content": content}
-            for turn in turns
-            for role, content in zip(("user", "assistant"), turn, strict=True)
-        ]
-        asked = [] if question is None else [{"role": "user", "content": question}]
-        return [*system, *said, *asked]
+        """The message part of a picture's file; raises as ``show``."""

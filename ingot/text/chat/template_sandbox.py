@@ -1,9 +1,4 @@
-"""Where chat templates run: in a process of their own (``LimitedProcess``).
-
-Covers the Jinja sandbox: what templates may call. Limits of time and memory are the process's.
-
-    answer({"source": "{{ messages[0].content }}", "variables": {"messages": [{"content": "Hi"}]}})
-"""
+"""The Jinja sandbox of chat templates, which runs in a process of its own (``LimitedProcess``)."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from jinja2.utils import Namespace
 
 MAX_CHARS = 8 * 1024 * 1024
 _MOST_ERROR = 2000  # characters of an error
-_MOST_TEXT = 64  # characters of a string that is given by ``texts``
+_MOST_TEXT = 64  # characters of a string in ``texts``
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -27,16 +22,15 @@ class TemplateRefusal(jinja2.TemplateError):
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """The text of a template, or its fault.
+    """Render a template.
 
     Args:
-        question: ``source``, the Jinja text, and ``variables``; None: only look whether it parses.
+        question: ``source``, the Jinja text, and ``variables``; None: only parse it.
 
     Returns:
-        ``text``, and where it only looks ``names``, the variables that the template reads, and ``texts``, the
-        strings that it compares and prints; or ``fault`` with
-        ``kind`` (``syntax``: it does not parse; ``refusal``: the template itself refuses the variables;
-        ``failure``: anything else) and ``line``, if that is known.
+        ``text``; where it is only parsed, ``names``, the variables that it reads, and ``texts``, the strings
+        that it compares and prints; or ``fault`` with ``kind`` (``syntax``; ``refusal``: the template called
+        ``raise_exception``; ``failure``: anything else) and ``line``, if known.
     """
     try:
         template = _compiled(question["source"])
@@ -45,35 +39,25 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever the parser of an untrusted text raises
         return _fault("syntax", error)
     if question["variables"] is None:
-        return {"text": "", "names": _names(question["source"]), "texts": _texts(question["source"])}
+        sandbox = TemplateSandbox()
+        tree = sandbox.parse(question["source"])  # the search for names changes it
+        texts = {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
+        names = meta.find_undeclared_variables(tree) - set(sandbox.globals)
+        return {"names": sorted(names), "texts": sorted(one for one in texts if len(one) <= _MOST_TEXT)}
+    pieces, size = [], 0
     try:
-        return {"text": _rendered(template, question["variables"])}
+        for piece in template.generate(**question["variables"]):
+            size += len(piece)
+            if size > MAX_CHARS:
+                raise jinja2.TemplateError(f"the template writes more than {MAX_CHARS} characters")
+            pieces.append(piece)
+        return {"text": "".join(pieces)}
     except MemoryError:
         raise
     except TemplateRefusal as error:
         return _fault("refusal", error)
     except Exception as error:  # whatever an untrusted program raises
         return _fault("failure", error)
-
-
-def _names(source: str) -> list[str]:
-    sandbox = TemplateSandbox()
-    return sorted(meta.find_undeclared_variables(sandbox.parse(source)) - set(sandbox.globals))
-
-
-def _texts(source: str) -> list[str]:
-    found = {one.value for one in TemplateSandbox().parse(source).find_all(nodes.Const)}
-    return sorted(one for one in found if isinstance(one, str) and len(one) <= _MOST_TEXT)
-
-
-def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    pieces, size = [], 0
-    for piece in template.generate(**variables):
-        size += len(piece)
-        if size > MAX_CHARS:
-            raise jinja2.TemplateError(f"the template writes more than {MAX_CHARS} characters")
-        pieces.append(piece)
-    return "".join(pieces)
 
 
 def _fault(kind: str, error: Exception) -> dict[str, Any]:
@@ -91,10 +75,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],
             "joiner": self.globals["joiner"],
-            "dict": _make_dict,
+            "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # not the class, which has attributes
             "namespace": _Namespace,
             "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
+            "strftime_now": lambda pattern: datetime.now().strftime(pattern),
         }
 
 
@@ -104,7 +88,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 class _Generation(ext.Extension):
-    """``{% generation %}`` marks what the assistant wrote, for training; here its body is plain."""
+    """``{% generation %}`` marks the assistant's text for training; here its body is plain."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -143,14 +127,6 @@ def _to_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _raise_exception(message: object) -> NoReturn:

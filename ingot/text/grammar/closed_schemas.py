@@ -1,9 +1,4 @@
-"""JSON schemas whose objects have the properties that they name, and no others.
-
-Covers which objects may be closed without making the schema impossible. Independent of grammars.
-
-    closed({"properties": {"a": {}}}) == {"properties": {"a": {}}, "additionalProperties": False}
-"""
+"""JSON schemas whose objects have only the properties that they name."""
 
 from __future__ import annotations
 
@@ -24,22 +19,33 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with ``additionalProperties: false`` where an object names its properties and does not say
     whether it has others.
 
-    Objects that are put together stay open (several in ``allOf``, or ``anyOf`` or ``$ref`` beside
-    properties): each part would refuse the others' properties. Conditions are left as they are.
+    Combined objects stay open (several in ``allOf``, or ``anyOf`` or ``$ref`` beside properties): each part
+    would refuse the others' properties. Conditions are left as they are.
     """
-    joined: set[str] = set()
-    for parts in _joined_parts(schema):
-        _add_places(parts, schema, joined)
+    joined: set[str] = set()  # what ``$ref`` names in combined objects, directly or through other references
+    todo = [part for parts in _joined_parts(schema) for part in parts]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, str) and part not in joined:
+            joined.add(part)
+            target: Any = schema
+            for name in part.removeprefix("#").strip("/").split("/"):
+                target = target.get(name) if isinstance(target, Mapping) else None
+            todo.append(target)
+        elif isinstance(part, list):
+            todo += part
+        elif isinstance(part, Mapping):
+            todo += [part.get(one) for one in _JOINING]
     return dict(_closed(schema, "#", joined))
 
 
 def _closed(schema: Any, place: str, joined: set[str]) -> Any:
-    """A schema; ``place``: how ``$ref`` names it, ``joined``: places of parts of objects."""
+    """``place``: how ``$ref`` names the schema; ``joined``: places of parts of combined objects."""
     if not isinstance(schema, Mapping):
         return schema
     found = dict(schema)
     joins = _joins(schema) or place in joined
-    for key, value, name in _inner(schema, joins=joins):
+    for key, value, name in inner_schemas(schema, joins=joins):
         inner = f"{place}/{key}" if name is None else f"{place}/{key}/{name}"
         part = _closed(value, inner, joined)
         if name is None:
@@ -53,8 +59,10 @@ def _closed(schema: Any, place: str, joined: set[str]) -> Any:
     return found
 
 
-def _inner(schema: Mapping[str, Any], *, joins: bool) -> Iterator[tuple[str, Any, Any]]:
-    """(key, schema, name or index) of the schemas inside one that may be closed by themselves."""
+def inner_schemas(schema: Mapping[str, Any], *, joins: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    """(key, schema, name or index) of the schemas in one; ``joins``: without the parts of a combined
+    object.
+    """
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
             yield from ((key, part, name) for name, part in value.items())
@@ -66,14 +74,14 @@ def _inner(schema: Mapping[str, Any], *, joins: bool) -> Iterator[tuple[str, Any
 
 
 def _joins(schema: Mapping[str, Any]) -> bool:
-    """Whether its object is put together of several parts."""
+    """Whether its object is combined from several parts."""
     every = schema.get("allOf")
     beside = "properties" in schema and any(one in schema for one in _JOINING)
     return beside or (isinstance(every, list) and len(every) > 1)
 
 
 def _joined_parts(value: Any) -> Iterator[list[Any]]:
-    """The parts of every object that is put together."""
+    """The parts of every combined object."""
     if isinstance(value, list):
         for one in value:
             yield from _joined_parts(one)
@@ -84,29 +92,8 @@ def _joined_parts(value: Any) -> Iterator[list[Any]]:
             yield from _joined_parts(one)
 
 
-def _add_places(parts: list[Any], root: Mapping[str, Any], places: set[str]) -> None:
-    """Add what ``$ref`` names in parts: as its text, in lists, and in what is named there."""
-    todo = list(parts)
-    while todo:
-        part = todo.pop()
-        if isinstance(part, str) and part not in places:
-            places.add(part)
-            todo.append(_at(root, part))
-        elif isinstance(part, list):
-            todo += part
-        elif isinstance(part, Mapping):
-            todo += [part.get(one) for one in _JOINING]
-
-
-def _at(root: Any, place: str) -> Any:
-    """The schema at a place; None where there is none."""
-    for name in place.removeprefix("#").strip("/").split("/"):
-        root = root.get(name) if isinstance(root, Mapping) else None
-    return root
-
-
 def closed_grammar(grammar: Grammar) -> Grammar:
-    """A grammar whose schemas are ``closed``, those of tools among them; others as they are."""
+    """The grammar with its schemas ``closed``, those of tools included."""
     if grammar.kind == "json_schema":
         return grammar.replace(text=json.dumps(closed(grammar.value()), ensure_ascii=False))
     if grammar.kind == "tool_calls":

@@ -1,9 +1,4 @@
-"""What can be said of a request's grammar before an engine compiles it.
-
-Covers the trial of a grammar in a process with limits, which an endless one ends, and the words of a refusal.
-
-    try_grammar(new_probe(), params.grammar)
-"""
+"""Checks of a request's grammar before an engine compiles it."""
 
 from __future__ import annotations
 
@@ -23,19 +18,19 @@ SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
 
 
 class TrialDiedError(RequestError):
-    """The process of a trial died, and another trial of the same grammar may not."""
+    """The process of a trial died; another trial of the same grammar may succeed."""
 
 
 def new_probe(limits: ProcessLimits = COMPILE_LIMITS) -> LimitedProcess:
-    """A process that compiles grammars to see whether it can; it starts with the first one."""
+    """A process that tries to compile grammars; it starts with the first one."""
     return LimitedProcess("ingot.text.grammar.grammar_probe", limits)
 
 
 def try_grammar(probe: LimitedProcess, grammar: Grammar, cancelled: threading.Event | None = None) -> int:
-    """Compile a grammar in the probe; returns its bytes there. May take as long as the probe's limits allow.
+    """Compile a grammar in the probe; returns the bytes that it takes there.
 
     Args:
-        cancelled: set before ``probe.interrupt``, by which the trial then ends.
+        cancelled: set it before ``probe.interrupt`` to end the trial.
 
     Raises:
         TrialDiedError: the process crashed, or was interrupted.
@@ -57,7 +52,7 @@ def try_grammar(probe: LimitedProcess, grammar: Grammar, cancelled: threading.Ev
 
 
 def grammar_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, if grammars can be held to its tokens.
+    """The tokenizer, if its tokens can follow grammars.
 
     Raises:
         RequestError: there is none, or its text is not its tokens' bytes.
@@ -76,9 +71,7 @@ def grammar_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def check_ends(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
-    """Raises:
-    RequestError: nothing ends an answer that is held to a grammar.
-    """
+    """Raise ``RequestError`` for a request with a grammar and no end token."""
     if not any(0 <= token < vocab_size for token in params.end_ids(stop_ids)):
         raise RequestError(
             "a grammar needs an end token, and this request has none",

@@ -1,12 +1,4 @@
-"""Grammars compiled for one engine's tokenizer, and what they allow after each token.
-
-Covers the mapping of ids to bytes that llguidance reads, the limits of compiling, and the state of a
-request's grammar.
-
-    grammars = Grammars(tokenizer, vocab_size=model.config.vocab_size)
-    matcher = grammars.prepare(params, stop_ids)
-    matcher.mask_into(bits, output_ids)
-"""
+"""Grammars compiled for one engine's tokenizer, and what they allow after each token."""
 
 from __future__ import annotations
 
@@ -47,16 +39,13 @@ class Grammars:
     """Grammars of one engine; safe to share between threads.
 
     Args:
-        tokenizer: None for an engine without one, which takes no grammars.
-        vocab_size: width of the logits; ids from the tokenizer's size on are never allowed.
+        tokenizer: None: the engine takes no grammars.
+        vocab_size: width of the logits; ids beyond the tokenizer's are never allowed.
         limits: of the process in which a grammar is compiled for the first time.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        vocab_size: int,
-        limits: ProcessLimits = COMPILE_LIMITS,
+        self, tokenizer: Tokenizer | None, vocab_size: int, limits: ProcessLimits = COMPILE_LIMITS
     ) -> None:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
@@ -68,14 +57,14 @@ class Grammars:
     def prepare(
         self, params: SamplingParams, stop_ids: frozenset[int], *, tried: int | None = None
     ) -> GrammarMatcher | None:
-        """The state of an answer's grammar before its first token; None without a grammar. A grammar's first
-        time may take seconds, on any thread.
+        """The state of an answer's grammar before its first token; None without a grammar. The first use of a
+        grammar may take seconds, on any thread.
 
-        ``tried``: its bytes, where a process with limits has compiled it before (``try_grammar``).
+        ``tried``: what ``try_grammar`` returned, where it ran before.
 
         Raises:
             RequestError: llguidance refuses the grammar, it takes too long or too much memory, no token of
-                the vocabulary begins a text of it, or nothing ends the answer.
+                the vocabulary can begin its text, or nothing ends the answer.
             DeviceError: llguidance is not installed.
         """
         if params.grammar is None:
@@ -89,20 +78,21 @@ class Grammars:
         except RequestError:
             if not is_used:
                 raise
-            self._forget(params.grammar)  # answers before have used up its lexer states
+            with self._lock:
+                self._compiled.pop(params.grammar, None)  # earlier answers have used up its lexer states
             matcher = self.matcher(params, stop_ids, tried=tried)
             matcher.mask_into(bits, ())
         return matcher
 
     def read_vocabulary(self) -> None:
-        """Read the vocabulary now: it takes seconds if it is large. Nothing where grammars are refused."""
+        """Read the vocabulary now, which may take seconds; does nothing where grammars are refused."""
         with contextlib.suppress(DeviceError, RequestError):
             self._tokens()
 
     def matcher(
         self, params: SamplingParams, stop_ids: frozenset[int], *, tried: int | None = None
     ) -> GrammarMatcher:
-        """``prepare`` without asking whether any token begins a text of the grammar."""
+        """``prepare`` without the check that a token can begin the grammar's text."""
         assert params.grammar is not None
         ends = sorted(token for token in params.end_ids(stop_ids) if 0 <= token < self.vocab_size)
         start = self._start(params.grammar, tried=tried)
@@ -121,14 +111,8 @@ class Grammars:
                 held -= self._compiled.popitem(last=False)[1][1]
         return found[0]
 
-    def _forget(self, grammar: Grammar) -> None:
-        with self._lock:
-            self._compiled.pop(grammar, None)
-
     def _compile(self, grammar: Grammar, tried: int | None) -> tuple[LLMatcher, int]:
-        """A matcher at the start and the bytes that it may take; compiled in a process of its own first,
-        which an endless one ends.
-        """
+        """A matcher at the start, and the bytes that it may take. A limited process compiles it first."""
         tokens = self._tokens()
         size = try_grammar(self._probe, grammar) if tried is None else tried
         matcher = new_matcher(tokens, lark_of(grammar))
@@ -151,10 +135,8 @@ class GrammarMatcher:
     """What a grammar allows after the tokens of one answer. For one thread at a time.
 
     Args:
-        start: a matcher that has read nothing; it stays as it is.
-        vocab_size: V.
-        end_ids: tokens that end the answer. They are allowed exactly where the text may end, and are never
-            text, whatever their bytes.
+        start: a matcher that has read nothing; it is copied.
+        end_ids: tokens that end the answer, allowed exactly where the text may end; never text.
         min_new_tokens: no end token before that, unless nothing else is allowed.
     """
 
@@ -176,10 +158,10 @@ class GrammarMatcher:
         """Set the bits of the tokens that may follow ``output_ids``.
 
         Args:
-            bits: int32 [ceil(V / 32)], overwritten; bit ``t % 32`` of word ``t // 32`` is token t's.
+            bits: int32 [ceil(vocab_size / 32)], overwritten; bit ``t % 32`` of word ``t // 32`` is token t's.
 
         Raises:
-            RequestError: no token may follow, or the grammar has met a limit.
+            RequestError: no token may follow, or the grammar reached a limit.
         """
         self._advance(output_ids)
         data = self._matcher.compute_bitmask()
@@ -196,13 +178,13 @@ class GrammarMatcher:
             )
 
     def copy(self) -> GrammarMatcher:
-        """Another answer's, with the same tokens so far."""
+        """A matcher for another answer with the same tokens so far."""
         made = copy(self)
         made._matcher, made._ids = self._matcher.deep_copy(), list(self._ids)
         return made
 
     def _advance(self, output_ids: Sequence[int]) -> None:
-        """Read the tokens that are new; all of them where earlier ones have changed."""
+        """Read the new tokens; all of them where earlier ones have changed."""
         known = len(self._ids)
         if list(output_ids[:known]) != self._ids:
             self._matcher, self._ids, known = self._start.deep_copy(), [], 0
@@ -217,17 +199,15 @@ class GrammarMatcher:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of a mask: ceil(V / 32)."""
+    """int32 words of a mask: ceil(vocab_size / 32)."""
     return -(-vocab_size // 32)
 
 
 def with_text_start(
     params: SamplingParams, tokenizer: Tokenizer | None, context: Sequence[int]
 ) -> SamplingParams:
-    """The values, with the text before the grammar's own in the grammar.
-
-    SentencePiece begins every text with a space that decoding drops. So does an answer's, unless it continues
-    the text of ``context``.
+    """The parameters, with the space in the grammar with which SentencePiece begins a text, and which
+    decoding drops. An answer has it unless it continues the text of ``context``.
     """
     if params.grammar is None or tokenizer is None:
         return params

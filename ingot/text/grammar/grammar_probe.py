@@ -1,28 +1,20 @@
-"""What a grammar does to a process that compiles it: tried in one with limits (``LimitedProcess``).
-
-Covers the search for the part of a schema that is at fault.
-
-    answer({"lark": lark_of(grammar), "schemas": grammar.schemas()})      # {"fault": None}
-"""
+"""Compiles a grammar in a limited process (``LimitedProcess``), and finds the part of a schema at fault."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer  # loaded before the first question, whose time is counted
 
+from ingot.text.grammar.closed_schemas import inner_schemas
 from ingot.text.grammar.lark import lark_of_schema
 from ingot.text.grammar.vocabulary import fault_of, new_matcher, vocabulary
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _MOST_FORCED = 128  # bytes that are tried at the start
-_ONE = ("items", "additionalProperties", "not", "contains")
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
 
 
@@ -30,11 +22,11 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Whether llguidance takes a grammar.
 
     Args:
-        question: ``lark``, and ``schemas``, those in it by name.
+        question: ``lark``, and its ``schemas`` by name.
 
     Returns:
-        ``fault``, None if there is none, and ``part``: where in which schema; without a fault, ``bytes``:
-        what the compiled grammar takes.
+        ``fault`` and ``part``, where in which schema it is; or ``fault`` None and ``bytes``, the memory of
+        the compiled grammar.
     """
     before = _resident_bytes()
     matcher = new_matcher(_bytes(), question["lark"])
@@ -50,7 +42,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resident_bytes() -> int:
-    """Memory of this process, after what is free was given back; 0 where the system does not say."""
+    """Memory of this process after trimming the heap; 0 where the system does not say."""
     if _TRIM is not None:
         _TRIM(0)
     try:
@@ -60,12 +52,11 @@ def _resident_bytes() -> int:
 
 
 def _fault(lark: str) -> str | None:
-    """Of a grammar, as ``_fault_of_start``."""
     return _fault_of_start(new_matcher(_bytes(), lark))
 
 
 def _fault_of_start(matcher: LLMatcher) -> str | None:
-    """Of compiling, and of the first bytes: those that must come, and each that may come then."""
+    """A fault of compiling, or of the first bytes: those that must come, and each that may follow them."""
     following = _following(matcher)
     for _ in range(_MOST_FORCED):
         if len(following) != 1 or not matcher.consume_tokens(following):
@@ -94,22 +85,11 @@ def _following(matcher: LLMatcher) -> list[int]:
 def _part(schema: Any, root: Any, fault: str) -> list[str]:
     """The path of the innermost schema that by itself has the same fault."""
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    for path, inner in _inner(schema):
-        if _fault(lark_of_schema({**shared, **inner})) == fault:
+    for key, inner, name in (*inner_schemas(schema), ("not", schema.get("not"), None)):
+        if isinstance(inner, dict) and _fault(lark_of_schema({**shared, **inner})) == fault:
+            path = [key, name] if isinstance(name, str) else [key if name is None else f"{key}[{name}]"]
             return [*path, *_part(inner, root, fault)]
     return []
 
 
-def _inner(schema: Any) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    for key, value in schema.items():
-        found: list[tuple[list[str], Any]] = []
-        if key in _MAPS and isinstance(value, dict):
-            found = [([key, name], inner) for name, inner in value.items()]
-        elif key in _LISTS and isinstance(value, list):
-            found = [([f"{key}[{place}]"], inner) for place, inner in enumerate(value)]
-        elif key in _ONE:
-            found = [([key], value)]
-        yield from ((path, inner) for path, inner in found if isinstance(inner, dict))
-
-
-_fault('start: "a"')  # what the library loads with its first grammar is not that of a request
+_fault('start: "a"')  # what the library loads with its first grammar does not count for a request

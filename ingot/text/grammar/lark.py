@@ -1,9 +1,5 @@
 """Grammars in llguidance's dialect of Lark.
 
-Covers how each kind of ``Grammar`` is written there, and the wire format of tool calls.
-
-    lark_of(Grammar.choice(["yes", "no"]))
-
 ``no_forcing`` lets every token through that continues a text of the grammar: without it, where only one text
 is left, llguidance lets through only the token that a tokenizer would choose.
 """
@@ -11,16 +7,17 @@ is left, llguidance lets through only the token that a tokenizer would choose.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from ingot.config.grammar_spec import Grammar
 
-# Between JSON's tokens: a space, or a line break and an indent. Small models repeat white space without end.
+# Between JSON's tokens: a space, or a line break and an indent. Small models repeat white space endlessly.
 WHITESPACE = r"( |\n[ \t]{0,16})?"
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 _HEAD = '%llguidance {"no_forcing": true}'
-# Lazy: it ends at the first end tag.
-_THOUGHT = r"thought[lazy]: /(?s:.*)<\/think>/"
+_THOUGHT = r"thought[lazy]: /(?s:.*)<\/think>/"  # lazy: it ends at the first end tag
+_ESCAPES = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}  # what would end a pattern between slashes
 _THINKING = {
     "no": [],
     "may": ['think: "<think>" thought /\\n{0,2}/', _THOUGHT],
@@ -36,7 +33,8 @@ def lark_of(grammar: Grammar) -> str:
     if grammar.kind == "tool_calls":
         lines += _tool_calls(**grammar.value())
     elif grammar.kind == "regex":
-        lines.append(f"answer: /{_without_ends(grammar.text)}/")
+        pattern = re.sub(r"(?s)\\.|[/\n]", lambda match: _ESCAPES.get(match[0], match[0]), grammar.text)
+        lines.append(f"answer: /{pattern}/")
     elif grammar.kind == "choice":
         lines.append(f"answer: /{'|'.join(map(_literal, grammar.value()))}/")
     else:
@@ -45,20 +43,18 @@ def lark_of(grammar: Grammar) -> str:
 
 
 def lark_of_schema(schema: Any) -> str:
-    """A grammar of nothing but a JSON schema."""
+    """The grammar of a JSON schema alone."""
     return f"{_HEAD}\nstart: {_schema(schema)}"
 
 
 def _tool_calls(tools: dict[str, Any], parallel: bool, otherwise: Any = None) -> list[str]:
     """Calls as Hermes and Qwen write them: JSON between tags, each on a line of its own; or other JSON."""
     rules = [f"call_{place}" for place in range(len(tools))]
+    begin, end = _text(f"{CALL_START}\n"), _text(f"}}\n{CALL_END}")
     lines = [f"calls: call{' (NEXT call)*' if parallel else ''}", 'NEXT: "\\n"']
-    lines += (
-        ["answer: calls"] if otherwise is None else ["answer: calls | other", f"other: {_schema(otherwise)}"]
-    )
-    lines.append(
-        f"call: {_text(CALL_START + chr(10))} ({' | '.join(rules)}) {_text('}' + chr(10) + CALL_END)}"
-    )
+    lines += [f"answer: calls{'' if otherwise is None else ' | other'}"]
+    lines += [] if otherwise is None else [f"other: {_schema(otherwise)}"]
+    lines.append(f"call: {begin} ({' | '.join(rules)}) {end}")
     for rule, (name, schema) in zip(rules, tools.items(), strict=True):
         head = f'{{"name": {json.dumps(name)}, "arguments": '
         lines.append(f"{rule}: {_text(head)} arguments_{rule}")
@@ -78,19 +74,5 @@ def _text(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A regex that matches just this text; any character may be in it."""
+    """A regex that matches just this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
-
-
-def _without_ends(pattern: str) -> str:
-    """A pattern as it stands between slashes: slashes and line breaks would end it."""
-    out, escaped = [], False
-    for char in pattern:
-        if char == "/" and not escaped:
-            out.append("\\/")
-        elif char == "\n":
-            out.append("n" if escaped else "\\n")
-        else:
-            out.append(char)
-        escaped = char == "\\" and not escaped
-    return "".join(out)

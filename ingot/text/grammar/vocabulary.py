@@ -1,9 +1,4 @@
-"""A vocabulary as llguidance sees it.
-
-Covers the way from tokens' bytes to its tokenizer and matchers, and the limits of both.
-
-    matcher = new_matcher(vocabulary([bytes([i]) for i in range(256)]), lark_of(grammar))
-"""
+"""A vocabulary and its matchers as llguidance takes them, with their limits."""
 
 from __future__ import annotations
 
@@ -13,8 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Lexer states of one step: about 15 ms. Earley items of one step and after one byte: of a schema of 2000
-# optional properties, about 7 ms. Lexer states are shared by all answers of a grammar: STATES_BYTES at most.
+# Lexer fuel of one step: about 15 ms. Earley items of one step and after one byte: of a schema of 2000
+# optional properties, about 7 ms. All answers of a grammar share its lexer states: STATES_BYTES at most.
 _STEP_FUEL, _STEP_ITEMS, _ROW_ITEMS, _LEXER_STATES = 200_000, 500_000, 8192, 16_384
 STATES_BYTES = 8 << 20
 DEAD_END = "nothing can follow, or finding what can takes too much work"
@@ -36,10 +31,9 @@ class _Tokens:
 
 
 def vocabulary(tokens: Sequence[bytes], special: Sequence[int] = ()) -> LLTokenizer:
-    """A vocabulary of tokens by id; those without bytes and the ``special`` ones are never text.
+    """A vocabulary of tokens by id; empty and ``special`` ones are never text.
 
-    Its end token is one that no engine has, the id after the last: which tokens end an answer is the
-    request's.
+    Its end token is the id after the last, which no engine has: each request names its own end tokens.
     """
     from llguidance import LLTokenizer
 
@@ -49,7 +43,7 @@ def vocabulary(tokens: Sequence[bytes], special: Sequence[int] = ()) -> LLTokeni
 
 
 def new_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
-    """A matcher at the start of a text; ``fault_of`` says whether the grammar is one."""
+    """A matcher at the start of a text; ``fault_of`` says whether the grammar is valid."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -63,7 +57,7 @@ def new_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
 
 
 def fault_of(matcher: LLMatcher) -> str | None:
-    """Why a matcher cannot go on, in a few words of llguidance's; None if it can."""
+    """Why a matcher cannot continue, in llguidance's words; None if it can."""
     if not matcher.is_error():
         return None
     lines = [line.strip() for line in matcher.get_error().splitlines()]

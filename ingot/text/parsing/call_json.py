@@ -1,11 +1,4 @@
-"""The JSON object of one tool call while it arrives.
-
-Covers the scan for ``name`` and ``arguments``. It follows strings and brackets and leaves the rest to whoever
-reads the arguments.
-
-    call = CallJson()
-    call.feed('{"name": "add", "arguments": {"a"')     # call.name == "add"; call.take_arguments() == '{"a"'
-"""
+"""Scans the JSON object of one tool call while it arrives."""
 
 from __future__ import annotations
 
@@ -13,18 +6,18 @@ import json
 from typing import Literal
 
 from ingot.text.grammar.lark import CALL_END
-from ingot.text.parsing.held_text import held
+from ingot.text.stop_strings import partial_match
 
 _SPACE = " \t\r\n"
 
 
 class CallJson:
-    """Scans ``{"name": "…", "arguments": …}``; other keys are passed over.
+    """Scans ``{"name": "…", "arguments": …}`` by strings and brackets; other keys are skipped.
 
     Attributes:
-        state: ``open``; ``closed``: the object is complete; ``broken``: it is none, or the end tag came.
+        state: ``open``; ``closed``: the object is complete; ``broken``: it is invalid, or the end tag came.
         name: None until it has been read.
-        saw_end_tag: the end tag came inside the arguments, where their JSON is broken; it is taken.
+        saw_end_tag: the end tag came inside arguments whose JSON is broken; it is consumed.
     """
 
     def __init__(self) -> None:
@@ -35,19 +28,19 @@ class CallJson:
         self._next = "{"  # what comes next: {, a key, :, a value, or a comma
         self._key: str | None = None
         self._key_is_first = True
-        self._value: list[str] = []  # the key or name under way, by characters
-        self._arguments: list[str] = []  # not taken yet, by characters
+        self._value: list[str] = []  # characters of the current key or name
+        self._arguments: list[str] = []  # characters not taken yet
         self._had_arguments = self._is_arguments = False
         self._depth = 0
         self._quoted = self._escaped = self._torn = False
 
     @property
     def read(self) -> str:
-        """The text taken so far."""
+        """The text read so far."""
         return "".join(self._read)
 
     def feed(self, text: str, place: int = 0) -> int:
-        """Read as much as belongs to the object, from a place on; returns the place behind it."""
+        """Read what belongs to the object from ``place`` on; returns the place after it."""
         start = place
         while place < len(text) and self.state == "open":
             place += self._take(text[place])
@@ -55,15 +48,15 @@ class CallJson:
         return place
 
     def take_arguments(self, *, final: bool = False) -> str:
-        """Arguments since the last time. ``final``: with what might have been the start of the end tag."""
+        """Arguments since the last call. ``final``: with what might be the start of the end tag."""
         text = "".join(self._arguments)
-        keep = held(text, CALL_END) if self._torn and self.state == "open" and not final else 0
+        keep = partial_match(text, CALL_END) if self._torn and self.state == "open" and not final else 0
         shown = text[: len(text) - keep]
         self._arguments = list(text[len(shown) :])
         return shown
 
     def _take(self, char: str) -> bool:
-        """Read a character; False where it is not the object's, or must be read again as what comes next."""
+        """Read a character; False where it is not the object's, or must be read again as what follows."""
         if self._next == "in value":
             return self._in_value(char)
         if char in _SPACE:
@@ -102,7 +95,7 @@ class CallJson:
         if not first and not self._quoted and not self._depth and char in _SPACE + ",}]":
             self._end_value()  # a number, true, false or null
             return False
-        if not (self._is_arguments and self._value):  # of arguments, one character tells that they have begun
+        if not (self._is_arguments and self._value):  # of arguments, one character shows that they have begun
             self._value.append(char)
         if self._is_arguments:
             self._arguments.append(char)

@@ -1,11 +1,4 @@
-"""Tool calls in an answer's text, as Hermes and Qwen write them.
-
-Covers the parser: text in, content and calls out, piece by piece.
-
-    parser = ToolCallParser()
-    parser.feed('<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>')
-    # [CallStart(0, "call_…", "add"), ArgumentsDelta(0, '{"a": 1}')]
-"""
+"""Parses the tool calls in an answer's text, as Hermes and Qwen write them."""
 
 from __future__ import annotations
 
@@ -16,7 +9,7 @@ from dataclasses import dataclass
 
 from ingot.text.grammar.lark import CALL_END, CALL_START
 from ingot.text.parsing.call_json import CallJson
-from ingot.text.parsing.held_text import held
+from ingot.text.stop_strings import partial_match
 
 
 @dataclass(frozen=True)
@@ -28,7 +21,7 @@ class ContentDelta:
 
 @dataclass(frozen=True)
 class CallStart:
-    """A call whose name is known; ``index`` counts an answer's calls."""
+    """The start of a call, once its name is known; ``index`` counts an answer's calls."""
 
     index: int
     id: str
@@ -48,32 +41,36 @@ Delta = ContentDelta | CallStart | ArgumentsDelta
 
 
 def new_call_id() -> str:
-    """An id that no other call has."""
+    """A unique id of a call."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class ToolCallParser:
-    """Reads one answer. Split anywhere, it gives the same deltas once those of one kind are joined.
+    """Parses one answer. However the text is split, the deltas are the same once those of one kind are
+    joined.
 
-    What is no call stays content: a block whose JSON breaks, or whose answer ends, before a name is known is
-    given as it was written. After that the arguments are given as they are, whole or not; a call without any
-    has ``{}``. A tag inside a JSON string is text of that string. White space between calls, and around the
-    JSON, is dropped.
+    What is not a call stays content: a block whose JSON breaks, or whose answer ends, before a name is known
+    is returned as written. After that the arguments are returned as they are, complete or not; a call without
+    any has ``{}``. A tag inside a JSON string is text of that string. White space between calls, and around
+    the JSON, is dropped.
+
+        ToolCallParser().feed('<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>')
+        # [CallStart(0, "call_…", "add"), ArgumentsDelta(0, '{"a": 1}')]
     """
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         self.num_calls = 0
         self._new_id = new_id
         self._held: list[str] = []  # white space that may stand before a tag
-        self._text = ""  # what comes after it
-        self._place = 0  # what stands before it in the text has been read
-        self._space = ""  # before the call under way
+        self._text = ""  # what follows it
+        self._place = 0  # the text before it has been read
+        self._space = ""  # before the current call
         self._call: CallJson | None = None
         self._started = self._has_arguments = False
         self._after_json = False  # the end tag of a call is still to come
 
     def feed(self, text: str) -> list[Delta]:
-        """The deltas that ``text`` makes certain."""
+        """The deltas that are certain after ``text``."""
         self._text += text
         return self._step(final=False)
 
@@ -93,7 +90,7 @@ class ToolCallParser:
         return deltas
 
     def _content(self, deltas: list[Delta], *, final: bool) -> bool:
-        """Give text up to the next tag; returns whether there is one."""
+        """Return text up to the next tag in ``deltas``; True if there is a tag."""
         found = (_START_OR_END if self._after_json else _START).search(self._text, self._place)
         if found is not None:
             self._show(deltas, self._text[self._place : found.start()])
@@ -105,16 +102,18 @@ class ToolCallParser:
         rest = self._text[self._place :]
         if final:
             rest = self._take_held() + rest
-            self._give(deltas, "" if self._is_wire(rest) else rest)
+            end = rest.strip()  # of a call: white space, part of its end tag
+            is_end = self.num_calls > 0 and (not end or (self._after_json and CALL_END.startswith(end)))
+            self._give(deltas, "" if is_end else rest)
             self._place = len(self._text)
         else:
-            keep = max(held(rest, tag) for tag in (CALL_START, CALL_END)[: 1 + self._after_json])
+            keep = max(partial_match(rest, tag) for tag in (CALL_START, CALL_END)[: 1 + self._after_json])
             self._show(deltas, rest[: len(rest) - keep])
             self._place = len(self._text) - keep
         return False
 
     def _show(self, deltas: list[Delta], text: str) -> None:
-        """Give text, without white space that may stand before a tag."""
+        """Return text, but hold white space that may precede a tag."""
         shown = text.rstrip()
         if shown:
             self._give(deltas, self._take_held() + shown)
@@ -125,13 +124,8 @@ class ToolCallParser:
         self._held.clear()
         return found
 
-    def _is_wire(self, text: str) -> bool:
-        """Whether the answer's last text is what stands after a call: white space, part of its end tag."""
-        rest = text.strip()
-        return self.num_calls > 0 and (not rest or (self._after_json and CALL_END.startswith(rest)))
-
     def _inside(self, call: CallJson, deltas: list[Delta], *, final: bool) -> bool:
-        """Read a call's text; returns whether it has ended."""
+        """Read a call's text; True if it has ended."""
         self._place = call.feed(self._text, self._place)
         if call.name is not None and not self._started:
             self._started = True

@@ -1,7 +1,4 @@
-"""Text while tokens arrive.
-
-detokenizer = IncrementalDetokenizer(tokenizer); detokenizer.add([9707]) + detokenizer.flush() == "Hello"
-"""
+"""Text while tokens arrive."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """Gives text as soon as it is certain; all pieces together are ``tokenizer.decode`` of all ids.
+    """Returns text as soon as it is certain; all pieces joined are ``tokenizer.decode`` of all ids.
 
     Args:
-        prompt_ids: tokens before the first; the text continues theirs, so that with SentencePiece the first
-        word
-            keeps its leading space. Empty: the text starts here.
+        prompt_ids: tokens that the text continues, so that with SentencePiece the first word keeps its
+            leading space. Empty: the text starts here.
         skip_special_tokens: as in ``Tokenizer.decode``.
     """
 
@@ -33,7 +29,7 @@ class IncrementalDetokenizer:
         self.add(prompt_ids[-_PROMPT_WINDOW:])
 
     def add(self, ids: Iterable[int]) -> str:
-        """The text that ``ids`` make certain, perhaps none; never half a character."""
+        """The text that is certain after ``ids``, perhaps none; never half a character."""
         shown = [i for i in ids if not (self._skip and self._tokenizer.is_special(i))]
         if self._window is not None:
             return "".join(map(self._window.add, shown))
@@ -45,10 +41,8 @@ class IncrementalDetokenizer:
 
 
 class _DecodeWindow:
-    """For decoders that are not joined bytes: the difference between decoding a short window and its start.
-
-    The window starts with the tokens of the last text given, so a token is always decoded after one it
-    follows.
+    """For decoders that do not join bytes: the difference between decoding a short window and its start. The
+    window starts with the tokens of the last text returned, so each token is decoded after its predecessor.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -1,10 +1,4 @@
-"""Bytes of tokens become text.
-
-Covers the two ways in which vocabularies hide bytes in token names (GPT-2's alphabet, SentencePiece's pieces)
-and the stream that joins bytes to characters.
-
-    stream = Utf8Stream(); stream.feed(b"\\xe4\\xbd") + stream.feed(b"\\xa0") + stream.flush() == "你"
-"""
+"""Bytes of tokens (GPT-2's alphabet, SentencePiece's pieces), and the stream that joins them to text."""
 
 from __future__ import annotations
 
@@ -45,12 +39,11 @@ def piece_bytes(piece: str) -> bytes:
 
 
 class Utf8Stream:
-    """Joins bytes to text and never gives half a character.
+    """Joins bytes to text and never returns half a character.
 
     Args:
         per_byte: what an invalid sequence becomes: one U+FFFD for every byte (SentencePiece), or one for
-        every
-            maximal part of a character (byte-level BPE, as Python, Rust and the Unicode standard do).
+            every maximal part of a character (byte-level BPE, as in Python, Rust and the Unicode standard).
         strip_space: drop one space at the very start of the text (SentencePiece's dummy prefix).
     """
 
@@ -65,7 +58,7 @@ class Utf8Stream:
         return self._text(data, final=False)
 
     def flush(self) -> str:
-        """What is left, incomplete characters shown as U+FFFD."""
+        """What is left, incomplete characters as U+FFFD."""
         return self._text(b"", final=True)
 
     def _text(self, data: bytes, *, final: bool) -> str:

@@ -1,16 +1,11 @@
-"""What every tokenizer offers.
-
-Covers the interface, the splitting of text at special tokens, and decoding.
-
-    tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
-"""
+"""The interface of tokenizers, with splitting at special tokens and decoding."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,13 +21,12 @@ class Tokenizer(ABC):
     """Text to token ids and back. Safe to share between threads.
 
     Attributes:
-        bos_id, eos_id: begin and end of text, None when the tokenizer has none.
+        bos_id, eos_id: begin and end of text; None: the tokenizer has none.
         vocab_size: one more than the largest id; a model's own vocabulary may be padded beyond it.
         special_tokens: text → id of the tokens that frame a prompt.
         files: every file to copy so that ``load_tokenizer`` and the chat template work on the copy.
-        adds_bos, adds_eos: whether ``encode`` puts them around the text, as Hugging Face does for
-            this tokenizer.
-        joins_bytes: whether the text of ids is the joined bytes of each, so that it can be streamed exactly.
+        prefix_ids, suffix_ids: what ``encode`` puts around a text, as Hugging Face does for this tokenizer.
+        joins_bytes: whether the text of ids is their joined bytes, so that it can be streamed exactly.
     """
 
     def __init__(
@@ -50,7 +44,7 @@ class Tokenizer(ABC):
         self._added_texts = {token.id: token.text for token in self._added}
         self._special_ids = frozenset(token.id for token in self._added if token.special)
         self._specials = {token.text: token for token in self._added if token.special}
-        self._special_pattern = _pattern(self._specials.values())
+        self._special_pattern = token_pattern(self._specials)
         self._bytes: dict[int, bytes] = {}
         self.special_tokens = {text: token.id for text, token in self._specials.items()}
         self.vocab_size = max([vocab_size, *(token.id + 1 for token in self._added)])
@@ -67,7 +61,7 @@ class Tokenizer(ABC):
             parse_special: a special token written in the text becomes its id; False keeps it text.
 
         Raises:
-            RequestError: ``text`` is no text, or holds half a UTF-16 pair.
+            RequestError: ``text`` is not a string, or has half a UTF-16 pair.
         """
         check_text(text)
         ids = self.encode_parts(self.split_special(text) if parse_special else [text])
@@ -76,8 +70,7 @@ class Tokenizer(ABC):
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """Ids of a prompt in parts: an int is a token, a string is text whose special tokens stay text.
 
-        Each string is encoded by itself, with nothing around it but its place: only the first part of all
-        gets what some tokenizers put before the start of a text.
+        Each string is encoded by itself; only the first part gets what some tokenizers put before a text.
         """
         ids: list[int] = []
         for index, part in enumerate(parts):
@@ -90,32 +83,28 @@ class Tokenizer(ABC):
 
     def split_special(self, text: str) -> list[str | int]:
         """``text`` cut at its special tokens, which become ids; for ``encode_parts``."""
-        parts: list[str | int] = []
-        end = 0
-        for match in self._special_pattern.finditer(text):
-            token = self._specials[match[0]]
-            before = text[end : match.start()]
-            parts += [before.rstrip() if token.lstrip else before, token.id]
-            end = match.end()
-            if token.rstrip:
-                end += len(text[end:]) - len(text[end:].lstrip())
-        return [part for part in (*parts, text[end:]) if part != ""]
+        return split_at(text, self._special_pattern, self._specials)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``ids``; bytes that are no UTF-8 show as U+FFFD, ids outside the vocabulary as nothing."""
+        """Text of ``ids``; invalid UTF-8 becomes U+FFFD, and ids outside the vocabulary nothing."""
         stream = self.text_stream()
         data = b"".join(self.token_bytes(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
         return stream.feed(data) + stream.flush()
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token for display: its leading space kept, half characters shown as U+FFFD."""
+        """Text of one token for display: its leading space kept, half characters as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of one token, perhaps part of a character; empty outside the vocabulary."""
         data = self._bytes.get(token_id)
         if data is None:
-            data = self._bytes[token_id] = self._lookup(int(token_id))
+            index = int(token_id)
+            if index in self._added_texts:
+                data = self._added_texts[index].encode()
+            else:
+                data = self._vocabulary_bytes(index) if 0 <= index < self.vocab_size else b""
+            self._bytes[token_id] = data
         return data
 
     def is_special(self, token_id: int) -> bool:
@@ -127,7 +116,7 @@ class Tokenizer(ABC):
         return Utf8Stream()
 
     def _encode_literal(self, text: str, *, first: bool) -> list[int]:
-        """Ids of text whose special tokens stay text, also where the vocabulary itself would rebuild one."""
+        """Ids of text whose special tokens stay text, even where the vocabulary itself would build one."""
         ids = self._encode_text(text, first=first)
         starts = [m.start() for m in self._special_pattern.finditer(text) if self.special_tokens[m[0]] in ids]
         if not starts:
@@ -135,11 +124,6 @@ class Tokenizer(ABC):
         cuts = [0, *(start + 1 for start in starts), len(text)]
         pieces = [text[a:b] for a, b in itertools.pairwise(cuts) if a < b]
         return [i for n, p in enumerate(pieces) for i in self._encode_text(p, first=first and n == 0)]
-
-    def _lookup(self, token_id: int) -> bytes:
-        if token_id in self._added_texts:
-            return self._added_texts[token_id].encode()
-        return self._vocabulary_bytes(token_id) if 0 <= token_id < self.vocab_size else b""
 
     @abstractmethod
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
@@ -150,28 +134,10 @@ class Tokenizer(ABC):
         """Bytes of an id of the vocabulary proper; empty for a gap in it."""
 
 
-class OrdinaryAddedTokens:
-    """Cuts text at added tokens that are not special, for kinds whose library does not."""
-
-    def __init__(self, added: Iterable[AddedToken]) -> None:
-        tokens = [token for token in added if not token.special]
-        self._ids = {token.text: token.id for token in tokens}
-        self._pattern = _pattern(tokens)
-
-    def split(self, text: str) -> list[str | int]:
-        """Non-empty strings of plain text, and ids."""
-        parts: list[str | int] = []
-        end = 0
-        for match in self._pattern.finditer(text):
-            parts += [text[end : match.start()], self._ids[match[0]]]
-            end = match.end()
-        return [part for part in (*parts, text[end:]) if part != ""]
-
-
 @contextmanager
 def library_errors(what: str, kind: type[IngotError] = RequestError, fix: str = _OTHER) -> Iterator[None]:
-    """Whatever a tokenizer library raises as an error of ours: also a panic of Rust, which is no
-    ``Exception``, and whose class cannot be imported.
+    """Turns what a tokenizer library raises into our error, even a Rust panic, which is no ``Exception`` and
+    whose class cannot be imported.
     """
     try:
         yield
@@ -185,11 +151,7 @@ def library_errors(what: str, kind: type[IngotError] = RequestError, fix: str = 
 
 
 def check_text(text: object) -> None:
-    """Refuse what cannot be encoded.
-
-    Raises:
-        RequestError: not a string, or a lone surrogate in it.
-    """
+    """Raise ``RequestError`` for what is not a string, or has a lone surrogate."""
     if not isinstance(text, str):
         raise RequestError("text to encode must be a string", seen=type(text).__name__)
     try:
@@ -202,7 +164,21 @@ def check_text(text: object) -> None:
         ) from None
 
 
-def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
+def token_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     """Matches any of the tokens, the longest that fits."""
-    texts = sorted((token.text for token in tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
+
+
+def split_at(text: str, pattern: re.Pattern[str], tokens: Mapping[str, AddedToken]) -> list[str | int]:
+    """Non-empty strings of ``text`` between the tokens that ``pattern`` finds, and the ids of these."""
+    parts: list[str | int] = []
+    end = 0
+    for match in pattern.finditer(text):
+        token = tokens[match[0]]
+        before = text[end : match.start()]
+        parts += [before.rstrip() if token.lstrip else before, token.id]
+        end = match.end()
+        if token.rstrip:
+            end += len(text[end:]) - len(text[end:].lstrip())
+    return [part for part in (*parts, text[end:]) if part != ""]

@@ -1,10 +1,4 @@
-"""Tokenizers that the ``tokenizers`` library runs.
-
-Covers tokenizer.json and the byte-level BPE of vocab.json with merges.txt (GPT-2, Qwen2), which is built in
-memory. Does not know which of them a folder should use.
-
-    FastTokenizer.from_json(TokenizerFolder(folder), folder / "tokenizer.json")
-"""
+"""Tokenizers run by the ``tokenizers`` library: tokenizer.json, or byte-level BPE built in memory."""
 
 from __future__ import annotations
 
@@ -32,11 +26,11 @@ LLAMA_CLASSES = ("LlamaTokenizer", "LLaMATokenizer", "CodeLlamaTokenizer")
 
 
 class FastTokenizer(Tokenizer):
-    """A ``tokenizers.Tokenizer`` behind our interface.
+    """A ``tokenizers.Tokenizer``.
 
-    Where the decoder is byte-level or SentencePiece's with byte fallback, decoding joins bytes; there a valid
-    character next to invalid bytes is kept, as SentencePiece does (the library's ByteFallback loses it).
-    With any other decoder the library decodes.
+    Where the decoder is byte-level or SentencePiece's with byte fallback, decoding joins bytes, which keeps a
+    valid character next to invalid bytes as SentencePiece does (the library's ByteFallback loses it). With
+    any other decoder the library decodes.
     """
 
     def __init__(
@@ -47,7 +41,10 @@ class FastTokenizer(Tokenizer):
         _add_missing(backend, folder)
         self._backend = backend
         self._literals: dict[bool, tokenizers.Tokenizer] = {}
-        added = [_added_token(i, token) for i, token in backend.get_added_tokens_decoder().items()]
+        added = [
+            AddedToken(token.content, i, special=token.special, lstrip=token.lstrip, rstrip=token.rstrip)
+            for i, token in backend.get_added_tokens_decoder().items()
+        ]
         bos_id = _id_of(backend, folder.named_token("bos_token"))
         eos_id = _id_of(backend, folder.named_token("eos_token"))
         prefix_ids, suffix_ids = _template(backend)
@@ -70,15 +67,17 @@ class FastTokenizer(Tokenizer):
 
     @classmethod
     def from_json(cls, folder: TokenizerFolder, path: Path) -> FastTokenizer:
-        """Read a tokenizer.json.
-
-        Raises:
-            TokenizerError: the library refuses the file.
-        """
+        """Read a tokenizer.json. Raises ``TokenizerError`` if the library refuses the file."""
         what = f"the tokenizers library cannot read {path}"
         with library_errors(what, TokenizerError, "copy the file again, or update the tokenizers package"):
             backend = tokenizers.Tokenizer.from_file(str(path))
-            return cls(_with_special_turns(backend), folder, folder.files(path))
+            added = backend.get_added_tokens_decoder().values()
+            if any(token.content in TURN_TOKENS and not token.special for token in added):
+                tree = json.loads(backend.to_str())
+                for token in tree["added_tokens"]:
+                    token["special"] = token["special"] or token["content"] in TURN_TOKENS
+                backend = tokenizers.Tokenizer.from_str(json.dumps(tree))
+            return cls(backend, folder, folder.files(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """See ``Tokenizer.encode``; the library itself parses special tokens."""
@@ -119,15 +118,17 @@ class FastTokenizer(Tokenizer):
         return piece_bytes(token)
 
     def _literal(self, *, first: bool) -> tokenizers.Tokenizer:
-        """A copy that reads special tokens as text; made when first needed.
-
-        It is a copy because the library's switch is on the tokenizer, which threads share. Where only the
-        start of a sequence gets a leading space, text in the middle has a copy that adds none.
+        """A copy that reads special tokens as text, since the library's switch is on the tokenizer, which
+        threads share. Where only the start of a sequence gets a leading space, text in the middle has a copy
+        that adds none.
         """
         first = first or not self._spaces_first_only
         if first not in self._literals:
             data = self._backend.to_str()
-            copy = tokenizers.Tokenizer.from_str(data if first else _without_first_space(data))
+            if not first:
+                tree = json.loads(data)
+                data = json.dumps({**tree, "pre_tokenizer": _never_prepend(tree["pre_tokenizer"])})
+            copy = tokenizers.Tokenizer.from_str(data)
             copy.encode_special_tokens = True
             self._literals[first] = copy
         return self._literals[first]
@@ -136,7 +137,7 @@ class FastTokenizer(Tokenizer):
 def byte_level_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], *, split: str | None, normalise: bool
 ) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al. 2019) of a vocabulary and its merges, the likeliest first.
+    """Byte-level BPE (Radford et al. 2019) of a vocabulary and its merges in order of priority.
 
     Args:
         split: pre-tokenizer regex; None is GPT-2's own.
@@ -155,19 +156,8 @@ def byte_level_bpe(
     return backend
 
 
-def _with_special_turns(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer with every token that frames a turn marked special."""
-    added = backend.get_added_tokens_decoder().values()
-    if not any(token.content in TURN_TOKENS and not token.special for token in added):
-        return backend
-    tree = json.loads(backend.to_str())
-    for token in tree["added_tokens"]:
-        token["special"] = token["special"] or token["content"] in TURN_TOKENS
-    return tokenizers.Tokenizer.from_str(json.dumps(tree))
-
-
 def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
-    """Special tokens that only the JSON files beside tokenizer.json name."""
+    """Add the tokens that only the JSON files next to tokenizer.json name."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in folder.added_tokens():
         if token.text in known:
@@ -194,7 +184,7 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
 
 
 def _template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the post-processor puts before and after a text, seen on a text that has ids."""
+    """Ids that the post-processor puts before and after a text, found with a text that has ids."""
     tokens = (backend.id_to_token(i) or "" for i in range(_NUM_PROBES))
     for text in ("a", *tokens):
         bare = backend.encode(text, add_special_tokens=False).ids
@@ -205,18 +195,12 @@ def _template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
     return tuple(backend.encode("").ids), ()
 
 
-def _added_token(token_id: int, token: Any) -> AddedToken:
-    return AddedToken(
-        token.content, token_id, special=token.special, lstrip=token.lstrip, rstrip=token.rstrip
-    )
-
-
 def _id_of(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
     return None if text is None else backend.token_to_id(text)
 
 
 def _state(component: Any) -> dict[str, Any]:
-    """A decoder or pre-tokenizer as the JSON that it is saved as."""
+    """The JSON of a decoder or pre-tokenizer."""
     return {} if component is None else json.loads(component.__getstate__())
 
 
@@ -251,14 +235,8 @@ def _is_first_only(state: Any) -> bool:
     return isinstance(state, list) and any(map(_is_first_only, state))
 
 
-def _without_first_space(data: str) -> str:
-    """A tokenizer.json whose Metaspace step adds no space."""
-    tree = json.loads(data)
-    tree["pre_tokenizer"] = _never_prepend(tree["pre_tokenizer"])
-    return json.dumps(tree)
-
-
 def _never_prepend(state: Any) -> Any:
+    """A pre-tokenizer's JSON whose Metaspace step adds no space."""
     if isinstance(state, dict):
         return {k: "never" if k == "prepend_scheme" else _never_prepend(v) for k, v in state.items()}
     return [_never_prepend(item) for item in state] if isinstance(state, list) else state

@@ -1,14 +1,8 @@
-"""What the JSON files beside a vocabulary say.
-
-Covers tokenizer_config.json, special_tokens_map.json, added_tokens.json and the two keys of config.json that
-name the tokenizer.
-
-    TokenizerFolder(Path("Qwen2-7B")).named_token("eos_token")  # "<|endoftext|>"
-"""
+"""The JSON files beside a vocabulary, and the two keys of config.json that name the tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +12,7 @@ from ingot.errors import TokenizerError
 
 CONFIG_FILE = "tokenizer_config.json"
 COPY_AGAIN = "copy the file again"
-# The chat template of requests with tools: in an engine, whose files lie side by side, and in a checkpoint.
+# The chat template of requests with tools: in an engine, which has no subfolders, and in a checkpoint.
 TOOL_TEMPLATES = ("chat_template_tool_use.jinja", "additional_chat_templates/tool_use.jinja")
 SIDE_FILES = (
     CONFIG_FILE,
@@ -28,7 +22,7 @@ SIDE_FILES = (
     "chat_template.json",
     *TOOL_TEMPLATES,
 )
-# These frame a turn. Some checkpoints forget to call them special; a user must not be able to write them.
+# These frame a turn. Some checkpoints do not mark them special; a user must not be able to write them.
 TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>")
 TURN_TOKENS = frozenset(TURN_STARTS + TURN_ENDS)
@@ -38,10 +32,10 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token matched in the text before the vocabulary's own rules.
+    """A token matched in text before the vocabulary's own rules.
 
-    ``special`` tokens frame a prompt and can be skipped when decoding; the others are ordinary text that
-    always is one token. ``lstrip`` and ``rstrip`` swallow white space on that side.
+    ``special`` tokens frame a prompt and can be skipped when decoding; others are text that is always one
+    token. ``lstrip`` and ``rstrip`` remove white space on that side.
     """
 
     text: str
@@ -52,10 +46,8 @@ class AddedToken:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, empty when there is no such file.
-
-    Raises:
-        TokenizerError: the file is no JSON object.
+    """The JSON object in ``path``, empty when there is no such file. Raises ``TokenizerError`` if the file is
+    not a JSON object.
     """
     if not path.is_file():
         return {}
@@ -69,11 +61,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def file_text(path: Path) -> str:
-    """The text of a file of the folder.
-
-    Raises:
-        TokenizerError: it cannot be read, or is not UTF-8.
-    """
+    """The text of a file; raises ``TokenizerError`` where it cannot be read or is not UTF-8."""
     try:
         return read_text(path)
     except (OSError, ValueError) as error:
@@ -81,10 +69,10 @@ def file_text(path: Path) -> str:
 
 
 class TokenizerFolder:
-    """A checkpoint folder as seen by a tokenizer.
+    """The tokenizer files of a checkpoint folder.
 
     Args:
-        model: what config.json would say, of a checkpoint that lies in the folder without one.
+        model: in place of config.json, for a checkpoint without one.
 
     Raises:
         TokenizerError: one of the JSON files is broken; the message names it.
@@ -99,10 +87,8 @@ class TokenizerFolder:
         self._model = read_object(path / "config.json") if model is None else model
 
     def existing(self, *names: str) -> tuple[Path, ...]:
-        """Those of ``names`` that are files here, in the order given.
-
-        Raises:
-            TokenizerError: one is larger than any vocabulary.
+        """Those of ``names`` that are files here, in this order; raises ``TokenizerError`` where one is
+        larger than any vocabulary.
         """
         found = tuple(self.path / name for name in names if (self.path / name).is_file())
         for path in found:
@@ -114,13 +100,13 @@ class TokenizerFolder:
         return found
 
     def files(self, *vocabulary: Path, needs_model_config: bool = False) -> tuple[Path, ...]:
-        """Everything to copy so that the same tokenizer and chat template load elsewhere."""
+        """Every file to copy so that the same tokenizer and chat template load elsewhere."""
         names = (*SIDE_FILES, "config.json") if needs_model_config and self._own_model else SIDE_FILES
         return (*vocabulary, *self.existing(*names))
 
     @property
     def tokenizer_class(self) -> str | None:
-        """Class that tokenizer_config.json names, without its "Fast"."""
+        """The class in tokenizer_config.json, without "Fast"."""
         name = self.config.get("tokenizer_class")
         return name.removesuffix("Fast") if isinstance(name, str) else None
 
@@ -146,12 +132,12 @@ class TokenizerFolder:
         return value
 
     def set_defaults(self, tokens: dict[str, str]) -> None:
-        """What ``named_token`` says of names that no file speaks of."""
-        spoken = self.config.keys() | self._map.keys()
-        self._map.update({name: text for name, text in tokens.items() if name not in spoken})
+        """Set named tokens that no file has."""
+        known = self.config.keys() | self._map.keys()
+        self._map.update({name: text for name, text in tokens.items() if name not in known})
 
     def named_token(self, name: str) -> str | None:
-        """Text of ``bos_token`` and the like; None when no file names it or it is empty."""
+        """Text of ``bos_token`` and the like; None when no file has it or it is empty."""
         for source in (self.config, self._map):
             text = _token_text(source.get(name))
             if text:
@@ -164,17 +150,32 @@ class TokenizerFolder:
         return {name: text for name, text in found if text}
 
     def special_texts(self) -> list[str]:
-        """Texts of every token that the files call special, without repeats."""
+        """Texts of every token that the files mark special, without repeats."""
         texts = list(self.named_tokens().values())
         for source in (self.config, self._map):
             for key in ("additional_special_tokens", "extra_special_tokens"):
-                texts += _texts(source.get(key))
+                found = source.get(key)
+                found = list(found.values()) if isinstance(found, dict) else found
+                if isinstance(found, list):
+                    texts += filter(None, map(_token_text, found))
         return list(dict.fromkeys(texts))
 
     def added_tokens(self) -> list[AddedToken]:
         """Tokens with ids of their own: added_tokens_decoder, then added_tokens.json."""
         special = TURN_TOKENS.union(self.special_texts())
-        tokens = {token.text: token for token in self._from_decoder(special)}
+        entries = self.config.get("added_tokens_decoder") or {}
+        where = self.path / CONFIG_FILE
+        if not isinstance(entries, dict):
+            raise TokenizerError(f"added_tokens_decoder in {where} must be an object", seen=entries)
+        tokens: dict[str, AddedToken] = {}
+        for key, entry in entries.items():
+            content = _token_text(entry)
+            if not (key.isascii() and key.isdigit() and len(key) < 19) or not content:
+                raise TokenizerError(f"added_tokens_decoder in {where} has a bad entry", seen={key: entry})
+            flags = entry if isinstance(entry, dict) else {}
+            is_special = bool(flags.get("special")) or content in special
+            strips = {side: bool(flags.get(side)) for side in ("lstrip", "rstrip")}
+            tokens[content] = AddedToken(content, int(key), is_special, **strips)
         for text, token_id in self._added.items():
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 where = self.path / "added_tokens.json"
@@ -184,36 +185,9 @@ class TokenizerFolder:
             tokens.setdefault(text, AddedToken(text, token_id, special=text in special))
         return sorted(tokens.values(), key=lambda token: token.id)
 
-    def _from_decoder(self, special: frozenset[str]) -> Iterator[AddedToken]:
-        entries = self.config.get("added_tokens_decoder") or {}
-        where = self.path / CONFIG_FILE
-        if not isinstance(entries, dict):
-            raise TokenizerError(f"added_tokens_decoder in {where} must be an object", seen=entries)
-        for key, entry in entries.items():
-            text = _token_text(entry)
-            if not _is_id(key) or not text:
-                raise TokenizerError(f"added_tokens_decoder in {where} has a bad entry", seen={key: entry})
-            flags = entry if isinstance(entry, dict) else {}
-            yield AddedToken(
-                text,
-                int(key),
-                special=bool(flags.get("special")) or text in special,
-                lstrip=bool(flags.get("lstrip")),
-                rstrip=bool(flags.get("rstrip")),
-            )
-
-
-def _is_id(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) < 19
-
 
 def _token_text(value: Any) -> str | None:
-    """A token is written as its text, or as an object with ``content``."""
+    """The text of a token, which is a string or an object with ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _texts(value: Any) -> list[str]:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return [text for text in map(_token_text, items) if text]

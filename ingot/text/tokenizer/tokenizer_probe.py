@@ -1,9 +1,4 @@
-"""What a tokenizer's files do to a process that loads them: tried in one with limits (``LimitedProcess``).
-
-Covers the texts to try. A library that runs out of memory ends its process without an exception.
-
-    answer({"folder": "checkpoint"})
-"""
+"""Loads and tries a tokenizer in a process with limits (``LimitedProcess``)."""
 
 from __future__ import annotations
 
@@ -19,13 +14,12 @@ from ingot.text.tokenizer.tokenizer_base import Tokenizer
 from ingot.text.tokenizer.tokenizer_fast import FastTokenizer
 
 _RUN = 48  # repeats: a pattern that tries every way to cut a run takes 2^48 steps
-_MOST_TOLD = 64  # strings of the files themselves, each this long at most
+_MOST_STRINGS = 64  # strings of the files themselves, each this long at most
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Load the tokenizer in ``folder``, encode texts and decode their ids.
-
-    Errors are ignored: the caller gets the same ones when it loads the tokenizer.
+    """Load the tokenizer in ``folder``, encode texts and decode their ids. Errors are ignored: the caller
+    gets the same ones when it loads the tokenizer. A library that runs out of memory ends its process.
     """
     with suppress(IngotError):
         tokenizer = load_tokenizer(Path(question["folder"]))
@@ -38,7 +32,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """A run of a character of every Unicode category and of all ASCII, words, and what the files look for."""
+    """Runs of a character of every Unicode category and of all ASCII, words, and strings of the files."""
     letters = {
         unicodedata.category(chr(code)): chr(code) for code in range(0x3100) if not 0xD800 <= code < 0xE000
     }
@@ -46,7 +40,7 @@ def _texts(tokenizer: Tokenizer) -> Iterator[str]:
         yield f"{one * _RUN}!{one} {one}\n"
     yield "It's 3 o'clock; they'll pay $1,234 (12 €)…\t\r\n\n  Grüße, Ελλάδα, привет, שלום, नमस्ते, 你好吗？"
     own = [*tokenizer.special_tokens, *(tokenizer.patterns() if isinstance(tokenizer, FastTokenizer) else ())]
-    for text in own[:_MOST_TOLD]:
+    for text in own[:_MOST_STRINGS]:
         with suppress(UnicodeEncodeError):
             text.encode()
-            yield text[:_MOST_TOLD] * _RUN
+            yield text[:_MOST_STRINGS] * _RUN
