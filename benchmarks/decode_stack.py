@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from decode_candidates import Tiles
 
-from ingot.kernels.activation.gated_mlp import silu_mul
-from ingot.kernels.activation.silu_mul_operand import silu_mul_operand
+from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_operand
 from ingot.kernels.attention.attention_arguments import AttentionOutput, Scoring, Sequences
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.paged_cache import PagedCache

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import triton
+from product_candidates import large_int8_candidates, small_int8_candidates
 
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
@@ -36,10 +37,8 @@ from ingot.kernels.rows.row_endings import InInt8
 from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,
     busiest_bytes,
-    large_int8_candidates,
     large_int8_tiles,
     machine_of,
-    small_int8_candidates,
     small_int8_tiles,
 )
 from ingot.kernels.tiles.product_tiles import MAX_ROWS

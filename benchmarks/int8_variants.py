@@ -30,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
 from decode_stack import EPS, LONGEST, Shape, Stack
+from product_candidates import small_int8_candidates
 from tile_sweep import arguments, run_cases, runs
 
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
@@ -39,12 +40,12 @@ from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
-from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv_triton
-from ingot.kernels.product.int8.int8_linear import int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.product.few_rows.small_qkv import small_int8_qkv
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
 from ingot.kernels.rows.row_endings import InInt8
-from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
+from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, small_int8_tiles
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
 
 CASES = "8x8,8x1,4x8,4x1,8x16,4x16,8x64,8x32"
@@ -110,10 +111,10 @@ class Int8Stack(Stack):
         large, tiles = plan.get(op, DEFAULT)
         weight = self.int8[op][layer]
         if op == "qkv":
-            return small_int8_qkv_triton(x, weight, None, self.place(self.batch, layer), tiles)
+            return small_int8_qkv(x, weight, None, self.place(self.batch, layer), tiles)
         if op == "gate_up":
-            return int8_linear_triton(x, weight, torch.float16, None, None, None, tiles)
-        return (int8_matmul_parts_triton if large else int8_linear_parts_triton)(x, weight, tiles)
+            return int8_linear(x, weight, torch.float16, None, None, None, tiles)
+        return (int8_matmul_parts_triton if large else int8_linear_parts)(x, weight, tiles)
 
     def only(self, op: str, choice: Choice) -> None:
         """One op of one layer."""

@@ -31,6 +31,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
 from decode_stack import Plan, Shape, Stack, apart, ordered
+from product_candidates import packed_candidates
 from tile_sweep import arguments, run_cases, runs
 
 from ingot.kernels.launch_overlap import overlaps
@@ -39,7 +40,6 @@ from ingot.kernels.product.few_rows.small_linear import small_linear_parts
 from ingot.kernels.product.few_rows.small_qkv import small_qkv
 from ingot.kernels.product.packed.packed_matmul import packed_matmul_parts
 from ingot.kernels.rows.operand_rows import operand_rows
-from ingot.kernels.tiles.packed_tiles import packed_candidates
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 

@@ -34,11 +34,11 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
 from narrow_variants import narrow_weight
+from product_candidates import packed_candidates
 from timing import compact, graph_us
 
-from ingot.kernels.product.packed.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
+from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.rows.operand_rows import operand_rows
-from ingot.kernels.tiles.packed_tiles import packed_candidates
 from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import StoredWeight
 
@@ -57,8 +57,8 @@ def ours(x: torch.Tensor, weights: list[StoredWeight], tiles: Tiles, split: bool
     """A call a weight, with x in the operand's order where words go straight into registers."""
     rows = operand_rows(x) if tiles["DIRECT"] else x
     if split:
-        return [lambda w=w: packed_matmul_parts_triton(rows, w, tiles) for w in weights]
-    return [lambda w=w: packed_matmul_triton(rows, w, None, tiles) for w in weights]
+        return [lambda w=w: packed_matmul_parts(rows, w, tiles) for w in weights]
+    return [lambda w=w: packed_matmul(rows, w, None, tiles) for w in weights]
 
 
 def copies(outputs: int, width: int, bits: int, dry: bool) -> list[StoredWeight]:

@@ -1,8 +1,6 @@
-"""What the machine can do: devices, dtypes and their names.
+"""Devices, dtypes and host memory, and the names by which users ask for them.
 
-Translates between a user's words (``auto``, ``cuda``, ``fp16``) and torch's objects.
-
-    device = resolve_device("auto")
+device = resolve_device("auto")
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ _LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32":
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """The device behind ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; ``auto`` is the first GPU, else the CPU.
+    """The device of ``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
-        DeviceError: the name is unknown, or CUDA was asked for and there is none.
+        DeviceError: the name is unknown, or there is no such GPU.
     """
     if isinstance(name, torch.device):
         name = str(name)
@@ -41,26 +39,16 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if kind != "cuda" or (index and not index.isdigit()):
         raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", field="device")
     if not torch.cuda.is_available():
-        raise DeviceError(
-            "PyTorch finds no usable CUDA device", seen=name, field="device", fix="`device=cpu`"
-        )
-    number = int(index or 0)
-    if number >= torch.cuda.device_count():
-        raise DeviceError(
-            "no such GPU",
-            seen=name,
-            allowed=f"cuda:0 to cuda:{torch.cuda.device_count() - 1}",
-            field="device",
-        )
+        what = "PyTorch finds no usable CUDA device"
+        raise DeviceError(what, seen=name, field="device", fix="`device=cpu`")
+    number, count = int(index or 0), torch.cuda.device_count()
+    if number >= count:
+        raise DeviceError("no such GPU", seen=name, allowed=f"cuda:0 to cuda:{count - 1}", field="device")
     return torch.device("cuda", number)
 
 
 def expect_e4m3(device: torch.device) -> None:
-    """Raise unless a KV cache in fp8 can be on ``device``: a CPU, or a GPU that converts e4m3.
-
-    Raises:
-        DeviceError: the GPU's compute capability is below 8.9.
-    """
+    """Raise ``DeviceError`` on a GPU that cannot convert e4m3, so cannot have a KV cache in fp8."""
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
@@ -79,10 +67,10 @@ class HostMemory:
     """Bytes of memory that this process may use.
 
     Attributes:
-        name: of what leaves the least: the machine's memory, a control group's limit, or a process limit.
-        total: of that, in all.
+        name: the tightest bound: the machine's memory, a control group's limit, or a process limit.
+        total: of that bound.
         available: what can still be taken without swapping; file caches count as free.
-        held: what this process holds now, mapped files apart.
+        held: what this process holds now, without mapped files.
     """
 
     name: str
@@ -92,37 +80,33 @@ class HostMemory:
 
 
 def host_memory(proc: Path = _PROC) -> HostMemory:
-    """What this process may use: of the machine's memory, its control groups' limits (v1 and v2, with their
-    parents') and its own limits (``ulimit -v``, ``ulimit -d``) the one that leaves the least.
+    """What this process may use: the tightest of the machine's memory, the limits of its control groups (v1
+    and v2, with their parents') and its own limits (``ulimit -v``, ``ulimit -d``).
     """
-    own = _kilobytes(proc / "self" / "status")
-    bounds = [_machine_memory(proc), *_group_limits(proc), *_process_limits(own)]
+    own, memory = _kilobytes(proc / "self" / "status"), _kilobytes(proc / "meminfo")
+    machine = memory.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bounds: list[_Bound] = [("this machine's memory", machine, memory.get("MemAvailable", machine))]
+    bounds += [*_group_limits(proc), *_process_limits(own)]
     name, total, available = min(bounds, key=lambda bound: bound[2])
     return HostMemory(name, total, max(available, 0), own.get("RssAnon", 0))
 
 
-_Bound = tuple[str, int, int]  # name, bytes in all, bytes left
-
-
-def _machine_memory(proc: Path) -> _Bound:
-    memory = _kilobytes(proc / "meminfo")
-    total = memory.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return "this machine's memory", total, memory.get("MemAvailable", total)
+_Bound = tuple[str, int, int]  # name, total bytes, bytes left
 
 
 def _group_limits(proc: Path) -> Iterator[_Bound]:
-    """The limits of this process's memory control groups, from its own up to the one that is mounted."""
+    """Limits of this process's memory control groups, from its own up to the mounted one."""
     for folder, names in _groups(proc):
         limit, used = (_number(folder / name) for name in names)
         if limit is not None and used is not None:
             stat = _words(folder / "memory.stat")
-            prefix = "total_" if "total_active_file" in stat else ""  # v1: with its children's
+            prefix = "total_" if "total_active_file" in stat else ""  # v1: includes children
             cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
             yield "the cgroup's memory limit", limit, limit - used + min(cached, used)
 
 
 def _groups(proc: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
-    """Folders of control groups that may limit memory, and the files of limit and usage there."""
+    """Folders of control groups that may limit memory, each with its files of limit and usage."""
     paths = dict(line.split(":", 2)[1:] for line in _lines(proc / "self" / "cgroup") if line.count(":") >= 2)
     for line in _lines(proc / "self" / "mountinfo"):
         left, right = (part.split() for part in line.partition(" - ")[::2])
@@ -150,7 +134,7 @@ def _process_limits(own: dict[str, int]) -> Iterator[_Bound]:
 
 
 def _kilobytes(path: Path) -> dict[str, int]:
-    """Bytes by name, of lines such as ``MemTotal:  24683656 kB``."""
+    """Bytes by name, from lines such as ``MemTotal:  24683656 kB``."""
     lines = (line.replace(":", " ").split() for line in _lines(path))
     return {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
 
@@ -161,13 +145,13 @@ def _words(path: Path) -> dict[str, str]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, as with ``max``."""
+    """The number in a file; None where it holds none, such as ``max``."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
 
 
 def _lines(path: Path) -> list[str]:
-    """A file's lines; none where there is no such file, as beyond Linux."""
+    """A file's lines; none if it does not exist, as outside Linux."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -175,12 +159,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which a GPU is the current one; nothing for a CPU."""
+    """A block in which a GPU is the current device; does nothing for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:
-    """The torch dtype of ``fp16``, ``bf16`` or ``fp32`` (torch's own names, and its dtypes, work too).
+    """The torch dtype of ``fp16``, ``bf16`` or ``fp32``; torch's names and dtypes work too.
 
     Raises:
         ConfigError: the name is none of these.
@@ -188,25 +172,17 @@ def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     name = str(name).removeprefix("torch.")
     dtype = DTYPES.get(_LONG_NAMES.get(name, name))
     if dtype is None:
-        raise ConfigError(
-            "unknown dtype",
-            seen=name,
-            allowed="auto, fp16, bf16, fp32",
-            field="dtype",
-        )
+        raise ConfigError("unknown dtype", seen=name, allowed="auto, fp16, bf16, fp32", field="dtype")
     return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The short name of a dtype: ``fp16``, ``bf16``, ``fp32``; torch's name for others."""
-    for name, value in DTYPES.items():
-        if value == dtype:
-            return name
-    return str(dtype).removeprefix("torch.")
+    """``fp16``, ``bf16`` or ``fp32``; torch's name for other dtypes."""
+    return next((name for name, own in DTYPES.items() if own == dtype), str(dtype).removeprefix("torch."))
 
 
 def cpu_name() -> str | None:
-    """The CPU's name as far as the system tells it."""
+    """The CPU's model name, if the system has one."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -26,7 +26,7 @@ from ingot.errors import EngineError
 from ingot.layers.chosen_kernels import PLAIN, describe_kernels
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward_batch import LayerCache
-from ingot.layers.product_choice import Ways, fuses
+from ingot.layers.product_choice import ProductChooser, fuses
 from ingot.memory.memory_sizes import cache_dtype, encoded_position_bytes, kv_bytes_per_token
 from ingot.models.model_registry import architecture_named
 
@@ -177,7 +177,7 @@ def _describe(
     if fuses(model):
         shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
         cache = LayerCache.zeros(*shape, cached, torch.device("meta"))
-        kernels = describe_kernels(model, Ways(model, [cache]))
+        kernels = describe_kernels(model, ProductChooser(model, [cache]))
     files = [folder] if folder.is_file() else [file for file in folder.rglob("*") if file.is_file()]
     longest = 0 if config.encoder is None else config.encoder.max_positions
     return Description(

@@ -1,10 +1,7 @@
-"""What every kernel launcher checks before it touches memory.
+"""What kernel launchers share: argument checks, the choice between kernel and reference, tile choices.
 
-Owns the error for arguments that a kernel cannot take, the choice between a kernel and its reference, and the
-merging of tile choices. Knows no op.
-
-    expect("weight", weight, (hidden,), like=x)
-    if runs_on_gpu(x): ...
+expect("weight", weight, (hidden,), like=x)
+if runs_on_gpu(x): ...
 """
 
 from __future__ import annotations
@@ -19,13 +16,25 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class KernelArgumentError(IngotError, ValueError):
-    """A kernel was called with a tensor or a number it cannot take."""
+    """A shape, dtype, device, stride or number that a kernel cannot take. Every op of this room raises it."""
 
 
 def expect_float(name: str, tensor: torch.Tensor) -> None:
-    """Raise unless ``tensor`` has one of the floating dtypes that kernels compute in."""
+    """Raise unless ``tensor`` is fp16, bf16 or fp32."""
     if tensor.dtype not in FLOAT_DTYPES:
         raise KernelArgumentError(f"{name} has the wrong dtype", seen=tensor.dtype, allowed=FLOAT_DTYPES)
+
+
+def expect_rows(name: str, tensor: torch.Tensor) -> None:
+    """Raise unless ``tensor`` is [rows, columns] of fp16, bf16 or fp32."""
+    expect_float(name, tensor)
+    expect(name, tensor, (None, None), like=tensor)
+
+
+def expect_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """Raise unless ``tensor`` is contiguous."""
+    if not tensor.is_contiguous():
+        raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
 
 
 def expect(
@@ -36,14 +45,8 @@ def expect(
     like: torch.Tensor,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Raise unless ``tensor`` has the shape, the dtype, the device and the unit last stride asked for.
-
-    Args:
-        name: what the caller calls it.
-        tensor: what was given.
-        shape: sizes; None accepts any size in that dimension.
-        like: a tensor of the same call; gives the device and, without ``dtype``, the dtype.
-        dtype: the dtype wanted.
+    """Raise unless ``tensor`` has this shape (None: any size) and dtype (None: that of ``like``), lies on the
+    device of ``like``, and has unit stride in its last dimension.
     """
     wanted = like.dtype if dtype is None else dtype
     if tensor.dtype != wanted:
@@ -55,11 +58,8 @@ def expect(
         allowed = tuple("any" if size is None else size for size in shape)
         raise KernelArgumentError(f"{name} has the wrong shape", seen=tuple(sizes), allowed=allowed)
     if sizes and sizes[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 1:
-        raise KernelArgumentError(
-            f"{name} is not contiguous in its last dimension",
-            seen=tensor.stride(),
-            fix="call .contiguous() first",
-        )
+        what = f"{name} is not contiguous in its last dimension"
+        raise KernelArgumentError(what, seen=tensor.stride(), fix="call .contiguous() first")
 
 
 def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
 
 
 def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
-    """Whether sizes are those asked for; it runs several times a launch, so a loop and no generator."""
+    """Whether sizes match; a loop and no generator, because it runs several times per launch."""
     if len(sizes) != len(shape):
         return False
     for size, want in zip(sizes, shape, strict=True):  # noqa: SIM110
@@ -83,12 +83,9 @@ def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
 
 
 def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
-    """Raise unless ``tensor`` can receive a result: contiguous, with the shape, dtype and device of
-    ``like``.
-    """
+    """Raise unless ``tensor`` is contiguous, with the shape, dtype and device of ``like``."""
     expect(name, tensor, tuple(like.shape), like=like)
-    if not tensor.is_contiguous():
-        raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
+    expect_contiguous(name, tensor)
 
 
 def expect_range(name: str, value: int, low: int, high: int | None = None) -> None:
@@ -107,7 +104,7 @@ def expect_group(num_heads: int, num_kv_heads: int) -> None:
 
 
 def expect_static(static: torch.Tensor | None, like: torch.Tensor) -> None:
-    """Raise unless a static scale is one number on the device of ``like``."""
+    """Raise unless a static scale is fp32 [1] on the device of ``like``."""
     if static is not None:
         expect("static", static, (1,), like=like, dtype=torch.float32)
 
@@ -130,16 +127,13 @@ def runs_on_gpu(x: torch.Tensor) -> bool:
     if x.device.type != "cuda":
         raise DeviceError("no kernel for this device", seen=x.device, allowed="cuda, cpu")
     if x.device.index != torch.cuda.current_device():
-        raise DeviceError(
-            "the tensor is not on the current GPU",
-            seen=x.device,
-            allowed=f"cuda:{torch.cuda.current_device()}",
-            fix="torch.cuda.set_device",
-        )
+        current = f"cuda:{torch.cuda.current_device()}"
+        what = "the tensor is not on the current GPU"
+        raise DeviceError(what, seen=x.device, allowed=current, fix="torch.cuda.set_device")
     return True
 
 
-# Tiles that may be any number, and those that are off at 0.
+# Tiles that need not be powers of two, and those that are off at 0.
 COUNTS = frozenset({"AHEAD", "DIRECT", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"})
 OFF_AT_0 = frozenset({"AHEAD", "DIRECT", "FRAGMENTS", "MORE_N", "PREFETCH", "PROGRAMS", "WIDE"})
 
@@ -148,7 +142,7 @@ def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) ->
     """The op's default tile choices with the caller's put over them.
 
     Raises:
-        KernelArgumentError: a name the op does not have, or a number that the tile cannot be.
+        KernelArgumentError: a tile that the op does not have, or a value that the tile cannot have.
     """
     if not tiles:
         return dict(defaults)

@@ -1,9 +1,9 @@
-"""Starting a kernel while the one before it still runs: programmatic dependent launch, sm_90 and later.
+"""Programmatic dependent launch (sm_90): a kernel starts while the one before it still runs.
 
-Owns the tile ``OVERLAP`` (1: off; 2: on; 4: on, and what else the op says), its launch option and the wait
-inside a kernel. Every program waits: the kernel after it relies on that. Before the wait a kernel reads only
-what no kernel has written since the last launch without overlap: in a chain of early starts the one before
-the previous may still run too. On older GPUs asking for it is an error, never a silent fallback.
+The tile ``OVERLAP`` is 1 (off), 2 (on) or 4 (on, and whatever else the op says). Every program waits: the
+next kernel relies on that. Before the wait a kernel may read only what no kernel has written since the last
+launch without overlap: in a chain of early starts the kernel before the previous one may still run too. On
+older GPUs asking for it is an error.
 
     wait_for_previous(OVERLAP)                                # in the kernel
     kernel[grid](..., **launch_options(choice, x.device))     # in the launcher
@@ -37,14 +37,14 @@ def prefetch_lines(places: tl.tensor, wanted: tl.tensor) -> None:
 
 @triton.jit
 def start_next(OVERLAP: tl.constexpr) -> None:
-    """Let the next kernel start as soon as every program of this one has come here."""
+    """Let the next kernel start once every program of this one has reached this point."""
     if OVERLAP > 1:
         cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr) -> None:
-    """Wait until the previous kernel has ended and all that it wrote can be read."""
+    """Wait until the previous kernel has ended and its writes are visible."""
     if OVERLAP > 1:
         cuda.gdc_wait()
 
@@ -56,12 +56,12 @@ def overlaps(device: torch.device) -> bool:
 
 
 def other_overlap(device: torch.device | None) -> list[dict[str, int]]:
-    """What tuning tries for an op that does not overlap by default: overlap, where it exists."""
+    """What tuning tries for an op that does not overlap by default."""
     return [{"OVERLAP": 2}] if device is not None and overlaps(device) else []
 
 
 def launch_options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
-    """Triton's launch options for an op's tiles: warps, and the overlap if asked for.
+    """Triton's launch options for an op's tiles: warps and overlap.
 
     Raises:
         KernelArgumentError: OVERLAP on a GPU that has no programmatic dependent launch.

@@ -1,10 +1,7 @@
-"""Self-attention over a paged KV cache.
+"""Self-attention over a paged KV cache, between a decoder's QKV and output products.
 
-Owns a decoder's attention between its two products: position, cache write, attention. Knows no model and no
-kernel's inside.
-
-    query = attention.place(qkv, batch, cache, rope)
-    attended = attention.attend(query, batch, cache)
+query = attention.place(qkv, batch, cache, rope)
+attended = attention.attend(query, batch, cache)
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from ingot.layers.linear import Linear
 
 
 class HeadNorm(nn.Module):
-    """Weight of the RMSNorm over one head's channels (Qwen3); the rotary kernel applies it."""
+    """The RMSNorm weight of one head's channels (Qwen3), which the rotary kernel applies."""
 
     def __init__(self, head_dim: int, ctx: BuildContext) -> None:
         super().__init__()
@@ -39,10 +36,9 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
+    """Causal MHA or GQA; queries, keys and values are one product, in that order.
 
-    A query sees the last ``scoring.window`` tokens, 0: all. With ``batch_invariant`` every token is computed
-    by the same arithmetic in any step (invariance.py).
+    With ``batch_invariant`` every token is computed by the same arithmetic in any step (invariance.py).
     """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext, window: int) -> None:
@@ -59,19 +55,13 @@ class Attention(nn.Module):
         qkv, output = ctx.at("qkv_proj"), ctx.at("o_proj")
         self.small_tiles = qkv.product_tiles("small_qkv", n=width, k=config.hidden_size)
         self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=qkv)
-        self.o_proj = Linear(
-            config.q_size,
-            config.hidden_size,
-            bias=config.output_bias,
-            ctx=output,
-            input_group=config.head_dim,
-            free_order=True,
-        )
+        sizes, group = (config.q_size, config.hidden_size), config.head_dim
+        self.o_proj = Linear(*sizes, bias=config.output_bias, ctx=output, input_group=group, free_order=True)
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
 
     def placement(self, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None) -> Placement:
-        """Where a step's queries, keys and values go, and how they turn."""
+        """Where a step's queries, keys and values go, and how they are rotated."""
         return Placement(rope, batch.places, cache, self.heads)
 
     def place(
@@ -82,9 +72,8 @@ class Attention(nn.Module):
         rope: torch.Tensor | None,
         tiles: Mapping[str, int] | None = None,
     ) -> torch.Tensor:
-        """[T, q_size + 2 kv_size] → queries [T, num_heads, head_dim]; keys and values go into ``cache``.
-
-        ``tiles`` are put over the plan's.
+        """[T, q_size + 2 kv_size] → queries [T, num_heads, head_dim]; keys and values go into ``cache``;
+        ``tiles`` override the plan's.
         """
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
@@ -102,12 +91,11 @@ class Attention(nn.Module):
         out: torch.Tensor | None = None,
         out_scales: OutScales | None = None,
     ) -> torch.Tensor:
-        """Queries [T, num_heads, head_dim] → the same shape, ``out`` where it is given.
+        """Queries [T, num_heads, head_dim] → the same shape; ``out`` and ``out_scales`` are as of
+        ``AttentionOutput``, and not with ``batch_invariant``.
 
-        Leading requests of one token go to the decode kernel, the others to the prefill kernel, which comes
-        second: in a captured step the first also writes rows of the others. With
-        ``out_scales``, as in ``kernels/attention/int8_heads.py``, ``out`` is int8; never with
-        ``batch_invariant``.
+        Leading requests of one token go to the decode kernel, then the others to the prefill kernel: in a
+        captured step the first also writes rows of the others.
         """
         if self.batch_invariant:
             assert out is None
@@ -144,11 +132,11 @@ class Attention(nn.Module):
         return out
 
     def tile_rows(self, max_query_len: int, cache: LayerCache, dtype: torch.dtype) -> int:
-        """Queries of a tile of the prefill kernel where a request has so many, in ``dtype``."""
+        """Queries per tile of the prefill kernel for a request of so many, in ``dtype``."""
         tiles = default_tiles(max_query_len, self.config.head_dim, dtype.itemsize, cache.scales is not None)
         return merge_tiles(tiles, self.tiles_of(self.prefill_tiles, max_query_len, cache))["BLOCK_M"]
 
     @staticmethod
     def tiles_of(table: TileTable, rows: int, cache: LayerCache) -> Mapping[str, int] | None:
-        """The plan's tiles, which were measured on a cache in the model's dtype; None for one in 8 bits."""
+        """The plan's tiles, measured on a cache in the model's dtype; None for a cache in 8 bits."""
         return table.at(rows) if cache.scales is None else None

@@ -1,10 +1,7 @@
-"""What a layer needs to know to be built.
+"""What a layer needs to be built: the engine's linear schemes, kernel plan and dtype, and the module's name.
 
-Owns the bundle of choices that come from the engine and not from the model: linear schemes, kernel plan,
-dtype; and the name of the module that is built, by which its scheme is chosen. Knows no layer.
-
-    ctx = BuildContext(QuantConfig(scheme), KernelPlan(), torch.float16)
-    ctx.at("layers.0").at("mlp").at("down_proj").scheme()
+ctx = BuildContext(QuantConfig(scheme), KernelPlan(), torch.float16)
+ctx.at("layers.0").at("mlp").at("down_proj").scheme()
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ from ingot.quant.schemes.scheme_registry import make_scheme
 
 @dataclass(frozen=True)
 class BuildContext:
-    """Passed down the module tree while it is built; ``dtype`` is the dtype of weights and activations,
-    ``path`` the name of the module.
-    """
+    """Passed down the module tree; ``dtype``: of weights and activations; ``path``: the module's name."""
 
     quant: QuantConfig
     plan: KernelPlan
@@ -31,16 +26,16 @@ class BuildContext:
     path: str = ""
 
     def at(self, name: str) -> BuildContext:
-        """The context of a module within this one."""
+        """The context of a submodule."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def scheme(self, input_group: int = 0, *, free_order: bool = False) -> LinearScheme:
-        """Of a linear layer of this name; arguments are as in ``make_scheme``."""
+        """The scheme of a linear layer of this name; arguments are as of ``make_scheme``."""
         return make_scheme(self.quant.at(self.path), input_group, free_order=free_order)
 
     def product_tiles(self, op: str, **shape: int) -> TileTable:
-        """The plan's choices for a small product of the linear layer of this name; none for a narrow weight:
-        a plan is measured with dense ones.
+        """The plan's tiles for a small product of the linear layer of this name; none unless it is dense, as
+        when plans are measured.
         """
         return self.plan.table(op, **shape) if self.scheme().dense else TileTable({})
 

@@ -1,8 +1,6 @@
 """Which kernels a decoder's steps run on, in words.
 
-Owns the words for products, and the ranges of rows that share them. Chooses nothing.
-
-    describe_kernels(decoder, Ways(decoder, caches))     # {"decode, 1 to 8 requests": "small kernels", …}
+describe_kernels(decoder, ProductChooser(decoder, caches))   # {"decode, 1 to 8 requests": "small kernels", …}
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from ingot.layers.layer_products import (
     Product,
     SmallProduct,
 )
-from ingot.layers.product_choice import Step, Ways
+from ingot.layers.product_choice import ProductChooser, Step
 
-PLAIN = {"every step": "module by module"}  # where nothing is fused
+PLAIN = {"every step": "module by module"}  # if nothing is fused
 NAMES = ("qkv", "output", "up", "down")
-MOST_ROWS = 257  # of decode steps; more do as these
+MOST_ROWS = 257  # of decode steps; larger ones are like the last
 _WORDS = {
     SmallProduct: "small kernels",
     PackedProduct: "packed kernels",
@@ -33,31 +31,32 @@ _WORDS = {
 }
 
 
-def describe_kernels(decoder: Decoder, ways: Ways) -> dict[str, str]:
-    """What computes the products of fused steps: by numbers of requests that all decode, and of prompts."""
+def describe_kernels(decoder: Decoder, chooser: ProductChooser) -> dict[str, str]:
+    """The kernels of fused steps' products: by number of requests if all decode, and with prompts."""
     found: dict[str, str] = {}
     first, before = 1, ""
     for rows in range(1, MOST_ROWS + 1):
-        now = _of_step(decoder, ways, Step(decodes=True, rows=rows))
+        now = _of_step(decoder, chooser, Step(decodes=True, rows=rows))
         if now != before and before:
-            found[_range(first, rows - 1)] = before
-            first = rows
+            last = rows - 1
+            many = f"{first} to {last} requests" if last > first else f"{first} request{'s' * (first > 1)}"
+            found[f"decode, {many}"], first = before, rows
         before = now
     found[f"decode, {first} requests and more"] = before
-    return found | {"with prompts": _of_step(decoder, ways, Step(decodes=False))}
+    return found | {"with prompts": _of_step(decoder, chooser, Step(decodes=False))}
 
 
-def _range(first: int, last: int) -> str:
-    many = f"{first} to {last} requests" if last > first else f"{first} request{'s' if first > 1 else ''}"
-    return f"decode, {many}"
-
-
-def _of_step(decoder: Decoder, ways: Ways, step: Step) -> str:
+def _of_step(decoder: Decoder, chooser: ProductChooser, step: Step) -> str:
     """Products by kernel: ``qkv, up: packed kernels; head: small kernels``."""
     by_kernel: dict[str, dict[str, None]] = {}
     apart = decoder.config.gated and decoder.config.activation != "silu"
-    for name, product in _products(Operations(decoder, ways, step)):
-        word = _word(product)
+    operations = Operations(decoder, chooser, step)
+    products = [(name, getattr(layer, name)) for layer in operations.layers for name in NAMES]
+    for layer in operations.layers:
+        products += zip(("encoded query", "encoded output"), layer.encoded or (), strict=False)
+    for name, product in [*products, ("head", operations.layers[-1].after)]:
+        fallback = "matrix library" if product.linear.scheme.dense else "weights widened per step"
+        word = _WORDS.get(type(product), fallback)
         if name == "up" and apart and isinstance(product, SmallProduct):
             word += ", activation apart"
         by_kernel.setdefault(word, {})[name] = None

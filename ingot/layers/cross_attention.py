@@ -1,10 +1,8 @@
-"""Attention to an encoder's outputs, whose keys and values lie in a second paged cache.
+"""Attention to an encoder's outputs, whose keys and values are in a second paged cache, written once per
+input.
 
-Owns the products of queries and of encoded keys and values, the writing of the second cache, and attention
-over it. A step of the decoder reads that cache and writes nothing to it. Knows no request.
-
-    attention.write(encoded, cache.encoded, slots)         # once for an input
-    attended = attention.attend(query, batch, cache)       # in every step
+attention.write(encoded, cache.encoded, slots)
+attended = attention.attend(query, batch, cache)       # in every step
 """
 
 from __future__ import annotations
@@ -38,21 +36,14 @@ class CrossAttention(nn.Module):
         self.scoring = Scoring(config.attention_scale)
         size, bias = config.hidden_size, config.qkv_bias
         self.q_proj = Linear(size, config.q_size, bias=bias, ctx=ctx.at("q_proj"))
-        self.kv_proj = Linear(
-            config.encoder.hidden_size, 2 * config.kv_size, bias=bias, ctx=ctx.at("kv_proj")
-        )
-        self.o_proj = Linear(
-            config.q_size,
-            size,
-            bias=config.output_bias,
-            ctx=ctx.at("o_proj"),
-            input_group=config.head_dim,
-            free_order=True,
-        )
+        width, kv = config.encoder.hidden_size, 2 * config.kv_size
+        self.kv_proj = Linear(width, kv, bias=bias, ctx=ctx.at("kv_proj"))
+        sizes, output, group = (config.q_size, size), ctx.at("o_proj"), config.head_dim
+        self.o_proj = Linear(*sizes, bias=config.output_bias, ctx=output, input_group=group, free_order=True)
 
     def write(self, encoded: torch.Tensor, cache: LayerCache, slots: torch.Tensor) -> None:
-        """Keys and values of encoded positions [P, encoder's hidden_size] go into ``slots`` [P] of a second
-        cache (``block * block_size + offset``), in 8 bits where it has scales.
+        """Write keys and values of encoded positions [P, encoder's hidden_size] to ``slots`` [P] of a second
+        cache (``block * block_size + offset``).
         """
         heads = QkvHeads(0, self.config.num_kv_heads, self.config.head_dim)
         rope_kv_write(self.kv_proj(encoded), Placement(None, TokenPlaces(slots, slots, slots), cache, heads))
@@ -69,10 +60,7 @@ class CrossAttention(nn.Module):
         out: torch.Tensor | None = None,
         out_scales: OutScales | None = None,
     ) -> torch.Tensor:
-        """Queries [T, num_heads, head_dim] → the same shape: zeros for tokens without an encoded position.
-
-        ``out`` and ``out_scales`` are as in ``Attention.attend``.
-        """
+        """As of ``Attention.attend``; zeros for tokens without an encoded position."""
         encoded, second = batch.encoded, cache.encoded
         assert encoded is not None
         assert second is not None

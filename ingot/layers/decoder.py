@@ -1,12 +1,11 @@
-"""A decoder from its config.
+"""A decoder from its config: embedding, layers of attention and MLP, final norm, head, and perhaps an
+encoder.
 
-Owns the stack that every model of Ingot has: embedding, layers of attention and MLP, final norm, head. Beside
-it may be an encoder, which is the architecture's own. What sets decoders apart is in ``DecoderConfig`` and in
-their weight maps. Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every
-architecture.
+What sets decoders apart is in ``DecoderConfig`` and in their weight maps. Submodules have Hugging Face
+LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
 
     hidden = decoder.embed(batch.input_ids, batch.positions)
-    logits = Operations(decoder, ways, step).logits(hidden, batch, caches)     # decoder_forward.py
+    logits = Operations(decoder, chooser, step).logits(hidden, batch, caches)     # decoder_forward.py
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from ingot.layers.row_forms import RawForm, Rows
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): the one way through a layer, in any step and any scheme.
-    Between them a layer of wiring ``cross`` attends to what an encoder made of the request's input.
+    """x + attention(norm(x)), then x + mlp(norm(x)), in any step and any scheme. With wiring ``cross`` there
+    is cross-attention to the encoder's outputs between them.
 
-    It starts behind its first norm, and ends behind the next layer's: a norm ends what is before it. With
-    post-norms ``self_attn_norm`` and ``mlp_norm`` norm what attention and MLP add.
+    ``forward`` starts after the layer's first norm and ends after the next layer's: a kernel that adds to the
+    hidden states also computes the next norm. Post-norms are ``self_attn_norm`` and ``mlp_norm``.
     """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext, index: int) -> None:
@@ -61,38 +60,27 @@ class DecoderLayer(nn.Module):
         rope: torch.Tensor | None,
         products: LayerProducts,
     ) -> tuple[Rows, torch.Tensor]:
-        """(normalised input, hidden states [T, hidden_size]) → the same of the next layer.
-
-        ``hidden`` may be overwritten; ``products`` are this layer's, as product_choice.py chose them.
+        """(normalised input, hidden states [T, hidden_size]) → the same of the next layer; ``hidden`` may be
+        overwritten.
         """
-        attended = self._attended(x, batch, cache, rope, products)
-        norm, post = self.post_attention_layernorm, self.self_attn_norm
-        output = products.output
-        if batch.encoded is not None:
-            attended, hidden, output = self._attended_encoded(attended, hidden, batch, cache, products)
-        x, hidden = output.join(attended, hidden, norm, products.up.form, post)
-        del attended  # memory of a long prompt
-        batch.see("stream", hidden)
-        inner = self._inner(x, batch, products)
-        norm, post = products.next_norm, self.mlp_norm
-        x, hidden = products.down.join(inner, hidden, norm, products.after.form, post)
-        batch.see("stream", hidden)
-        return x, hidden
-
-    def _attended(
-        self,
-        x: Rows,
-        batch: ForwardBatch,
-        cache: LayerCache,
-        rope: torch.Tensor | None,
-        products: LayerProducts,
-    ) -> Rows:
-        """Attention up to its output product."""
         _see(batch, "attn_in", x, products.qkv)
         query = products.qkv.heads(x, self.self_attn, batch, cache, rope)
-        attended = products.output.form.attention(self.self_attn, query, batch, cache)
-        _see(batch, "attended", attended, products.output)
-        return attended
+        output, up, down = products.output, products.up, products.down
+        attended = output.form.attention(self.self_attn, query, batch, cache)
+        del query  # memory of a long prompt
+        _see(batch, "attended", attended, output)
+        if batch.encoded is not None:
+            attended, hidden, output = self._attended_encoded(attended, hidden, batch, cache, products)
+        norm, post = self.post_attention_layernorm, self.self_attn_norm
+        x, hidden = output.join(attended, hidden, norm, up.form, post)
+        del attended  # as above
+        batch.see("stream", hidden)
+        _see(batch, "mlp_in", x, up)
+        inner = up.inner(x, self.mlp, down.form)
+        _see(batch, "inner", inner, down)
+        x, hidden = down.join(inner, hidden, products.next_norm, products.after.form, self.mlp_norm)
+        batch.see("stream", hidden)
+        return x, hidden
 
     def _attended_encoded(
         self,
@@ -102,7 +90,7 @@ class DecoderLayer(nn.Module):
         cache: LayerCache,
         products: LayerProducts,
     ) -> tuple[Rows, torch.Tensor, Product]:
-        """The join of self-attention, then cross-attention up to its output product."""
+        """Join self-attention, then compute cross-attention up to its output product."""
         attention, encoded = self.encoder_attn, batch.encoded
         assert attention is not None
         assert encoded is not None
@@ -111,7 +99,7 @@ class DecoderLayer(nn.Module):
         x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, to_query.form)
         batch.see("stream", hidden)
         _see(batch, "cross_in", x, to_query)
-        query = attention.query(to_query.whole(x))
+        query = attention.query(to_query.full_output(x))
         batch.see("cross_query", query)
         attended = output.form.attention(attention, query, batch, cache)
         _see(batch, "cross_attended", attended, output)
@@ -119,24 +107,15 @@ class DecoderLayer(nn.Module):
             output = SkippingProduct(output, encoded.lens == 0)
         return attended, hidden, output
 
-    def _inner(self, x: Rows, batch: ForwardBatch, products: LayerProducts) -> Rows:
-        """The MLP up to its down product."""
-        _see(batch, "mlp_in", x, products.up)
-        inner = products.up.inner(x, self.mlp, products.down.form)
-        _see(batch, "inner", inner, products.down)
-        return inner
-
 
 def _see(batch: ForwardBatch, name: str, x: Rows, product: Product) -> None:
-    """Keep what a product takes; one that normalises its input itself has nothing to tell."""
+    """Show the observer a product's input, unless the product itself normalises it."""
     if not isinstance(product.form, RawForm):
         batch.see(name, x)
 
 
 class Decoder(nn.Module):
-    """A language model, with an ``encoder`` of a request's inputs or without; weights are uninitialised until
-    an engine is loaded into it.
-    """
+    """A language model, perhaps with an ``encoder`` of requests' inputs; its weights are uninitialised."""
 
     def __init__(
         self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int, encoder: nn.Module | None = None
@@ -160,28 +139,28 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the hidden states."""
+        """The dtype of the hidden states."""
         return self.embed_tokens.weight.dtype
 
     @property
     def tied(self) -> bool:
-        """Whether the head's weight is the embedding itself; a head in fewer bits is a copy, and one of a
-        rotated stream a matrix of its own.
+        """Whether the head's weight is the embedding itself; not if it is quantized, or hidden states are
+        rotated.
         """
         return self.config.tie_word_embeddings and self.quant.head == "none" and not self.quant.rotation
 
     def tie(self) -> None:
-        """Make the head's weight the embedding where it is ``tied``."""
+        """Make the head's weight the embedding if ``tied``."""
         if self.tied:
             self.lm_head.weight = self.embed_tokens.weight
 
     def rope_offset(self, prompt_len: int) -> int:
-        """Rows to add to positions for a request with this many prompt tokens."""
+        """Rows of the rotary table to add to positions for a request with this many prompt tokens."""
         return self.rotary.offset(prompt_len) if self.rotary is not None else 0
 
     def encode(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
         """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
-        hidden_size], of one after another.
+        hidden_size], inputs end to end.
         """
         assert self.encoder is not None
         encoded: torch.Tensor = self.encoder(features, forward_pass)
@@ -201,6 +180,6 @@ class Decoder(nn.Module):
         return self.capped(self.lm_head(hidden))
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """The head's results [L, vocab_size] with the model's softcap, if it has one; written over."""
+        """The head's output [L, vocab_size] with the model's softcap, if it has one; in place."""
         cap = self.config.logit_softcap
         return softcap(logits, cap) if cap else logits

@@ -1,8 +1,6 @@
 """Token and position embeddings.
 
-Owns the lookup of rows. Knows no tokenizer and no model.
-
-    Embedding(vocab_size, hidden_size, ctx)(input_ids)
+Embedding(vocab_size, hidden_size, ctx)(input_ids)
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from ingot.layers.build_context import BuildContext, empty_weight
 
 
 class Embedding(nn.Module):
-    """One row of ``weight`` [rows, size] an id, times ``scale``, which is rounded to its dtype."""
+    """One row of ``weight`` [rows, size] per id, times ``scale``, rounded to its dtype."""
 
     def __init__(self, rows: int, size: int, ctx: BuildContext, scale: float = 1.0) -> None:
         super().__init__()
@@ -32,5 +30,5 @@ class Embedding(nn.Module):
 
 @cache
 def rounded_scale(scale: float, dtype: torch.dtype) -> float:
-    """The nearest number of a dtype."""
+    """The scale as a value of ``dtype``."""
     return torch.tensor(scale, dtype=dtype, device="cpu").item()

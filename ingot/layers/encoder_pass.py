@@ -1,8 +1,6 @@
-"""How an encoder goes through its layers: by kernels or module by module, and who looks on.
+"""How an encoder goes through its layers: fused or module by module, and who observes it.
 
-Owns the arguments of its call besides features. Knows no layer.
-
-    encoder(features, EncoderPass(fused=True))
+encoder(features, EncoderPass(fused=True))
 """
 
 from __future__ import annotations
@@ -15,12 +13,13 @@ from ingot.layers.observer import Observed, Observer
 
 @dataclass(frozen=True)
 class EncoderPass:
-    """One way through the layers.
+    """Arguments of an encoding besides its features.
 
     Attributes:
-        fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
-        observer: receives what layers have on their way, under the names of step_record.py.
-        between: called behind every layer.
+        fused: whether kernels may do more than a module; otherwise every module is called, and its hooks
+            fire.
+        observer: receives intermediate values, under the names of step_record.py.
+        between: called after every layer.
     """
 
     fused: bool = False
@@ -28,12 +27,12 @@ class EncoderPass:
     between: Callable[[], None] | None = None
 
     def see(self, name: str, value: Observed) -> None:
-        """Show a value that may be written over later."""
+        """Show a value that may be overwritten later."""
         if self.observer is not None:
             self.observer(name, value)
 
     def layer_ended(self) -> None:
-        """Everything of a layer is launched."""
+        """Called once everything of a layer is launched."""
         if self.between is not None:
             self.between()
 

@@ -1,9 +1,6 @@
-"""What every layer knows about a step.
+"""What every layer reads of a step: its tensors, where its keys and values go, and the layers' caches.
 
-Owns the layout of a step's tensors: which token belongs to which request, where its keys and values go, and
-what it may attend to. Knows no model and no request.
-
-    batch = ForwardBatch.of(layout, device, max_seq_len=4096)     # layers only read it
+batch = ForwardBatch.of(layout, device, max_seq_len=4096)
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from ingot.layers.step_layout import StepLayout
 
 @dataclass(frozen=True)
 class Encoded:
-    """Where the encoded positions of a step's requests are in the second caches (kind ``cross``).
+    """Where the encoded positions of a step's requests are in the second caches (wiring ``cross``).
 
     Attributes:
-        block_tables: [B, max_blocks] int32, as of ``ForwardBatch``; of tokens after ``by_token``.
-        lens: [B] int32, encoded positions of each request; 0: it has no input, or is padding.
-        rows: [T] int64, the request that each token belongs to.
+        block_tables: [B, max_blocks] int32, as of ``ForwardBatch``; per token after ``by_token``.
+        lens: [B] int32, encoded positions per request; 0: it has no input, or is padding.
+        rows: [T] int64, the request of each token.
         max_len: an upper bound on ``lens``.
-        some_without: whether a request that is no padding may have no input.
+        some_without: whether a request, padding apart, may have no input.
     """
 
     block_tables: torch.Tensor
@@ -45,22 +42,22 @@ class Encoded:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """What attention takes, with one query a row of ``lens``."""
+        """What attention takes, with one query per row of ``lens``."""
         return Sequences(self.block_tables, self.lens, self.max_len)
 
     def by_token(self) -> Encoded:
-        """The same with a row for each token."""
+        """The same with one row per token."""
         return replace(self, block_tables=self.block_tables[self.rows], lens=self.lens[self.rows])
 
 
 @dataclass(frozen=True)
 class Spliced:
-    """Embeddings that inputs give (wiring ``prefix``), or that a request brings.
+    """Embeddings of inputs (wiring ``prefix``), or that a request brings.
 
     Attributes:
-        slots: [T] int64, the row of ``table`` that takes the place of each token's embedding; -1: none does.
-        table: [N, hidden_size], of the model's dtype.
-        before: of another table, for other tokens.
+        slots: [T] int64, row of ``table`` that replaces each token's embedding; -1: none.
+        table: [N, hidden_size], in the model's dtype.
+        before: embeddings from another table, for other tokens.
     """
 
     slots: torch.Tensor
@@ -68,7 +65,7 @@ class Spliced:
     before: Spliced | None = None
 
     def over(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Embedded tokens [T, hidden_size] with these in their places."""
+        """Embedded tokens [T, hidden_size] with these replaced."""
         hidden = hidden if self.before is None else self.before.over(hidden)
         taken = (self.slots >= 0)[:, None]
         return torch.where(taken, self.table[self.slots.clamp(min=0)], hidden)
@@ -76,15 +73,15 @@ class Spliced:
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows of a captured step attend as decodes and which as chunks, marked on the device: a graph's
-    launches stay as they are while the numbers of both change.
+    """Which rows of a captured step attend as decodes and which as chunks, on the device: a graph's launches
+    stay the same while the numbers of both change.
 
     Attributes:
-        decode_lens: [D] int32, ``seq_lens`` of the first D requests where they have one token, 0 for others:
-            decode attention leaves zeros in their rows, which chunks then write over. D = 0: none decodes.
-        tile_list: [N, 4] int32, as of ``prefill_attention``: all tiles of the requests that do not decode.
-        tile_rows: queries of a tile.
-        tile_parts: entries of the list that may be parts of tiles, the first ones.
+        decode_lens: [D] int32, ``seq_lens`` of the first D requests that have one token, 0 for others: decode
+            attention leaves zeros in their rows, which chunks then overwrite. D = 0: none decodes.
+        tile_list: [N, 4] int32, as of ``TileList``: all tiles of the requests that do not decode.
+        tile_rows: queries per tile.
+        tile_parts: as ``parts`` of ``TileList``.
     """
 
     decode_lens: torch.Tensor
@@ -102,30 +99,29 @@ class Split:
 class ForwardBatch:
     """``T`` tokens of ``B`` requests, laid end to end without padding.
 
-    Request b owns tokens ``query_start[b] : query_start[b + 1]``; they are the last ones of its
-    ``seq_lens[b]`` tokens, so token j of a request with q new tokens sits at position ``seq_lens - q + j``.
+    Request b has the tokens ``query_start[b] : query_start[b + 1]``, the last of its ``seq_lens[b]`` tokens:
+    token j of a request with q new tokens is at position ``seq_lens - q + j``.
 
     Attributes:
         input_ids: [T] int64.
         positions: [T] int64, 0-based position in the request.
         rope_rows: [T] int64, row of the rotary table: the position plus the request's table offset.
-        slot_mapping: [T] int64, cache slot that receives the token's key and value
-            (``block * block_size + offset``); -1 writes nothing (padding of a graph).
+        slot_mapping: [T] int64, cache slot of the token's key and value (``block * block_size + offset``); -1
+            writes nothing (padding of a graph).
         block_tables: [B, max_blocks] int32, blocks of each request in order; entries past its length are not
             read.
         query_start: [B + 1] int32, cumulative token counts.
         seq_lens: [B] int32, tokens in the cache after this step; 0 marks a padding row of a graph.
         logits_indices: [L] int64, tokens whose logits are wanted.
-        max_query_len: longest run of new tokens; 1 means that every request has one (padding has none).
+        max_query_len: most new tokens of a request; 1: every request has one (padding none).
         max_seq_len: an upper bound on ``seq_lens``.
-        num_decodes: how many requests, from the first on, have one new token each; those tokens are the rows
-            0 to ``num_decodes`` of the step. 0 says nothing about the requests.
-        split: what says so instead in a captured step that may have both; None in any other.
+        num_decodes: leading requests with one new token each, the first rows of the step; 0: unknown.
+        split: replaces ``num_decodes`` in a captured step that may have decodes and chunks.
         arrivals: [at least B * num_kv_heads, and tile_parts * num_heads] int32 zeros for attention, which
             leaves them at zero; None: each call makes its own.
-        observer: receives what the step computes on its way, under the names of step_record.py.
-        encoded: what cross-attention reads; None: no request of the step has an input.
-        spliced: embeddings that take the place of placeholders'; None: there are none.
+        observer: receives intermediate values, under the names of step_record.py.
+        encoded: what cross-attention reads, if a request of the step has an input.
+        spliced: embeddings that replace those of placeholders.
     """
 
     input_ids: torch.Tensor
@@ -154,7 +150,7 @@ class ForwardBatch:
         max_seq_len: int,
         arrivals: torch.Tensor | None = None,
     ) -> ForwardBatch:
-        """A step's batch in tensors of its own, without inputs."""
+        """A step's batch in new tensors, without inputs."""
         tables = np.zeros((layout.num_requests, max(map(len, layout.blocks), default=0)), dtype=np.int32)
         for row, blocks in zip(tables, layout.blocks, strict=True):
             row[: len(blocks)] = blocks
@@ -180,7 +176,7 @@ class ForwardBatch:
         max_seq_len: int,
         arrivals: torch.Tensor | None = None,
     ) -> ForwardBatch:
-        """A step's batch over tensors that are on the device already, by their names here."""
+        """A step's batch over tensors on the device, by their names here."""
         fields: dict[str, Any] = dict(tensors)
         return cls(
             **fields,
@@ -191,20 +187,20 @@ class ForwardBatch:
         )
 
     def see(self, name: str, value: Observed) -> None:
-        """Show a value that may be written over later."""
+        """Show a value that may be overwritten later."""
         if self.observer is not None:
             self.observer(name, value)
 
     @property
     def leading_decodes(self) -> int:
-        """Requests, from the first on, that attend with one query each."""
+        """Leading requests that attend with one query each."""
         return self.seq_lens.shape[0] if self.max_query_len == 1 else self.num_decodes
 
-    # What kernels take: made once a step, for all layers.
+    # Kernels' arguments, made once per step for all layers.
 
     @cached_property
     def places(self) -> TokenPlaces:
-        """Where its tokens stand."""
+        """Where the tokens are."""
         return TokenPlaces(self.rope_rows, self.positions, self.slot_mapping)
 
     @cached_property
@@ -214,13 +210,13 @@ class ForwardBatch:
 
     @cached_property
     def decodes(self) -> Sequences | None:
-        """The leading requests, which attend with one query each; None: there are none."""
+        """The leading requests with one query each, if there are any."""
         lens = self.seq_lens[: self.leading_decodes] if self.split is None else self.split.decode_lens
         return Sequences(self.block_tables[: len(lens)], lens, self.max_seq_len) if len(lens) else None
 
     @cached_property
     def chunks(self) -> Sequences | None:
-        """The other requests; with a ``split`` all; None: there are none."""
+        """The other requests, if there are any; all with a ``split``."""
         if self.split is not None:
             return self.sequences
         first = self.leading_decodes
@@ -234,7 +230,7 @@ class ForwardBatch:
 @dataclass
 class LayerCache(PagedCache):
     """Paged keys and values of one layer. ``encoded`` is the second cache of a layer with cross-attention,
-    whose blocks are numbered by themselves.
+    with its own block numbers.
     """
 
     encoded: LayerCache | None = None
@@ -251,14 +247,11 @@ class LayerCache(PagedCache):
         *,
         by_head: bool = False,
     ) -> LayerCache:
-        """A new cache in ``dtype``; torch.int8 and torch.float8_e4m3fn get scales.
-
-        Args:
-            by_head: neighbouring blocks of a head lie one behind the other in memory, so that attention on a
-                CPU reads them where they are; not with scales.
+        """A new cache in ``dtype``; torch.int8 and torch.float8_e4m3fn get scales. ``by_head``: a head's
+        blocks are contiguous, so that attention on a CPU reads them in place; not with scales.
 
         Raises:
-            DeviceError: e4m3 on a GPU that has no such numbers.
+            DeviceError: e4m3 on a GPU that cannot convert it.
         """
         if dtype == E4M3:
             expect_e4m3(device)
@@ -274,5 +267,5 @@ class LayerCache(PagedCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of keys, values and scales."""
         return sum(tensor.nbytes for tensor in self.tensors)

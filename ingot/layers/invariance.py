@@ -1,9 +1,8 @@
-"""Batch invariance of a model that is already built.
+"""Batch invariance: switches a built model to arithmetic in which a token's bits depend on its own request
+alone.
 
-Owns the switch of its linear layers and attentions to arithmetic in which a token's bits depend on its own
-request alone: not on what runs beside it, nor on the step that computes it. Norms, rotary embedding and
-activations compute every row by itself anyway. docs/numerics.md says what that guarantees and costs. Knows no
-kernel's inside.
+Norms, rotary embedding and activations compute every row by itself anyway. docs/numerics.md says what is
+guaranteed and what it costs.
 
     make_batch_invariant(model)
 """
@@ -20,10 +19,8 @@ from ingot.layers.norm import LayerNorm, RMSNorm
 
 
 def make_batch_invariant(model: nn.Module) -> None:
-    """Switch a model over, in place; its weights stay as they are.
-
-    Tiles of a plan hold for some numbers of rows and would order a row's sums by them: the defaults, which do
-    not depend on the rows, take their place.
+    """Switch a model in place; its weights stay as they are. A plan's tiles, which depend on the number of
+    rows and change the order of a row's sums, are replaced by the defaults, which do not.
     """
     for module in model.modules():
         if isinstance(module, Linear):

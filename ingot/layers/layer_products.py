@@ -1,8 +1,8 @@
 """A linear layer's product, by the kernel that its scheme and the number of rows call for.
 
-Owns what each kind of product takes (its form), and how its result goes on: whole, into queries and the
-cache, into an activation, or into the hidden states, also with the next norm. product_choice.py chooses the
-product of a step.
+A product has a form, in which it takes its rows, and several ways to pass on its result: as it is, to queries
+and cache, to an activation, or to the hidden states, also with the next norm. product_choice.py chooses a
+step's products.
 
     rows, hidden = product.join(rows, hidden, next_norm, next_product.form)
 """
@@ -46,9 +46,9 @@ class LayerProducts:
     """A layer's products in one kind of step, and what comes after them.
 
     Attributes:
-        next_norm: of the next layer, or the final one.
-        after: the product after it: the next layer's QKV, or the head.
-        encoded: cross-attention's query and output, in a layer that has it.
+        next_norm: the first norm of the next layer, or the final norm.
+        after: the product after that: the next layer's QKV, or the head.
+        encoded: cross-attention's query and output, if the layer has it.
     """
 
     qkv: Product
@@ -64,8 +64,8 @@ class Product:
     """The module itself, which multiplies as its scheme does; its hooks fire.
 
     Attributes:
-        form: how it takes its input; not ``fused``: only as modules make it.
-        overlap: whether the kernel after it starts while it ends.
+        form: how it takes its input; not ``fused``: as modules compute it.
+        overlap: whether the next kernel starts while this one ends.
     """
 
     form: Form
@@ -80,18 +80,18 @@ class Product:
         """[out_features], or None."""
         return self.linear._parameters.get("bias")
 
-    def taken(self, x: torch.Tensor) -> Rows:
-        """x [T, in_features] in the product's form, by a kernel of its own."""
+    def in_form(self, x: torch.Tensor) -> Rows:
+        """x [T, in_features] in the product's form, by a separate kernel."""
         return x
 
-    def whole(self, x: Rows) -> torch.Tensor:
+    def full_output(self, x: Rows) -> torch.Tensor:
         """x · Wᵀ + b: [T, out_features]."""
         y: torch.Tensor = self.linear(_dense(x))
         return y
 
     def added(self, x: Rows, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden + x · Wᵀ + b; ``hidden`` [T, out_features] may be written over."""
-        return hidden + self.whole(x)
+        """hidden + x · Wᵀ + b; ``hidden`` [T, out_features] may be overwritten."""
+        return hidden + self.full_output(x)
 
     def heads(
         self,
@@ -103,25 +103,25 @@ class Product:
     ) -> torch.Tensor:
         """Queries [T, num_heads, head_dim] of a QKV product; keys and values go into the cache."""
         tiles = overlap_tiles(cache.keys) if self.overlap else None
-        return attention.place(self.whole(x), batch, cache, rope, tiles)
+        return attention.place(self.full_output(x), batch, cache, rope, tiles)
 
     def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
-        """A gate and up product with its activation, in the ``form`` of the down product."""
-        return form.activation(mlp, self.whole(x))
+        """The activation of a gate and up product, in the ``form`` of the down product."""
+        return form.activation(mlp, self.full_output(x))
 
     def join(
         self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
     ) -> tuple[Rows, torch.Tensor]:
         """(norm(s) in a ``form``, s), s = hidden + x · Wᵀ + b, or hidden + post(x · Wᵀ + b); ``hidden``
-        [T, hidden_size] may be written over.
+        [T, hidden_size] may be overwritten.
         """
         if post is not None:
-            return form.post_norm(norm, self.whole(x), hidden, post)
-        return form.norm(norm, self.whole(x), hidden)
+            return form.post_norm(norm, self.full_output(x), hidden, post)
+        return form.norm(norm, self.full_output(x), hidden)
 
 
 class SkippingProduct(Product):
-    """A product that adds nothing to the rows of ``skipped`` [T], not even its bias."""
+    """A product without post-norm that adds nothing to the rows ``skipped`` [T] bool, not even its bias."""
 
     def __init__(self, product: Product, skipped: torch.Tensor) -> None:
         super().__init__(product.linear, overlap=product.overlap)
@@ -132,13 +132,12 @@ class SkippingProduct(Product):
     def join(
         self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        """As of ``Product``; there is no ``post``."""
         assert post is None
-        return form.norm(norm, self.product.whole(x).masked_fill(self.skipped[:, None], 0), hidden)
+        return form.norm(norm, self.product.full_output(x).masked_fill(self.skipped[:, None], 0), hidden)
 
 
 class AddedProduct(Product):
-    """A dense one without a bias that the matrix library adds to the hidden states in place."""
+    """A dense product without bias that the matrix library adds to the hidden states in place."""
 
     def join(
         self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
@@ -155,10 +154,10 @@ class SmallProduct(Product):
     """Up to 64 rows by kernels that read the weight as it is stored, dense or in fewer bits.
 
     Args:
-        norm: of a product in the raw form, which applies it.
-        places: whether queries, keys and values are placed by the product's own kernel.
-        gates: whether gate, up and the gate's activation are one kernel.
-        sums: whether the next norm adds up its partial sums; else it adds the hidden states itself.
+        norm: applied by the product, which then has the raw form.
+        places: whether its kernel also places queries, keys and values.
+        gates: whether its kernel also computes the gate's activation.
+        sums: whether the next norm adds up its partial sums; otherwise the product adds the hidden states.
     """
 
     def __init__(
@@ -180,8 +179,7 @@ class SmallProduct(Product):
     def _norm(self) -> tuple[torch.Tensor | None, float]:
         return (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
 
-    def whole(self, x: Rows) -> torch.Tensor:
-        """As of ``Product``."""
+    def full_output(self, x: Rows) -> torch.Tensor:
         return self._product(_dense(x), None, *self._norm)
 
     def heads(
@@ -192,7 +190,6 @@ class SmallProduct(Product):
         cache: LayerCache,
         rope: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As of ``Product``; with rotary and cache write in one kernel where it ``places``."""
         if not self.places:
             return super().heads(x, attention, batch, cache, rope)
         rows, place = _dense(x), attention.placement(batch, cache, rope)
@@ -202,7 +199,7 @@ class SmallProduct(Product):
         return query
 
     def inner(self, x: Rows, mlp: GatedMLP | MLP, form: Form) -> Rows:
-        """As of ``Product``; one kernel where it ``gates`` or an MLP is plain, for a dense down product."""
+        """As of ``Product``, in one kernel if it ``gates`` or the MLP is plain, and down's form is dense."""
         rows = _dense(x)
         if not isinstance(form, DenseForm) or (isinstance(mlp, GatedMLP) and not self.gates):
             return super().inner(x, mlp, form)
@@ -238,7 +235,7 @@ class PackedProduct(Product):
     """Up to 256 rows by a weight of fewer bits, unpacked on the way to the tensor cores.
 
     Args:
-        ordered: whether its tiles take their rows in the operand's order.
+        ordered: whether it takes its rows in the operand's order.
     """
 
     def __init__(self, linear: Linear, *, overlap: bool, ordered: bool) -> None:
@@ -246,8 +243,7 @@ class PackedProduct(Product):
         if ordered:
             self.form = OperandForm()
 
-    def whole(self, x: Rows) -> torch.Tensor:
-        """As of ``Product``."""
+    def full_output(self, x: Rows) -> torch.Tensor:
         return packed_matmul(_wide(x), self.linear.stored(), self.bias)
 
     def heads(
@@ -258,7 +254,7 @@ class PackedProduct(Product):
         cache: LayerCache,
         rope: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As of ``Product``, from parts where that is faster."""
+        """As of ``Product``, from partial sums if that is faster."""
         weight, norm = self.linear.stored(), attention.qkv_proj.stored().scales
         rows, ordered = len(batch.positions), isinstance(x, OperandRows)
         assert norm is not None
@@ -281,8 +277,9 @@ class Int8Product(Product):
 
     Args:
         dtype: of its result.
-        splits: whether the next norm adds up its partial sums; else it adds to the hidden states in place.
-        places: whether queries, keys and values are placed by the product's own kernel.
+        splits: whether the next norm adds up its partial sums; otherwise the product adds to the hidden
+            states in place.
+        places: whether its kernel also places queries, keys and values.
     """
 
     def __init__(
@@ -293,16 +290,14 @@ class Int8Product(Product):
         self.form = Int8Form(linear._parameters.get("input_scale"))
 
     def weight(self, rows: int) -> AnyInt8:
-        """For so many rows."""
+        """The weight for so many rows."""
         return self.linear.int8_weight(rows)
 
-    def whole(self, x: Rows) -> torch.Tensor:
-        """As of ``Product``."""
+    def full_output(self, x: Rows) -> torch.Tensor:
         rows = _int8(x)
         return int8_linear(rows, self.weight(len(rows.values)), self.dtype, self.bias)
 
-    def taken(self, x: torch.Tensor) -> Int8Rows:
-        """As of ``Product``."""
+    def in_form(self, x: torch.Tensor) -> Int8Rows:
         return self.linear.scheme.quantize_input(x, self.linear._parameters)
 
     def added(self, x: Rows, hidden: torch.Tensor) -> torch.Tensor:
@@ -318,7 +313,6 @@ class Int8Product(Product):
         cache: LayerCache,
         rope: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As of ``Product``; with rotary and cache write in one kernel where it ``places``."""
         if not self.places:
             return super().heads(x, attention, batch, cache, rope)
         rows, place = _int8(x), attention.placement(batch, cache, rope)
@@ -348,11 +342,10 @@ class BlockProduct(Int8Product):
 
     @property
     def bias(self) -> torch.Tensor:
-        """With what the input's zeros take from each sum."""
+        """The bias with what the input's zeros subtract from each sum."""
         return self._own.shift
 
     def weight(self, rows: int) -> AnyInt8:
-        """For any number of rows."""
         return self._own.weight
 
 

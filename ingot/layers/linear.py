@@ -1,9 +1,6 @@
-"""Linear layers over a scheme.
+"""Linear layers over a quantization scheme (quant/schemes/linear_scheme.py).
 
-Owns the module that holds one linear layer's stored tensors. Knows no number format
-(``quant/schemes/linear_scheme.py`` does) and no model.
-
-    Linear(4096, 12288, bias=True, ctx=ctx.at("up_proj"))(x)
+Linear(4096, 12288, bias=True, ctx=ctx.at("up_proj"))(x)
 """
 
 from __future__ import annotations
@@ -20,11 +17,11 @@ from ingot.quant.schemes.scheme_registry import Dense
 
 
 class Linear(nn.Module):
-    """y = x · Wᵀ + b through the scheme that the context has for this layer's name.
+    """y = x · Wᵀ + b by the scheme that the context has for this layer's name.
 
-    ``input_group`` tells of an input whose parts of so many channels are made one by one (attention's heads):
-    they have scales of their own where activations are rounded; 0: the input is of one piece. ``free_order``:
-    a product makes the input's channels, so that a build may give them another order.
+    ``input_group``: channels that are computed together (attention's heads), with their own scale if
+    activations are quantized; 0: all. ``free_order``: a product computes the input's channels, so a build may
+    reorder them.
     """
 
     def __init__(
@@ -54,25 +51,23 @@ class Linear(nn.Module):
         return shapes
 
     def stored(self) -> StoredWeight:
-        """The weight as the small kernels read it, of a scheme of form ``dense``."""
+        """The weight as the small kernels read it; the scheme's form is ``dense``."""
         return self.scheme.stored(self._parameters, self.in_features)
 
     def int8_weight(self, rows: int) -> AnyInt8:
-        """The weight as int8 products of so many rows read it, of a scheme of form ``int8``; of 4 bits a
-        temporary, but for few.
-        """
+        """The weight as int8 products of so many rows read it; the scheme's form is ``int8``."""
         return self.scheme.int8_weight(self._parameters, self.in_features, rows)
 
     def in_blocks(self) -> BlockTensors:
-        """What products by blocks read, of a scheme of form ``blocks``."""
+        """What products by blocks read; the scheme's form is ``blocks``."""
         return self.scheme.block_tensors(self._parameters)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""
+        """The weight [out_features, in_features], without a kernel."""
         return self.scheme.dequantize(self._parameters, self.in_features, dtype)
 
     def widen(self) -> None:
-        """Become dense in fp32, by what the stored values mean; a dense layer stays as it is."""
+        """Become dense in fp32; a dense layer stays as it is."""
         if self.scheme.dense:
             return
         weight, bias = self.dequantized(torch.float32), self._parameters.get("bias")
@@ -98,7 +93,7 @@ def all_dense(model: nn.Module) -> bool:
 
 
 def any_rounded(model: nn.Module) -> bool:
-    """Whether some linear layer rounds its activations to few bits."""
+    """Whether some linear layer quantizes its activations."""
     return any(linear.scheme.rounds for linear in linears(model).values())
 
 

@@ -1,9 +1,6 @@
-"""The two feed-forward shapes.
+"""Gated and plain MLPs.
 
-Owns gated and plain MLPs. Knows no model: which projection of a checkpoint is the gate is its weight map's
-business.
-
-    mlp.activate(gate_up)
+mlp.activate(gate_up)
 """
 
 from __future__ import annotations
@@ -35,9 +32,8 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down, free_order=True)
 
     def activate(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-        """act(gate) * up of a finished product: [T, 2 intermediate_size] → [T, intermediate_size].
-
-        ``tiles`` are put over the plan's.
+        """act(gate) * up: [T, 2 intermediate_size] → [T, intermediate_size]; ``tiles`` override the
+        plan's.
         """
         choice = self.tiles.at(gate_up.shape[0], tiles)
         return silu_mul(gate_up, tiles=choice, activation=self.activation)
@@ -55,10 +51,10 @@ class MLP(nn.Module):
         self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"), free_order=True)
 
     def activate(self, inner: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-        """The activation of a finished product [T, intermediate_size]; there are no ``tiles``."""
+        """act(up) of [T, intermediate_size]; there are no ``tiles``."""
         return plain_activation(inner, self.activation)
 
 
 def make_mlp(config: DecoderConfig, ctx: BuildContext) -> GatedMLP | MLP:
-    """The feed-forward that the config names."""
+    """The MLP that the config names."""
     return GatedMLP(config, ctx) if config.gated else MLP(config, ctx)

@@ -1,10 +1,6 @@
-"""Normalisation with the residual add inside.
+"""The norm modules: (branch, residual) → (normalised sum, sum).
 
-Owns the two norm modules. Both take what the last branch added and the residual so far, and return the
-normalised sum and the sum; a form of rows (row_forms.py) has its ending and a product's parts. Knows no
-model.
-
-    hidden, residual = RMSNorm(4096, 1e-6, ctx)(delta, residual)
+hidden, residual = RMSNorm(4096, 1e-6, ctx)(delta, residual)
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from ingot.layers.build_context import BuildContext, empty_weight
 
 
 class Norm(nn.Module):
-    """What both norms share: how they are called."""
+    """What both norms share."""
 
     weight: nn.Parameter
     eps: float
@@ -34,7 +30,7 @@ class Norm(nn.Module):
 
     @property
     def shift(self) -> torch.Tensor | None:
-        """A LayerNorm's bias."""
+        """The bias of a LayerNorm."""
         return None
 
     def forward(
@@ -43,7 +39,7 @@ class Norm(nn.Module):
         residual: torch.Tensor | None = None,
         tiles: Mapping[str, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual), both [T, size]; ``tiles`` are put over the plan's."""
+        """(norm(x + residual), x + residual), both [T, size]; ``tiles`` override the plan's."""
         return self.ended(x, residual, self.tiles.at(x.shape[0], tiles))
 
     def ended(
@@ -53,7 +49,7 @@ class Norm(nn.Module):
         tiles: Mapping[str, int] | None,
         ending: Ending = AS_THEY_ARE,
     ) -> tuple[Any, torch.Tensor]:
-        """The same with an ending, by ``tiles`` alone."""
+        """The same in the form of an ending, without the plan's tiles."""
         if self.shift is None:
             return rms_norm(x, self.weight, self.eps, residual, tiles, ending)
         return layer_norm(x, self.weight, self.shift, self.eps, residual, tiles, ending)
@@ -70,7 +66,7 @@ class Norm(nn.Module):
 
 
 class RMSNorm(Norm):
-    """x / rms(x) · weight, over the last dimension; a ``wide`` one has its weight in fp32 in any dtype."""
+    """x / rms(x) · weight, over the last dimension; ``wide``: the weight is fp32 in any dtype."""
 
     def __init__(self, size: int, eps: float, ctx: BuildContext, wide: bool = False) -> None:
         super().__init__()
@@ -92,7 +88,6 @@ class LayerNorm(Norm):
 
     @property
     def shift(self) -> torch.Tensor | None:
-        """The bias."""
         return self.bias
 
 

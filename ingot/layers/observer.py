@@ -1,8 +1,5 @@
-"""One way to look inside a step or an encoding while it runs.
-
-Owns the type: an observer gets a place and the value there, from the layers of either half, in the order in
-which they compute. Places are those of step_record.py. Knows no layer and keeps no copy: a value may be
-written over when the call has returned.
+"""Looking inside a step or an encoding while it runs: an observer gets places (step_record.py) and values
+there, in the order of computation. A value may be overwritten once the call has returned.
 
     batch = replace(batch, observer=both(record.see, reader))
 """
@@ -21,7 +18,7 @@ Observer = Callable[[str, Observed], None]
 
 
 def both(first: Observer | None, second: Observer) -> Observer:
-    """An observer that passes on to two of them, of which the first may be missing."""
+    """An observer that passes on to two, of which the first may be missing."""
     if first is None:
         return second
     one = first

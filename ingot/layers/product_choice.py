@@ -1,10 +1,8 @@
-"""Which product each linear layer of a step takes: by its scheme, the step's rows, and the model's shape.
+"""Which product each linear layer of a step takes, by its scheme, the step's rows, and the model's shape.
 
-Owns the table of rows, and the rules. Knows no arithmetic.
+Each layer is chosen by itself, so schemes may be mixed.
 
-    product = Ways(decoder, caches).product("o", layer.self_attn.o_proj, Step(decodes=True, rows=8))
-
-Each layer is asked by itself, so that schemes may be mixed.
+    product = ProductChooser(decoder, caches).product("o", layer.self_attn.o_proj, Step(decodes=True, rows=8))
 """
 
 from __future__ import annotations
@@ -36,22 +34,22 @@ from ingot.layers.norm import Norm
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
-# Up to how many rows which products of a decode step are the small kernels'; other dense ones are the matrix
-# library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
+# Up to how many rows which products of a decode step are by the small kernels; other dense ones are by the
+# matrix library. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
 Table = Sequence[tuple[int, frozenset[str]]]
 DENSE_ROWS: Table = ((32, ALL), (MAX_ROWS, ALL - {"qkv"}))
-# The same where a weight has fewer bits; others up to PACKED_ROWS are packed_matmul's, and more multiply as
-# modules, with widened weights. Measured so, too: benchmarks/narrow_variants.py.
+# The same for weights of fewer bits; others up to PACKED_ROWS are by packed_matmul, and more multiply as
+# modules, with widened weights. Measured likewise: benchmarks/narrow_variants.py.
 NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
-# Plain MLPs (GPT-2): above, the matrix library's products were as fast on an H200, but for the head: where
-# rows of logits are an odd number of values, the library took 154 µs for 25 µs of Whisper's weight.
+# Plain MLPs (GPT-2): with more rows the matrix library was as fast on an H200, except for the head: with an
+# odd vocabulary size (Whisper) the library took 154 µs to read weights worth 25 µs.
 PLAIN_ROWS: Table = ((8, ALL), (MAX_ROWS, frozenset({"head"})))
-# In fp32 on a GPU: tensor cores multiply none of it, so that only the sums of one row on vectors are fast.
+# fp32 on a GPU: without tensor cores, so that only vector sums of one row are fast.
 FULL_ROWS: Table = ((1, ALL),)
 
 
 def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
-    """Which products of a decode step of ``rows`` tokens the small kernels compute."""
+    """The products of a decode step of ``rows`` tokens that the small kernels compute."""
     return next((small for most, small in table if rows <= most), NONE)
 
 
@@ -61,24 +59,25 @@ def fuses(model: Decoder) -> bool:
 
 
 def folds(config: DecoderConfig) -> bool:
-    """Whether norms, rotary, cache write and SiLU all fold into the products of few rows."""
+    """Whether norms, rotary embedding, cache write and SiLU all fold into the products of few rows."""
     return _folds_norms(config) and config.gated and not (config.qk_norm or config.mlp_bias)
 
 
 def _folds_norms(config: DecoderConfig) -> bool:
     """Whether a product of one row can apply the norm before it, and add to the hidden states."""
-    skips = config.crosses  # then the next norm adds some requests' rows alone (SkippingProduct)
+    skips = config.crosses  # then only some requests' rows are added (SkippingProduct)
     return config.norm == "rms_norm" and not (config.wide_norms or config.post_norms or skips)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a choice depends on.
+    """A kind of step.
 
     Attributes:
         decodes: whether every request has one token.
         rows: tokens of a step that decodes; None: any number.
-        fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
+        fused: whether kernels may do more than a module; otherwise every module is called, and its hooks
+            fire.
     """
 
     decodes: bool
@@ -92,7 +91,7 @@ BY_MODULE = Step(decodes=False, fused=False)
 def by_scheme(
     linear: Linear, dtype: torch.dtype, *, overlap: bool = False, splits: bool = False, places: bool = False
 ) -> Product:
-    """The product of any number of rows of ``dtype``; arguments are as of ``Int8Product``."""
+    """The product for any number of rows in ``dtype``; arguments are as of ``Int8Product``."""
     if linear.scheme.form == "int8":
         return Int8Product(linear, dtype, overlap=overlap, splits=splits, places=places)
     if linear.scheme.form == "blocks":
@@ -100,12 +99,8 @@ def by_scheme(
     return Product(linear, overlap=overlap)
 
 
-class Ways:
-    """Chooses products for a decoder over its caches.
-
-    Attributes:
-        dense, narrow: tables of rows.
-    """
+class ProductChooser:
+    """Chooses products for a decoder and its caches; ``dense``, ``narrow``: tables of rows."""
 
     def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
         self.config = decoder.config
@@ -115,15 +110,12 @@ class Ways:
         if self.dtype.itemsize == 4 and self.cache.keys.device.type != "cpu":
             self.dense = FULL_ROWS
         self.narrow: Table = NARROW_ROWS
-        # Then the hidden states of one token need no norm of their own: each product applies it.
+        # Then each product of one token applies the norm before it.
         self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
-        """The product of a layer.
-
-        Args:
-            name: one of ``ALL``.
-            norm: what is applied to its input; a product may do so itself.
+        """A layer's product; ``name``: one of ``ALL``; ``norm``: of its input, which a product may apply
+        itself.
         """
         if not step.fused:
             return Product(linear, fused=False)
@@ -138,9 +130,7 @@ class Ways:
         return Product(linear, overlap=overlap)
 
     def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:
-        """The product of few rows that all decode, of a weight that the small kernels read; None: none of
-        ours.
-        """
+        """The product of few decoding rows by one of our kernels; None: by the matrix library."""
         dense = linear.stored().bits == 16
         if name in small_products(rows, self.dense if dense else self.narrow) or (
             not dense and rows <= MAX_ROWS and not self._unpacks(linear)
@@ -151,7 +141,7 @@ class Ways:
                 norm=norm if rows == 1 and self.all_small else None,
                 places=self.cache.scales is None and not self.config.qk_norm,
                 gates=self.config.mlp == "silu_gated" and not self.config.mlp_bias,
-                sums=not (dense and rows == 1),  # vectors alone read a whole row at the speed of memory
+                sums=not (dense and rows == 1),  # vector sums read whole rows at the speed of memory
             )
         if dense or rows > PACKED_ROWS or name == "head" or not self._unpacks(linear):
             return None
@@ -162,11 +152,11 @@ class Ways:
         return PackedProduct(linear, overlap=True, ordered=ordered)
 
     def _unpacks(self, linear: Linear) -> bool:
-        """Whether packed_matmul takes the weight's dtype."""
+        """Whether packed_matmul supports the weight's dtype."""
         scales = linear.stored().scales
         return scales is not None and scales.dtype in PACKED_DTYPES
 
     def _places(self, step: Step) -> bool:
-        """Whether a QKV product of 8 bits writes the cache itself."""
+        """Whether a QKV product in 8 bits writes the cache itself."""
         few = step.rows is not None and step.rows <= MAX_ROWS
         return few and not self.config.qk_norm and self.cache.keys.dtype == self.dtype

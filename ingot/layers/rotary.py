@@ -1,10 +1,7 @@
-"""Rotary position tables.
+"""Rotary position tables: the frequencies of every rope scaling, and the cosines and sines that kernels read.
 
-Owns the frequencies of every rope scaling and the table of cosines and sines that the kernel reads. Knows no
-request: a request whose prompt needs another base gets an offset into the same table.
-
-    rope = RotaryTable(RopeConfig(dim=128), max_positions=4096)
-    row = rope.offset(prompt_len) + position
+rope = RotaryTable(RopeConfig(dim=128), max_positions=4096)
+row = rope.offset(prompt_len) + position
 """
 
 from __future__ import annotations
@@ -18,10 +15,10 @@ from ingot.config.decoder_config import RopeConfig
 
 
 class RotaryTable(nn.Module):
-    """cos and sin for every position, one section of ``max_positions`` rows for each base that can occur.
+    """Cosines and sines of every position, one section of ``max_positions`` rows per base that can occur.
 
-    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. It is computed,
-    never stored in an engine.
+    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. It is not stored in
+    an engine.
     """
 
     table: torch.Tensor
@@ -30,7 +27,9 @@ class RotaryTable(nn.Module):
         super().__init__()
         self.config = config
         self.max_positions = max_positions
-        sections = [rotary_rows(config, max_positions, alpha) for alpha in self._alphas()]
+        # The bases of Qwen v1's dynamic NTK have alpha 1, 3, 7, 15 …; others have 1 alone.
+        alphas = (2.0 ** (s + 1) - 1 for s in range(_section(config, max_positions) + 1))
+        sections = [rotary_rows(config, max_positions, alpha) for alpha in alphas]
         self.register_buffer("table", torch.cat(sections), persistent=False)
 
     @staticmethod
@@ -39,16 +38,12 @@ class RotaryTable(nn.Module):
         return (_section(config, max_positions) + 1) * max_positions * config.dim * 4
 
     def offset(self, prompt_len: int) -> int:
-        """First row of the section that a request with this many prompt tokens uses, for its whole life."""
+        """First row of the section that a request with this many prompt tokens uses throughout."""
         return _section(self.config, prompt_len) * self.max_positions
-
-    def _alphas(self) -> list[float]:
-        """1, 3, 7, 15 … : 2^(section + 1) - 1, the bases of Qwen v1's dynamic NTK; 1 alone elsewhere."""
-        return [float(2 ** (s + 1) - 1) for s in range(_section(self.config, self.max_positions) + 1)]
 
 
 def _section(config: RopeConfig, prompt_len: int) -> int:
-    """Which base a request with this many prompt tokens has."""
+    """The index of the base of a request with this many prompt tokens."""
     if config.scaling != "qwen_ntk" or prompt_len <= config.original_max:
         return 0
     return math.ceil(math.log2(prompt_len / config.original_max))
@@ -71,23 +66,17 @@ def frequencies(config: RopeConfig, alpha: float = 1.0) -> torch.Tensor:
     plain = 1.0 / base**exponents
     if config.scaling == "linear":
         return plain / config.factor
-    if config.scaling == "llama3":
-        return _llama3(plain, config)
+    if config.scaling == "llama3":  # long waves divided by the factor, short ones kept, a linear ramp between
+        low, high = config.low_freq_factor, config.high_freq_factor
+        keep = ((config.original_max / (2 * math.pi / plain) - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - keep) * plain / config.factor + keep * plain
     if config.scaling == "yarn":
         return _yarn(plain, config)
     return plain
 
 
-def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """Llama 3.1: long waves divided by ``factor``, short ones kept, a linear ramp between."""
-    waves = 2 * math.pi / plain
-    low, high = config.low_freq_factor, config.high_freq_factor
-    keep = ((config.original_max / waves - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - keep) * plain / config.factor + keep * plain
-
-
 def _yarn(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): interpolate channels that turn slowly, keep those that turn fast."""
+    """YaRN (arXiv 2309.00071): interpolate slowly rotating channels, keep fast ones."""
 
     def channel(rotations: float) -> float:
         turns = config.original_max / (rotations * 2 * math.pi)

@@ -1,18 +1,15 @@
-"""How a product takes its input, and how what makes that input ends in that form.
-
-Owns the forms of rows and, for each, how a norm, a norm of sums, an activation and attention end in it. Knows
-no weight and no order of launches.
+"""How a product takes its input, and how what computes that input ends in that form.
 
     form = Int8Form(static=None)
-    rows, stream = form.norm(norm, hidden)
+    rows, hidden = form.norm(norm, hidden)
 
-| form | what a product is given | whose products take it |
+| form | what a product is given | products |
 |---|---|---|
 | DenseForm | [T, K] in the model's dtype | the matrix library's, the small kernels' |
 | OperandForm | the same, columns in the tensor cores' order | packed products |
 | Int8Form | int8 with scales per token, per head or static | int8 products |
 | BlockForm | int8 by blocks of reordered channels | products by blocks |
-| RawForm | the hidden states themselves: the product applies the norm | the small kernels', one token |
+| RawForm | the hidden states: the product applies the norm | the small kernels', one token |
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from typing import Protocol
 
 import torch
 
+from ingot.kernels.activation.gated_mlp import silu_mul_operand
 from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
 from ingot.kernels.activation.silu_mul_int8 import quantized, silu_mul_int8
-from ingot.kernels.activation.silu_mul_operand import silu_mul_operand
 from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
 from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.norm.norm_kernel import Parts
@@ -44,7 +41,7 @@ AnyAttention = Attention | CrossAttention
 
 
 class Form(Protocol):
-    """Makes rows for one product. ``parts`` are a product's sums before they are added up."""
+    """Makes rows for one product; ``parts`` are a product's partial sums."""
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -65,7 +62,7 @@ class Form(Protocol):
         ...
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Rows:
-        """The activation of a finished gate and up product."""
+        """The activation of a gate and up product's output."""
         ...
 
     def attention(
@@ -77,8 +74,8 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class DenseForm:
-    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends; ``fused``: a
-    kernel may do more than a module.
+    """Rows in the model's dtype; ``overlap``: kernels start while the previous one ends; ``fused``: a kernel
+    may do more than a module.
     """
 
     overlap: bool = False
@@ -87,14 +84,13 @@ class DenseForm:
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """By the module."""
-        rows, stream = norm(x, residual, overlap_tiles(x) if self.overlap else None)
-        return rows, stream
+        rows, hidden = norm(x, residual, overlap_tiles(x) if self.overlap else None)
+        return rows, hidden
 
     def post_norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """In one kernel; by the modules where nothing is fused."""
+        """In one kernel; if not ``fused`` by the modules."""
         if not self.fused:
             return self.norm(norm, post(x)[0], residual)
         return post_norm(x, residual, post.weight, norm.weight, norm.eps)
@@ -102,53 +98,46 @@ class DenseForm:
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """In one kernel."""
         return norm.of_parts(parts, residual, bias)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
-        """By the module."""
         return mlp.activate(x, overlap_tiles(x) if self.overlap else None)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> torch.Tensor:
-        """Attention as it is."""
         return attention.attend(query, batch, cache).flatten(1)
 
 
 @dataclass(frozen=True)
 class RawForm(DenseForm):
-    """Hidden states before their norm, which the product applies."""
+    """Hidden states, whose norm the product applies."""
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x itself; a product that leaves a branch to be added has another form after it."""
         assert residual is None
         return x, x
 
 
 class EndedForm:
-    """One that norms end in within their kernel; activations and attention are each form's own."""
+    """A form in which norms end within their kernel."""
 
     ending: Ending
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        """As of ``Form``."""
         return norm.ended(x, residual, self._tiles(norm, x), self.ending)
 
     def post_norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
     ) -> tuple[Rows, torch.Tensor]:
-        """As of ``Form``."""
         return post_norm(x, residual, post.weight, norm.weight, norm.eps, ending=self.ending)
 
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
-        """As of ``Form``."""
         return norm.of_parts(parts, residual, bias, self.ending)
 
     def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
@@ -156,19 +145,18 @@ class EndedForm:
 
 
 class OperandForm(EndedForm):
-    """Rows in the order of columns in which tensor cores read them; steps that all decode."""
+    """Rows with columns in the order in which tensor cores read them; for steps that decode."""
 
     ending = OperandOrder()
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> OperandRows:
-        """In one kernel."""
         assert isinstance(mlp, GatedMLP)
         return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)), mlp.activation)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> OperandRows:
-        """Attention whose output ends so; heads are whole spans of columns."""
+        """As of ``Form``; heads are whole spans of columns."""
         return OperandRows(attention.attend(query, batch, cache, None, self.ending).flatten(1))
 
     def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
@@ -176,14 +164,13 @@ class OperandForm(EndedForm):
 
 
 class Int8Form(EndedForm):
-    """Rows of 8 bits with a scale per token, of attention per head, or one ``static`` scale, fp32 [1]."""
+    """Rows in 8 bits with a scale per token, of attention per head, or one ``static`` scale, fp32 [1]."""
 
     def __init__(self, static: torch.Tensor | None) -> None:
         self.static = static
         self.ending = InInt8(static)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
-        """In one kernel."""
         if isinstance(mlp, MLP):
             return quantized(x, static=self.static, activation=mlp.activation)
         return silu_mul_int8(x, self.static, activation=mlp.activation)
@@ -191,7 +178,6 @@ class Int8Form(EndedForm):
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
-        """Attention whose output ends so."""
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
         scales = self.static
         if scales is None:
@@ -207,7 +193,7 @@ class BlockForm(EndedForm):
         self.steps = self.ending = steps
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
-        """In one kernel; of a plain MLP in a pass of its own."""
+        """In one kernel; of a plain MLP in a separate pass."""
         if isinstance(mlp, MLP):
             return in_blocks(mlp.activate(x), self.steps)
         return silu_mul_in_blocks(x, self.steps, activation=mlp.activation)
@@ -215,9 +201,7 @@ class BlockForm(EndedForm):
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
-        """Attention whose output ends so; heads that do not fill whole blocks are quantized in a pass of
-        their own.
-        """
+        """As of ``Form``; in a separate pass unless blocks fill the rows."""
         if not takes_steps(self.steps, query.shape[1] * query.shape[2]):
             return in_blocks(attention.attend(query, batch, cache).flatten(1), self.steps)
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
@@ -225,5 +209,5 @@ class BlockForm(EndedForm):
 
 
 def overlap_tiles(x: torch.Tensor) -> Mapping[str, int]:
-    """Tiles of a kernel that reads ``x`` and starts early, where the GPU can."""
+    """Tiles of a kernel that reads ``x`` and starts early, if the GPU can."""
     return {"OVERLAP": 2} if overlaps(x.device) else {}

@@ -1,8 +1,7 @@
 """Which rows of a step belong to which request, and which are wanted for logits.
 
-Plain numbers, computed once a step on the host: the step's tensors, the buckets of its CUDA graph and the
+Plain numbers, computed once per step on the host: the step's tensors, the buckets of its CUDA graph and the
 owner of each row of logits are read from here. It can be pickled, so one process can send it to others.
-Independent of tensors and of the runtime's requests.
 
     layout = StepLayout.of(starts=[8, 0], counts=[1, 5], blocks=[[3, 1], [0, 2]], block_size=8, wanted=[1, 1])
     batch = ForwardBatch.of(layout, device, max_seq_len=4096)
@@ -14,32 +13,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, compress
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True, eq=False)
-class StepLayout:
-    """``T`` rows, one for each new token, of ``B`` requests, laid end to end. Requests with one row that
-    stand first attend as decodes, whatever runs beside them.
+class StepInputs(NamedTuple):
+    """What a step reads of its requests' inputs.
 
     Attributes:
-        counts: rows of each request.
+        encoded_tables, encoded_lens: blocks, int32, of each request's input in the encoder cache, and its
+            positions; both are empty if no request has one.
+        spliced: [T] int64, row of the encoder's outputs that replaces each token's embedding, -1: none.
+        brought: embeddings that requests bring, as (request, its input, first position, end).
+    """
+
+    encoded_tables: Sequence[np.ndarray] = ()
+    encoded_lens: Sequence[int] = ()
+    spliced: np.ndarray | None = None
+    brought: Sequence[tuple[int, int, int, int]] = ()
+
+
+NO_INPUTS = StepInputs()
+
+
+@dataclass(frozen=True, eq=False)
+class StepLayout:
+    """``T`` rows, one per new token, of ``B`` requests, end to end. Leading requests with one row attend as
+    decodes, whatever runs beside them.
+
+    Attributes:
+        counts: rows per request.
         wanted: how many of each request's last rows are wanted for logits.
         blocks: cache blocks of each request in order; the scheduler's own lists, which grow with later steps.
         query_start, seq_lens: as of ``ForwardBatch``.
         input_ids, positions, rope_rows, slot_mapping: [T] int64, as of ``ForwardBatch``; the id of a pending
             token is 0.
         feed_rows: [T] int64, row of the last step's tokens that holds a pending token's id; -1: it is known.
-        logits_indices: rows that are wanted, by request; then those of ``num_probes`` probes.
-        num_single: requests, from the first on, that have one row.
+        logits_indices: wanted rows, by request; then those of ``num_probes`` probes.
+        num_single: leading requests with one row.
         num_probes: requests whose probed row the step computes; one more row of logits each.
-        encoded_tables, encoded_lens: blocks of each request's input in the encoder cache, int32, and how many
-            positions it has; both are empty where no request has one.
-        spliced: [T] int64, row of the encoder's outputs that takes the place of each token's embedding, -1:
-            none; None: there are no such rows in the step.
-        brought: embeddings that requests bring, as (request, its input, first position, last position); the
-            range excludes the last.
     """
 
     counts: Sequence[int]
@@ -55,10 +68,7 @@ class StepLayout:
     logits_indices: Sequence[int]
     num_single: int
     num_probes: int = 0
-    encoded_tables: Sequence[np.ndarray] = ()
-    encoded_lens: Sequence[int] = ()
-    spliced: np.ndarray | None = None
-    brought: Sequence[tuple[int, int, int, int]] = ()
+    inputs: StepInputs = NO_INPUTS
 
     @classmethod
     def of(
@@ -73,18 +83,15 @@ class StepLayout:
         input_ids: np.ndarray | None = None,
         feed_rows: np.ndarray | None = None,
         rope_offsets: Sequence[int] = (),
-        encoded_tables: Sequence[np.ndarray] = (),
-        encoded_lens: Sequence[int] = (),
-        spliced: np.ndarray | None = None,
-        brought: Sequence[tuple[int, int, int, int]] = (),
+        inputs: StepInputs = NO_INPUTS,
     ) -> StepLayout:
         """Lay out tokens [start, start + count) of requests.
 
         Args:
             wanted: the last row of each request by default.
-            probes: rows whose logits are wanted besides.
-            input_ids, feed_rows: by default 0, and -1.
-            rope_offsets: of each request; by default 0.
+            probes: rows whose logits are also wanted.
+            input_ids, feed_rows: by default 0 and -1.
+            rope_offsets: per request; by default 0.
         """
         single = len(counts)
         if max(counts, default=1) > 1:
@@ -119,15 +126,12 @@ class StepLayout:
             logits_indices=[*_last_rows(query_start, wanted, single), *probes],
             num_single=single,
             num_probes=len(probes),
-            encoded_tables=encoded_tables,
-            encoded_lens=encoded_lens,
-            spliced=spliced,
-            brought=brought,
+            inputs=inputs,
         )
 
     @property
     def num_requests(self) -> int:
-        """Requests with a row at least."""
+        """Requests in the step."""
         return len(self.counts)
 
     @property
@@ -142,22 +146,23 @@ class StepLayout:
 
     @property
     def max_query_len(self) -> int:
-        """Rows of the request with most."""
+        """Most rows of a request."""
         return max(self.counts, default=0)
 
     @property
     def only_decodes(self) -> bool:
-        """Whether each request has one row, and no other row of logits than its own."""
+        """Whether each request has one row, wanted for logits, and there are no probes."""
         return self.num_single == len(self.counts) == len(self.logits_indices) and not self.num_probes
 
     @property
     def some_without_input(self) -> bool:
         """Whether cross-attention has nothing to read for some request."""
-        return not self.encoded_lens or 0 in self.encoded_lens
+        lens = self.inputs.encoded_lens
+        return not lens or 0 in lens
 
     @cached_property
     def logits_ends(self) -> Sequence[int]:
-        """Where each request's rows of logits end; they begin where those of the one before it end."""
+        """Where each request's rows of logits end, and the next request's begin."""
         return list(accumulate(self.wanted))
 
     def rows_of(self, request: int) -> slice:

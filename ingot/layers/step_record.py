@@ -1,20 +1,17 @@
-"""What a step computes on its way, kept for a check.
+"""What a step computes on its way, copied for a check, and the names of the places (observer.py). A fused
+kernel shows nothing of values that it holds in registers.
 
-Owns the names of the places where a step's values are kept, and the copies. A layer tells what
-it has at these places (observer.py); a fused kernel that holds a value in registers tells nothing of
-it. Knows no arithmetic.
-
-    record = StepRecord(); ...; record.values["stream"][2 * index]   # what layer ``index`` was given
+    record = StepRecord(); ...; record.values["stream"][2 * index]   # the input of layer ``index``
 
 | name | what | how many |
 |---|---|---|
 | stream | hidden states: embedded, then after each attention, cross-attention, MLP | 2 or 3 per layer + 1 |
-| attn_in, mlp_in | what the norms give to the QKV and the up products | one per layer, or none |
+| attn_in, mlp_in | the norms' output, input of the QKV and up products | one per layer, or none |
 | query | queries [T, num_heads, head_dim] as attention takes them | one per layer |
-| attended, inner | what the output and the down products take | one per layer, or none |
+| attended, inner | input of the output and down products | one per layer, or none |
 | cross_in, cross_query, cross_attended | the same of cross-attention | as of attention |
 
-An encoder's layers tell the same of an encoding, and also ``keys`` and ``values`` as attention takes them.
+An encoder's layers show the same, and also ``keys`` and ``values`` as attention takes them.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ class StepRecord:
     """Copies of one step's values.
 
     Attributes:
-        values: by name, in the order of the layers; numbers of 8 bits stay ``Int8Rows``.
-        cached: of each layer the tensors that its cache now holds for the step's tokens: keys and values
-            [T, num_kv_heads, head_dim], and with numbers of 8 bits scales [T, num_kv_heads] of both.
-        inputs: the step's own tensors by their names in ``ForwardBatch``.
+        values: by name, in the order of the layers; quantized ones stay ``Int8Rows``.
+        cached: per layer what its cache holds of the step's tokens: keys and values [T, num_kv_heads,
+            head_dim], and in 8 bits the scales [T, num_kv_heads] of both.
+        inputs: the step's tensors by their names in ``ForwardBatch``.
         logits: [L, vocab_size].
     """
 
@@ -59,19 +56,18 @@ class StepRecord:
         caches: Sequence[tuple[torch.Tensor, ...]],
         logits: torch.Tensor,
     ) -> None:
-        """Keep the step's inputs, what it wrote to the caches, and its logits.
-
-        ``caches`` are the tensors of every ``LayerCache``.
+        """Keep the step's inputs, what it wrote to ``caches`` (the tensors of every ``LayerCache``), and its
+        logits.
         """
         self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         slots = self.inputs["slot_mapping"].clamp(min=0)
         for tensors in caches:
-            size = tensors[0].shape[2]  # tokens of a block
+            size = tensors[0].shape[2]  # tokens per block
             self.cached.append(tuple(tensor[slots // size, :, slots % size] for tensor in tensors))
         self.logits = logits.clone()
 
     def on_host(self) -> StepRecord:
-        """The same on the CPU; a graph's next replay writes over its own record."""
+        """The same on the CPU; a graph's next replay overwrites its own record."""
         assert self.logits is not None
         host = torch.device("cpu")
         return StepRecord(
@@ -83,7 +79,7 @@ class StepRecord:
 
 
 def copied(value: Observed, device: torch.device | None) -> Recorded:
-    """A copy there, or where it is; columns in their own order."""
+    """A copy on ``device`` (None: where it is), columns in natural order."""
     if isinstance(value, OperandRows):
         value = value.natural()
     if isinstance(value, Int8Rows):

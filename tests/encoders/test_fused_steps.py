@@ -45,7 +45,7 @@ def test_fused_is_by_module(
     forward = llm.executor.runner.forward
     if kind == "Packed":
         packed_takes_fp32(monkeypatch)
-        forward.ways.narrow = ((1, ALL),)
+        forward.chooser.narrow = ((1, ALL),)
     prompts = [prompt(spoken) for spoken in MIXED]
     plain = llm.generate(prompts, PARAMS)
     seen = count_steps(monkeypatch)

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.activation.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
-from ingot.kernels.norm.rms_norm import rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm_triton
-from ingot.kernels.product.int8.int8_linear import int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.rows.block_rows import BlockSteps
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.compile_int8_cases import weight_in_8
 from tests.kernels.flat_calls import paged_attention_triton, prefill_attention_triton
+from tests.kernels.numerics import launched
 
 
 def block_steps(width: int, block: int, bits: int = 8, ordered: bool = False) -> BlockSteps:
@@ -27,27 +28,29 @@ def block_steps(width: int, block: int, bits: int = 8, ordered: bool = False) ->
     return BlockSteps(empty(blocks, dtype=FULL), empty(blocks, dtype=FULL), block, bits, order)
 
 
-def in_blocks(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tiles: int) -> None:
+def by_blocks(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tiles: int) -> None:
     """Every kernel that ends in numbers by blocks, and the products of them."""
     x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
     ordered, plain = block_steps(4096, block, bits, True), block_steps(4096, block, bits)
-    x8, _ = rms_norm_triton(x, norm, 1e-6, x, tiles, ordered)
-    rms_norm_triton(x, norm, 1e-6, None, tiles, plain)
-    in_blocks_triton(x, ordered, tiles)
-    in_blocks_triton(x, plain, tiles)
-    inner = silu_mul_in_blocks_triton(empty(rows, 22016, dtype=dtype), block_steps(11008, block, bits), tiles)
-    int8_linear_triton(x8, weight_in_8(12288, 4096), dtype, empty(12288, dtype=FULL))
+    x8, _ = launched(rms_norm)(x, norm, 1e-6, x, tiles, ordered)
+    launched(rms_norm)(x, norm, 1e-6, None, tiles, plain)
+    launched(in_blocks)(x, ordered, tiles)
+    launched(in_blocks)(x, plain, tiles)
+    inner = launched(silu_mul_in_blocks)(
+        empty(rows, 22016, dtype=dtype), block_steps(11008, block, bits), tiles
+    )
+    launched(int8_linear)(x8, weight_in_8(12288, 4096), dtype, empty(12288, dtype=FULL))
     shift = empty(4096, dtype=FULL)
-    int8_linear_triton(inner, weight_in_8(4096, 11008), dtype, shift, x, x)
+    launched(int8_linear)(inner, weight_in_8(4096, 11008), dtype, shift, x, x)
 
 
 def wide(dtype: torch.dtype) -> None:
     """Norms of the widest rows, whose order is gathered."""
     x, norm = empty(4, 16384, dtype=dtype), empty(16384, dtype=dtype)
     steps = block_steps(16384, 128, 8, True)
-    rms_norm_triton(x, norm, 1e-6, x, None, steps)
+    launched(rms_norm)(x, norm, 1e-6, x, None, steps)
     parts, shift = empty(8, 4, 16384, dtype=FULL), empty(16384, dtype=FULL)
-    sum_norm_triton(parts, x, norm, 1e-6, shift, None, steps)
+    launched(sum_norm)(parts, x, norm, 1e-6, shift, None, steps)
 
 
 def split(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tiles: int) -> None:
@@ -57,11 +60,11 @@ def split(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tile
     for width, ordered in ((4096, True), (11008, False)):
         values = empty(rows, width, dtype=torch.int8)
         x8 = block_steps(width, block, bits).rows(values)
-        parts = int8_linear_parts_triton(x8, weight_in_8(4096, width), tiles)
+        parts = launched(int8_linear_parts)(x8, weight_in_8(4096, width), tiles)
         assert isinstance(parts, torch.Tensor)
         assert len(parts) > 1
         steps = block_steps(4096, block, bits, ordered)
-        sum_norm_triton(parts, x, norm, 1e-6, shift, early, steps)
+        launched(sum_norm)(parts, x, norm, 1e-6, shift, early, steps)
 
 
 def attention(
@@ -91,11 +94,11 @@ def attention(
 
 
 BLOCK_CASES: dict[str, Callable[[], Any]] = {
-    "blocks 1 fp16": lambda: in_blocks(HALF, 1),
-    "blocks 16 bf16 of 64 in 4 bits": lambda: in_blocks(BRAIN, 16, 64, 4),
-    "blocks 64 fp32 of 32": lambda: in_blocks(FULL, 64, 32),
-    "blocks 2048 fp16": lambda: in_blocks(HALF, 2048),
-    "blocks 256 bf16 of 64": lambda: in_blocks(BRAIN, 256, 64),
+    "blocks 1 fp16": lambda: by_blocks(HALF, 1),
+    "blocks 16 bf16 of 64 in 4 bits": lambda: by_blocks(BRAIN, 16, 64, 4),
+    "blocks 64 fp32 of 32": lambda: by_blocks(FULL, 64, 32),
+    "blocks 2048 fp16": lambda: by_blocks(HALF, 2048),
+    "blocks 256 bf16 of 64": lambda: by_blocks(BRAIN, 256, 64),
     "blocks of a wide norm": lambda: wide(HALF),
     "blocks in parts 1 fp16": lambda: split(HALF, 1),
     "blocks in parts 16 bf16 of 64 in 4 bits": lambda: split(BRAIN, 16, 64, 4),
@@ -109,7 +112,7 @@ BLOCK_CASES: dict[str, Callable[[], Any]] = {
     "blocks of 14/2x64 heads fp32 by 32": lambda: attention(FULL, (14, 2), 64, 32, 8, 4, 512),
 }
 BLOCK_OVERLAPPING: dict[str, Callable[[], Any]] = {
-    "blocks 8 fp16 overlapping": lambda: in_blocks(HALF, 8, OVERLAP=2),
+    "blocks 8 fp16 overlapping": lambda: by_blocks(HALF, 8, OVERLAP=2),
     "blocks in parts 1 fp16 overlapping": lambda: split(HALF, 1, OVERLAP=2),
     "blocks in parts 8 bf16 overlapping": lambda: split(BRAIN, 8, OVERLAP=2),
     "blocks in parts 16 fp16 overlapping": lambda: split(HALF, 16, OVERLAP=2),

@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.activation.gated_mlp import silu_mul_triton
-from ingot.kernels.norm.layer_norm import layer_norm_triton
-from ingot.kernels.norm.rms_norm import rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm_triton
-from ingot.kernels.product.few_rows.small_gate_up import small_gate_up_triton
-from ingot.kernels.product.few_rows.small_linear import small_linear_parts_triton, small_linear_triton
-from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
-from ingot.kernels.sampling.feed_tokens import keep_tokens_triton, take_tokens_triton
-from ingot.kernels.sampling.masked_tokens import mask_tokens_triton
-from ingot.kernels.sampling.row_logprobs import logprobs_triton
-from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTables, hold_transcripts_triton
-from ingot.kernels.sampling.token_draw import draw_triton, greedy_triton
-from ingot.kernels.sampling.token_penalties import BiasTable, penalize_triton
-from ingot.kernels.weight.dequantize import dequantize_triton
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_linear
+from ingot.kernels.sampling.feed_tokens import keep_tokens, take_tokens
+from ingot.kernels.sampling.masked_tokens import mask_tokens
+from ingot.kernels.sampling.row_logprobs import logprobs
+from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTables, hold_transcripts
+from ingot.kernels.sampling.token_draw import draw, greedy
+from ingot.kernels.sampling.token_penalties import BiasTable, penalize
+from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 from tests.kernels.flat_calls import (
     invariant_attention_triton,
@@ -32,6 +32,7 @@ from tests.kernels.flat_calls import (
     rope_kv_write_triton,
     small_qkv_triton,
 )
+from tests.kernels.numerics import launched
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 DOUBLE, LONG = torch.float64, torch.int64
@@ -48,8 +49,8 @@ def in_8(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def norms(dtype: torch.dtype, hidden: int, residual: bool, overlap: int = 1) -> None:
     x, weight = empty(4, hidden, dtype=dtype), empty(hidden, dtype=dtype)
-    rms_norm_triton(x, weight, 1e-6, x if residual else None, {"OVERLAP": overlap})
-    layer_norm_triton(x, weight, weight, 1e-6, x if residual else None, {"OVERLAP": overlap})
+    launched(rms_norm)(x, weight, 1e-6, x if residual else None, {"OVERLAP": overlap})
+    launched(layer_norm)(x, weight, weight, 1e-6, x if residual else None, {"OVERLAP": overlap})
 
 
 def rope(
@@ -127,33 +128,33 @@ def invariant_attend(
 
 def invariant(dtype: torch.dtype, rows: int, outputs: int, width: int) -> None:
     x, w, bias = (empty(*size, dtype=dtype) for size in ((rows, width), (outputs, width), (outputs,)))
-    invariant_linear_triton(x, w, bias)
+    launched(invariant_linear)(x, w, bias)
 
 
 def invariant_tiles(dtype: torch.dtype, choices: Iterable[tuple[int, ...]]) -> None:
     for tiles in choices:
         x, w = (empty(*size, dtype=dtype) for size in ((500, 1024), (768, 1024)))
-        invariant_linear_triton(x, w, None, dict(zip(NAMES, tiles, strict=True)))
+        launched(invariant_linear)(x, w, None, dict(zip(NAMES, tiles, strict=True)))
 
 
 def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int = 1) -> None:
     x, y, w = (empty(*size, dtype=dtype) for size in ((rows, width), (rows, outputs), (outputs, width)))
     bias, norm = empty(outputs, dtype=dtype), empty(width, dtype=dtype)
-    small_linear_triton(x, w, None, y, tiles={"OVERLAP": overlap})
-    small_linear_triton(x, w, bias, None, norm, 1e-6, {"OVERLAP": overlap})
-    small_linear_triton(x, w, bias, tiles={"OVERLAP": overlap}, activation="gelu")
+    launched(small_linear)(x, w, None, y, tiles={"OVERLAP": overlap})
+    launched(small_linear)(x, w, bias, None, norm, 1e-6, {"OVERLAP": overlap})
+    launched(small_linear)(x, w, bias, tiles={"OVERLAP": overlap}, activation="gelu")
 
 
 def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> None:
     x, w = empty(rows, width, dtype=dtype), empty(4096, width, dtype=dtype)
-    parts = small_linear_parts_triton(x, w, {"OVERLAP": overlap})
+    parts = launched(small_linear_parts)(x, w, {"OVERLAP": overlap})
     residual, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
-    sum_norm_triton(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
+    launched(sum_norm)(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
 
 
 def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1, **tiles: int) -> None:
     w, norm = empty(2 * inner, width, dtype=dtype), empty(width, dtype=dtype)
-    small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap, **tiles})
+    launched(small_gate_up)(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap, **tiles})
 
 
 def in_bits(bits: int, outputs: int, width: int, group: int, zeros: bool, dtype: torch.dtype) -> StoredWeight:
@@ -173,16 +174,16 @@ def narrow(
         return in_bits(bits, outputs, width, group, zeros, dtype)
 
     x, inner, norm = empty(rows, 4096, dtype=dtype), empty(rows, 11008, dtype=dtype), empty(4096, dtype=dtype)
-    small_linear_triton(inner, weight(4096, 11008), None, x, tiles=tiles)
-    small_gate_up_triton(x, weight(22016, 4096), norm, 1e-6, tiles)
+    launched(small_linear)(inner, weight(4096, 11008), None, x, tiles=tiles)
+    launched(small_gate_up)(x, weight(22016, 4096), norm, 1e-6, tiles)
     index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
     place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
     small_qkv_triton(x, weight(12288, 4096), None, norm, 1e-6, *place, tiles=tiles)
-    small_linear_parts_triton(x, weight(4096, 4096), tiles)
+    launched(small_linear_parts)(x, weight(4096, 4096), tiles)
 
 
 def widened(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, width: int = 4096) -> None:
-    dequantize_triton(in_bits(bits, 12288, width, group, zeros, dtype), dtype)
+    launched(dequantize)(in_bits(bits, 12288, width, group, zeros, dtype), dtype)
 
 
 def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:
@@ -199,9 +200,9 @@ def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int
 
 def feed() -> None:
     ids = empty(8, dtype=torch.int64)
-    take_tokens_triton(ids, ids, ids)
-    keep_tokens_triton(ids, empty(8, dtype=FULL), ids)
-    keep_tokens_triton(ids, empty(8, dtype=FULL), ids, empty(8, 151936, dtype=torch.int16), ids)
+    launched(take_tokens)(ids, ids, ids)
+    launched(keep_tokens)(ids, empty(8, dtype=FULL), ids)
+    launched(keep_tokens)(ids, empty(8, dtype=FULL), ids, empty(8, 151936, dtype=torch.int16), ids)
 
 
 def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) -> None:
@@ -210,25 +211,25 @@ def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) ->
     logits = empty(rows, vocab, dtype=dtype)
     rules = (integer, number, number, number, integer, integer)
     bias = BiasTable(empty(64, 1024, dtype=torch.int32), empty(64, 1024, dtype=DOUBLE))
-    penalize_triton(logits, state, *rules)
-    penalize_triton(logits, state, *rules, bias, integer)
+    launched(penalize)(logits, state, *rules)
+    launched(penalize)(logits, state, *rules, bias, integer)
 
 
 def masks(rows: int, vocab: int) -> None:
     table = empty(64, -(-vocab // 32), dtype=torch.int32)
-    mask_tokens_triton(empty(rows, vocab, dtype=FULL), table, empty(rows, dtype=LONG))
+    launched(mask_tokens)(empty(rows, vocab, dtype=FULL), table, empty(rows, dtype=LONG))
 
 
 def transcripts(dtype: torch.dtype, rows: int, vocab: int) -> None:
     tables = TranscriptTables(empty(128, -(-vocab // 32), dtype=torch.int32), empty(64, 2, dtype=LONG))
     column = empty(rows, dtype=LONG)
-    hold_transcripts_triton(empty(rows, vocab, dtype=dtype), tables, TranscriptRows(*[column] * 5))
+    launched(hold_transcripts)(empty(rows, vocab, dtype=dtype), tables, TranscriptRows(*[column] * 5))
 
 
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
     logits, ids, out = empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE)
-    logprobs_triton(logits, ids, out)
-    logprobs_triton(logits, ids, out[:, :3])
+    launched(logprobs)(logits, ids, out)
+    launched(logprobs)(logits, ids, out[:, :3])
 
 
 def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: int = 1) -> None:
@@ -238,8 +239,8 @@ def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: i
         empty(rows, dtype=LONG),
     )
     parameters = (number, integer, number, number, integer, integer)
-    greedy_triton(logits, {"OVERLAP": overlap})
-    draw_triton(logits, *parameters, select, {"OVERLAP": overlap})
+    launched(greedy)(logits, {"OVERLAP": overlap})
+    launched(draw)(logits, *parameters, select, {"OVERLAP": overlap})
 
 
 CASES: dict[str, Callable[[], Any]] = {
@@ -255,8 +256,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),
     "norms 768 fp32": lambda: norms(FULL, 768, False),
     "norms 16384 bf16": lambda: norms(BRAIN, 16384, True),
-    "silu_mul 11008 bf16": lambda: silu_mul_triton(empty(4, 22016, dtype=BRAIN)),
-    "silu_mul 100 fp32": lambda: silu_mul_triton(empty(4, 200, dtype=FULL)),
+    "silu_mul 11008 bf16": lambda: launched(silu_mul)(empty(4, 22016, dtype=BRAIN)),
+    "silu_mul 100 fp32": lambda: launched(silu_mul)(empty(4, 200, dtype=FULL)),
     "rope qwen fp16": lambda: rope(HALF, 32, 32, 128, 128, False, 8192),
     "rope qwen3 bf16": lambda: rope(BRAIN, 32, 8, 128, 128, True, 0),
     "rope gpt2 fp32": lambda: rope(FULL, 12, 12, 64, 0, False, 0),
@@ -353,7 +354,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
     "sampling 1 of 151936 fp16 overlapping": lambda: sampling(HALF, 1, 151936, True, 2),
     "norms 4096 fp16 overlapping": lambda: norms(HALF, 4096, True, 2),
-    "silu_mul 11008 fp16 overlapping": lambda: silu_mul_triton(empty(4, 22016), {"OVERLAP": 2}),
+    "silu_mul 11008 fp16 overlapping": lambda: launched(silu_mul)(empty(4, 22016), {"OVERLAP": 2}),
     "rope qwen fp16 overlapping": lambda: rope(HALF, 32, 32, 128, 128, False, 0, 2),
     "8 bits 8 fp16 overlapping": lambda: narrow(HALF, 8, 8, OVERLAP=2),
     "4 bits 8 fp16 by 128 overlapping": lambda: narrow(HALF, 8, 4, 128, OVERLAP=2),

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.activation.gated_mlp import silu_mul_triton
-from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8_triton
-from ingot.kernels.activation.softcap import softcap_triton
-from ingot.kernels.norm.post_norm import post_norm_triton
-from ingot.kernels.norm.rms_norm import rms_norm_triton
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.activation.softcap import softcap
+from ingot.kernels.norm.post_norm import post_norm
+from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.rows.row_endings import AS_THEY_ARE, InInt8, OperandOrder
 from tests.kernels.compile_block_cases import block_steps
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
@@ -20,6 +20,7 @@ from tests.kernels.flat_calls import (
     paged_attention_triton,
     prefill_attention_triton,
 )
+from tests.kernels.numerics import launched
 
 CAP = 50.0
 
@@ -54,20 +55,20 @@ def prompts(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window
 
 def norms(dtype: torch.dtype, hidden: int) -> None:
     x, weight = empty(4, hidden, dtype=dtype), empty(hidden, dtype=FULL)
-    rms_norm_triton(x, weight, 1e-6, x)
+    launched(rms_norm)(x, weight, 1e-6, x)
     for ending in (AS_THEY_ARE, OperandOrder(), InInt8(), block_steps(hidden, 128, 8)):
-        post_norm_triton(x, x, weight, weight, 1e-6, ending=ending)
+        launched(post_norm)(x, x, weight, weight, 1e-6, ending=ending)
 
 
-def post_norm(overlap: int) -> None:
+def branch_norms(overlap: int) -> None:
     x, weight = empty(4, 3584, dtype=BRAIN), empty(3584, dtype=FULL)
-    post_norm_triton(x, x, weight, weight, 1e-6, {"OVERLAP": overlap})
+    launched(post_norm)(x, x, weight, weight, 1e-6, {"OVERLAP": overlap})
 
 
 def gates(dtype: torch.dtype, inner: int) -> None:
     x = empty(4, 2 * inner, dtype=dtype)
-    silu_mul_triton(x, activation="gelu_tanh")
-    silu_mul_int8_triton(x, activation="gelu_tanh")
+    launched(silu_mul)(x, activation="gelu_tanh")
+    launched(silu_mul_int8)(x, activation="gelu_tanh")
 
 
 GEMMA2_CASES: dict[str, Callable[[], Any]] = {
@@ -79,9 +80,9 @@ GEMMA2_CASES: dict[str, Callable[[], Any]] = {
     "wide norms 3584 bf16": lambda: norms(BRAIN, 3584),
     "wide norms 2304 fp16": lambda: norms(HALF, 2304),
     "gelu gates 14336 bf16": lambda: gates(BRAIN, 14336),
-    "softcap 8 of 256000 bf16": lambda: softcap_triton(empty(8, 256000, dtype=BRAIN), 30.0),
+    "softcap 8 of 256000 bf16": lambda: launched(softcap)(empty(8, 256000, dtype=BRAIN), 30.0),
 }
 GEMMA2_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "capped decode 16/8x256 bf16 fetching early": lambda: decode(BRAIN, 16, 8, 256, 2048, 1, 4),
-    "post-norm 3584 bf16 overlapping": lambda: post_norm(2),
+    "post-norm 3584 bf16 overlapping": lambda: branch_norms(2),
 }

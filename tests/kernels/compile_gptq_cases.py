@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.weight.gptq_block import MOST_COLUMNS, gptq_block_triton
+from ingot.kernels.weight.gptq_block import MOST_COLUMNS, gptq_block
 from tests.kernels.compile_cases import FULL, LONG, empty
+from tests.kernels.numerics import launched
 
 
 def walk(columns: int, outputs: int, dtype: torch.dtype) -> None:
     weight, grid = empty(columns, outputs, dtype=FULL), empty(32, outputs, dtype=FULL)
     factor, numbers = empty(4096, 4096, dtype=FULL)[:columns, :columns], empty(columns, outputs, dtype=dtype)
     beside = (empty(columns, dtype=FULL), grid, grid, empty(columns, dtype=LONG))
-    gptq_block_triton(weight, factor, *beside, 0, 15, numbers)
+    launched(gptq_block)(weight, factor, *beside, 0, 15, numbers)
 
 
 GPTQ_CASES: dict[str, Callable[[], Any]] = {

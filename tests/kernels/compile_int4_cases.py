@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.weight.expand_int8 import expand_int8_triton
+from ingot.kernels.weight.expand_int8 import expand_int8
 from ingot.kernels.weight.int4_weight import Int4Weight, num_groups
 from tests.kernels.compile_cases import FULL, empty
+from tests.kernels.numerics import launched
 
 
 def int4(outputs: int, width: int, group: int) -> Int4Weight:
@@ -23,7 +24,7 @@ def int4(outputs: int, width: int, group: int) -> Int4Weight:
 
 
 INT4_CASES: dict[str, Callable[[], Any]] = {
-    "expanded 4096 by 128": lambda: expand_int8_triton(int4(22016, 4096, 128)),
-    "expanded 11008 by 64": lambda: expand_int8_triton(int4(4096, 11008, 64)),
-    "expanded 1000 by 128": lambda: expand_int8_triton(int4(97, 1000, 128)),
+    "expanded 4096 by 128": lambda: launched(expand_int8)(int4(22016, 4096, 128)),
+    "expanded 11008 by 64": lambda: launched(expand_int8)(int4(4096, 11008, 64)),
+    "expanded 1000 by 128": lambda: launched(expand_int8)(int4(97, 1000, 128)),
 }

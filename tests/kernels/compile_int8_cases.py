@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.activation.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
-from ingot.kernels.norm.layer_norm import layer_norm_triton
-from ingot.kernels.norm.rms_norm import rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm_triton
+from benchmarks.product_candidates import MOST_GROUP_RESULTS, tried
+from ingot.kernels.activation.silu_mul_int8 import quantized, silu_mul_int8
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.rows.row_endings import InInt8
-from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, MOST_GROUP_RESULTS
-from ingot.kernels.tiles.tile_tables import listed
+from ingot.kernels.tiles.int8_tiles import LARGE_NAMES
 from ingot.kernels.weight.int4_weight import Int4Weight
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.flat_calls import small_int8_qkv_triton, small_qkv_triton
+from tests.kernels.numerics import launched
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)
 EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}
@@ -43,19 +44,19 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every kernel that ends in 8 bits."""
     x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
     static = empty(1, dtype=FULL)
-    rms_norm_triton(x, norm, 1e-6, x, tiles, InInt8())
-    rms_norm_triton(x, norm, 1e-6, x, tiles, InInt8(static))
-    silu_mul_int8_triton(empty(rows, 22016, dtype=dtype), None, tiles)
-    quantized_triton(x, 128, None, tiles)
-    quantized_triton(x, 0, None, tiles, "gelu")
-    quantized_triton(x, 0, static, tiles, "gelu_tanh")
+    launched(rms_norm)(x, norm, 1e-6, x, tiles, InInt8())
+    launched(rms_norm)(x, norm, 1e-6, x, tiles, InInt8(static))
+    launched(silu_mul_int8)(empty(rows, 22016, dtype=dtype), None, tiles)
+    launched(quantized)(x, 128, None, tiles)
+    launched(quantized)(x, 0, None, tiles, "gelu")
+    launched(quantized)(x, 0, static, tiles, "gelu_tanh")
     parts, parts8 = empty(4, rows, 4096, dtype=FULL), empty(4, rows, 4096, dtype=torch.int32)
-    sum_norm_triton(parts, x, norm, 1e-6, norm, tiles, InInt8())
+    launched(sum_norm)(parts, x, norm, 1e-6, norm, tiles, InInt8())
     sums = Int8Sums(parts8, empty(rows, dtype=FULL), empty(4096, dtype=FULL))
-    sum_norm_triton(sums, x, norm, 1e-6, None, tiles, InInt8())
-    sum_norm_triton(sums, x, norm, 1e-6, None, tiles)
-    sum_norm_triton(sums, x, norm, 1e-6, norm, tiles, InInt8(), norm)
-    layer_norm_triton(x, norm, norm, 1e-6, x, tiles, InInt8())
+    launched(sum_norm)(sums, x, norm, 1e-6, None, tiles, InInt8())
+    launched(sum_norm)(sums, x, norm, 1e-6, None, tiles)
+    launched(sum_norm)(sums, x, norm, 1e-6, norm, tiles, InInt8(), norm)
+    launched(layer_norm)(x, norm, norm, 1e-6, x, tiles, InInt8())
 
 
 def head_places(dtype: torch.dtype, rows: int) -> tuple[Any, ...]:
@@ -81,11 +82,11 @@ def plain_layer(dtype: torch.dtype, rows: int) -> None:
     biases = empty(3840, dtype=dtype)
     small_qkv_triton(x, empty(3840, 1280, dtype=dtype), biases, None, 0.0, *place, tiles=early)
     parts = empty(2, rows, 1280, dtype=FULL)
-    sum_norm_triton(parts, x, vector, 1e-5, vector, early, shift=vector)
+    launched(sum_norm)(parts, x, vector, 1e-5, vector, early, shift=vector)
     small_int8_qkv_triton(rows_in_8(rows, 1280), weight_in_8(3840, 1280), biases, *place, tiles=early)
     small_int8_parts_triton(rows_in_8(rows, 1280, 64), weight_in_8(1280, 1280), early)
-    quantized_triton(empty(rows, 5120, dtype=dtype), 0, None, early, "gelu")
-    quantized_triton(x, 64, None, early)
+    launched(quantized)(empty(rows, 5120, dtype=dtype), 0, None, early, "gelu")
+    launched(quantized)(x, 64, None, early)
 
 
 def pairs_in_8(outputs: int, width: int, group: int) -> Int4Weight:
@@ -124,7 +125,7 @@ def large_int8_parts(rows: int, shape: tuple[int, ...], group: int = 0, **tiles:
     tiles |= dict(zip(LARGE_NAMES, shape, strict=True))
     parts = int8_matmul_parts_triton(rows_in_8(rows, width, group), weight_in_8(4096, width), tiles)
     x, norm = empty(rows, 4096), empty(4096)
-    sum_norm_triton(parts, x, norm, 1e-6, None, {"OVERLAP": tiles.get("OVERLAP", 1)}, InInt8())
+    launched(sum_norm)(parts, x, norm, 1e-6, None, {"OVERLAP": tiles.get("OVERLAP", 1)}, InInt8())
 
 
 def int8_sums_of(rows: int) -> None:
@@ -172,7 +173,7 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "parts in 8 bits 256 overlapping": lambda: large_int8_parts(256, PARTS_256, **EARLY_PARTS),
     "parts in 8 bits 128 two beside": lambda: [
         large_int8_parts(128, shape, group, **EARLY_PARTS)
-        for shape in (tuple(tiles.values()) for tiles in listed("try_large_int8"))
+        for shape in (tuple(tiles.values()) for tiles in tried("try_large_int8"))
         for group in (0, 128)
         if shape[0] * shape[1] <= MOST_GROUP_RESULTS
     ],

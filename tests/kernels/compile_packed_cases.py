@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.product.packed.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
+from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.rows.operand_rows import OperandRows
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
+from tests.kernels.numerics import launched
 
 
 def many_rows(
@@ -28,8 +29,8 @@ def many_rows(
     """A whole product with a bias, and one in parts; of rows in the operand's order if ``ordered``."""
     rows_of, weight = empty(rows, 4096, dtype=dtype), in_bits(bits, outputs, 4096, group, zeros, dtype)
     x = OperandRows(rows_of) if ordered else rows_of
-    packed_matmul_triton(x, weight, empty(outputs, dtype=dtype), tiles)
-    packed_matmul_parts_triton(x, weight, tiles)
+    launched(packed_matmul)(x, weight, empty(outputs, dtype=dtype), tiles)
+    launched(packed_matmul_parts)(x, weight, tiles)
 
 
 def straight(dtype: torch.dtype, rows: int, bits: int, outputs: int, group: int = -1, **tiles: int) -> None:

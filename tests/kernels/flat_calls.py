@@ -22,6 +22,7 @@ from ingot.kernels.cache.cache_scales import CacheScales
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.qkv_placement import HeadNorms, Placement, QkvHeads, TokenPlaces
 from ingot.kernels.product.few_rows import small_qkv as product
+from tests.kernels.numerics import launched
 
 Op = Callable[..., torch.Tensor]
 Tensor = torch.Tensor
@@ -130,11 +131,11 @@ prefill_attention_triton = _chunks(prefill.prefill_attention_triton)
 invariant_attention = _invariant(invariant.invariant_attention)
 invariant_attention_triton = _invariant(invariant.invariant_attention_triton)
 rope_kv_write = _writes(rope.rope_kv_write)
-rope_kv_write_triton = _writes(rope.rope_kv_write_triton)
+rope_kv_write_triton = _writes(launched(rope.rope_kv_write))
 rope_kv_write_reference = _writes(rope.rope_kv_write_reference)
 small_qkv = _products(product.small_qkv, 5)
-small_qkv_triton = _products(product.small_qkv_triton, 5)
+small_qkv_triton = _products(launched(product.small_qkv), 5)
 small_qkv_reference = _products(product.small_qkv_reference, 5)
 small_int8_qkv = _products(product.small_int8_qkv, 3)
-small_int8_qkv_triton = _products(product.small_int8_qkv_triton, 3)
+small_int8_qkv_triton = _products(launched(product.small_int8_qkv), 3)
 small_int8_qkv_reference = _products(product.small_int8_qkv_reference, 3)

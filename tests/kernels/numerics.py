@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,15 +28,31 @@ TOLERANCES = {
 }
 
 
+Op = Callable[..., Any]
+
+
+def launched(op: Op) -> Op:
+    """An op that launches its kernel wherever its tensors are: on the CPU under the interpreter."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(sys.modules[op.__module__], "runs_on_gpu", return_value=True):
+            return op(*args, **kwargs)
+
+    return call
+
+
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an op: the public launcher on a device, or the kernel under the interpreter."""
+    """One way to run an op: as it is on a device, or its kernel under the interpreter."""
 
     device: str
     interpreted: bool = False
 
-    def __call__(self, public: Callable[..., Any], raw: Callable[..., Any]) -> Callable[..., Any]:
-        return raw if self.interpreted else public
+    def __call__(self, op: Op, raw: Op | None = None) -> Op:
+        """``raw``: what launches the kernel unchecked, of ops that have such a function."""
+        if not self.interpreted:
+            return op
+        return launched(op) if raw is None else raw
 
 
 IMPLEMENTATIONS = [

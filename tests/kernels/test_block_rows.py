@@ -6,14 +6,9 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
-from ingot.kernels.activation.silu_mul_blocks import (
-    in_blocks,
-    in_blocks_triton,
-    silu_mul_in_blocks,
-    silu_mul_in_blocks_triton,
-)
-from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul
+from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
+from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.tiles.int8_tiles import small_int8_tiles
@@ -65,7 +60,7 @@ def test_in_blocks(
     rows, width, block = shape
     x = normal(rows, width + 3, dtype=dtype, device=impl.device)[:, :width] * 3
     steps = block_steps(width, block, bits, ordered, impl.device)
-    found = impl(in_blocks, in_blocks_triton)(x, steps)
+    found = impl(in_blocks)(x, steps)
     assert_rows(found, quantize_in_blocks(x, steps))
     assert width < 96 or {int(found.values.min()), int(found.values.max())} == {steps.low, steps.high}
 
@@ -87,8 +82,8 @@ def test_silu_mul(
     rows, inner, block = shape
     gate_up = 2 * normal(rows, 2 * inner, dtype=dtype, device=impl.device)
     steps = block_steps(inner, block, bits, ordered, impl.device)
-    found = impl(silu_mul_in_blocks, silu_mul_in_blocks_triton)(gate_up, steps, activation=activation)
-    wide = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
+    found = impl(silu_mul_in_blocks)(gate_up, steps, activation=activation)
+    wide = impl(silu_mul)(gate_up, activation=activation)
     assert_rows(found, quantize_in_blocks(wide, steps))
 
 
@@ -113,7 +108,7 @@ def test_products_mean_what_the_numbers_mean(
     each = steps.steps.double().repeat_interleave(block), steps.zeros.double().repeat_interleave(block)
     wide = weight.values.double() * weight.scales.double()[:, None]
     shift = -(wide @ (each[0] * each[1]))
-    y = impl(int8_linear, int8_linear_triton)(found, weight, dtype, shift.float())
+    y = impl(int8_linear)(found, weight, dtype, shift.float())
     meant = (found.values.double() - each[1]) * each[0]
     assert_near(y, meant @ wide.T)
 

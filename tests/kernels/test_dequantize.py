@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.weight.dequantize import dequantize, dequantize_triton
+from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
-from tests.kernels.numerics import DTYPES
+from tests.kernels.numerics import DTYPES, launched
 from tests.kernels.test_stored_weight import FORMS, random_weight
 
 
@@ -18,7 +18,7 @@ def test_equal_to_the_twin(form: tuple[int, int, bool], dtype: torch.dtype) -> N
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for outputs, width in ((70, 300), (3, 33)):
         weight = random_weight(form, outputs, width, dtype, device)
-        assert torch.equal(dequantize_triton(weight, dtype), dequantized(weight, dtype))
+        assert torch.equal(launched(dequantize)(weight, dtype), dequantized(weight, dtype))
         assert torch.equal(dequantize(weight, dtype), dequantized(weight, dtype))
 
 
@@ -37,4 +37,4 @@ def test_what_it_takes() -> None:
 def test_7b_shapes(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
     for outputs, width in ((22016, 4096), (4096, 11008)):
         weight = random_weight(form, outputs, width, dtype, "cuda")
-        assert torch.equal(dequantize_triton(weight, dtype), dequantized(weight, dtype))
+        assert torch.equal(launched(dequantize)(weight, dtype), dequantized(weight, dtype))

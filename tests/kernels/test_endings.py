@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.norm.layer_norm import layer_norm, layer_norm_triton
+from ingot.kernels.norm.layer_norm import layer_norm
 from ingot.kernels.norm.norm_kernel import Parts
-from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.rows.block_rows import quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, quantize_rows
 from ingot.kernels.rows.operand_rows import OperandRows, operand_rows
@@ -78,10 +78,10 @@ def test_norm(
     weight = normal(width, dtype=dtype, device=impl.device, seed=1)
     residual = normal(rows, width, dtype=dtype, device=impl.device, seed=2) if with_residual else None
     ending, rule = ending_of(form, width, block, impl.device)
-    norm = partial(impl(rms_norm, rms_norm_triton), x, weight)
+    norm = partial(impl(rms_norm), x, weight)
     if kind == "layer":
         bias = normal(width, dtype=dtype, device=impl.device, seed=3)
-        norm = partial(impl(layer_norm, layer_norm_triton), x, weight, bias)
+        norm = partial(impl(layer_norm), x, weight, bias)
     found, s = norm(EPS, residual, ending=ending)
     y, expected_s = norm(EPS, residual)
     assert_ended(found, rule(y), form, impl.device)
@@ -129,7 +129,7 @@ def test_sum_norm(
         bias = normal(width, dtype=own, device=impl.device, seed=5)
         expected = expected + bias.double()
     shift = normal(width, dtype=dtype, device=impl.device, seed=6) if kind == "layer" else None
-    norm = partial(impl(sum_norm, sum_norm_triton), shift=shift)
+    norm = partial(impl(sum_norm), shift=shift)
     y, total = norm(parts, residual, weight, EPS, bias)
     assert_near(total, expected)
     s = total.double()
@@ -150,7 +150,7 @@ def test_sum_norm(
 @pytest.mark.parametrize("form", FORMS)
 def test_parts_of_any_stride_and_no_rows(impl: Implementation, form: str) -> None:
     ending, _ = ending_of(form, 64, 32, impl.device)
-    op = partial(impl(sum_norm, sum_norm_triton), ending=ending)
+    op = partial(impl(sum_norm), ending=ending)
     parts = normal(3, 2, 64, dtype=torch.float32, device=impl.device).transpose(0, 1)  # 2 parts of 3 rows
     residual = normal(3, 64, dtype=torch.float16, device=impl.device, seed=1)
     found, s = op(parts, residual, residual[0], EPS)

@@ -11,10 +11,10 @@ from ingot.errors import IngotError
 from ingot.kernels.product.few_rows import small_int8
 from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.rows.int8_rows import quantize_rows
-from ingot.kernels.weight.expand_int8 import expand_int8, expand_int8_triton
+from ingot.kernels.weight.expand_int8 import expand_int8
 from ingot.kernels.weight.int4_weight import GROUPS, expanded, fits_int8, numbers_of, rows_of
 from tests.kernels.int4_case import allowed_pairs, int4_weight
-from tests.kernels.numerics import normal
+from tests.kernels.numerics import launched, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(70, 300), (3, 33), (1, 128), (129, 640), (32, 1000)]
@@ -24,12 +24,12 @@ SHAPES = [(70, 300), (3, 33), (1, 128), (129, 640), (32, 1000)]
 @pytest.mark.parametrize(("outputs", "width"), SHAPES)
 def test_exact(outputs: int, width: int, group: int) -> None:
     weight, exact = int4_weight(outputs, width, group, DEVICE)
-    for found in (expand_int8_triton(weight), expand_int8(weight), expanded(weight)):
+    for found in (launched(expand_int8)(weight), expand_int8(weight), expanded(weight)):
         assert found.values.dtype == torch.int8
         assert torch.equal(found.values.long(), exact)
         assert found.scales is weight.scales
         assert found.values.stride(0) % 16 == 0  # int8 products read rows of whole lines
-    whole = expand_int8_triton(weight).values.as_strided(
+    whole = launched(expand_int8)(weight).values.as_strided(
         (outputs, -(-width // group) * group), (-(-width // group) * group, 1)
     )
     assert not whole[:, width:].any()
@@ -38,7 +38,7 @@ def test_exact(outputs: int, width: int, group: int) -> None:
 @pytest.mark.parametrize("tiles", [{"BLOCK_N": 1, "TOGETHER": 1}, {"BLOCK_N": 128, "TOGETHER": 8}])
 def test_any_tiles(tiles: dict[str, int]) -> None:
     weight, exact = int4_weight(10, 700, 64, DEVICE)
-    assert torch.equal(expand_int8_triton(weight, tiles).values.long(), exact)
+    assert torch.equal(launched(expand_int8)(weight, tiles).values.long(), exact)
 
 
 def test_every_step_and_zero_has_all_its_numbers_in_int8() -> None:

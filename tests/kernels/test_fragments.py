@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.kernels.product.few_rows.fragment_values import centre, excess, lift
-from ingot.kernels.product.few_rows.small_linear import small_linear_parts, small_linear_parts_triton
+from ingot.kernels.product.few_rows.small_linear import small_linear_parts
 from ingot.kernels.tiles.product_tiles import settled, small_tiles, split_tiles
 from ingot.kernels.weight.stored_weight import dequantized
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
@@ -86,7 +86,7 @@ def test_rows_of_one_sign(impl: Implementation, form: tuple[int, int, bool]) -> 
     """What is too much in the sums is largest there, and so what its subtraction leaves out."""
     x = normal(3, 4096, dtype=torch.float16, device=impl.device).abs() + 1
     weight = random_weight(form, 32, 4096, torch.float16, impl.device)
-    parts = impl(small_linear_parts, small_linear_parts_triton)(x, weight, chosen((32, 4, 1, 1)))
+    parts = impl(small_linear_parts)(x, weight, chosen((32, 4, 1, 1)))
     expected = x.double() @ dequantized(weight, torch.float64).T
     assert ((parts.double().sum(0) - expected).norm() / expected.norm()) < 1e-4
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, launched, normal
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -17,7 +17,7 @@ def test_silu_mul(impl: Implementation, dtype: torch.dtype, shape: tuple[int, in
     rows, inner = shape
     gate_up = normal(rows, 2 * inner, dtype=dtype, device=impl.device) * 3
     gate, up = gate_up.double().chunk(2, dim=1)
-    assert_near(impl(silu_mul, silu_mul_triton)(gate_up), gate / (1 + torch.exp(-gate)) * up)
+    assert_near(impl(silu_mul)(gate_up), gate / (1 + torch.exp(-gate)) * up)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -25,7 +25,7 @@ def test_silu_mul(impl: Implementation, dtype: torch.dtype, shape: tuple[int, in
 def test_a_gelu_gate(impl: Implementation, dtype: torch.dtype) -> None:
     gate_up = normal(3, 600, dtype=dtype, device=impl.device) * 3
     gate, up = gate_up.double().chunk(2, dim=1)
-    y = impl(silu_mul, silu_mul_triton)(gate_up, activation="gelu_tanh")
+    y = impl(silu_mul)(gate_up, activation="gelu_tanh")
     assert_near(y, torch.nn.functional.gelu(gate, approximate="tanh") * up)
 
 
@@ -36,7 +36,7 @@ def test_the_gate_is_rounded_before_the_product(impl: Implementation, dtype: tor
     gate_up = normal(16, 128, dtype=dtype, device=impl.device) * 3
     gate, up = gate_up.chunk(2, dim=1)
     expected = (gate.double() * torch.sigmoid(gate.double())).to(dtype) * up
-    assert float((impl(silu_mul, silu_mul_triton)(gate_up) == expected).double().mean()) > 0.99
+    assert float((impl(silu_mul)(gate_up) == expected).double().mean()) > 0.99
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -44,14 +44,14 @@ def test_the_gate_is_rounded_before_the_product(impl: Implementation, dtype: tor
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_far_gates_saturate(impl: Implementation, activation: Gate) -> None:
     gate_up = torch.tensor([[-1000.0, 1000.0, 2.0, 3.0]], device=impl.device)
-    y = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
+    y = impl(silu_mul)(gate_up, activation=activation)
     assert y.tolist() == [[0.0, 3000.0]]
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_other_tiles_and_a_row_stride(impl: Implementation) -> None:
     wide = normal(3, 220, dtype=torch.float32, device=impl.device)
-    y = impl(silu_mul, silu_mul_triton)(wide[:, :200], tiles={"BLOCK_I": 32, "num_warps": 1})
+    y = impl(silu_mul)(wide[:, :200], tiles={"BLOCK_I": 32, "num_warps": 1})
     gate, up = wide[:, :200].double().chunk(2, dim=1)
     assert_near(y, gate * torch.sigmoid(gate) * up)
 
@@ -60,6 +60,6 @@ def test_refused() -> None:
     with pytest.raises(IngotError, match="two halves"):
         silu_mul(torch.zeros(2, 5))
     with pytest.raises(IngotError, match="unknown tile choice"):
-        silu_mul_triton(torch.zeros(2, 4), tiles={"BLOCK": 32})
+        launched(silu_mul)(torch.zeros(2, 4), tiles={"BLOCK": 32})
     with pytest.raises(IngotError, match="power of two"):
-        silu_mul_triton(torch.zeros(2, 4), tiles={"BLOCK_I": 48})
+        launched(silu_mul)(torch.zeros(2, 4), tiles={"BLOCK_I": 48})

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.weight.gptq_block import MOST_COLUMNS, gptq_block, gptq_block_reference, gptq_block_triton
-from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
+from ingot.kernels.weight.gptq_block import MOST_COLUMNS, gptq_block, gptq_block_reference
+from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, launched, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -77,7 +77,7 @@ def test_against_float64(
     given["inverse"] = 1 / given["factor"].diagonal()
     numbers = empty_numbers(given, dtype)
     before = given["weight"].clone()
-    errors = impl(gptq_block, gptq_block_triton)(**given, numbers=numbers)
+    errors = impl(gptq_block)(**given, numbers=numbers)
     assert torch.equal(given["weight"], before)
     steps, exact = in_float64(given, numbers)
     size = float(steps.abs().max())
@@ -90,7 +90,7 @@ def test_kernel_and_twin_to_the_bit(columns: int, outputs: int, groups: int) -> 
     given = block(columns, outputs, groups, DEVICE)
     for dtype in (torch.uint8, torch.float32):
         found, wanted = empty_numbers(given, dtype), empty_numbers(given, dtype)
-        errors = gptq_block_triton(**given, numbers=found)
+        errors = launched(gptq_block)(**given, numbers=found)
         expected = gptq_block_reference(**given, numbers=wanted)
         assert torch.equal(found, wanted)
         assert torch.equal(errors, expected)
@@ -102,7 +102,7 @@ def test_kernel_and_twin_to_the_bit(columns: int, outputs: int, groups: int) -> 
 def test_any_tiles(tiles: dict[str, int]) -> None:
     given = block(50, 70, 3, DEVICE)
     found, wanted = empty_numbers(given, torch.uint8), empty_numbers(given, torch.uint8)
-    errors = gptq_block_triton(**given, numbers=found, tiles=tiles)
+    errors = launched(gptq_block)(**given, numbers=found, tiles=tiles)
     assert torch.equal(errors, gptq_block_reference(**given, numbers=wanted))
     assert torch.equal(found, wanted)
 
@@ -115,7 +115,7 @@ def test_halves_go_to_the_even_step(impl: Implementation) -> None:
     scales, zeros = (torch.full((1, 8), value, device=impl.device) for value in (1.0, 7.0))
     groups = torch.zeros(2, dtype=torch.int64, device=impl.device)
     numbers = torch.empty(2, 8, dtype=torch.uint8, device=impl.device)
-    step = impl(gptq_block, gptq_block_triton)
+    step = impl(gptq_block)
     errors = step(weight, one, one.diagonal().contiguous(), scales, zeros, groups, 0, 15, numbers)
     assert numbers.tolist() == [[7, 9, 9, 7, 5, 5, 15, 0]] * 2
     assert errors.tolist() == [[0.5, -0.5, 0.5, -0.5, 0.5, -0.5, 1.0, -2.0]] * 2
@@ -125,7 +125,7 @@ def test_halves_go_to_the_even_step(impl: Implementation) -> None:
 def test_numbers_go_where_they_belong_in_a_larger_tensor(impl: Implementation) -> None:
     given = block(20, 30, 2, impl.device)
     whole = torch.full((24, 30), 99, dtype=torch.uint8, device=impl.device)
-    impl(gptq_block, gptq_block_triton)(**given, numbers=whole[2:22])
+    impl(gptq_block)(**given, numbers=whole[2:22])
     wanted = empty_numbers(given, torch.uint8)
     gptq_block_reference(**given, numbers=wanted)
     assert torch.equal(whole[2:22], wanted)

@@ -6,15 +6,9 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul
 from ingot.kernels.activation.plain_activation import plain_activation
-from ingot.kernels.activation.silu_mul_int8 import (
-    Plain,
-    quantized,
-    quantized_triton,
-    silu_mul_int8,
-    silu_mul_int8_triton,
-)
+from ingot.kernels.activation.silu_mul_int8 import Plain, quantized, silu_mul_int8
 from ingot.kernels.rows.int8_rows import quantize_rows
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 from tests.kernels.test_block_rows import assert_rows
@@ -35,7 +29,7 @@ def static_scale(yes: bool, device: str) -> torch.Tensor | None:
 def test_quantized(impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], static: bool) -> None:
     x = normal(*shape, dtype=dtype, device=impl.device) * 3
     scale = static_scale(static, impl.device)
-    rows = impl(quantized, quantized_triton)(x, static=scale)
+    rows = impl(quantized)(x, static=scale)
     assert_rows(rows, quantize_rows(x, static=scale))
     assert not static or shape[1] < 96 or int(rows.values.abs().max()) == 127
 
@@ -51,8 +45,8 @@ def test_silu_mul(
 ) -> None:
     gate_up = 2 * normal(shape[0], 2 * shape[1], dtype=dtype, device=impl.device)
     scale = static_scale(static, impl.device)
-    rows = impl(silu_mul_int8, silu_mul_int8_triton)(gate_up, scale, activation=activation)
-    wide = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
+    rows = impl(silu_mul_int8)(gate_up, scale, activation=activation)
+    wide = impl(silu_mul)(gate_up, activation=activation)
     assert_rows(rows, quantize_rows(wide, static=scale))
 
 
@@ -68,7 +62,7 @@ def test_plain_activations(
     """A value that the exact activation leaves between two numbers may become either."""
     x = 3 * normal(*shape, dtype=dtype, device=impl.device)
     scale = static_scale(static, impl.device)
-    rows = impl(quantized, quantized_triton)(x, static=scale, activation=activation)
+    rows = impl(quantized)(x, static=scale, activation=activation)
     expected = quantize_rows(plain_activation(x.double(), activation).to(dtype), static=scale)
     off = (rows.values.int() - expected.values.int()).abs()
     assert int(off.max()) <= 1
@@ -84,14 +78,14 @@ def test_plain_activations(
 def test_groups(impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], group: int) -> None:
     x = normal(*shape, dtype=dtype, device=impl.device)
     x[:, :group] *= 50
-    assert_rows(impl(quantized, quantized_triton)(x, group), quantize_rows(x, group))
+    assert_rows(impl(quantized)(x, group), quantize_rows(x, group))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_ties_go_to_the_even_number(impl: Implementation) -> None:
     halves = torch.arange(-127, 128, device=impl.device) / 2 + 0.0
     x = torch.cat([halves, torch.tensor([63.5 * 2], device=impl.device)])[None]  # the scale is 1
-    rows = impl(quantized, quantized_triton)(x, static=torch.tensor([1.0], device=impl.device))
+    rows = impl(quantized)(x, static=torch.tensor([1.0], device=impl.device))
     assert torch.equal(rows.values.float(), x.round().float())
 
 
@@ -99,16 +93,16 @@ def test_ties_go_to_the_even_number(impl: Implementation) -> None:
 def test_what_lies_beyond_a_static_scale(impl: Implementation) -> None:
     """-128 is the last value on that side, as compressed-tensors cuts; a row's own scale never reaches it."""
     x = torch.tensor([[-127.4, -127.6, -128.4, -300.0, 127.4, 127.6, 300.0, 0.0]], device=impl.device)
-    rows = impl(quantized, quantized_triton)(x, static=torch.tensor([1.0], device=impl.device))
+    rows = impl(quantized)(x, static=torch.tensor([1.0], device=impl.device))
     assert rows.values.tolist() == [[-127, -128, -128, -128, 127, 127, 127, 0]]
-    assert int(impl(quantized, quantized_triton)(x).values.min()) == -127
+    assert int(impl(quantized)(x).values.min()) == -127
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_no_rows(impl: Implementation) -> None:
     x = torch.zeros(0, 8, device=impl.device)
-    assert impl(quantized, quantized_triton)(x).values.shape == (0, 8)
-    assert impl(silu_mul_int8, silu_mul_int8_triton)(x).scales.shape == (0,)
+    assert impl(quantized)(x).values.shape == (0, 8)
+    assert impl(silu_mul_int8)(x).scales.shape == (0,)
 
 
 def test_refused() -> None:

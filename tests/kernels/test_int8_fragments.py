@@ -9,14 +9,14 @@ import torch
 
 from ingot.kernels.product.few_rows.resolved_launch import PARTS, int8_launch
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton
-from ingot.kernels.product.int8.int8_linear import int8_linear_parts_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear_parts
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded
 from ingot.quant.schemes.int4_in_int8 import Int4InInt8
 from ingot.quant.schemes.two_level_scales import quantize_two_level
 from tests.kernels.flat_calls import small_int8_qkv_reference, small_int8_qkv_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, launched, normal
 
 KERNELS = IMPLEMENTATIONS[1:]
 TILES = {"BLOCK_N": 16, "BLOCK_K": 128, "num_warps": 2, "PROGRAMS": 0, "FRAGMENTS": 2}
@@ -51,7 +51,7 @@ def test_sums_are_exact(
     x, weight = int8_rows(rows, width, impl.device), four_bits(outputs, width, group, impl.device)
     tiles = TILES | {"SPLITS": splits} | changes
     assert int8_launch(PARTS, x, weight, tiles).loop.KIND == "int8_fragments"
-    sums = int8_linear_parts_triton(x, weight, tiles)
+    sums = launched(int8_linear_parts)(x, weight, tiles)
     assert isinstance(sums, Int8Sums)
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
 
@@ -86,7 +86,7 @@ def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shar
     """A chunk is a group of x; all rows may share its scales."""
     x, weight = int8_rows(rows, 640, impl.device, 128), four_bits(outputs, 640, 128, impl.device)
     x = Int8Rows(x.values, x.scales[:1].expand(rows, -1), 128) if shared else x
-    parts = int8_linear_parts_triton(x, weight, TILES | {"SPLITS": splits, "FRAGMENTS": depth})
+    parts = launched(int8_linear_parts)(x, weight, TILES | {"SPLITS": splits, "FRAGMENTS": depth})
     assert isinstance(parts, torch.Tensor)
     assert parts.shape == (splits, rows, outputs)
     expected = int8_product(x, expanded(weight), torch.float32)

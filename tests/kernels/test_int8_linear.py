@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.product_candidates import large_int8_candidates, small_int8_candidates
 from ingot.errors import IngotError
-from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, int8_sums
 from ingot.kernels.tiles.int8_tiles import (
     Machine,
     large_int8_bytes,
-    large_int8_candidates,
     large_int8_tiles,
     machine_of,
-    small_int8_candidates,
     small_int8_tiles,
     tile_outputs,
 )
@@ -74,7 +73,7 @@ def test_linear(
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3) if sums else None
     residual = normal(rows, outputs + 2, dtype=dtype, device=impl.device, seed=4)[:, :outputs]
     tiles = {name: TILES[name] for name in ("BLOCK_N", "num_stages")} | {"num_warps": 4}
-    y = impl(int8_linear, int8_linear_triton)(x, weight, dtype, bias, residual if sums else None, tiles=tiles)
+    y = impl(int8_linear)(x, weight, dtype, bias, residual if sums else None, tiles=tiles)
     wide = x.values.double() * x.scales.double().repeat_interleave(group, 1) if group else None
     wide = x.values.double() * x.scales.double()[:, None] if wide is None else wide
     expected = wide @ (weight.values.double() * weight.scales.double()[:, None]).T
@@ -89,7 +88,7 @@ def test_linear(
 def test_it_adds_in_place(impl: Implementation, rows: int) -> None:
     x, weight = int8_rows(rows, 64, impl.device), int8_weight(24, 64, impl.device)
     stream = normal(rows, 24, dtype=torch.float16, device=impl.device)
-    op = impl(int8_linear, int8_linear_triton)
+    op = impl(int8_linear)
     expected = op(x, weight, torch.float16, None, stream)
     assert op(x, weight, torch.float16, None, stream, out=stream) is stream
     assert torch.equal(stream, expected)
@@ -98,7 +97,7 @@ def test_it_adds_in_place(impl: Implementation, rows: int) -> None:
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_a_row_does_not_depend_on_its_company(impl: Implementation) -> None:
     x, weight = int8_rows(130, 96, impl.device), int8_weight(40, 96, impl.device)
-    op = impl(int8_linear, int8_linear_triton)
+    op = impl(int8_linear)
     many = op(x, weight, torch.float16)
     for count in (1, 8, 40, 70):
         assert torch.equal(
@@ -110,7 +109,7 @@ def test_a_row_does_not_depend_on_its_company(impl: Implementation) -> None:
 def test_no_rows(impl: Implementation) -> None:
     x, weight = int8_rows(70, 16, impl.device), int8_weight(9, 16, impl.device)
     none = Int8Rows(x.values[:0], x.scales[:0])
-    assert impl(int8_linear, int8_linear_triton)(none, weight, torch.float16).shape == (0, 9)
+    assert impl(int8_linear)(none, weight, torch.float16).shape == (0, 9)
 
 
 def test_descriptors_are_refused_where_they_cannot_be() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.product_candidates import small_int8_candidates
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads
@@ -17,7 +18,7 @@ from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_part
 from ingot.kernels.rows.block_rows import quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
 from ingot.kernels.rows.row_endings import InInt8
-from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, small_int8_candidates, small_int8_tiles
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, small_int8_tiles
 from ingot.kernels.weight.expand_int8 import expand_int8
 from tests.kernels.flat_calls import paged_attention, prefill_attention
 from tests.kernels.int4_case import int4_weight

@@ -5,25 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.product_candidates import large_int8_candidates
 from ingot.errors import IngotError
-from ingot.kernels.norm.rms_norm import rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm_triton
-from ingot.kernels.product.int8.int8_linear import (
-    int8_linear_parts,
-    int8_linear_parts_triton,
-    int8_linear_triton,
-)
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.int8.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.int8.int8_matmul import int8_matmul_parts_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
 from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,
     Machine,
-    large_int8_candidates,
     large_int8_tiles,
     machine_of,
 )
 from tests.kernels.int8_case import int8_rows, int8_weight
-from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
+from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, launched, normal
 
 TILES = {
     "BLOCK_M": 64,
@@ -51,7 +47,7 @@ def test_sums_are_exact(
 ) -> None:
     """In any number of parts, some without columns."""
     x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
-    sums = int8_linear_parts_triton(x, weight, TILES | {"SPLITS": splits} | tiles)
+    sums = launched(int8_linear_parts)(x, weight, TILES | {"SPLITS": splits} | tiles)
     assert isinstance(sums, Int8Sums)
     assert sums.parts.shape == (splits, rows, outputs)
     assert sums.parts.dtype == torch.int32
@@ -69,7 +65,7 @@ def test_groups_have_scales_of_their_own(
 ) -> None:
     x, weight = int8_rows(rows, width, impl.device, group), int8_weight(outputs, width, impl.device)
     tiles = {"BLOCK_M": 64, "BLOCK_N": 16, "num_stages": 2, "SPLITS": splits}
-    op = impl(int8_linear_parts, int8_linear_parts_triton)
+    op = impl(int8_linear_parts)
     parts = op(x, weight, tiles)
     assert isinstance(parts, torch.Tensor)
     wide = x.values.double().unflatten(1, (-1, group)) * x.scales.double()[..., None]
@@ -83,13 +79,13 @@ def test_a_part_of_groups_is_the_product_of_its_columns(impl: Implementation) ->
     """Its own scales, in the order of the whole product, to the bit."""
     x, weight = int8_rows(70, 320, impl.device, 64), int8_weight(24, 320, impl.device)
     tiles = TILES | {"BLOCK_N": 16}
-    parts = int8_linear_parts_triton(x, weight, tiles | {"SPLITS": 2})
+    parts = launched(int8_linear_parts)(x, weight, tiles | {"SPLITS": 2})
     assert isinstance(parts, torch.Tensor)
     for part, first, last in zip(parts, (0, 192), (192, 320), strict=True):
         columns = slice(first, last)
         own = Int8Rows(x.values[:, columns], x.scales[:, first // 64 : last // 64].contiguous(), 64)
         rest = Int8Weight(weight.values[:, columns], weight.scales)
-        assert torch.equal(part, int8_linear_triton(own, rest, torch.float32, tiles=tiles))
+        assert torch.equal(part, launched(int8_linear)(own, rest, torch.float32, tiles=tiles))
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -99,11 +95,11 @@ def test_parts_end_in_what_the_whole_product_gives(impl: Implementation) -> None
     stream, norm, bias = (
         normal(*n, dtype=torch.float32, device=impl.device) for n in ((70, 40), (40,), (40,))
     )
-    parts = int8_linear_parts_triton(x, weight, TILES | {"SPLITS": 2})
-    y, s = sum_norm_triton(parts, stream, norm, 1e-6, bias)
-    expected_s = int8_linear_triton(x, weight, torch.float32, bias, stream, tiles=TILES)
+    parts = launched(int8_linear_parts)(x, weight, TILES | {"SPLITS": 2})
+    y, s = launched(sum_norm)(parts, stream, norm, 1e-6, bias)
+    expected_s = launched(int8_linear)(x, weight, torch.float32, bias, stream, tiles=TILES)
     torch.testing.assert_close(s, expected_s, rtol=1e-6, atol=1e-5)
-    torch.testing.assert_close(y, rms_norm_triton(expected_s, norm, 1e-6)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y, launched(rms_norm)(expected_s, norm, 1e-6)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

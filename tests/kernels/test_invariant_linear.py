@@ -14,7 +14,6 @@ from ingot.kernels.product.invariant_linear import (
     TILE_LIST,
     default_tiles,
     invariant_linear,
-    invariant_linear_triton,
 )
 from tests.kernels.interpreter import order_products
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
@@ -39,7 +38,7 @@ def test_against_float64(
     x = normal(rows, width, dtype=dtype, device=impl.device)
     w = weights(outputs, width, dtype, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3) if rows % 2 else None
-    y = impl(invariant_linear, invariant_linear_triton)(x, w, bias, NARROW if narrow else None)
+    y = impl(invariant_linear)(x, w, bias, NARROW if narrow else None)
     expected = x.double() @ w.double().T + (0.0 if bias is None else bias.double())
     assert_near(y, expected)
 
@@ -52,7 +51,7 @@ def test_a_row_has_the_same_bits_in_any_company(
     """In the tiles that each number of rows gets; the interpreter is given products of one order."""
     order_products(monkeypatch)
     x, w = normal(40, 96, dtype=dtype, device=impl.device), weights(50, 96, dtype, impl.device)
-    op = impl(invariant_linear, invariant_linear_triton)
+    op = impl(invariant_linear)
     many = op(x, w)
     for begin, end in ((0, 1), (39, 40), (3, 5), (7, 15), (20, 40), (11, 28)):
         assert torch.equal(op(x[begin:end], w), many[begin:end])
@@ -63,7 +62,7 @@ def test_a_row_has_the_same_bits_in_any_company(
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_strided_rows_and_no_rows(impl: Implementation) -> None:
-    op = impl(invariant_linear, invariant_linear_triton)
+    op = impl(invariant_linear)
     x = normal(5, 100, dtype=torch.float16, device=impl.device)[:, :48]
     w = weights(9, 48, torch.float16, impl.device)
     assert_near(op(x, w), x.double() @ w.double().T)

@@ -10,7 +10,7 @@ import torch
 
 from ingot.errors import DeviceError
 from ingot.kernels.kernel_checks import KernelArgumentError
-from ingot.kernels.sampling.row_logprobs import logprobs, logprobs_triton
+from ingot.kernels.sampling.row_logprobs import logprobs
 from ingot.runtime.sampling.token_logprobs import leave_logprobs_reference
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 
@@ -24,7 +24,7 @@ def left(
 ) -> torch.Tensor:
     """What the kernels leave, on the CPU; a row more than they may touch."""
     out = torch.full((len(logits) + 1, 1 + 2 * top), UNTOUCHED, dtype=torch.float64, device=impl.device)
-    impl(logprobs, logprobs_triton)(logits.to(impl.device), token_ids.to(impl.device), out, tiles)
+    impl(logprobs)(logits.to(impl.device), token_ids.to(impl.device), out, tiles)
     assert (out[-1] == UNTOUCHED).all()
     return out[:-1].cpu()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.kernels.kernel_checks import KernelArgumentError
-from ingot.kernels.sampling.masked_tokens import mask_tokens, mask_tokens_reference, mask_tokens_triton
+from ingot.kernels.sampling.masked_tokens import mask_tokens, mask_tokens_reference
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
 
 INF, NAN = float("inf"), float("nan")
@@ -44,7 +44,7 @@ def run(
 ) -> torch.Tensor:
     out = rows.to(impl.device, copy=True)
     sent = torch.tensor(places, dtype=torch.int64, device=impl.device)
-    impl(mask_tokens, mask_tokens_triton)(out, masks.to(impl.device), sent, tiles)
+    impl(mask_tokens)(out, masks.to(impl.device), sent, tiles)
     return out.cpu()
 
 

@@ -7,8 +7,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ingot.errors import IngotError
-from ingot.kernels.norm.layer_norm import layer_norm, layer_norm_triton
-from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 EPS = 1e-5
@@ -26,7 +26,7 @@ def test_rms_norm(
     x = normal(*shape, dtype=dtype, device=impl.device)
     weight = normal(shape[1], dtype=dtype, device=impl.device, seed=1)
     residual = normal(*shape, dtype=dtype, device=impl.device, seed=2) if with_residual else None
-    y, new_residual = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual)
+    y, new_residual = impl(rms_norm)(x, weight, EPS, residual)
     s = x if residual is None else x + residual
     wide = s.double()
     expected = wide / torch.sqrt((wide**2).mean(dim=1, keepdim=True) + EPS) * weight.double()
@@ -47,7 +47,7 @@ def test_layer_norm(
     weight = normal(shape[1], dtype=dtype, device=impl.device, seed=1)
     bias = normal(shape[1], dtype=dtype, device=impl.device, seed=2)
     residual = normal(*shape, dtype=dtype, device=impl.device, seed=3) if with_residual else None
-    y, new_residual = impl(layer_norm, layer_norm_triton)(x, weight, bias, EPS, residual)
+    y, new_residual = impl(layer_norm)(x, weight, bias, EPS, residual)
     s = x if residual is None else x + residual
     wide = s.double()
     centred = wide - wide.mean(dim=1, keepdim=True)
@@ -64,7 +64,7 @@ def test_rms_norm_rounds_before_the_weight(impl: Implementation, dtype: torch.dt
     x = normal(16, 64, dtype=dtype, device=impl.device)
     norm = LlamaRMSNorm(64, EPS).to(x)
     norm.weight.data = weight = normal(64, dtype=dtype, device=impl.device, seed=1)
-    y, _ = impl(rms_norm, rms_norm_triton)(x, weight, EPS)
+    y, _ = impl(rms_norm)(x, weight, EPS)
     expected = norm(x)
     same = float((y == expected).float().mean())
     assert (
@@ -77,7 +77,7 @@ def test_rows_of_a_wider_tensor(impl: Implementation) -> None:
     wide = normal(4, 100, dtype=torch.float32, device=impl.device)
     weight = normal(48, dtype=torch.float32, device=impl.device, seed=1)
     x, residual = wide[:, :48], wide[:, 50:98]
-    y, new_residual = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual)
+    y, new_residual = impl(rms_norm)(x, weight, EPS, residual)
     expected, _ = rms_norm(x.cpu().contiguous(), weight.cpu(), EPS, residual.cpu().contiguous())
     assert_near(y.cpu(), expected.double())
     assert torch.equal(new_residual, x + residual)

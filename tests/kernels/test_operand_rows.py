@@ -6,17 +6,11 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.silu_mul_operand import silu_mul_operand, silu_mul_operand_triton
-from ingot.kernels.product.packed.packed_matmul import (
-    packed_matmul,
-    packed_matmul_parts,
-    packed_matmul_parts_triton,
-    packed_matmul_triton,
-    takes_operand,
-)
+from ingot.kernels.activation.gated_mlp import silu_mul_operand
+from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts, takes_operand
 from ingot.kernels.rows.operand_rows import OperandRows, operand_rows
 from ingot.kernels.weight.stored_weight import StoredWeight
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, launched, normal
 from tests.kernels.test_packed_matmul import HALF_DTYPES, expected
 from tests.kernels.test_stored_weight import FORMS, random_weight
 
@@ -46,7 +40,7 @@ def test_the_order_is_the_lanes() -> None:
 @pytest.mark.parametrize("hidden", [32, 96, 1056])
 def test_silu_mul(impl: Implementation, dtype: torch.dtype, hidden: int) -> None:
     gate_up = normal(5, 2 * hidden, dtype=dtype, device=impl.device, seed=5)
-    inner = impl(silu_mul_operand, silu_mul_operand_triton)(gate_up)
+    inner = impl(silu_mul_operand)(gate_up)
     gate, up = gate_up.double().chunk(2, dim=1)
     assert_near(inner.natural(), torch.nn.functional.silu(gate) * up, loosen=2)
 
@@ -65,9 +59,9 @@ def test_products(
     for ahead, splits, wide, block_k in ((1, 1, 1, 256), (2, 2, 0, 256), (1, 3, 1, 128), (1, 2, 1, 512)):
         tiles = {"BLOCK_T": 32, "BLOCK_N": 64, "num_warps": 4, "DIRECT": ahead, "SPLITS": splits}
         tiles |= {"WIDE": wide, "BLOCK_K": block_k}
-        y = impl(packed_matmul, packed_matmul_triton)(operand_rows(x), weight, bias, tiles)
+        y = impl(packed_matmul)(operand_rows(x), weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
-        parts = impl(packed_matmul_parts, packed_matmul_parts_triton)(operand_rows(x), weight, tiles)
+        parts = impl(packed_matmul_parts)(operand_rows(x), weight, tiles)
         torch.testing.assert_close(parts.double().sum(0), expected(x, weight), rtol=1e-4, atol=1e-4)
 
 
@@ -87,7 +81,7 @@ def test_refused() -> None:
     odd = random_weight((8, 0, False), 40, 64, torch.float16, "cpu")
     for rows, other, direct in ((operand_rows(x), weight, 0), (x, weight, 1), (operand_rows(x), odd, 1)):
         with pytest.raises(IngotError, match="exactly when x has its columns in the operand's order"):
-            packed_matmul_triton(rows, other, tiles={"DIRECT": direct})
+            launched(packed_matmul)(rows, other, tiles={"DIRECT": direct})
     with pytest.raises(IngotError, match="x has the wrong dtype"):
         packed_matmul(OperandRows(torch.ones(9, 64)), weight)
     with pytest.raises(IngotError, match="whole spans"):

@@ -5,18 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.product_candidates import packed_candidates
 from ingot.errors import IngotError
-from ingot.kernels.product.packed.packed_matmul import (
-    packed_matmul,
-    packed_matmul_parts,
-    packed_matmul_parts_triton,
-    packed_matmul_triton,
-)
+from ingot.kernels.product.packed.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.rows.operand_rows import operand_rows
 from ingot.kernels.tiles import packed_tiles as packed_tiles_module
-from ingot.kernels.tiles.packed_tiles import packed_candidates, packed_tiles
+from ingot.kernels.tiles.packed_tiles import packed_tiles
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
-from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, assert_near, launched, normal
 from tests.kernels.test_stored_weight import FORMS, random_weight
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
@@ -43,7 +39,7 @@ def test_equal_to_float64(
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
     for block_k, splits, wide in ((128, 2, 0), (256, 1, 1), (128, 1, 1), (256, 2, 0)):
         tiles = SMALL | {"BLOCK_K": block_k, "SPLITS": splits, "WIDE": wide}
-        y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
+        y = impl(packed_matmul)(x, weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
 
 
@@ -55,7 +51,7 @@ def test_parts(impl: Implementation, form: tuple[int, int, bool], splits: int) -
     x = normal(70, 1000, dtype=torch.float16, device=impl.device)
     weight = random_weight(form, 37, 1000, torch.float16, impl.device)
     tiles = SMALL | {"BLOCK_K": 128, "SPLITS": splits}
-    parts = impl(packed_matmul_parts, packed_matmul_parts_triton)(x, weight, tiles)
+    parts = impl(packed_matmul_parts)(x, weight, tiles)
     assert parts.dtype == torch.float32
     assert parts.shape[0] in (1, min(splits, 8))
     torch.testing.assert_close(parts.double().sum(0), expected(x, weight), rtol=1e-4, atol=1e-4)
@@ -68,7 +64,7 @@ def test_default_tiles(impl: Implementation, rows: int, bits: int) -> None:
     form = (8, 0, False) if bits == 8 else (4, 128, True)
     x = normal(rows, 264, dtype=torch.bfloat16, device=impl.device)
     weight = random_weight(form, 100, 264, torch.bfloat16, impl.device)
-    assert_near(impl(packed_matmul, packed_matmul_triton)(x, weight), expected(x, weight))
+    assert_near(impl(packed_matmul)(x, weight), expected(x, weight))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -80,7 +76,7 @@ def test_rows_apart(impl: Implementation, tma: int, wide: int) -> None:
     x = whole[::2, :200]
     x.copy_(normal(65, 200, dtype=torch.float16, device=impl.device))
     weight = random_weight((4, 64, True), 40, 200, torch.float16, impl.device)
-    y = impl(packed_matmul, packed_matmul_triton)(x, weight, tiles=SMALL | {"TMA": tma, "WIDE": wide})
+    y = impl(packed_matmul)(x, weight, tiles=SMALL | {"TMA": tma, "WIDE": wide})
     assert_near(y, expected(x, weight))
 
 
@@ -89,17 +85,17 @@ def test_odd_width_by_pointers() -> None:
     x = normal(66, 201, dtype=torch.float16)
     if torch.cuda.is_available():
         pytest.skip("the interpreter's")
-    assert_near(packed_matmul_triton(x, weight, tiles=SMALL | {"TMA": 4}), expected(x, weight))
+    assert_near(launched(packed_matmul)(x, weight, tiles=SMALL | {"TMA": 4}), expected(x, weight))
     with pytest.raises(IngotError, match="cannot be read through a tensor descriptor"):
-        packed_matmul_triton(x, weight, tiles=SMALL | {"TMA": 2})
+        launched(packed_matmul)(x, weight, tiles=SMALL | {"TMA": 2})
 
 
 def test_no_rows() -> None:
     weight = random_weight((8, 0, False), 20, 64, torch.float16, "cpu")
     x = torch.empty(0, 64, dtype=torch.float16)
     assert packed_matmul(x, weight).shape == (0, 20)
-    assert packed_matmul_triton(x, weight).shape == (0, 20)
-    assert packed_matmul_parts_triton(x, weight).shape[1:] == (0, 20)
+    assert launched(packed_matmul)(x, weight).shape == (0, 20)
+    assert launched(packed_matmul_parts)(x, weight).shape[1:] == (0, 20)
 
 
 def test_what_it_takes() -> None:
@@ -113,7 +109,7 @@ def test_what_it_takes() -> None:
     with pytest.raises(IngotError, match="bias has the wrong shape"):
         packed_matmul(torch.ones(70, 64).half(), weight, torch.ones(21).half())
     with pytest.raises(IngotError, match="unknown tile choice"):
-        packed_matmul_triton(torch.ones(70, 64).half(), weight, tiles={"BLOCK_M": 64})
+        launched(packed_matmul)(torch.ones(70, 64).half(), weight, tiles={"BLOCK_M": 64})
 
 
 def test_candidates_are_apart() -> None:

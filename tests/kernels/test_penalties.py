@@ -17,7 +17,6 @@ from ingot.kernels.sampling.token_penalties import (
     BiasTable,
     penalize,
     penalize_reference,
-    penalize_triton,
 )
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 
@@ -104,7 +103,7 @@ def run(
     if bias is not None:
         own = BiasTable(*(tensor.to(impl.device) for tensor in bias))
         told = own, torch.tensor(biased, dtype=torch.int64, device=impl.device)
-    found: torch.Tensor = impl(penalize, penalize_triton)(
+    found: torch.Tensor = impl(penalize)(
         logits.to(impl.device), counts.to(impl.device), places, *sent, *told, tiles=tiles
     )
     assert found.dtype == torch.float32

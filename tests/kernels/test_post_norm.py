@@ -7,9 +7,9 @@ import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
 from ingot.errors import IngotError
-from ingot.kernels.norm.post_norm import post_norm, post_norm_triton
-from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
+from ingot.kernels.norm.post_norm import post_norm
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_rows import quantize_rows
 from ingot.kernels.rows.operand_rows import operand_rows
@@ -47,14 +47,14 @@ def test_a_wide_weight_is_rounded_with_its_row(
     theirs = Gemma2RMSNorm(64, EPS).to(x)
     theirs.weight.data = stored
     added = residual if with_residual else None
-    y, s = impl(rms_norm, rms_norm_triton)(x, 1 + stored.float(), EPS, added)
+    y, s = impl(rms_norm)(x, 1 + stored.float(), EPS, added)
     expected = theirs(x + residual if with_residual else x)
     same = float((y == expected).float().mean())
     assert (
         same == 1 if impl.device == "cpu" and not impl.interpreted else same > 0.99
     )  # sums in another order
     assert y.dtype == s.dtype == dtype
-    narrow, _ = impl(rms_norm, rms_norm_triton)(x, (1 + stored.float()).to(dtype), EPS, added)
+    narrow, _ = impl(rms_norm)(x, (1 + stored.float()).to(dtype), EPS, added)
     assert float((narrow == y).float().mean()) < 0.9, "rounding the weight shows"
 
 
@@ -63,13 +63,13 @@ def test_a_wide_weight_is_rounded_with_its_row(
 def test_sums_and_blocks_take_wide_weights(impl: Implementation, dtype: torch.dtype) -> None:
     x, residual, _, weight = inputs(5, 96, dtype, impl.device, wide=True)
     parts = torch.stack([x.float(), torch.zeros_like(x, dtype=torch.float32)])
-    y, s = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual)
-    summed, total = impl(sum_norm, sum_norm_triton)(parts, residual, weight, EPS)
+    y, s = impl(rms_norm)(x, weight, EPS, residual)
+    summed, total = impl(sum_norm)(parts, residual, weight, EPS)
     assert torch.equal(total, s)
     assert_near(summed, y.double())
     ends = torch.full((3,), 8 / 255, device=impl.device), torch.zeros(3, device=impl.device)
     steps = BlockSteps(*ends, block=32, bits=8)
-    found, stream = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual, ending=steps)
+    found, stream = impl(rms_norm)(x, weight, EPS, residual, ending=steps)
     assert torch.equal(stream, s)
     assert int((found.values.int() - quantize_in_blocks(y, steps).values.int()).abs().max()) <= 1
 
@@ -81,7 +81,7 @@ def test_sums_and_blocks_take_wide_weights(impl: Implementation, dtype: torch.dt
 @pytest.mark.parametrize("wide", [False, True])
 def test_post_norm(impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], wide: bool) -> None:
     x, residual, post, weight = inputs(*shape, dtype, impl.device, wide=wide)
-    y, s = impl(post_norm, post_norm_triton)(x, residual, post, weight, EPS)
+    y, s = impl(post_norm)(x, residual, post, weight, EPS)
     assert_near(s, norm64(x, post) + residual.double())
     assert_near(y, norm64(s, weight))
 
@@ -91,10 +91,10 @@ def test_post_norm(impl: Implementation, dtype: torch.dtype, shape: tuple[int, i
 def test_it_is_the_two_norms_one_after_another(impl: Implementation, dtype: torch.dtype) -> None:
     """To the bit, in one kernel or two; and so are its other ends."""
     x, residual, post, weight = inputs(7, 320, dtype, impl.device, wide=True)
-    norm = impl(rms_norm, rms_norm_triton)
+    norm = impl(rms_norm)
     expected, stream = norm(norm(x, post, EPS)[0], weight, EPS, residual)
     given = (x, residual, post, weight, EPS)
-    both = impl(post_norm, post_norm_triton)
+    both = impl(post_norm)
     y, s = both(*given)
     if impl.device == "cuda":  # one kernel may add its squares in another order than the other
         assert_near(y, expected.double())

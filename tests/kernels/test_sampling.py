@@ -15,7 +15,7 @@ import triton.language as tl
 from ingot.errors import DeviceError
 from ingot.kernels.kernel_checks import KernelArgumentError
 from ingot.kernels.sampling.score_rows import uniform_of, weights_of
-from ingot.kernels.sampling.token_draw import draw, draw_triton, greedy, greedy_triton
+from ingot.kernels.sampling.token_draw import draw, greedy
 from ingot.runtime.sampling.sampler import (
     RowSampling,
     SamplingTensors,
@@ -68,7 +68,7 @@ def check_draws(
 ) -> None:
     t = SamplingTensors.from_rows(rows, impl.device)
     arguments = (t.temperature, t.top_k, t.top_p, t.min_p, t.seed, t.step, select, tiles)
-    token_ids, values = impl(draw, draw_triton)(logits.to(impl.device), *arguments)
+    token_ids, values = impl(draw)(logits.to(impl.device), *arguments)
     tokens, wanted = expected(logits, rows)
     assert token_ids.dtype == torch.int64
     assert token_ids.tolist() == tokens
@@ -82,7 +82,7 @@ def check_draws(
 @pytest.mark.parametrize("tile", [32, 1024])
 def test_greedy(impl: Implementation, dtype: torch.dtype, rows: int, vocab: int, tile: int) -> None:
     logits = normal(rows, vocab + 3, dtype=dtype, device=impl.device)[:, :vocab]
-    token_ids, values = impl(greedy, greedy_triton)(logits, {"TILE": tile, "PROGRAMS": 4})
+    token_ids, values = impl(greedy)(logits, {"TILE": tile, "PROGRAMS": 4})
     assert torch.equal(token_ids, logits.float().argmax(-1))
     assert torch.equal(values, logits.float().amax(-1))
 
@@ -97,7 +97,7 @@ def test_greedy_takes_the_first_of_equals_and_shows_nan(impl: Implementation, dt
     logits[4, [80, 60]] = NAN
     logits[5] = NAN
     logits[6, :50] = -0.0
-    token_ids, values = impl(greedy, greedy_triton)(logits.to(impl.device), {"TILE": 32})
+    token_ids, values = impl(greedy)(logits.to(impl.device), {"TILE": 32})
     assert token_ids.tolist() == [0, 9, 0, 33, 60, 0, 0]
     assert values.isnan().tolist() == [False] * 4 + [True] * 2 + [False]
     assert values[:4].tolist() == [0.0, 4.0, -INF, INF]
@@ -185,7 +185,7 @@ def test_without_a_selection_filters_are_not_read(impl: Implementation) -> None:
     t = SamplingTensors.from_rows(rows, impl.device)
     top_k, top_p = torch.full_like(t.top_k, 1), torch.full_like(t.top_p, 1e-9)
     arguments = (t.temperature, top_k, top_p, t.min_p, t.seed, t.step, False, {"TILE": 64, "PROGRAMS": 8})
-    token_ids, _ = impl(draw, draw_triton)(logits.to(impl.device), *arguments)
+    token_ids, _ = impl(draw)(logits.to(impl.device), *arguments)
     assert token_ids.tolist() == expected(logits, rows)[0]
 
 

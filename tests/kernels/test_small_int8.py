@@ -7,10 +7,10 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton
-from ingot.kernels.product.int8.int8_linear import int8_linear_parts, int8_linear_parts_triton
+from ingot.kernels.product.int8.int8_linear import int8_linear_parts
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
 from tests.kernels.int8_case import int8_rows, int8_weight
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, launched, normal
 
 NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even of a small weight
 SHAPES = [(1, 37, 200), (1, 5, 1), (2, 33, 70), (5, 16, 128), (16, 20, 96), (40, 70, 130), (64, 50, 172)]
@@ -27,7 +27,7 @@ def test_sums_are_exact(
     """Bit-equal to the reference, in any number of parts."""
     x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
     tiles = NARROW | {"SPLITS": 3, "PREFETCH": prefetch, "PROGRAMS": programs}
-    sums = impl(int8_linear_parts, int8_linear_parts_triton)(x, weight, tiles)
+    sums = impl(int8_linear_parts)(x, weight, tiles)
     assert isinstance(sums, Int8Sums)
     assert sums.parts.dtype == torch.int32
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, weight.values).long())
@@ -38,7 +38,7 @@ def test_sums_are_exact_where_fp32_would_not_be() -> None:
     x = Int8Rows(torch.full((2, 11008), 127, dtype=torch.int8), torch.ones(2))
     x.values[0, 0] = 1
     weight = Int8Weight(torch.full((3, 11008), -127, dtype=torch.int8), torch.ones(3))
-    sums = int8_linear_parts_triton(x, weight)
+    sums = launched(int8_linear_parts)(x, weight)
     assert isinstance(sums, Int8Sums)
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, weight.values).long())
 
@@ -88,7 +88,7 @@ def test_groups_have_scales_of_their_own(
 ) -> None:
     x, weight = int8_rows(rows, width, impl.device, group), int8_weight(outputs, width, impl.device)
     tiles = {"BLOCK_N": 16, "num_stages": 2, "SPLITS": 2, "PREFETCH": prefetch}
-    parts = impl(int8_linear_parts, int8_linear_parts_triton)(x, weight, tiles)
+    parts = impl(int8_linear_parts)(x, weight, tiles)
     assert isinstance(parts, torch.Tensor)
     wide = x.values.double().unflatten(1, (-1, group)) * x.scales.double()[..., None]
     expected = wide.flatten(1) @ (weight.values.double() * weight.scales.double()[:, None]).T
@@ -108,7 +108,7 @@ def test_groups_whose_scales_all_rows_share(impl: Implementation, rows: int, pre
     each = Int8Rows(x.values, once.scales.contiguous(), 32)
     one = Int8Rows(x.values[:1], each.scales[:1], 32)
     tiles = {"BLOCK_N": 16, "num_stages": 2, "SPLITS": 2, "PREFETCH": prefetch}
-    found, expected, alone = (int8_linear_parts_triton(side, weight, tiles) for side in (once, each, one))
+    found, expected, alone = (launched(int8_linear_parts)(side, weight, tiles) for side in (once, each, one))
     assert isinstance(found, torch.Tensor)
     assert isinstance(alone, torch.Tensor)
     assert torch.equal(found, expected)
@@ -118,7 +118,7 @@ def test_groups_whose_scales_all_rows_share(impl: Implementation, rows: int, pre
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_strided_rows_and_no_rows(impl: Implementation) -> None:
-    op = impl(int8_linear_parts, int8_linear_parts_triton)
+    op = impl(int8_linear_parts)
     x, weight = int8_rows(4, 100, impl.device), int8_weight(9, 80, impl.device)
     part = Int8Rows(x.values[:, :60], x.scales)
     narrow = Int8Weight(weight.values[:, :60], weight.scales)

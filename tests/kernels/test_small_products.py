@@ -12,17 +12,12 @@ from ingot.errors import IngotError
 from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.product.few_rows.resolved_launch import even_share
-from ingot.kernels.product.few_rows.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.product.few_rows.small_linear import (
-    small_linear,
-    small_linear_parts,
-    small_linear_parts_triton,
-    small_linear_triton,
-)
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from ingot.kernels.tiles.product_tiles import MULTIPROCESSORS, candidate_tiles, small_tiles
 from ingot.kernels.weight.stored_weight import stored
 from tests.kernels.flat_calls import rope_kv_write, small_qkv, small_qkv_triton
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, launched, normal
 
 EPS = 1e-6
 NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even of a small weight
@@ -66,7 +61,7 @@ def test_small_linear(
     g = normal(width, dtype=dtype, device=impl.device, seed=2) if norm else None
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3) if sums else None
     residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4) if sums else None
-    y = impl(small_linear, small_linear_triton)(x, w, bias, residual, g, EPS, tiles=NARROW)
+    y = impl(small_linear)(x, w, bias, residual, g, EPS, tiles=NARROW)
     expected = normed64(x, g) @ w.double().T
     if bias is not None and residual is not None:
         expected = expected + bias.double() + residual.double()
@@ -84,7 +79,7 @@ def test_small_gate_up(
     x = normal(rows, width, dtype=dtype, device=impl.device)
     w = weights(2 * inner, width, dtype, impl.device)
     g = normal(width, dtype=dtype, device=impl.device, seed=2)
-    y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS, tiles=tiles)
+    y = impl(small_gate_up)(x, w, g, EPS, tiles=tiles)
     gate, up = (normed64(x, g) @ w.double().T).chunk(2, dim=1)
     assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
 
@@ -101,7 +96,7 @@ def test_small_linear_parts(
     x = normal(rows, width, dtype=dtype, device=impl.device)
     w = weights(outputs, width, dtype, impl.device)
     tiles = NARROW | {"SPLITS": 4, "PREFETCH": prefetch, "PROGRAMS": 6 * prefetch}
-    parts = impl(small_linear_parts, small_linear_parts_triton)(x, w, tiles)
+    parts = impl(small_linear_parts)(x, w, tiles)
     assert parts.dtype == torch.float32
     assert parts.shape[1:] == (rows, outputs)
     torch.testing.assert_close(parts.double().sum(0), x.double() @ w.double().T, rtol=1e-4, atol=1e-4)
@@ -175,9 +170,9 @@ def test_fused_is_unfused_to_rounding(impl: Implementation, rows: int) -> None:
     w = weights(48, 64, torch.float16, impl.device)
     hidden, _ = rms_norm(x, g, EPS)
     near: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-3}
-    y = impl(small_linear, small_linear_triton)(x, w, norm_weight=g, norm_eps=EPS)
+    y = impl(small_linear)(x, w, norm_weight=g, norm_eps=EPS)
     torch.testing.assert_close(y, torch.nn.functional.linear(hidden, w), **near)
-    y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS)
+    y = impl(small_gate_up)(x, w, g, EPS)
     torch.testing.assert_close(y, silu_mul(torch.nn.functional.linear(hidden, w)), **near)
 
 
@@ -186,7 +181,7 @@ def test_fused_is_unfused_to_rounding(impl: Implementation, rows: int) -> None:
 def test_a_row_does_not_depend_on_its_company(impl: Implementation, low: int, high: int) -> None:
     x = normal(high, 96, dtype=torch.float16, device=impl.device)
     w, g = weights(32, 96, torch.float16, impl.device), normal(96, dtype=torch.float16, device=impl.device)
-    op: Callable[..., torch.Tensor] = impl(small_linear, small_linear_triton)
+    op: Callable[..., torch.Tensor] = impl(small_linear)
     many = op(x, w, norm_weight=g, norm_eps=EPS)
     few = op(x[high - low :], w, norm_weight=g, norm_eps=EPS)
     if impl.interpreted or impl.device == "cuda":  # the twin's matrix library makes no such promise
@@ -197,7 +192,7 @@ def test_a_row_does_not_depend_on_its_company(impl: Implementation, low: int, hi
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_strided_rows_and_no_rows(impl: Implementation) -> None:
-    op = impl(small_linear, small_linear_triton)
+    op = impl(small_linear)
     wide, w = (
         normal(4, 100, dtype=torch.float32, device=impl.device),
         weights(9, 60, torch.float32, impl.device),
@@ -250,7 +245,7 @@ def test_refused() -> None:
     with pytest.raises(IngotError, match="two halves"):
         small_gate_up(x, torch.zeros(5, 8), torch.zeros(8))
     with pytest.raises(IngotError, match="unknown tile choice"):
-        small_linear_triton(x, w, tiles={"BLOCK": 32})
+        launched(small_linear)(x, w, tiles={"BLOCK": 32})
     arguments, options = qkv_arguments("plain", torch.float32, "cpu", 5)
     arguments[13] = 15
     with pytest.raises(IngotError, match="even"):

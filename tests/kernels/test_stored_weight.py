@@ -9,13 +9,8 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.activation.plain_activation import Plain, plain_activation
-from ingot.kernels.product.few_rows.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.product.few_rows.small_linear import (
-    small_linear,
-    small_linear_parts,
-    small_linear_parts_triton,
-    small_linear_triton,
-)
+from ingot.kernels.product.few_rows.small_gate_up import small_gate_up
+from ingot.kernels.product.few_rows.small_linear import small_linear, small_linear_parts
 from ingot.kernels.weight.stored_weight import (
     StoredWeight,
     dequantized,
@@ -113,10 +108,10 @@ def check_linear(
     """Bias and residual with ``tiles``, and ``parts`` of the sums, against float64."""
     outputs, given = weight.out_features, {"dtype": x.dtype, "device": impl.device}
     bias, residual = normal(outputs, seed=3, **given), normal(len(x), outputs, seed=4, **given)
-    y = impl(small_linear, small_linear_triton)(x, weight, bias, residual, tiles=tiles)
+    y = impl(small_linear)(x, weight, bias, residual, tiles=tiles)
     product = x.double() @ dequantized(weight, torch.float64).T
     assert_near(y, product + bias.double() + residual.double())
-    sums = impl(small_linear_parts, small_linear_parts_triton)(x, weight, parts)
+    sums = impl(small_linear_parts)(x, weight, parts)
     torch.testing.assert_close(sums.double().sum(0), product, rtol=1e-4, atol=atol)
 
 
@@ -128,7 +123,7 @@ def check_gate_up(
     x = normal(rows, 160, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, 160, dtype, impl.device)
     g = normal(160, dtype=dtype, device=impl.device, seed=2)
-    y = impl(small_gate_up, small_gate_up_triton)(x, weight, g, EPS, tiles=tiles)
+    y = impl(small_gate_up)(x, weight, g, EPS, tiles=tiles)
     gate, up = (normed64(x, g) @ dequantized(weight, torch.float64).T).chunk(2, dim=1)
     assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
 
@@ -201,7 +196,7 @@ def test_a_product_ends_in_its_activation(
     if bits < 16:
         w = random_weight((bits, 0, False), 48, 128, dtype, impl.device)
     bias = normal(48, dtype=dtype, device=impl.device, seed=3)
-    op = impl(small_linear, small_linear_triton)
+    op = impl(small_linear)
     y, plain = op(x, w, bias, activation=activation), op(x, w, bias)
     torch.testing.assert_close(y, plain_activation(plain, activation), rtol=2**-10, atol=1e-5)
     assert not torch.equal(y, plain)

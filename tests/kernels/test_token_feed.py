@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.sampling.feed_tokens import (
-    keep_tokens,
-    keep_tokens_triton,
-    take_tokens,
-    take_tokens_triton,
-)
+from ingot.kernels.sampling.feed_tokens import keep_tokens, take_tokens
 from ingot.kernels.sampling.token_penalties import GENERATED
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation
 
@@ -27,7 +22,7 @@ def test_taken_where_a_row_is_named(impl: Implementation, count: int) -> None:
     expected = [
         i if r < 0 else max(int(table[r]), 0) for i, r in zip(ids.tolist(), rows.tolist(), strict=True)
     ]
-    got = impl(take_tokens, take_tokens_triton)(*(t.to(impl.device) for t in (ids, rows, table)))
+    got = impl(take_tokens)(*(t.to(impl.device) for t in (ids, rows, table)))
     assert got.tolist() == expected
 
 
@@ -41,7 +36,7 @@ def test_kept_and_the_rest_left_alone(impl: Implementation, dtype: torch.dtype, 
     if count > 1:
         values[1] = float("-inf")
     table = torch.full((count + 2,), -77, device=impl.device)
-    impl(keep_tokens, keep_tokens_triton)(ids.to(impl.device), values.to(impl.device), table)
+    impl(keep_tokens)(ids.to(impl.device), values.to(impl.device), table)
     expected = [-1 if i % 3 == 0 else (7 + i) * 3 for i in range(count)]
     assert table.tolist() == [*expected, -77, -77]
 
@@ -65,7 +60,7 @@ def test_kept_and_counted_where_a_row_has_a_slot(
             expected[slot, token] += GENERATED
     table, found = torch.zeros(count, dtype=torch.int64, device=impl.device), counts.to(impl.device)
     sent = (ids.to(impl.device), values.to(impl.device), table, found, slots.to(impl.device))
-    impl(keep_tokens, keep_tokens_triton)(*sent)
+    impl(keep_tokens)(*sent)
     assert torch.equal(found.cpu(), expected)
     assert table.tolist() == [-1 if i % 5 == 0 else token for i, token in enumerate(ids.tolist())]
 

@@ -12,12 +12,7 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.config.transcript_rules import TranscriptRules
 from ingot.kernels.kernel_checks import KernelArgumentError
-from ingot.kernels.sampling.timestamp_rules import (
-    TranscriptRows,
-    TranscriptTables,
-    hold_transcripts,
-    hold_transcripts_triton,
-)
+from ingot.kernels.sampling.timestamp_rules import TranscriptRows, TranscriptTables, hold_transcripts
 from ingot.runtime.sampling.transcript_masks import Transcripts
 from ingot.runtime.scheduling.request import Request
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
@@ -88,7 +83,7 @@ def test_rows_follow_the_definition(impl: Implementation, dtype: torch.dtype, ti
     logits[::3, FIRST:] -= 9  # text wins in some rows, timestamps in others
     given = standing(transcripts, requests, impl.device)
     before = transcripts.tables.masks.clone()
-    run: Any = impl(hold_transcripts, hold_transcripts_triton)
+    run: Any = impl(hold_transcripts)
     found = run(logits, transcripts.tables, given, {"TILE": tile, "num_warps": 1}).cpu()
     wins = 0
     for request, row, held in zip(requests, logits.cpu(), found, strict=True):
@@ -109,7 +104,7 @@ def test_numbers_that_are_none_stay(impl: Implementation) -> None:
     logits[0, 7] = logits[1, 120] = math.nan
     logits[2, 120], logits[3] = INF, -INF
     given = standing(transcripts, requests, impl.device)
-    run: Any = impl(hold_transcripts, hold_transcripts_triton)
+    run: Any = impl(hold_transcripts)
     found = run(logits, transcripts.tables, given).cpu()
     assert found[0, 7].isnan()
     assert found[1, 120].isnan()

@@ -94,7 +94,7 @@ def test_whatever_the_small_kernels_compute(
 ) -> None:
     """The matrix library's products beside the small kernels'."""
     llm = llm_of(name, tmp_path)
-    llm.executor.runner.forward.ways.dense = ((1, ALL), (4, frozenset(small)))
+    llm.executor.runner.forward.chooser.dense = ((1, ALL), (4, frozenset(small)))
     compare(llm, monkeypatch)
 
 
@@ -126,7 +126,7 @@ def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pyt
     """Weights in fewer bits with more rows than the small kernels take."""
     llm = llm_of(name, tmp_path, quant=quant)
     packed_takes_fp32(monkeypatch)
-    llm.executor.runner.forward.ways.narrow = ((1, ALL),)
+    llm.executor.runner.forward.chooser.narrow = ((1, ALL),)
     compare(llm, monkeypatch)
 
 
@@ -161,7 +161,7 @@ def test_every_order_of_columns(
     monkeypatch.setattr(products, "packed_splits", lambda *given: parts)
     for name in ("packed_matmul", "packed_matmul_parts"):
         monkeypatch.setattr(products, name, watched(getattr(products, name)))
-    llm.executor.runner.forward.ways.narrow = ((1, ALL),)
+    llm.executor.runner.forward.chooser.narrow = ((1, ALL),)
     compare(llm, monkeypatch)
     assert seen == {name: {OperandRows if name in ordered else torch.Tensor} for name in linears}
 

@@ -14,7 +14,16 @@ from ingot.layers.chosen_kernels import describe_kernels
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.forward_batch import LayerCache
 from ingot.layers.layer_products import BlockProduct, LayerProducts, Product, SmallProduct
-from ingot.layers.product_choice import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, Ways, fuses, small_products
+from ingot.layers.product_choice import (
+    ALL,
+    DENSE_ROWS,
+    NARROW_ROWS,
+    NONE,
+    ProductChooser,
+    Step,
+    fuses,
+    small_products,
+)
 from ingot.layers.row_forms import BlockForm, DenseForm, Int8Form, RawForm
 from tests.parity.test_fused_steps import packed_takes_fp32
 from tests.parity.test_rounded_steps import engine
@@ -131,7 +140,7 @@ def test_in_fp32_a_gpu_takes_small_products_of_one_row_alone(kind: str, tmp_path
     """Which has no partial sums. Weights in fewer bits stay with the modules."""
     save_model(tiny_config(kind), tmp_path, seed=3)
     decoder = LLM(tmp_path, device="cpu").engine.model
-    ways = Ways(decoder, [LayerCache.zeros(1, 2, 16, 8, torch.float32, torch.device("meta"))])
+    ways = ProductChooser(decoder, [LayerCache.zeros(1, 2, 16, 8, torch.float32, torch.device("meta"))])
     assert fuses(decoder)
     assert not fuses(LLM(tmp_path, device="cpu", quant="w8a16").engine.model)
     layer = decoder.layers[0]

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ingot.errors import BuildError
-from ingot.kernels.weight.gptq_block import gptq_block_reference, gptq_block_triton
+from ingot.kernels.weight.gptq_block import gptq_block, gptq_block_reference
 from ingot.quant.methods import gptq as module
 from ingot.quant.methods.gptq import Compensated, HessianSum, gptq
 from ingot.quant.methods.rounding import best_grid, dequantize, in_groups
+from tests.kernels.numerics import launched
 from tests.quant.inputs import gptq_error, inputs, weights
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,25 +85,25 @@ def test_a_group_s_grid_is_of_its_weights_when_its_turn_comes(
 
 
 def by_both(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], Compensated]) -> list[int]:
-    """The columns of every block, when kernel and twin have chosen the same numbers and scales to the bit."""
-    found, launched = [], []
+    """The columns of every block, once kernel and reference have chosen the same values and scales."""
+    found, blocks = [], []
 
     def counted(walk: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def run(weight: torch.Tensor, *rest: Any) -> torch.Tensor:
-            launched[-1].append(len(weight))
+            blocks[-1].append(len(weight))
             return walk(weight, *rest)
 
         return run
 
-    for walk in (gptq_block_reference, gptq_block_triton):
-        launched.append([])
+    for walk in (gptq_block_reference, launched(gptq_block)):
+        blocks.append([])
         monkeypatch.setattr(module, "gptq_block", counted(walk))
         found.append(choose())
     for name in ("values", "scales"):
         assert torch.equal(getattr(found[0].quantized, name), getattr(found[1].quantized, name))
     assert torch.equal(dequantize(found[0].quantized), dequantize(found[1].quantized))
-    assert launched[0] == launched[1]
-    return launched[0]
+    assert blocks[0] == blocks[1]
+    return blocks[0]
 
 
 @pytest.mark.stays("4-96-False", "4-32-True", "8-0-False")

@@ -114,7 +114,7 @@ def test_a_layout_marks_pending_and_probed_rows() -> None:
     assert layout.rope_rows.tolist() == [3, 3, 4, 5, 6]
     assert layout.logits_indices == [0, 4, 2], "the probe's row is last"
     assert (layout.num_probes, layout.num_logits, layout.logits_ends) == (1, 3, [1, 2])
-    assert layout.encoded_lens == [0, 7]
+    assert layout.inputs.encoded_lens == [0, 7]
     assert layout.some_without_input
 
 

@@ -1,10 +1,11 @@
-"""The product inside a gated MLP: silu(gate) * up, or gelu(gate) * up.
+"""The activation of a gated MLP: silu(gate) * up, or gelu(gate) * up.
 
-Owns the formula y = cast(act(g)) * u, where g and u are the two halves of a row: the activation in fp32,
-rounded to the dtype, then the product (Hugging Face's order). Knows no projection.
+y = cast(act(g)) * u, where g and u are the two halves of a row: the activation is computed in fp32 and
+rounded to the dtype before the product (Hugging Face's order).
 
     hidden = silu_mul(gate_up)
     hidden = silu_mul(gate_up, activation="gelu_tanh")
+    ordered = silu_mul_operand(gate_up)     # columns in the operand's order
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import KernelArgumentError, expect_rows, merge_tiles, runs_on_gpu
 from ingot.kernels.launch_overlap import launch_options, other_overlap, start_next, wait_for_previous
-from ingot.kernels.rows.operand_rows import operand_place
+from ingot.kernels.rows.operand_rows import OperandRows, operand_place, operand_rows
+from ingot.kernels.rows.row_endings import OperandOrder
 
 Gate = Literal["silu", "gelu_tanh"]
 
 
 @triton.jit
 def activated(gate: tl.tensor, GELU: tl.constexpr) -> tl.tensor:
-    """silu(gate) = gate / (1 + exp(-gate)) in fp32. With GELU its approximation by tanh, which is the same of
+    """silu(gate) = gate / (1 + exp(-gate)) in fp32. With GELU its tanh approximation, the same formula with
     another exponent: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (gate + 0.044715 gate^3).
     """
     if GELU:
@@ -44,7 +46,7 @@ def silu_mul_kernel(
     GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One piece of one row a program; with ORDERED columns stand in the operand's order."""
+    """One program per tile of a row; with ORDERED columns stand in the operand's order."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -58,7 +60,7 @@ def silu_mul_kernel(
 
 
 def default_tiles() -> dict[str, int]:
-    """Tile choices for an H200: 16-byte loads, 8 elements a thread; one row of 11008 makes 11 programs."""
+    """Tile choices for an H200: 16-byte loads, 8 elements per thread; a row of 11008 takes 11 programs."""
     return {"BLOCK_I": 1024, "num_warps": 4, "OVERLAP": 1}
 
 
@@ -69,13 +71,9 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
     return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
 
 
-def silu_mul_triton(
-    gate_up: torch.Tensor,
-    tiles: Mapping[str, int] | None = None,
-    activation: Gate = "silu",
-    ordered: bool = False,
+def _launch(
+    gate_up: torch.Tensor, tiles: Mapping[str, int] | None, activation: Gate, ordered: bool
 ) -> torch.Tensor:
-    """Launch the kernel; arguments as in ``silu_mul``, unchecked; or ``ordered`` (silu_mul_operand.py)."""
     choice = merge_tiles(default_tiles(), tiles)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
@@ -96,7 +94,7 @@ def silu_mul_triton(
 
 
 def silu_mul_reference(gate_up: torch.Tensor, activation: Gate = "silu") -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`silu_mul`."""
+    """The PyTorch reference of :func:`silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "gelu_tanh":
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
@@ -110,25 +108,32 @@ def silu_mul(
 
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
-        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
-        activation: of the gate; ``gelu_tanh`` is GELU's approximation by tanh.
+        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (launch_overlap.py).
+        activation: of the gate; ``gelu_tanh`` is GELU's tanh approximation.
 
     Returns:
         [T, I], dtype of gate_up.
-
-    Raises:
-        KernelArgumentError: a shape, dtype or stride that the kernel cannot take.
     """
-    expect_silu_mul(gate_up)
+    expect_gate_up(gate_up)
     if runs_on_gpu(gate_up):
-        return silu_mul_triton(gate_up, tiles, activation)
+        return _launch(gate_up, tiles, activation, ordered=False)
     return silu_mul_reference(gate_up, activation)
 
 
-def expect_silu_mul(gate_up: torch.Tensor) -> None:
-    """Raise unless the kernel can take this."""
-    expect_float("gate_up", gate_up)
-    expect("gate_up", gate_up, (None, None), like=gate_up)
+def silu_mul_operand(
+    gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, activation: Gate = "silu"
+) -> OperandRows:
+    """:func:`silu_mul` with the result's columns in the operand's order; I is a multiple of 32."""
+    expect_gate_up(gate_up)
+    OperandOrder().expect(gate_up.shape[1] // 2, gate_up)
+    if runs_on_gpu(gate_up):
+        return OperandRows(_launch(gate_up, tiles, activation, ordered=True))
+    return operand_rows(silu_mul_reference(gate_up, activation))
+
+
+def expect_gate_up(gate_up: torch.Tensor) -> None:
+    """Raise unless the rows are a gate and an up projection of one width."""
+    expect_rows("gate_up", gate_up)
     if gate_up.shape[1] % 2:
         raise KernelArgumentError(
             "gate_up must hold two halves", seen=gate_up.shape[1], allowed="an even width"

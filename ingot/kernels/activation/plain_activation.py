@@ -1,9 +1,7 @@
-"""The activations of a plain MLP: GELU, exactly or by tanh, and ReLU.
+"""The activations of a plain MLP: GELU (exact or by tanh) and ReLU.
 
-Owns them for kernels that end so, and for PyTorch. Knows no product.
-
-    y = bent(acc, "gelu")                    # in a kernel
-    y = plain_activation(up, "gelu")
+y = bent(acc, "gelu")                    # in a kernel
+y = plain_activation(up, "gelu")
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Plain = Literal["gelu", "gelu_tanh", "relu"]
 
 @triton.jit
 def bent(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """relu(x), or GELU in fp32: x · Φ(x) exactly, or by tanh."""
+    """relu(x), or GELU in fp32: exactly x · Φ(x), or by tanh."""
     if ACTIVATION == "relu":
         return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACTIVATION == "gelu":
@@ -31,7 +29,7 @@ def bent(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
 
 
 def plain_activation(x: torch.Tensor, activation: Plain) -> torch.Tensor:
-    """The activation of a plain MLP, by PyTorch."""
+    """The PyTorch reference of :func:`bent`."""
     if activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -1,11 +1,10 @@
-"""The product inside a gated MLP in whole numbers by blocks of columns, and rows of any other origin.
+"""A gated MLP's activation quantized by blocks of columns (RPTQ), and the same quantization of any rows.
 
-Owns the kernel: act(gate) * up as in gated_mlp.py, rounded to the dtype as there, or the row itself, its
-columns in another order where there is one; then numbers by the rule of block_rows.py. Steps are known
-before, so that a program takes a piece of a row. Knows no projection.
+act(gate) * up is rounded to the dtype as in gated_mlp.py, then quantized by the rule of block_rows.py. Scales
+are known before, so a program takes a tile of a row.
 
     inner = silu_mul_in_blocks(gate_up, steps)
-    x8 = in_blocks(x, steps)           # where no kernel that makes x does it: taps, other norms
+    x8 = in_blocks(x, steps)           # where no kernel that makes x does it
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
-from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.activation.gated_mlp import Gate, activated, expect_gate_up, silu_mul_reference
+from ingot.kernels.kernel_checks import expect_rows, merge_tiles, runs_on_gpu
 from ingot.kernels.launch_overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
 from ingot.kernels.rows.int8_round import block_numbers, steps_at
@@ -41,7 +40,7 @@ def silu_mul_blocks_kernel(
     GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_I columns of a row a program; without GATED the row as it is."""
+    """One program per BLOCK_I columns of a row; without GATED of the row itself."""
     start_next(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
@@ -62,7 +61,7 @@ def silu_mul_blocks_kernel(
 
 
 def default_tiles(device: torch.device) -> dict[str, int]:
-    """Tile choices: 8 elements a thread."""
+    """Tile choices: 8 elements per thread."""
     return {"BLOCK_I": 1024, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
 
 
@@ -97,74 +96,35 @@ def _launch(
     return steps.rows(values)
 
 
-def silu_mul_in_blocks_triton(
-    gate_up: torch.Tensor,
-    steps: BlockSteps,
-    tiles: Mapping[str, int] | None = None,
-    activation: Gate = "silu",
-) -> Int8Rows:
-    """Launch the kernel; arguments as in :func:`silu_mul_in_blocks`, unchecked."""
-    return _launch(gate_up, gate_up.shape[1] // 2, steps, tiles, gated=True, activation=activation)
-
-
-def in_blocks_triton(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:
-    """Launch the kernel; arguments as in :func:`in_blocks`, unchecked."""
-    return _launch(x, x.shape[1], steps, tiles, gated=False)
-
-
-def silu_mul_in_blocks_reference(
-    gate_up: torch.Tensor, steps: BlockSteps, activation: Gate = "silu"
-) -> Int8Rows:
-    """The PyTorch reference; arguments as in :func:`silu_mul_in_blocks`."""
-    return quantize_in_blocks(silu_mul_reference(gate_up, activation), steps)
-
-
 def silu_mul_in_blocks(
     gate_up: torch.Tensor,
     steps: BlockSteps,
     tiles: Mapping[str, int] | None = None,
     activation: Gate = "silu",
 ) -> Int8Rows:
-    """``quantize_in_blocks(silu_mul(gate_up), steps)``, the same numbers, in one kernel.
+    """``quantize_in_blocks(silu_mul(gate_up), steps)`` to the bit, in one kernel.
 
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
         steps: of rows [I].
-        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
+        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (launch_overlap.py).
         activation: as of :func:`silu_mul`.
 
     Returns:
         int8 [T, whole blocks].
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("gate_up", gate_up)
-    expect("gate_up", gate_up, (None, None), like=gate_up)
-    if gate_up.shape[1] % 2:
-        raise KernelArgumentError(
-            "gate_up must hold two halves", seen=gate_up.shape[1], allowed="an even width"
-        )
-    expect_steps(steps, gate_up.shape[1] // 2, gate_up)
+    expect_gate_up(gate_up)
+    inner = gate_up.shape[1] // 2
+    expect_steps(steps, inner, gate_up)
     if runs_on_gpu(gate_up):
-        return silu_mul_in_blocks_triton(gate_up, steps, tiles, activation)
-    return silu_mul_in_blocks_reference(gate_up, steps, activation)
+        return _launch(gate_up, inner, steps, tiles, gated=True, activation=activation)
+    return quantize_in_blocks(silu_mul_reference(gate_up, activation), steps)
 
 
 def in_blocks(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:
-    """``quantize_in_blocks(x, steps)`` as a kernel of its own.
-
-    Args:
-        x: [T, K] fp16, bf16 or fp32.
-        steps: of rows [K].
-        tiles: as of :func:`silu_mul_in_blocks`.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
-    """
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
+    """``quantize_in_blocks(x, steps)`` as a kernel, of x [T, K] fp16, bf16 or fp32."""
+    expect_rows("x", x)
     expect_steps(steps, x.shape[1], x)
     if runs_on_gpu(x):
-        return in_blocks_triton(x, steps, tiles)
+        return _launch(x, x.shape[1], steps, tiles, gated=False)
     return quantize_in_blocks(x, steps)

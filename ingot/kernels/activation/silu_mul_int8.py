@@ -1,12 +1,11 @@
-"""What is inside an MLP in 8 bits, and rows of any other origin in 8 bits.
+"""An MLP's activation in 8 bits, and the same quantization of any rows.
 
-Owns the kernel that holds a whole row in registers: act(gate) * up as in gated_mlp.py, rounded to the dtype
-as there, a plain MLP's act(row), or the row itself; then its scale and numbers by the rule of int8_rows.py.
-Knows no projection.
+One kernel holds a whole row in registers: act(gate) * up as in gated_mlp.py, a plain MLP's act(row), or the
+row itself, rounded to the dtype, then quantized by the rule of int8_rows.py.
 
     inner = silu_mul_int8(gate_up)
     inner = quantized(up, activation="gelu")
-    x8 = quantized(x)                  # where no kernel that makes x could do it: taps
+    x8 = quantized(x)                  # where no kernel that makes x does it
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
+from ingot.kernels.activation.gated_mlp import Gate, activated, expect_gate_up, silu_mul_reference
 from ingot.kernels.activation.plain_activation import Plain, bent, plain_activation
 from ingot.kernels.kernel_checks import (
     KernelArgumentError,
-    expect,
-    expect_float,
     expect_range,
+    expect_rows,
     expect_static,
     merge_tiles,
     next_power_of_two,
@@ -33,8 +31,8 @@ from ingot.kernels.launch_overlap import launch_options, overlaps, start_next, w
 from ingot.kernels.rows.int8_round import numbers_of, row_inverse, row_scales, scale_of, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 
-MANY_ROWS = 1024  # more than a GPU's multiprocessors run at a time
-MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
+MANY_ROWS = 1024  # more than a GPU's multiprocessors run at once
+MAX_WIDTH = 65536  # a program holds a row in registers: 64 values per thread
 
 
 @triton.jit
@@ -52,8 +50,8 @@ def silu_mul_int8_kernel(
     STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program; without an ACTIVATION the row as it is. GROUP columns share a scale; 0: the row,
-    which is BLOCK_I columns and REST more, or fewer.
+    """One program per row; without an ACTIVATION of the row itself. GROUP columns share a scale, with 0 the
+    whole row, which has at most BLOCK_I + REST columns.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -78,7 +76,7 @@ def silu_mul_int8_kernel(
 def _ended(
     x_row: tl.tensor, cols: tl.tensor, INNER: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr
 ) -> tl.tensor:
-    """Columns ``cols`` of a row behind its activation, rounded to its dtype, in fp32; zeros from INNER on."""
+    """Columns ``cols`` of a row after its activation, rounded to its dtype, in fp32; zeros from INNER on."""
     dtype: tl.constexpr = x_row.dtype.element_ty
     inside = cols < INNER
     y = tl.load(x_row + cols, mask=inside, other=0.0).to(tl.float32)
@@ -95,7 +93,7 @@ def _ended(
 def _store_groups(
     wide: tl.tensor, y_ptr: tl.tensor, scale_ptr: tl.tensor, COUNT: tl.constexpr, GROUP: tl.constexpr
 ) -> None:
-    """Store a row [BLOCK] of COUNT values, zeros behind them, in whole groups, and their scales."""
+    """Store a row [BLOCK] of COUNT values, then zeros, in whole groups, and their scales."""
     GROUPS: tl.constexpr = wide.shape[0] // GROUP
     pieces = tl.reshape(wide, [GROUPS, GROUP])
     groups, cols = tl.arange(0, GROUPS), tl.arange(0, GROUP)
@@ -107,8 +105,8 @@ def _store_groups(
 
 
 def default_tiles(inner: int, device: torch.device, rows: int = 1) -> dict[str, int]:
-    """Tile choices for an H200: 16 elements a thread while there are warps, so that one row's latency is
-    short; of many rows 64, so that other rows hide it.
+    """Tile choices for an H200: 16 elements per thread, for the latency of one row; 64 where many rows hide
+    it.
     """
     each, least = (512, 1) if rows <= MANY_ROWS else (2048, 2)
     warps = min(max(next_power_of_two(inner) // each, least), 32)
@@ -129,7 +127,7 @@ def _launch(
     values = torch.empty((rows, inner), dtype=torch.int8, device=x.device)
     groups = inner // group if group else 1
     whole = next_power_of_two(inner)
-    half = whole // 2 if whole > inner and not group else 0  # all of a block's columns are computed
+    half = whole // 2 if whole > inner and not group else 0  # fewer columns beyond the row are computed
     scales = row_scales(rows * groups, static, x.device)
     if values.numel():
         silu_mul_int8_kernel[(rows,)](
@@ -150,68 +148,30 @@ def _launch(
     return Int8Rows(values, scales.view(rows, groups) if group else scales, group)
 
 
-def silu_mul_int8_triton(
-    gate_up: torch.Tensor,
-    static: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-    activation: Gate = "silu",
-) -> Int8Rows:
-    """Launch the kernel; arguments as in :func:`silu_mul_int8`, unchecked."""
-    return _launch(gate_up, gate_up.shape[1] // 2, static, tiles, gated=True, activation=activation)
-
-
-def quantized_triton(
-    x: torch.Tensor,
-    group: int = 0,
-    static: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-    activation: Plain | None = None,
-) -> Int8Rows:
-    """Launch the kernel; arguments as in :func:`quantized`, unchecked."""
-    if not group or group == next_power_of_two(group):
-        return _launch(x, x.shape[1], static, tiles, gated=False, activation=activation, group=group)
-    pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False, activation=activation)
-    return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)
-
-
-def silu_mul_int8_reference(
-    gate_up: torch.Tensor, static: torch.Tensor | None = None, activation: Gate = "silu"
-) -> Int8Rows:
-    """The PyTorch reference; arguments as in :func:`silu_mul_int8`."""
-    return quantize_rows(silu_mul_reference(gate_up, activation), static=static)
-
-
 def silu_mul_int8(
     gate_up: torch.Tensor,
     static: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
     activation: Gate = "silu",
 ) -> Int8Rows:
-    """``quantize_rows(silu_mul(gate_up))``, the same numbers, in one kernel.
+    """``quantize_rows(silu_mul(gate_up))`` to the bit, in one kernel.
 
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection; I up to 65536.
-        static: fp32 [1], one scale for all rows; None: a scale a row.
-        tiles: ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
+        static: fp32 [1], one scale for all rows; None: one scale per row.
+        tiles: ``num_warps``, ``OVERLAP`` (launch_overlap.py).
         activation: as of :func:`silu_mul`.
 
     Returns:
         [T, I] in 8 bits.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("gate_up", gate_up)
-    expect("gate_up", gate_up, (None, None), like=gate_up)
-    if gate_up.shape[1] % 2:
-        raise KernelArgumentError(
-            "gate_up must hold two halves", seen=gate_up.shape[1], allowed="an even width"
-        )
-    expect_range("the width", gate_up.shape[1] // 2, 1, MAX_WIDTH)
+    expect_gate_up(gate_up)
+    inner = gate_up.shape[1] // 2
+    expect_range("the width", inner, 1, MAX_WIDTH)
     expect_static(static, gate_up)
     if runs_on_gpu(gate_up):
-        return silu_mul_int8_triton(gate_up, static, tiles, activation)
-    return silu_mul_int8_reference(gate_up, static, activation)
+        return _launch(gate_up, inner, static, tiles, gated=True, activation=activation)
+    return quantize_rows(silu_mul_reference(gate_up, activation), static=static)
 
 
 def quantized(
@@ -221,23 +181,22 @@ def quantized(
     tiles: Mapping[str, int] | None = None,
     activation: Plain | None = None,
 ) -> Int8Rows:
-    """``quantize_rows(x, group, static)`` as a kernel of its own, of the activation of x where one is named.
+    """``quantize_rows(x, group, static)`` as a kernel, of x or its activation.
 
     Args:
-        x: [T, K] of any float dtype, K up to 65536.
-        group, static: as of :func:`quantize_rows`, one of them.
+        x: [T, K] fp16, bf16 or fp32, K up to 65536.
+        group, static: as of :func:`quantize_rows`; not both.
         tiles: as of :func:`silu_mul_int8`.
         activation: of a plain MLP, in fp32, rounded to the dtype of x.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
+    expect_rows("x", x)
     expect_range("the width", x.shape[1], 1, MAX_WIDTH)
     if group and (x.shape[1] % group or static is not None):
         raise KernelArgumentError("groups must divide the width and have scales of their own", seen=group)
     expect_static(static, x)
-    if runs_on_gpu(x):
-        return quantized_triton(x, group, static, tiles, activation)
-    return quantize_rows(x if activation is None else plain_activation(x, activation), group, static)
+    if not runs_on_gpu(x):
+        return quantize_rows(x if activation is None else plain_activation(x, activation), group, static)
+    if not group or group == next_power_of_two(group):
+        return _launch(x, x.shape[1], static, tiles, gated=False, activation=activation, group=group)
+    pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False, activation=activation)
+    return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)

@@ -1,10 +1,8 @@
-"""How attention's output ends: in whole numbers, with a scale for each head of each token, a static one for
-all, or static steps and zeros by blocks of columns; or wide, with its columns in the operand's order.
+"""How attention's output ends: in q's dtype, perhaps in the operand's order, or quantized in the same kernel.
 
-Owns the end of every attention kernel that may write so, its reference, and the check of what receives it. An
-output in numbers is rounded to the dtype of the queries first, as without numbers, which are then those of
-``quantize_rows`` by heads, or of ``quantize_in_blocks``. Blocks may be parts of heads, hold several, or lie
-across their borders; they fill the row. Knows no attention.
+Quantized outputs have one scale per token and head, one static scale, or static steps and zeros per block of
+columns. They are rounded to the dtype of q first and equal ``quantize_rows`` by heads, or
+``quantize_in_blocks``. Blocks fill the row; they may be parts of heads, hold several, or cross their borders.
 
     paged_attention(q, ..., out=values, out_scales=scales)      # or out_scales=steps, of block_rows.py
     rows = int8_heads(values, scales)                           # [T, num_heads * head_dim]
@@ -17,16 +15,22 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_result, expect_static
+from ingot.kernels.kernel_checks import (
+    KernelArgumentError,
+    expect,
+    expect_contiguous,
+    expect_result,
+    expect_static,
+)
 from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
 from ingot.kernels.rows.int8_round import numbers_of, scale_of, zeroed_numbers
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, operand_place, operand_rows
 from ingot.kernels.rows.row_endings import OperandOrder
 
-# [T, num_heads], written to; [1] or steps, read; or the order of a wide output's columns.
+# [T, num_heads], written; [1] or steps, read; or the column order of an output in q's dtype.
 OutScales = torch.Tensor | BlockSteps | OperandOrder
-_ORDERED = tl.constexpr(16)  # BITS of a wide output in the operand's order
+_ORDERED = tl.constexpr(16)  # BITS of an output in the operand's order
 
 
 @triton.jit
@@ -44,13 +48,12 @@ def store_heads(
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
 ) -> None:
-    """Store fp32 outputs in ``rows`` [G], heads counted through all tokens, where they are ``wanted`` [G].
+    """Store fp32 outputs in the ``wanted`` ones of ``rows`` [G], which number the heads of all tokens.
 
-    ``heads`` [G], or [1] for all, are those of a token, and none is past its last. Channels lie along AXIS of
-    ``wide``. With ``scale_ptr`` in whole numbers: by scales that are stored, or by static ones of STATIC
-    columns each, which are read; with ``zero_ptr`` these are steps, and numbers have BITS. Without it, of 16
-    BITS, channels stand in the operand's order. ``like_ptr`` has the dtype that outputs are rounded to
-    before.
+    ``heads`` [G], or [1] for all, are the heads within a token. Channels lie along AXIS of ``wide``. With
+    ``scale_ptr`` outputs are rounded to the dtype of ``like_ptr``, then quantized: by scales that are stored,
+    or by static ones of STATIC columns each; with ``zero_ptr`` these are steps of BITS. Without ``scale_ptr``
+    16 BITS put channels in the operand's order.
     """
     channels = tl.expand_dims(tl.arange(0, wide.shape[AXIS]), 1 - AXIS)
     places = out_ptr + tl.expand_dims(rows, AXIS) * HEAD_DIM
@@ -76,7 +79,7 @@ def store_heads(
 
 
 def end_pointers(scales: OutScales | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What ``store_heads`` reads or writes: scales or steps, and zeros."""
+    """``scale_ptr`` and ``zero_ptr`` of ``store_heads``."""
     if isinstance(scales, OperandOrder):
         return None, None
     return (scales.steps, scales.zeros) if isinstance(scales, BlockSteps) else (scales, None)
@@ -92,17 +95,17 @@ def end_constants(scales: OutScales | None, width: int) -> dict[str, int]:
 
 
 def _is_static(scales: OutScales | None) -> bool:
-    """Whether ``out_scales`` is read and not written."""
+    """Whether ``out_scales`` is read, not written."""
     return isinstance(scales, BlockSteps) or (isinstance(scales, torch.Tensor) and scales.dim() == 1)
 
 
 def scales_at(scales: OutScales, tokens: slice) -> OutScales:
-    """``out_scales`` of some tokens; static ones are of all."""
+    """``out_scales`` of some tokens; static ones hold for all."""
     return scales[tokens] if isinstance(scales, torch.Tensor) and not _is_static(scales) else scales
 
 
 def put_heads(attended: torch.Tensor, out: torch.Tensor, scales: OutScales) -> None:
-    """The PyTorch reference: attended [T, num_heads, head_dim] into ``out``, and scales if dynamic."""
+    """The PyTorch reference: write attended [T, num_heads, head_dim] to ``out``, and dynamic scales."""
     if isinstance(scales, OperandOrder):
         out.copy_(operand_rows(attended.flatten(1)).values.view_as(out))
         return
@@ -117,15 +120,15 @@ def put_heads(attended: torch.Tensor, out: torch.Tensor, scales: OutScales) -> N
 
 
 def int8_heads(values: torch.Tensor, scales: OutScales) -> Int8Rows:
-    """What attention wrote as the rows of the output product."""
-    assert not isinstance(scales, OperandOrder)  # of wide rows
+    """Attention's quantized output as rows of the output product."""
+    assert not isinstance(scales, OperandOrder)
     if isinstance(scales, BlockSteps):
         return scales.rows(values.flatten(1))
     return Int8Rows(values.flatten(1), scales, 0 if _is_static(scales) else values.shape[2])
 
 
 def takes_steps(steps: BlockSteps, width: int) -> bool:
-    """Whether attention can end in numbers by the steps: blocks fill its rows [width], in their order."""
+    """Whether attention can quantize rows [width] by these steps: whole blocks, no order."""
     return steps.order is None and steps.width == width
 
 
@@ -145,22 +148,18 @@ def expect_out(out: torch.Tensor | None, scales: OutScales | None, q: torch.Tens
         raise KernelArgumentError("out_scales needs an int8 out", seen=None)
     expect("out", out, tuple(q.shape), like=q, dtype=torch.int8)
     if isinstance(scales, BlockSteps):
-        _expect_whole_blocks(scales, q)
+        width = q.shape[1] * q.shape[2]
+        expect_steps(scales, width, q)
+        if not takes_steps(scales, width):
+            raise KernelArgumentError(
+                "attention cannot quantize its output in these blocks: use in_blocks on the output",
+                seen=f"blocks of {scales.block} columns{'' if scales.order is None else ', ordered'}",
+                allowed=f"blocks that divide {width}, without an order",
+            )
     elif _is_static(scales):
         expect_static(scales, q)
     else:
         expect("out_scales", scales, tuple(q.shape[:2]), like=q, dtype=torch.float32)
     for name, tensor in zip(("out", "out_scales", "zeros"), (out, *end_pointers(scales)), strict=True):
-        if tensor is not None and not tensor.is_contiguous():
-            raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
-
-
-def _expect_whole_blocks(steps: BlockSteps, q: torch.Tensor) -> None:
-    width = q.shape[1] * q.shape[2]
-    expect_steps(steps, width, q)
-    if not takes_steps(steps, width):
-        raise KernelArgumentError(
-            "attention cannot quantize its output in these blocks: use in_blocks on the output",
-            seen=f"blocks of {steps.block} columns{'' if steps.order is None else ', ordered'}",
-            allowed=f"blocks that divide {width}, without an order",
-        )
+        if tensor is not None:
+            expect_contiguous(name, tensor)

@@ -1,11 +1,10 @@
-"""Causal attention whose result for a token has the same bits whichever step computes it, and beside whom.
+"""Causal attention whose result for a token has the same bits in any step and beside any other request.
 
-Owns the formula o = softmax(scale q K^T) V with one order of every sum: keys are taken in tiles of BLOCK_N
-and spans of SPAN tokens, both at fixed multiples of their size. A span is an online softmax of its own; the
-spans meet in ascending order. A prompt's tile of queries walks the spans one after another; a decoding token
-has a program for each span and a second kernel that lets them meet. Both compute the same roundings: products
-are the tensor cores', no product and sum are contracted, and weights are summed as integers, which have no
-order. Knows no model and no block manager.
+o = softmax(scale q K^T) V with one order of every sum: keys are taken in tiles of BLOCK_N and spans of SPAN
+tokens, both at fixed multiples of their size. A span is an online softmax of its own; spans are merged in
+ascending order. A prompt's tile of queries walks the spans one after another; a decoding token has a program
+per span and a second kernel that merges them. Both round alike: products run on tensor cores, no product and
+sum are contracted, and weights are summed as integers, which have no order.
 
     out = invariant_attention(q, cache, Sequences(block_tables, seq_lens, 4096, query_start), scoring)
 """
@@ -34,11 +33,11 @@ from ingot.kernels.cache.int8_cache_values import knows_asm, widened
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.kernel_checks import next_power_of_two, runs_on_gpu
 
-SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
+SPAN = 128  # tokens; defines the result, like BLOCK_N, so it is no tile choice
 
-# Warps and stages by query rows of a tile: an H200's, 16 bits. They change no bit.
+# Warps and stages by query rows of a tile, on an H200 in 16 bits. They change no bit.
 ROW_TILES = {16: (4, 2), 32: (4, 2), 64: (4, 2), 128: (8, 3)}
-FEW_PROGRAMS = 64  # a span: two warps are as fast as four until the multiprocessors are full
+FEW_PROGRAMS = 64  # per span: two warps are as fast as four until the multiprocessors are full
 
 
 @triton.jit
@@ -74,10 +73,10 @@ def _attend(
     CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest.
+    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before is merged.
 
-    With scales keys and values are in 8 bits; what each means is rounded to the dtype of q by itself, since a
-    scale that a tile shares would depend on which tokens are there. Products sum in a wide cache's order.
+    With scales keys and values are in 8 bits; each is dequantized and rounded to the dtype of q by itself,
+    since a scale shared by a tile would depend on its tokens. Products sum in a wide cache's order.
     """
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
@@ -154,9 +153,8 @@ def invariant_attention_kernel(
     CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> None:
-    """All spans of BLOCK_M queries of one head; with SPLIT one span of one query of a group of heads.
-
-    With SPLIT the sums themselves are stored, [B, HEADS, spans, HEAD_DIM], and their totals and tops beside.
+    """All spans of BLOCK_M queries of one head; with SPLIT one span of one query of a group of heads, whose
+    sums are stored, [B, HEADS, spans, HEAD_DIM], with their totals and tops.
     """
     request = tl.program_id(2).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
@@ -230,14 +228,14 @@ def invariant_attention_kernel(
 
 
 def key_tile(head_dim: int, itemsize: int) -> int:
-    """Keys of a tile: a part of the result's definition, so the same for every step."""
+    """Keys per tile; defines the result, so it is the same for every step."""
     if itemsize > 2:
         return 32 if head_dim <= 64 else 16
     return 64 if head_dim <= 128 else 32
 
 
 def query_tile(max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False) -> int:
-    """Query rows of a tile, one of ``ROW_TILES``: a matter of speed. ``narrow``: a cache in 8 bits."""
+    """Query rows per tile, one of ``ROW_TILES``; changes no bit. ``narrow``: a cache in 8 bits."""
     if itemsize > 2 or max_query_len <= 16:
         return 16
     return 64 if max_query_len <= 64 or head_dim > 128 or narrow else 128
@@ -313,7 +311,7 @@ def invariant_attention_triton(
 def invariant_attention_reference(
     q: torch.Tensor, cache: PagedCache, sequences: Sequences, scoring: Scoring
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`invariant_attention`. Computes each token by itself."""
+    """The PyTorch reference of :func:`invariant_attention`: each token by itself."""
     assert sequences.query_start is not None
     scale, window, softcap = scoring
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -335,22 +333,15 @@ def invariant_attention(
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (fixed splits: Flash-Decoding, 2023).
 
-    A token's output depends on its query and on the keys and values that it sees, and on nothing else, to the
-    bit: not on the other requests, nor on the tokens computed beside it.
+    To the bit, a token's output depends only on its query and the keys and values that it sees.
 
     Args:
         q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
-        cache: of the dtype of q, or in 8 bits, whose values are widened to the dtype of q; already holds the
-            new tokens.
-        sequences: with ``query_start``, whose last entry is T; max_query_len 1: every request has one token,
-            T is B.
-        scoring: scale, window and softcap of the layer.
+        cache: in the dtype of q, or in 8 bits; already holds the new tokens.
+        sequences: with ``query_start``, whose last entry is T; max_query_len 1: every request has one token.
 
     Returns:
         [T, num_heads, head_dim], dtype of q.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect_attention(q, cache, sequences, scoring)
     expect_queries(q, sequences)

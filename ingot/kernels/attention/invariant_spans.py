@@ -1,7 +1,5 @@
-"""How the spans of batch-invariant attention are summed and meet.
-
-Owns the roundings after a span's products: the sum of its weights, the order in which spans join, the
-division at the end; and the kernel that does so for a decoding token. Knows no keys.
+"""How the spans of batch-invariant attention are summed, merged and divided, and the kernel that merges a
+decoding token's.
 
     acc_all, total_all, top_all = meet(acc_all, total_all, top_all, acc, total, top)
 """
@@ -19,7 +17,7 @@ _UNIT = tl.constexpr(2.0**-23)
 
 @triton.jit
 def sum_rows(p: tl.tensor) -> tl.tensor:
-    """Row sums of numbers from 0 to 1, each rounded to 2^-23: sums of integers, the same in any order."""
+    """Row sums of values from 0 to 1, each rounded to 2^-23: sums of integers, the same in any order."""
     return tl.sum((p + 1.0).to(tl.int32, bitcast=True) - _ONE_BITS, axis=1).to(tl.float32) * _UNIT
 
 
@@ -32,7 +30,7 @@ def meet(
     total: tl.tensor,
     top: tl.tensor,
 ) -> tl.tensor:
-    """The next span joins those before it: weighted sum, sum of weights, highest score."""
+    """Merge the next span into those before it: weighted sum, sum of weights, highest score."""
     new_top = tl.maximum(top_all, top)
     keep, add = tl.exp2(top_all - new_top), tl.exp2(top - new_top)
     return acc_all * keep[:, None] + acc * add[:, None], total_all * keep + total * add, new_top
@@ -40,7 +38,7 @@ def meet(
 
 @triton.jit
 def finish(acc: tl.tensor, total: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Weighted sums over sums of weights; zeros, never -0, where there was no key."""
+    """Weighted sums over sums of weights; +0 where there was no key."""
     inverse = tl.div_rn(1.0, tl.where(total == 0.0, 1.0, total))
     return (acc * inverse[:, None] + 0.0).to(dtype)
 
@@ -59,7 +57,7 @@ def invariant_meet_kernel(
     SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """The spans of one head of one decoding token meet, in ascending order."""
+    """Merge the spans of one head of one decoding token, in ascending order."""
     request = tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
     head = request * tl.num_programs(0) + tl.program_id(0)

@@ -1,9 +1,8 @@
-"""Decode attention: one query a request over the paged KV cache, the keys split among programs.
+"""Decode attention: one query per request over the paged KV cache, the keys split among programs.
 
-Owns the formula o = softmax(scale q K^T) V over the last ``window`` keys and the choice of kernel. How a
-request's keys are split follows from its own length and the tiles alone: with the same tiles its result is
-bitwise the same alone and in any batch. The default tiles follow the number of requests, rounded up to a
-power of two, as a captured graph pads it. Knows no model and no block manager.
+o = softmax(scale q K^T) V over the last ``window`` keys. How a request's keys are split depends on its own
+length and the tiles alone: with the same tiles its result has the same bits alone and in any batch. Default
+tiles follow the number of requests, rounded up to a power of two, as a captured graph pads it.
 
     out = paged_attention(q, cache, Sequences(block_tables, seq_lens, 4096), Scoring(128**-0.5))
 """
@@ -34,14 +33,15 @@ from ingot.kernels.kernel_checks import merge_tiles, next_power_of_two, runs_on_
 from ingot.kernels.launch_overlap import launch_options, overlaps
 from ingot.kernels.tiles.single_tiles import single_changes, single_tiles
 from ingot.kernels.tiles.stream_tiles import stream_tiles
+from ingot.kernels.tiles.tile_tables import each_once
 
-LOAD_BYTES = 16  # by one thread at once
+LOAD_BYTES = 16  # per thread and load
 
 
 def default_tiles(
     num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> dict[str, int]:
-    """Tile choices for an H200 by the number of requests (up to its power of two) times key-value heads."""
+    """Tile choices for an H200 by requests (rounded up to a power of two) times key-value heads."""
     pairs = next_power_of_two(batch) * num_kv_heads
     if group > 1:
         return stream_tiles(pairs, head_dim, itemsize, device)
@@ -51,10 +51,7 @@ def default_tiles(
 def candidate_tiles(
     num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> list[dict[str, int]]:
-    """Tiles worth timing, the default first; arguments as in :func:`default_tiles`.
-
-    All but a change of ``OVERLAP`` also change the last bits of the result.
-    """
+    """Tiles worth timing, the default first; all but ``OVERLAP`` change the last bits of the result."""
     first = default_tiles(num_kv_heads, group, head_dim, itemsize, device, batch)
     if group > 1:
         half = {"BLOCK_N": max(first["BLOCK_N"] // 2, 16)}
@@ -62,8 +59,7 @@ def candidate_tiles(
         changes = [{}, *later, {"AXIS": 1, "MERGE": 2}, {"MIN_SPLIT": 256}, half, {**half, "num_stages": 4}]
     else:
         changes = single_changes(first, head_dim, itemsize, device)
-    found = [{**first, **change} for change in changes]
-    return [tiles for index, tiles in enumerate(found) if tiles not in found[:index]]
+    return each_once([{**first, **change} for change in changes])
 
 
 def paged_attention_triton(
@@ -130,7 +126,7 @@ def paged_attention_reference(
     scoring: Scoring,
     output: AttentionOutput = PLAIN_OUTPUT,
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`paged_attention`. Each request sees its own keys."""
+    """The PyTorch reference of :func:`paged_attention`."""
     out, out_scales, steady = output
     if out_scales is not None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -164,7 +160,7 @@ def paged_attention_reference(
 
 
 def _alike(block_tables: torch.Tensor, seq_lens: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """First and last row, exclusive, of neighbours that see the same keys, as a prompt's tokens hear."""
+    """Ranges of neighbouring rows that see the same keys, such as a prompt's tokens in cross-attention."""
     same = (block_tables[1:] == block_tables[:-1]).all(1) & (seq_lens[1:] == seq_lens[:-1])
     begins = [0, *(row for row, found in enumerate(same.tolist(), start=1) if not found)]
     yield from itertools.pairwise([*begins[: len(seq_lens)], len(seq_lens)])
@@ -183,24 +179,19 @@ def paged_attention(
 
     Args:
         q: [B, num_heads, head_dim] fp16, bf16 or fp32; head_dim 8 to 256.
-        cache: of the dtype of q, or in 8 bits.
-        sequences: with one query a request.
-        scoring: scale, window and softcap of the layer.
-        tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
-            launch_overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and,
-            without groups, all keys but each request's newest before the wait, allowed if no kernel has
-            written them since the last launch without overlap), ``num_warps``, ``num_stages``; without groups
-            ``PREFETCH`` (1: a tile is asked for before the one before it is computed), with groups ``AXIS``
-            and ``MERGE`` (as in paged_stream.py).
-        output: where it goes, and in which form.
+        cache: in the dtype of q, or in 8 bits.
+        sequences: with one query per request.
+        tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (least tokens per split), ``OVERLAP``
+            (launch_overlap.py; 4, the default where it exists: also read seq_lens, block_tables and, without
+            groups, all keys but each request's newest before the wait, allowed if no kernel has written them
+            since the last launch without overlap), ``num_warps``, ``num_stages``; without groups ``PREFETCH``
+            (1: load a tile while the one before is computed), with groups ``AXIS`` and ``MERGE``
+            (paged_stream.py).
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
-            all calls on a stream. Without it each call that splits makes its own, one more launch.
+            all calls on a CUDA stream. Without it each call that splits makes its own, one more launch.
 
     Returns:
         [B, num_heads, head_dim], dtype of q: the output's ``out``, or a new tensor.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     batch = q.shape[0] if q.dim() else 0
     expect_attention(q, cache, sequences, scoring, batch)

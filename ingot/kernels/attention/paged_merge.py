@@ -1,9 +1,6 @@
-"""The second half of decode attention: the splits of one head become one output.
+"""The second half of decode attention: the splits of a head are merged into one output.
 
-Owns the weighing of partial outputs by their sums of exponentials, and the count of splits that have arrived.
-Knows no keys.
-
-    paged_attention_merge_kernel[(num_heads, batch)](partial, lse, seq_lens, out, ...)
+paged_attention_merge_kernel[(num_heads, batch)](partial, lse, seq_lens, out, ...)
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ def merged_splits(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ) -> tl.tensor:
-    """[BLOCK_D] fp32 of the ``live`` splits from row ``place`` on, weighed by their sums of exponentials."""
+    """[BLOCK_D] fp32 of the ``live`` splits from row ``place`` on, weighted by their sums of exponentials."""
     splits = tl.arange(0, BLOCK_S)
     cols = tl.arange(0, BLOCK_D)
     lse = tl.load(lse_ptr + place + splits, mask=splits < live, other=float("-inf"), cache_modifier=".cg")
@@ -44,9 +41,8 @@ def merged_splits(
 
 @triton.jit
 def arrive_last(count_ptr: tl.tensor, expected: tl.tensor) -> tl.tensor:
-    """Count this program in; true for the last of ``expected``, which sees what all others stored.
-
-    The last one leaves the count at zero for the next launch.
+    """Count this program; true for the last of ``expected``, which sees all stores of the others and leaves
+    the count at zero for the next launch.
     """
     tl.debug_barrier()  # every thread's stores come before the one atomic
     last = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") == expected - 1
@@ -77,9 +73,7 @@ def paged_attention_merge_kernel(
     BITS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Weigh the splits of one head by their sums of exponentials; zeros where there was no key. Of the
-    queries only the dtype is of account.
-    """
+    """Merge the splits of one head; zeros where there was no key. Of the queries only the dtype matters."""
     start_next(OVERLAP)
     if OVERLAP < 4:
         wait_for_previous(OVERLAP)

@@ -1,9 +1,6 @@
-"""Decode attention where every head has keys of its own (MHA): fp32 vector sums, no matrix unit.
+"""Decode attention where every head has its own keys (MHA): fp32 vector sums, no matrix unit.
 
-Owns the kernel that streams one split of one head through registers and, as the last to arrive, merges the
-head's splits. Knows no launcher.
-
-    paged_attention_single_kernel[(num_splits, num_heads, batch)](q, keys, values, ...)
+paged_attention_single_kernel[(num_splits, num_heads, batch)](q, keys, values, ...)
 """
 
 from __future__ import annotations
@@ -28,9 +25,8 @@ def _load(
     HEAD: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> tl.tensor:
-    """A tile [BLOCK_N, columns], streamed past the caches; zeros from column HEAD on, unless all are WHOLE.
-
-    What is not wanted is undefined.
+    """A tile [BLOCK_N, columns], streamed past the caches; zeros from column HEAD on, unless WHOLE; undefined
+    where not wanted.
     """
     places = ptr + rows[:, None] + cols[None, :]
     if WHOLE:
@@ -43,7 +39,7 @@ def _load(
 def _scales(
     key_scale_ptr: tl.tensor, value_scale_ptr: tl.tensor, rows: tl.tensor, wanted: tl.tensor
 ) -> tl.tensor:
-    """Scales of a tile's tokens [BLOCK_N], of keys and of values; without a cache in 8 bits of no account."""
+    """Scales of a tile's keys and values, [BLOCK_N] each; meaningless unless the cache is in 8 bits."""
     if key_scale_ptr is not None:
         k_scale = tl.load(key_scale_ptr + rows, mask=wanted)
         v_scale = tl.load(value_scale_ptr + rows, mask=wanted)
@@ -70,8 +66,8 @@ def _attend(
     CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits; with
-    ``low`` it and the queries are words of four numbers (int8_cache_values.py).
+    """One tile into the online softmax of each chain: (top, total, acc). NARROW: the cache is in 8 bits; with
+    ``low`` it and the queries are words of four values (int8_cache_values.py).
     """
     chains: tl.constexpr = q.shape[0]
     width: tl.constexpr = q.shape[1]
@@ -139,13 +135,13 @@ def paged_attention_single_kernel(
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One split of one head, and the merge of all the head's splits if this is the last to arrive.
+    """One split of one head, and the merge of the head's splits if this is the last to arrive.
 
-    A tile's BLOCK_N tokens form CHAINS chains, each with an online softmax of its own; they meet once, after
-    the loop, so that no warp waits for another while it streams keys and values. With OVERLAP 4 the first
-    tile is on its way before the wait, unless it holds the newest token; with PREFETCH each further one while
-    the one before is computed. With scales keys and values are in 8 bits, and rows count tokens, each of
-    which has one; int8 is read in words of four where heads have whole words and queries 16 bits.
+    A tile's BLOCK_N tokens form CHAINS chains, each with its own online softmax; they are merged once, after
+    the loop, so that no warp waits for another while it streams. With OVERLAP 4 the first tile is loaded
+    before the wait, unless it holds the newest token; with PREFETCH each further one while the one before is
+    computed. With scales keys and values are in 8 bits, and rows count tokens; int8 is read in words of four
+    where heads have whole words and queries 16 bits.
     """
     start_next(OVERLAP)
     if OVERLAP < 4:
@@ -182,7 +178,7 @@ def paged_attention_single_kernel(
     table_ptr = tables_ptr + request * table_stride
     rows = held_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
     wanted = start < end
-    old = wanted & (start + BLOCK_N < seq_len)  # the newest token's keys come only with the wait
+    old = wanted & (start + BLOCK_N < seq_len)  # the newest token's keys are there only after the wait
     if OVERLAP >= 4:
         k = _load(key_ptr, rows * WIDTH, held, old, HEAD, WHOLE)
         v = _load(value_ptr, rows * WIDTH, held, old, HEAD, WHOLE)
@@ -212,7 +208,7 @@ def paged_attention_single_kernel(
     top = tl.full([CHAINS], LEAST_SCORE, dtype=tl.float32)
     total = tl.zeros([CHAINS], dtype=tl.float32)
     acc = tl.zeros([CHAINS, BLOCK_D], dtype=tl.float32)
-    # Bytes that one turn hands to the next are taken apart at its end, which waits for them.
+    # Bytes carried to the next iteration would be unpacked at the end of this one, which would wait for them.
     AHEAD: tl.constexpr = PREFETCH > 0 and (WORDS or not NARROW)
     if AHEAD:
         for tile in tl.range(start, end, BLOCK_N, num_stages=1):
@@ -241,7 +237,7 @@ def paged_attention_single_kernel(
     weights = tl.exp2(top - highest)
     total_all = tl.sum(total * weights, axis=0)
     divisor = tl.where(total_all == 0.0, 1.0, total_all)
-    # Without a key the tile is undefined: a padding row is zeros whatever was in the registers.
+    # Without a key the tile is undefined, but a padding row must be zeros.
     out = tl.where(total_all == 0.0, 0.0, tl.sum(acc * weights[:, None], axis=0) / divisor)
     own = head + tl.arange(0, 1)
     this = request * num_heads + own

@@ -1,9 +1,8 @@
-"""Decode attention where several queries share a head of keys (GQA, MQA): they are the rows of a product.
+"""Decode attention where queries share a head of keys (GQA, MQA): they are the rows of a matrix product.
 
-Owns a kernel in which a request's keys form spans, by its own length alone, and a program walks a run of them
-in one pipelined loop of matrix products. Each span has a softmax of its own, so the run may follow the batch
-and the length: few long loops in a large batch, many short ones in a small one, the same bits. Owns its
-launch; knows no checks of arguments.
+A request's keys form spans, by its own length alone, and a program walks a run of them in one pipelined loop.
+Each span has its own softmax, so the run may follow batch and length without changing a bit: few long loops
+in a large batch, many short ones in a small one.
 
     out = paged_stream_triton(q, cache, Sequences(block_tables, seq_lens, 4096), Scoring(128**-0.5))
 """
@@ -27,7 +26,7 @@ from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, next_p
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
 
-MOST_RUN = tl.constexpr(8)  # spans: a long request in a large batch is not left to one program
+MOST_RUN = tl.constexpr(8)  # spans; so that a long request in a large batch takes several programs
 MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
 
 
@@ -53,7 +52,7 @@ def _store_span(
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
 ) -> None:
-    """A span's output for each query head: the result itself if it is the ``only`` one, else a part of it."""
+    """A span's output for each query head: the result if it is the ``only`` span, else a part of it."""
     group, cols = tl.arange(0, top.shape[0]), tl.arange(0, acc.shape[AXIS])
     rows, channels = tl.expand_dims(head_row + group, AXIS), tl.expand_dims(cols, 1 - AXIS)
     mask = tl.expand_dims(group < GROUP, AXIS) & (channels < HEAD_DIM)
@@ -95,9 +94,8 @@ def _merge_if_last(
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
 ) -> None:
-    """The last of ``expected`` programs (0: nothing to merge) weighs the ``live`` spans of all its heads.
-
-    MERGED_AT_ONCE rows of the parts are in registers at a time: as many spans as the heads leave room for.
+    """The last of ``expected`` programs (0: nothing to merge) merges the ``live`` spans of its heads, with
+    MERGED_AT_ONCE rows of parts in registers at a time.
     """
     heads: tl.constexpr = triton.next_power_of_2(GROUP)
     step: tl.constexpr = max(min(MERGED_AT_ONCE // heads, BLOCK_S), 1)
@@ -171,17 +169,17 @@ def paged_stream_kernel(
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Some spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
+    """A run of spans of one key-value head, grid (num_kv_heads, batch, programs per pair).
 
     A request's spans are shared by ``programs``, or by more where each would walk more than MOST_RUN.
 
-    AXIS 1: queries are the rows of both products; 0: keys are, and channels of the output (wgmma needs 64
-    rows). The block of the next tile is looked up one tile early, so that no load waits for another. Programs
-    past a request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table
-    entry before the wait: allowed if no kernel has written them since the last launch without overlap.
+    AXIS 1: queries are the rows of both products; 0: keys, and channels of the output (wgmma needs 64 rows).
+    The block of the next tile is looked up one tile early, so that no load waits for another. Programs past a
+    request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table entry
+    before the wait: allowed if no kernel has written them since the last launch without overlap.
 
     With scales keys and values are in 8 bits: scores are multiplied by their key's scale, weights by their
-    value's as a share of ``unit``, the largest so far, so that they lie below 1 and 16 bits hold them.
+    value's as a share of ``unit``, the largest so far, so that they stay below 1 and fit 16 bits.
     """
     start_next(OVERLAP)
     if OVERLAP < 4:
@@ -193,7 +191,7 @@ def paged_stream_kernel(
     run = tl.minimum(tl.cdiv(live, programs), MOST_RUN)
     span = program * run
     start = base + span * length
-    if span >= live:  # every program of a launch waits: the kernel after it relies on that
+    if span >= live:  # every program waits: the next kernel relies on that
         if OVERLAP >= 4:
             wait_for_previous(OVERLAP)
         return
@@ -308,9 +306,9 @@ def paged_stream_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked.
 
-    Tiles as of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a
-    launch of its own merges the spans) or 2 (the last program does). ``programs`` share a pair's spans; None:
-    as many as :func:`pair_programs` says.
+    Tiles as of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a second
+    launch merges the spans) or 2 (the last program does). ``programs`` per pair, by default
+    :func:`pair_programs`.
     """
     batch, num_heads, head_dim = q.shape
     num_kv_heads, out, out_scales = cache.num_kv_heads, output.out, output.scales
@@ -319,7 +317,10 @@ def paged_stream_triton(
     group = num_heads // num_kv_heads
     pairs = next_power_of_two(batch) * num_kv_heads
     sizes = (cache.keys.element_size(), q.device, q.element_size())
-    choice = _stream_choice(stream_tiles(pairs, head_dim, *sizes), tiles)
+    choice = merge_tiles(stream_tiles(pairs, head_dim, *sizes), tiles)
+    for name, allowed in (("AXIS", (1, 2)), ("MERGE", (1, 2)), ("OVERLAP", (1, 2, 4))):
+        if choice[name] not in allowed:
+            raise KernelArgumentError(f"tile {name} is out of range", seen=choice[name], allowed=allowed)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
@@ -373,11 +374,3 @@ def paged_stream_triton(
             **launch_options(then, q.device),
         )
     return out
-
-
-def _stream_choice(defaults: dict[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:
-    choice = merge_tiles(defaults, tiles)
-    for name, allowed in (("AXIS", (1, 2)), ("MERGE", (1, 2)), ("OVERLAP", (1, 2, 4))):
-        if choice[name] not in allowed:
-            raise KernelArgumentError(f"tile {name} is out of range", seen=choice[name], allowed=allowed)
-    return choice

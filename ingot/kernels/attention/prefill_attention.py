@@ -1,8 +1,7 @@
 """Causal attention of any mix of new tokens over the paged KV cache: prefill, chunks on cached keys, decode.
 
-Owns the formula o = softmax(scale q K^T + mask) V, computed tile by tile with an online softmax. Key tiles
-start at the same multiples of the tile size however a prompt was cut into chunks. Knows no model and no
-block manager.
+o = softmax(scale q K^T + mask) V, tile by tile with an online softmax. Key tiles start at multiples of the
+tile size however a prompt is cut into chunks.
 
     out = prefill_attention(q, cache, Sequences(block_tables, seq_lens, 4096, query_start, 512), scoring)
 """
@@ -75,8 +74,8 @@ def _attend(
 ) -> tl.tensor:
     """Take the key tiles from ``lower`` to ``upper`` into the running softmax.
 
-    With scales keys and values are in 8 bits; ``acc`` counts in ``unit``, the largest scale of values so far,
-    so that weights times scales lie below 1 and 16 bits hold them.
+    With scales keys and values are in 8 bits; ``acc`` is in units of ``unit``, the largest scale of values so
+    far, so that weights times scales stay below 1 and fit 16 bits.
     """
     NARROW: tl.constexpr = key_scale_ptr is not None
     cols = tl.arange(0, BLOCK_D)
@@ -109,7 +108,7 @@ def _attend(
         if CAP > 0.0:
             new_top = tl.maximum(top, tl.max(scores, axis=1))
             p = tl.exp2(scores - new_top[:, None])
-        else:  # The scale is positive: it joins the subtraction in one fused operation a score.
+        else:  # the positive scale joins the subtraction in one fused operation per score
             new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
             p = tl.exp2(scores * scale_log2 - new_top[:, None])
         fade = tl.exp2(top - new_top)
@@ -166,11 +165,11 @@ def prefill_attention_kernel(
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_M queries of one head of one request a program.
+    """One program per BLOCK_M queries of one head of one request.
 
-    The last queries of every head, with most keys, go first, so that the programs that end the launch are
-    short ones. With a list of (request, tile, part, parts), the list's order decides; with ``partial_ptr`` a
-    tile's keys may be cut into parts.
+    The last queries of every head, with most keys, go first, so that the last programs are short. With a list
+    of (request, tile, part, parts) the list's order decides; with ``partial_ptr`` a tile's keys may be in
+    parts.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -242,7 +241,7 @@ def prefill_attention_kernel(
 
 
 def _options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
-    """Triton's names and values: 256 registers are what a thread has without a limit."""
+    """Triton's launch options; 256 REGISTERS is no limit."""
     limits = {"maxnreg": choice["REGISTERS"]} if choice["REGISTERS"] < 256 else {}
     return {**launch_options(choice, device), "num_stages": choice["num_stages"], **limits}
 
@@ -314,26 +313,21 @@ def prefill_attention(
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
-    Query j of a request with n new tokens sits at position ``seq_len - n + j``; it sees the keys at
-    positions up to its own, and with a window only the last ``window`` of them.
+    Query j of a request with n new tokens is at position ``seq_len - n + j``; it sees the keys at positions
+    up to its own, and with a window only the last ``window`` of them.
 
     Args:
         q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
-        cache: of the dtype of q, or in 8 bits; already holds the new tokens.
-        sequences: with ``query_start``. Rows of q outside belong to none of these requests and are left as
-            they are.
-        scoring: scale (positive), window and softcap of the layer.
-        tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (most a thread takes; 256: no limit), ``OVERLAP``
-            (as in launch_overlap.py), ``num_warps``, ``num_stages``.
-        output: where it goes, and in which form.
+        cache: in the dtype of q, or in 8 bits; already holds the new tokens.
+        sequences: with ``query_start``. Rows of q outside are left as they are.
+        scoring: with a positive scale.
+        tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (limit per thread; 256: none), ``OVERLAP``
+            (launch_overlap.py), ``num_warps``, ``num_stages``.
         listed: what the programs compute; None: all requests.
         arrivals: at least parts * num_heads int32 zeros, as of :func:`paged_attention`.
 
     Returns:
         [T, num_heads, head_dim], dtype of q: the output's ``out``, or a new tensor.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect_attention(q, cache, sequences, scoring)
     expect_queries(q, sequences)

@@ -1,8 +1,7 @@
-"""The end of prefill attention where several programs share a tile's keys: their parts become one output.
+"""The end of prefill attention where several programs share a tile's keys: the last to arrive merges the
+parts.
 
-Owns the parts' sums and how they meet, in the program that arrives last. Knows no keys.
-
-    out, last = meet_parts(out, lse, partial_ptr, lse_ptr, arrivals_ptr, entry, part, parts, wanted, ...)
+out, last = meet_parts(out, lse, partial_ptr, lse_ptr, arrivals_ptr, entry, part, parts, wanted, ...)
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def part_bounds(
     parts: tl.tensor,
     BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
-    """The same three bounds of one of ``parts`` runs of key tiles, equally long but for the last ones."""
+    """The same bounds of one of ``parts`` runs of key tiles, equally long except for the last ones."""
     length = tl.cdiv(tl.cdiv(upper - lower, parts), BLOCK_N) * BLOCK_N
     begin = lower + part * length
     end = tl.minimum(begin + length, upper)
@@ -45,8 +44,8 @@ def meet_parts(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> tl.tensor:
-    """Leave a part's outputs [BLOCK_M, BLOCK_D] and their sums of exponentials; the last part to arrive gets
-    the whole tile's outputs, and true. Queries of a part without a key have LEAST_SCORE for a sum.
+    """Store a part's outputs [BLOCK_M, BLOCK_D] and their sums of exponentials; the last part to arrive gets
+    the whole tile's outputs, and true. Queries that see no key of a part have LEAST_SCORE as their sum.
     """
     head, heads = tl.program_id(0), tl.num_programs(0)
     rows, cols = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)

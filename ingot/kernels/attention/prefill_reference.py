@@ -1,4 +1,4 @@
-"""Prefill attention in PyTorch: the reference of the kernel, request by request.
+"""The PyTorch reference of prefill attention, request by request.
 
 out = prefill_attention_reference(q, cache, sequences, Scoring(128**-0.5))
 """
@@ -18,7 +18,7 @@ from ingot.kernels.attention.int8_heads import put_heads, scales_at
 from ingot.kernels.attention.score_exponents import plain_attention
 from ingot.kernels.cache.paged_cache import PagedCache
 
-NO_TILE = 2**20  # in a list of tiles: beyond every request
+NO_TILE = 2**20  # in a list of tiles: past every request
 
 
 def prefill_attention_reference(
@@ -29,7 +29,7 @@ def prefill_attention_reference(
     output: AttentionOutput = PLAIN_OUTPUT,
     listed: TileList | None = None,
 ) -> torch.Tensor:
-    """Arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
+    """Arguments as in :func:`prefill_attention`."""
     block_tables, seq_lens, _, query_start, _ = sequences
     assert query_start is not None
     out, out_scales, steady = output
@@ -56,23 +56,12 @@ def prefill_attention_reference(
         first = max(context - window + 1, 0) if window else 0
         keys, values = (t.to(dtype) for t in cache.gather(block_tables[row], first, length, q.dtype))
         grouped = q[begin:stop].to(dtype).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [KV, group, n, D]
-        plain = stop - begin == 1 or (context == 0 and window == 0)
-        attended = plain_attention(
-            grouped,
-            keys[:, None],
-            values[:, None],
-            scale,
-            softcap,
-            None if plain else _visible(context, first, length, window, q.device),
-            causal=plain and context == 0,
-        )
+        plain, mask = stop - begin == 1 or (context == 0 and window == 0), None
+        if not plain:
+            asking = torch.arange(context, length, device=q.device)[:, None]
+            asked = torch.arange(first, length, device=q.device)[None, :]
+            mask = (asked <= asking) & (asked > asking - window) if window else asked <= asking
+        pair, causal = (keys[:, None], values[:, None]), plain and context == 0
+        attended = plain_attention(grouped, *pair, scale, softcap, mask, causal=causal)
         out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return out
-
-
-def _visible(context: int, first: int, length: int, window: int, device: torch.device) -> torch.Tensor:
-    """[length - context, length - first] bool: which keys each new token sees."""
-    queries = torch.arange(context, length, device=device)[:, None]
-    keys = torch.arange(first, length, device=device)[None, :]
-    seen = keys <= queries
-    return seen & (keys > queries - window) if window else seen

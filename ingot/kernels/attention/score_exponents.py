@@ -1,7 +1,5 @@
-"""What every attention kernel takes a score to be: an exponent of 2, finite even where it is masked.
-
-Owns that unit, the softcap of scores (Gemma-2: cap · tanh(score / cap), before the mask) and the attention of
-the PyTorch references.
+"""What attention kernels have in common: scores as exponents of 2, their softcap (Gemma-2: cap · tanh(score /
+cap), before the mask), and the attention of the PyTorch references.
 
     weight = tl.exp2(score * LOG2_E - top)    # top starts at LEAST_SCORE
 """
@@ -15,8 +13,8 @@ import triton
 import triton.language as tl
 
 LOG2_E = math.log2(math.e)
-_SCORES = 1 << 22  # that the reference with a softcap holds at once
-LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
+_SCORES = 1 << 22  # held at once by the reference with a softcap
+LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0, never NaN
 
 
 @triton.jit
@@ -26,9 +24,9 @@ def softcapped(scores: tl.tensor, CAP: tl.constexpr) -> tl.tensor:
 
 
 def score_factors(scale: float, softcap: float) -> tuple[float, float]:
-    """What a kernel multiplies query·key by, and its constant CAP; 0: scores have no cap.
+    """What a kernel multiplies query·key by, and its constant CAP (0: none).
 
-    tanh(y) = 1 - 2 / (1 + exp(2 y)), so a capped score is 2 score / cap in exponents of 2 at first.
+    tanh(y) = 1 - 2 / (1 + exp(2 y)), so a capped score is at first 2 score / cap as an exponent of 2.
     """
     if not softcap:
         return scale * LOG2_E, 0.0
@@ -45,27 +43,14 @@ def plain_attention(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Reference attention of [..., G, n, D] over [..., G or 1, S, D]; ``mask`` [n, S] bool is what is seen,
-    and ``causal`` the mask of n = S.
+    """Reference attention of [..., G, n, D] over [..., G or 1, S, D]; ``mask`` [n, S] bool is true for keys
+    that are seen, ``causal`` stands for the mask of n = S. With a softcap some queries at a time.
     """
-    if softcap:
-        return _capped(query, key, value, scale, softcap, mask, causal)
-    wide = (*query.shape[:-2], *key.shape[-2:])
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key.expand(wide), value.expand(wide), attn_mask=mask, is_causal=causal, scale=scale
-    )
-
-
-def _capped(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    softcap: float,
-    mask: torch.Tensor | None,
-    causal: bool,
-) -> torch.Tensor:
-    """With a softcap, some queries at a time."""
+    if not softcap:
+        wide = (*query.shape[:-2], *key.shape[-2:])
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key.expand(wide), value.expand(wide), attn_mask=mask, is_causal=causal, scale=scale
+        )
     out = torch.empty_like(query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = key.to(dtype), value.to(dtype)
@@ -89,5 +74,5 @@ def _capped(
 
 
 def capped_rows(heads: int, tokens: int) -> int:
-    """How many queries of ``heads`` over ``tokens`` the reference with a softcap takes at once."""
+    """Queries of ``heads`` over ``tokens`` that the reference with a softcap takes at once."""
     return max(_SCORES // (heads * tokens), 1)

@@ -1,10 +1,9 @@
-"""A KV cache in 8 bits: what its values mean, and how keys and values become 8 bits.
+"""A KV cache in 8 bits: its scales, its dtypes, and the rule by which keys and values are quantized.
 
-Owns the scales that stand beside such a cache, its two kinds of values and its rule in plain PyTorch. Each
-token's head of keys, and of values, has a scale of its own. int8 follows int8_rows.py; of e4m3 (1 sign, 4
-exponent, 3 fraction bits; "FP8 formats for deep learning", Micikevicius et al., 2022) the largest magnitude m
-becomes 448: the scale is m / 448 and values are x · (448 / m), rounded to the nearest, ties to even. Knows no
-attention; kernels that write or read such a cache are held against this file.
+Each token's head of keys, and of values, has a scale. int8 follows int8_rows.py; in e4m3 (1 sign, 4 exponent,
+3 fraction bits; "FP8 formats for deep learning", Micikevicius et al., 2022) the largest magnitude m becomes
+448: the scale is m / 448 and values are x · (448 / m), rounded to the nearest, ties to even. Kernels that
+write or read such a cache are tested against this file.
 
     scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device)
     write_tokens(key_cache, scales.keys, blocks, offsets, k)     # quantized where there are scales
@@ -22,34 +21,32 @@ from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, quantize_rows
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
-NARROW_CACHES = {"int8": torch.int8, "fp8": E4M3}  # what the caches in 8 bits hold, by the user's words
-SCALE_BYTES = 4  # fp32: the rule's own; 16 bits would round a scale after its values were chosen
+NARROW_CACHES = {"int8": torch.int8, "fp8": E4M3}  # dtypes of caches in 8 bits, by the user's words
+SCALE_BYTES = 4  # fp32; 16 bits would round a scale after its values were chosen
 
 
 @dataclass(frozen=True, slots=True)
 class CacheScales:
-    """fp32 [num_blocks, num_kv_heads, block_size], contiguous: a scale for each token's head of keys, and of
-    values.
-    """
+    """fp32 [num_blocks, num_kv_heads, block_size], contiguous: one scale per token and head."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
     @classmethod
     def zeros(cls, num_blocks: int, num_kv_heads: int, block_size: int, device: torch.device) -> CacheScales:
-        """Of a cache of zeros."""
+        """The scales of an empty cache."""
         shape = (num_blocks, num_kv_heads, block_size)
         return cls(*(torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2)))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both."""
+        """Those of keys and of values."""
         return self.keys, self.values
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Heads x [..., head_dim] of any float dtype → values in ``dtype``, int8 or e4m3, of the same shape, and
-    fp32 scales [...].
+    """Heads x [..., head_dim] of any float dtype → values in ``dtype`` (int8 or e4m3) and fp32 scales
+    [...].
     """
     if dtype == E4M3:
         wide = x.float()
@@ -61,7 +58,7 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def dequantize_heads(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What values [..., head_dim] and scales [...] mean, rounded to ``dtype``."""
+    """Values [..., head_dim] times scales [...], rounded to ``dtype``."""
     return (values.float() * scales[..., None]).to(dtype)
 
 
@@ -72,7 +69,7 @@ def write_tokens(
     offsets: torch.Tensor,
     x: torch.Tensor,
 ) -> None:
-    """Put x [n, num_kv_heads, head_dim] at these blocks and offsets [n] of a cache; with scales in 8 bits."""
+    """Write x [n, num_kv_heads, head_dim] at these blocks and offsets [n]; with scales in 8 bits."""
     if scales is None:
         cache[blocks, :, offsets] = x.to(cache.dtype)
     else:

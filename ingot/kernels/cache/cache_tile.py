@@ -1,8 +1,7 @@
-"""Where a tile of consecutive tokens lies in the paged KV cache, and which tokens a split holds.
+"""Index arithmetic of attention kernels: where consecutive tokens lie in the paged cache, and a split's
+tokens.
 
-Owns the index arithmetic that decode and prefill attention share. Knows no attention.
-
-    rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ def tile_rows(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
-    """Element offsets [BLOCK_N] int64 of tokens start, start + 1, ...; ``start`` is a multiple of BLOCK_N, <
-    ``end``.
+    """Element offsets [BLOCK_N] int64 of tokens start, start + 1, …; ``start`` < ``end`` divides by BLOCK_N.
 
-    A tile inside one block costs one table entry; a tile over several blocks reads one entry a token, and
-    none past ``end``.
+    A tile inside one block reads one table entry, a tile over several blocks one per token before ``end``.
     """
     if BLOCK_SIZE % BLOCK_N == 0:
         block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
@@ -46,9 +43,9 @@ def tile_place(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> tl.tensor:
-    """The same tokens' channels: the tile's element offset, int64, and offsets [BLOCK_N, BLOCK_D] from it.
+    """The tile's element offset, int64, and its channels' offsets [BLOCK_N, BLOCK_D] from there.
 
-    A tile inside one block has the same 32-bit offsets wherever it lies: a loop over tiles keeps them.
+    A tile inside one block has the same 32-bit offsets wherever it lies, so a loop over tiles keeps them.
     """
     cols = tl.arange(0, BLOCK_D)[None, :]
     if BLOCK_SIZE % BLOCK_N == 0:
@@ -72,10 +69,10 @@ def held_rows(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
-    """As :func:`tile_rows`, but a token past ``end`` leads to the last one, and ``start`` may lie past it.
+    """As :func:`tile_rows`, but tokens past ``end`` stand for the last one, and ``start`` may be past it.
 
-    Reading the last token again costs no memory traffic, and the loads need no mask and no zeros. A tile that
-    starts at ``end`` or later reads nothing from the table; its offsets must not be followed.
+    Reading the last token again costs no memory traffic, and loads need no mask. A tile that starts at
+    ``end`` or later reads nothing from the table; its offsets must not be followed.
     """
     tokens = tl.minimum(start + tl.arange(0, BLOCK_N), end - 1)
     if BLOCK_SIZE % BLOCK_N == 0:
@@ -94,7 +91,7 @@ def split_bounds(
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """First visible key, the tile-aligned start of the first split, and the tokens of a split."""
+    """First visible key, tile-aligned start of the first split, tokens per split."""
     first = seq_len * 0
     if HAS_WINDOW:
         first = tl.maximum(seq_len - window, 0)

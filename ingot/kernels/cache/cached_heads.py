@@ -1,9 +1,6 @@
-"""Heads of one token on their way from the QKV product to attention: normalised, measured, stored by role.
+"""Steps of rope_kv_write.py's kernel, each for some channels of some heads: load, normalise, measure, store.
 
-Owns four steps of rope_kv_write.py's kernel, each for a piece of some heads' channels, and the form of a QKV
-product whose sums are not added up. Knows no rotation.
-
-    store_heads(x, cols, inside, places, stored, inverse, NARROW)
+store_heads(x, cols, inside, places, stored, inverse, NARROW)
 """
 
 from __future__ import annotations
@@ -21,12 +18,12 @@ from ingot.kernels.rows.int8_round import as_wide
 
 @dataclass(frozen=True, slots=True)
 class QkvParts:
-    """A QKV product [T, width] whose sums over the columns are in S parts.
+    """A QKV product [T, width] in S partial sums.
 
     Attributes:
         parts: fp32 [S, T, width], contiguous.
         bias: [width], or None.
-        dtype: fp16, bf16 or fp32: what the sum with the bias is rounded to.
+        dtype: fp16, bf16 or fp32, to which the sum with the bias is rounded.
     """
 
     parts: torch.Tensor
@@ -34,13 +31,13 @@ class QkvParts:
     dtype: torch.dtype
 
     def product(self) -> torch.Tensor:
-        """The product, by plain PyTorch."""
+        """The product, in plain PyTorch."""
         whole = self.parts.sum(dim=0)
         return (whole if self.bias is None else whole + self.bias.float()).to(self.dtype)
 
 
 class Roles(NamedTuple):
-    """Pointers [H, 1] to where each head would be stored as what it may be; or masks [H, 1] of what it is."""
+    """For each role of a head: pointers [H, 1] where it would be stored, or masks [H, 1] of heads with it."""
 
     q: tl.tensor
     k: tl.tensor
@@ -57,8 +54,8 @@ def head_columns(
     DTYPE: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> tl.tensor:
-    """Channels ``cols`` of the heads at ``base`` [H, 1] in fp32: as they are, or of PARTS the sum with the
-    bias, rounded to DTYPE.
+    """Channels ``cols`` of the heads at ``base`` [H, 1] in fp32; with PARTS summed with the bias and rounded
+    to DTYPE.
     """
     if PARTS == 0:
         x = tl.load(base + cols[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -94,7 +91,7 @@ def normed(
 
 @triton.jit
 def largest(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The largest magnitude of each head's channels [H, C] as they are stored in 16 bits; fp32."""
+    """The largest magnitude of each head's channels [H, C], rounded to DTYPE; fp32."""
     return tl.max(tl.abs(x.to(DTYPE).to(tl.float32)), axis=1)
 
 
@@ -108,9 +105,9 @@ def store_heads(
     inverse: tl.tensor,
     NARROW: tl.constexpr,
 ) -> None:
-    """Store channels ``cols`` of each head by its role: query output, key cache or value cache.
+    """Store channels ``cols`` of each head by role: query output, key cache or value cache.
 
-    NARROW: keys and values in 8 bits, multiplied by their heads' ``inverse`` first.
+    NARROW: keys and values are multiplied by their heads' ``inverse`` and stored in 8 bits.
     """
     dtype: tl.constexpr = places.q.dtype.element_ty
     x = x.to(dtype)

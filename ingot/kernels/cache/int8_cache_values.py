@@ -1,21 +1,19 @@
 """Values of a KV cache in 8 bits inside kernels: rounded by the rule of cache_scales.py, widened, multiplied.
 
-Owns the instructions, and where a tile's scales lie. Knows no attention.
-
     scale, inverse = cache_scale_of(most, tl.float8e4nv)
     tl.store(key_ptr + places, cache_values_of(wide, inverse[:, None], tl.float8e4nv), mask=inside)
 
     k = widened(k, tl.float16, ASM)
 
-    high, low, scale = query_words(q)                # four int8 keys to a word of 32 bits: once
+    high, low, scale = query_words(q)                # once; then four int8 keys per 32-bit word:
     scores = tl.sum(word_products(high, low, words, ASM), axis=2) * scale
     wide = word_values(words, ASM)
 
-A signed byte with its top bit flipped is the byte plus 128; below the point of a power of two it is that
-power plus as much, exactly, and one difference leaves the byte. The compiler's own way takes an instruction a
-value on a unit that has a quarter of the others' lanes. Two values of e4m3 become two of fp16 in one
-instruction there. A query of 15 bits, as two bytes a value, is multiplied by four keys in one instruction,
-with an exact sum; it is rounded to 1/16256 of the head's largest, which fp16 does to that largest itself.
+A signed byte with its top bit flipped is the byte plus 128. Placed below the point of a power of two it adds
+exactly that, and one subtraction leaves the byte. The compiler's own conversion takes one instruction per
+value on a unit with a quarter of the lanes. Two values of e4m3 become two of fp16 in one instruction there. A
+query of 15 bits, as two bytes per value, is multiplied by four keys in one instruction with an exact sum; it
+is rounded to 1/16256 of the head's largest, as fp16 rounds that largest itself.
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ _QUERY_MOST = tl.constexpr(127 * 128.0)  # the high byte is 127 at most
 
 @triton.jit
 def cache_scale_of(most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The scale for a head's largest magnitude in a cache of DTYPE (int8, fp8e4nv), and what its values are
-    multiplied by.
-    """
+    """The scale for a head's largest magnitude in a cache of DTYPE (int8, fp8e4nv), and its inverse."""
     if tl.float8e4nv == DTYPE:
         most = tl.maximum(most, _LEAST)
         scale, inverse = tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
@@ -55,12 +51,12 @@ def cache_scale_of(most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def cache_values_of(wide: tl.tensor, inverse: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """fp32 as values of DTYPE (int8, fp8e4nv): nearest, ties to even, none beyond the largest."""
+    """fp32 as values of DTYPE (int8, fp8e4nv): nearest, ties to even, clamped."""
     if tl.float8e4nv == DTYPE:
         cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
         power = tl.maximum(cut.to(tl.int32, bitcast=True) & _EXPONENT, _LEAST_POWER)
         shift = ((power + _UP) | _HALF).to(tl.float32, bitcast=True)
-        # Rounded here, the cast is exact: the interpreter's own rounding is another.
+        # Rounded here, so that the cast is exact: the interpreter rounds differently.
         values = ((cut + shift) - shift).to(tl.float8e4nv)
     else:
         values = numbers_of(wide, inverse)
@@ -81,12 +77,12 @@ def _in_float32(source: str) -> str:
     return _turned(source) + " .reg .b32 a, b, c, d; .reg .f32 e, f, g, h;" + "".join(parts)
 
 
-_HALVES = tl.constexpr(  # four bytes of one register as fp16, two a register: 1024 + 128 + byte, less 1152
+_HALVES = tl.constexpr(  # four bytes of a register as fp16, two per register: 1024 + 128 + byte, less 1152
     "{ " + _turned("$2") + " .reg .b32 a, b, z; mov.b32 z, 0x64806480;"
     " prmt.b32 a, t, 0x64646464, 0x4140; prmt.b32 b, t, 0x64646464, 0x4342;"
     " sub.f16x2 $0, a, z; sub.f16x2 $1, b, z; }"
 )
-_BRAINS = tl.constexpr(  # as bf16, by way of fp32: below a bf16 number's point lie seven bits
+_BRAINS = tl.constexpr(  # as bf16, by way of fp32: bf16 has only seven bits below the point
     "{ " + _in_float32("$2") + " cvt.rn.bf16x2.f32 $0, f, e; cvt.rn.bf16x2.f32 $1, h, g; }"
 )
 _FLOATS = tl.constexpr(
@@ -95,18 +91,18 @@ _FLOATS = tl.constexpr(
 _E4M3 = tl.constexpr(  # four bytes as fp16
     "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
 )
-_PRODUCTS = tl.constexpr(  # key words times both bytes of a query
+_PRODUCTS = tl.constexpr(  # words of keys times both bytes of a query
     "{ .reg .s32 t; dp4a.s32.s32 t, $1, $3, 0; shl.b32 t, t, 7; dp4a.s32.s32 $0, $2, $3, t; }"
 )
 
 
 @triton.jit
 def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr = False) -> tl.tensor:
-    """Values (int8, fp8e4nv) of any shape in DTYPE (fp16, bf16, fp32), exactly. ASM: without it in the
-    compiler's own way, as e4m3 is but for ORDER.
+    """Values (int8, fp8e4nv) of any shape in DTYPE (fp16, bf16, fp32), exactly. Without ASM the compiler
+    converts, and e4m3 also without ORDER.
 
-    A compiler that sees that a product's operand was of 8 bits gives some tensor-core instructions columns in
-    another order, to save shuffles; ORDER hides it, so that sums are those of an operand that was wide.
+    A compiler that sees an 8-bit operand of a product reorders the columns of some tensor-core instructions
+    to save shuffles; ORDER hides the 8 bits, so that sums are those of a wide operand.
     """
     if x.dtype == tl.float8e4nv:
         if ASM and ORDER:
@@ -136,10 +132,10 @@ def tile_scales(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
-    """Scales [BLOCK_N] of tokens start, start + 1, ...; 0 from ``end`` on.
+    """Scales [BLOCK_N] of tokens start, start + 1, …; 0 from ``end`` on.
 
-    ``place`` is the tile's element offset in the cache, where it lies inside one block; strides are the
-    cache's, which has HEAD_DIM elements for each scale.
+    ``place`` is the element offset of a tile inside one block; strides are the cache's, which has HEAD_DIM
+    elements per scale.
     """
     order = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE % BLOCK_N == 0:
@@ -152,8 +148,8 @@ def tile_scales(
 
 @triton.jit
 def query_words(q: tl.tensor) -> tl.tensor:
-    """Rows q [C, D] of fp32, D a multiple of 4, as high and low bytes: int32 [C, D / 4] each, and [C] the
-    scale: a value is (128 high + low) scale.
+    """Rows q [C, D] fp32, D a multiple of 4, as high and low bytes, int32 [C, D / 4] each, and scales [C]: a
+    value is (128 high + low) scale.
     """
     most = tl.maximum(tl.max(tl.abs(q), axis=1), LEAST_SCALE)
     whole = nearest(q * _QUERY_MOST / most[:, None])
@@ -202,5 +198,5 @@ def word_values(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
 
 
 def knows_asm(cache: torch.Tensor) -> bool:
-    """Whether kernels over a cache may use inline assembly: the interpreter, on CPU tensors, knows none."""
+    """Whether kernels may use inline assembly, which the interpreter (CPU tensors) does not have."""
     return cache.device.type != "cpu"

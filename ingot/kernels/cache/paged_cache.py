@@ -1,9 +1,7 @@
-"""The paged KV cache of a layer as kernels take it: blocks of keys and values, and their scales in 8 bits.
+"""The paged KV cache of a layer: blocks of keys and values, and their scales in 8 bits.
 
-Owns the group of its tensors, its check and how plain PyTorch reads it. Knows no kernel.
-
-    cache = PagedCache(keys, values)                     # or with CacheScales, in 8 bits
-    keys, values = cache.gather(table, 0, 17, dtype)
+cache = PagedCache(keys, values)                     # or with CacheScales, in 8 bits
+keys, values = cache.gather(table, 0, 17, dtype)
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 
 from ingot.kernels.cache.cache_scales import NARROW_CACHES, CacheScales, dequantize_heads
-from ingot.kernels.kernel_checks import KernelArgumentError, expect
+from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_contiguous
 
 
 @dataclass
@@ -22,10 +20,8 @@ class PagedCache:
     """Keys and values of one layer.
 
     Attributes:
-        keys: [num_blocks, num_kv_heads, block_size, head_dim], in the model's dtype, or int8 or e4m3 with
-            ``scales``; contiguous then.
-        values: as keys, and with the same strides.
-        scales: of a cache in 8 bits.
+        keys, values: [num_blocks, num_kv_heads, block_size, head_dim] with the same strides, in the model's
+            dtype, or contiguous int8 or e4m3 with ``scales``.
     """
 
     keys: torch.Tensor
@@ -34,28 +30,28 @@ class PagedCache:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that holds tokens; the first dimension of each is the block."""
+        """Keys, values and scales; the first dimension of each is the block."""
         return (self.keys, self.values, *(() if self.scales is None else self.scales.tensors))
 
     @property
     def pointers(self) -> tuple[Any, Any, Any, Any]:
-        """Keys, values and the scales of each, or None: a kernel's arguments."""
+        """Keys, values and their scales or None: a kernel's arguments."""
         scales = self.scales
         return (self.keys, self.values, *((None, None) if scales is None else (scales.keys, scales.values)))
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self.keys.shape[2]
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys, and of values."""
+        """Key-value heads."""
         return self.keys.shape[1]
 
     def expect(self, num_kv_heads: int | None, head_dim: int, like: torch.Tensor) -> None:
-        """Raise unless a kernel can take it beside tensors like ``like``: of one layout, in the dtype of
-        ``like``, or contiguous and in 8 bits with scales. None: any number of heads.
+        """Raise unless a kernel can take the cache beside ``like``, whose dtype a cache without scales has;
+        None: any number of heads.
         """
         keys, values, scales = self.keys, self.values, self.scales
         dtype = like.dtype if scales is None else keys.dtype
@@ -69,8 +65,7 @@ class PagedCache:
             for name in ("key scales", "value scales"):
                 expect(name, whole[name], tuple(keys.shape[:3]), like=like, dtype=torch.float32)
             for name, tensor in whole.items():
-                if not tensor.is_contiguous():
-                    raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
+                expect_contiguous(name, tensor)
         if keys.stride() != values.stride():
             raise KernelArgumentError(
                 "key_cache and value_cache differ in layout", seen=values.stride(), allowed=keys.stride()
@@ -79,8 +74,8 @@ class PagedCache:
     def gather(
         self, table: torch.Tensor, start: int, end: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of tokens ``start`` to ``end`` of the request with this ``table`` [max_blocks],
-        [num_kv_heads, end - start, head_dim] each: of a cache in 8 bits what its values mean, in ``dtype``.
+        """Keys and values [num_kv_heads, end - start, head_dim] of tokens ``start`` to ``end`` of the request
+        with this ``table`` [max_blocks]; of a cache in 8 bits dequantized to ``dtype``.
         """
         keys, values = (gather_tokens(cache, table, start, end) for cache in (self.keys, self.values))
         if self.scales is None:
@@ -90,18 +85,13 @@ class PagedCache:
 
 
 def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Tokens ``start`` to ``end`` of one request, [num_kv_heads, end - start, ...].
-
-    Args:
-        cache: [num_blocks, num_kv_heads, block_size, ...].
-        table: [max_blocks] int32, blocks of the request in order.
-        start: first token.
-        end: one past the last token.
+    """Tokens ``start`` to ``end`` of one request, [num_kv_heads, end - start, ...], of a ``cache``
+    [num_blocks, num_kv_heads, block_size, ...]; ``table`` [max_blocks] int32 are its blocks in order.
     """
     block_size = cache.shape[2]
     first_block = start // block_size
     wanted = table[first_block : -(-end // block_size)].tolist()
-    if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):  # neighbours are not copied
+    if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):  # a view, no copy
         blocks = cache[wanted[0] : wanted[0] + len(wanted)]
     else:
         blocks = cache[wanted]  # [n, num_kv_heads, block_size, ...]

@@ -1,8 +1,6 @@
-"""Where a QKV product's heads go and how they turn: what kernels between the product and attention take.
+"""Where a QKV product's heads go and how they are rotated: arguments of kernels before attention.
 
-Owns the groups and their checks. Knows no kernel.
-
-    place = Placement(table, TokenPlaces(rope_rows, positions, slots), cache, QkvHeads(32, 8, 128))
+place = Placement(table, TokenPlaces(rope_rows, positions, slots), cache, QkvHeads(32, 8, 128))
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ MAX_HEAD_DIM = 256
 
 
 class TokenPlaces(NamedTuple):
-    """Where each of T tokens stands; the same for every layer of a step.
+    """Where each of T tokens is; the same for every layer of a step.
 
     Attributes:
-        rope_rows: [T] int64, row of the rotary table for each token.
+        rope_rows: [T] int64, rows of the rotary table.
         positions: [T] int64, 0-based position in the request; read for logn only.
         slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
     """
@@ -32,12 +30,11 @@ class TokenPlaces(NamedTuple):
 
 
 class QkvHeads(NamedTuple):
-    """The heads of a layer's QKV product, queries, keys, values in this order.
+    """The heads of a layer's QKV product: queries, keys, values in this order.
 
     Attributes:
         num_heads: query heads; 0: keys and values alone are placed.
-        num_kv_heads: key-value heads.
-        head_dim: channels of a head, at most 256.
+        head_dim: channels per head, at most 256.
         logn_length: the trained length in tokens; 0: queries are not scaled by logn.
     """
 
@@ -61,7 +58,7 @@ class QkvHeads(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorm of each query and key head: weights [head_dim], and what is added to the mean square."""
+    """RMSNorm of each query and key head: weights [head_dim]; ``eps`` is added to the mean square."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -72,11 +69,9 @@ class Placement(NamedTuple):
     """Where a layer's queries, keys and values go.
 
     Attributes:
-        cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim, or None:
-            no rotary embedding.
-        tokens: of the step.
+        cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim; None: no
+            rotary embedding.
         cache: receives keys and values.
-        heads: of the layer.
     """
 
     cos_sin: torch.Tensor | None
@@ -86,13 +81,11 @@ class Placement(NamedTuple):
 
     @property
     def half(self) -> int:
-        """Pairs of channels that turn."""
+        """Rotated pairs of channels."""
         return 0 if self.cos_sin is None else self.cos_sin.shape[1] // 2
 
     def expect(self, num_tokens: int, like: torch.Tensor) -> None:
-        """Raise unless a kernel can take it for so many tokens of a product like ``like``; heads are checked
-        before.
-        """
+        """Raise unless a kernel can take it for ``num_tokens`` rows like ``like``; not the heads."""
         head_dim = self.heads.head_dim
         for name, indices in zip(TokenPlaces._fields, self.tokens, strict=True):
             expect(name, indices, (num_tokens,), like=like, dtype=torch.int64)
@@ -101,8 +94,5 @@ class Placement(NamedTuple):
             expect("cos_sin", self.cos_sin, (None, None), like=like, dtype=torch.float32)
             width = self.cos_sin.shape[1]
             if width % 2 or not 2 <= width <= head_dim:
-                raise KernelArgumentError(
-                    "rotary_dim, the width of cos_sin, does not fit",
-                    seen=width,
-                    allowed=f"even, 2 to {head_dim}",
-                )
+                what = "rotary_dim, the width of cos_sin, does not fit"
+                raise KernelArgumentError(what, seen=width, allowed=f"even, 2 to {head_dim}")

@@ -1,15 +1,11 @@
 """Between the QKV projection and attention: head norms, rotary embedding, and the write into the paged KV
 cache.
 
-Owns the formulas below and the cache's slot arithmetic. Knows no model and no block manager.
+per head (Qwen3):    x = cast(x / sqrt(mean(x^2) + eps)) * weight
+rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
+logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
 
-    per head (Qwen3):    x = cast(x / sqrt(mean(x^2) + eps)) * weight
-    rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
-    logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
-
-    q = rope_kv_write(qkv, Placement(table, TokenPlaces(rows, positions, slots), cache, QkvHeads(32, 8, 128)))
-
-A product whose sums are in parts is added up here (cached_heads.py: ``QkvParts``).
+q = rope_kv_write(qkv, Placement(table, TokenPlaces(rows, positions, slots), cache, QkvHeads(32, 8, 128)))
 """
 
 from __future__ import annotations
@@ -25,13 +21,7 @@ from ingot.kernels.cache.cache_scales import write_tokens
 from ingot.kernels.cache.cached_heads import QkvParts, Roles, head_columns, largest, normed, store_heads
 from ingot.kernels.cache.int8_cache_values import cache_scale_of
 from ingot.kernels.cache.qkv_placement import HeadNorms, Placement
-from ingot.kernels.kernel_checks import (
-    expect,
-    expect_float,
-    merge_tiles,
-    next_power_of_two,
-    runs_on_gpu,
-)
+from ingot.kernels.kernel_checks import expect, expect_float, merge_tiles, next_power_of_two, runs_on_gpu
 from ingot.kernels.launch_overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 
@@ -70,10 +60,11 @@ def rope_kv_write_kernel(
     LOGN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Some heads of one token a program. A head is two rotary halves and a tail that passes through.
+    """One program per BLOCK_HEADS heads of a token. A head is two rotary halves and a tail that passes
+    through.
 
-    With scales keys and values are stored in 8 bits; they are rounded to the dtype first. With PARTS ``qkv``
-    is so many sums and ``bias`` what is added to them.
+    With scales keys and values are rounded to the dtype, then stored in 8 bits. With PARTS ``qkv`` is partial
+    sums, to which ``bias`` is added.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -108,7 +99,7 @@ def rope_kv_write_kernel(
         factor = tl.where(is_q, tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0), 1.0)
     block = slot // BLOCK_SIZE
     offset = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
-    has_slot = slot + heads * 0 >= 0  # one a head: a scalar condition would widen the masks to integers
+    has_slot = slot + heads * 0 >= 0  # per head: a scalar condition would widen the masks to integers
     rstd = tl.rsqrt(squares / HEAD_DIM + norm_eps)
 
     if HALF > 0:
@@ -138,7 +129,7 @@ def rope_kv_write_kernel(
         if 2 * HALF < HEAD_DIM:
             most = tl.maximum(most, largest(tail, dtype))
         scale, inverse = cache_scale_of(most, key_ptr.dtype.element_ty)
-        # Scales have the caches' shape without channels, which stand side by side.
+        # Scales have the caches' shape without the channels.
         row = offset // HEAD_DIM + (heads - HEADS) % KV_HEADS * (head_stride // HEAD_DIM)
         tl.store(key_scale_ptr + row, scale, mask=is_k & has_slot)
         tl.store(value_scale_ptr + row, scale, mask=is_v & real & has_slot)
@@ -155,9 +146,7 @@ def rope_kv_write_kernel(
 
 
 def default_tiles() -> dict[str, int]:
-    """Tile choices for an H200: 8 heads of 128 channels give 2 warps 16-byte loads; one token of 32 heads
-    still makes 12 programs.
-    """
+    """Tile choices for an H200: 8 heads of 128 channels give 2 warps 16-byte loads."""
     return {"BLOCK_HEADS": 8, "num_warps": 2, "OVERLAP": 1}
 
 
@@ -168,13 +157,9 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
     return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
 
 
-def rope_kv_write_triton(
-    qkv: torch.Tensor | QkvParts,
-    place: Placement,
-    norms: HeadNorms | None = None,
-    tiles: Mapping[str, int] | None = None,
+def _launch(
+    qkv: torch.Tensor | QkvParts, place: Placement, norms: HeadNorms | None, tiles: Mapping[str, int] | None
 ) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
     choice = merge_tiles(default_tiles(), tiles)
     split = isinstance(qkv, QkvParts)
     source, bias = (qkv.parts, qkv.bias) if isinstance(qkv, QkvParts) else (qkv, None)
@@ -212,7 +197,7 @@ def _reference_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 def rope_kv_write_reference(
     qkv: torch.Tensor | QkvParts, place: Placement, norms: HeadNorms | None = None
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`rope_kv_write`."""
+    """The PyTorch reference of :func:`rope_kv_write`."""
     cos_sin, (rope_rows, positions, slot_mapping), cache, (num_heads, num_kv_heads, head_dim, logn) = place
     qkv = qkv.product() if isinstance(qkv, QkvParts) else qkv
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
@@ -248,24 +233,20 @@ def rope_kv_write(
 ) -> torch.Tensor:
     """Normalise, rotate and scale queries and keys; write keys and values into the paged cache.
 
-    In this order: RMSNorm of each query and key head (with ``norms``), rotary embedding in fp32 of
-    the first ``rotary_dim`` channels (with a table), logn scaling of the queries (with ``logn_length``); one
-    rounding after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su,
-    2021; Qwen v1.
+    In this order: RMSNorm of each query and key head (with ``norms``), rotary embedding in fp32 of the first
+    ``rotary_dim`` channels (with a table), logn scaling of the queries (with ``logn_length``); one rounding
+    after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su, 2021; Qwen
+    v1.
 
     Args:
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,
-            values; or the parts of such a product.
-        place: the table, the tokens, the cache and the heads. For a cache in 8 bits keys and values are
-            rounded to the dtype of qkv, then quantized (cache_scales.py).
-        norms: of query and key heads.
-        tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
+            values; or such a product in parts.
+        place: for a cache in 8 bits keys and values are rounded to the dtype of qkv, then quantized
+            (cache_scales.py).
+        tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (launch_overlap.py).
 
     Returns:
         [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     place.heads.expect()
     like = _expect_qkv(qkv, place.heads.width)
@@ -274,12 +255,12 @@ def rope_kv_write(
         expect("q_norm_weight", norms.q, (place.heads.head_dim,), like=like)
         expect("k_norm_weight", norms.k, (place.heads.head_dim,), like=like)
     if runs_on_gpu(like):
-        return rope_kv_write_triton(qkv, place, norms, tiles)
+        return _launch(qkv, place, norms, tiles)
     return rope_kv_write_reference(qkv, place, norms)
 
 
 def _expect_qkv(qkv: torch.Tensor | QkvParts, width: int) -> torch.Tensor:
-    """Raise unless these are rows of so many columns; return one like them: their count, dtype, device."""
+    """Raise unless these are rows [T, width]; a tensor with their number of rows, dtype and device."""
     if isinstance(qkv, QkvParts):
         expect("qkv", qkv.parts, (None, None, width), like=qkv.parts, dtype=torch.float32)
         like = qkv.parts.new_empty((qkv.parts.shape[1], 0), dtype=qkv.dtype)

@@ -1,25 +1,26 @@
 """The kernel of every norm: of x and a residual, or of a product's parts, ending in any form of rows.
 
-Owns the kernel and its launch. Formulas and arguments are rms_norm.py's, layer_norm.py's and sum_norm.py's;
-endings are rows/endings.py's. Knows no model.
+rms_norm.py, layer_norm.py, post_norm.py and sum_norm.py launch it and say what it computes; row_endings.py
+has the endings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import expect, expect_float, expect_range, next_power_of_two
+from ingot.kernels.kernel_checks import expect, expect_range, expect_rows, next_power_of_two
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.int8_round import steps_at
 from ingot.kernels.rows.int8_rows import Int8Sums
-from ingot.kernels.rows.row_endings import Ending, Rows, store_row
+from ingot.kernels.rows.row_endings import Ending, store_row
 
-MAX_HIDDEN = 16384  # one pass holds a whole row in registers
+MAX_HIDDEN = 16384  # a program holds a whole row in registers
 Parts = torch.Tensor | Int8Sums
 
 
@@ -42,8 +43,7 @@ def _summed_row(
 ) -> tl.tensor:
     """s of columns ``cols``, rounded to the dtype of ``sum_ptr`` and stored there; zeros from HIDDEN on.
 
-    Waits for the previous kernel, after it has asked for constants. Parts are int32 where there are
-    ``row_scale_ptr`` and ``weight_scale_ptr``.
+    Loads constants, then waits for the previous kernel. With scales the parts are int32.
     """
     inside = cols < HIDDEN
     total = tl.zeros(cols.shape, dtype=tl.float32)
@@ -65,7 +65,7 @@ def _summed_row(
 
 @triton.jit
 def _weighted(normed: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr, WIDE: tl.constexpr) -> tl.tensor:
-    """normed · weight, both fp32, in DTYPE; WIDE: rounded once, not also before the product."""
+    """normed · weight, both fp32, in DTYPE; WIDE: rounded after the product alone."""
     if WIDE:
         return (normed * weight).to(DTYPE)
     return (normed.to(DTYPE).to(tl.float32) * weight).to(DTYPE)
@@ -102,11 +102,11 @@ def norm_kernel(
     ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: add, square, normalise, multiply, end (``store_row``).
+    """One program per row: add, square, normalise, multiply, end (``store_row``).
 
     With SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added. With
-    ``shift_ptr`` it is a LayerNorm: the variance is taken about the mean, in a second pass over registers.
-    With ``post_ptr`` x has an RMSNorm of its own before the residual is added.
+    ``shift_ptr`` it is a LayerNorm: the variance is about the mean, in a second pass over registers. With
+    ``post_ptr`` x has an RMSNorm before the residual is added.
     """
     start_next(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty if SPLITS == 0 else sum_ptr.dtype.element_ty
@@ -116,7 +116,7 @@ def norm_kernel(
         row = row.to(tl.int64)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
-    # Constants do not depend on the reduction: asking for them before the wait hides their latency.
+    # Loading constants before the wait hides their latency.
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if shift_ptr is not None:
         shift = tl.load(shift_ptr + cols, mask=inside, other=0.0).to(tl.float32)
@@ -162,10 +162,11 @@ def launch_norm(
     choice: Mapping[str, int],
     shift: torch.Tensor | None = None,
     post: torch.Tensor | None = None,
-) -> tuple[Rows, torch.Tensor]:
-    """Launch the kernel: x [T, H], or a product's parts [S, T, H] with a residual; (y in its form, s).
+) -> tuple[Any, torch.Tensor]:
+    """(y in its form, s) of x [T, H], or of a product's parts [S, T, H] with a residual.
 
-    ``bias`` is added to the parts, ``shift`` is a LayerNorm's.
+    ``bias`` is added to the parts; ``shift`` is a LayerNorm's bias; ``post`` the weight of a norm of x
+    itself.
     """
     source = x.parts if isinstance(x, Int8Sums) else x
     (num_rows, hidden), splits = source.shape[-2:], source.shape[0] if source.dim() == 3 else 0
@@ -200,8 +201,20 @@ def launch_norm(
     return y, s
 
 
+def norm_warps(hidden: int) -> int:
+    """Warps on an H200: 8 to 16 elements per thread keep loads 16 bytes wide."""
+    return min(max(next_power_of_two(hidden) // 512, 1), 16)
+
+
+def norm_candidates(default: dict[str, int], others: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The default first, then half and twice its warps, then ``others``."""
+    warps = (default["num_warps"] // 2, 2 * default["num_warps"])
+    changes = [{"num_warps": count} for count in warps if 1 <= count <= 16]
+    return [default, *({**default, **change} for change in [*changes, *others])]
+
+
 def expect_ending(ending: Ending, hidden: int, like: torch.Tensor) -> None:
-    """Raise unless a row [hidden] can end so in one pass."""
+    """Raise unless a program can hold a row [hidden] and its ending."""
     ending.expect(hidden, like)
     if isinstance(ending, BlockSteps):
         expect_range("the width in whole blocks", ending.width, 1, MAX_HIDDEN)
@@ -211,8 +224,7 @@ def expect_norm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, shift: torch.Tensor | None = None
 ) -> None:
     """Raise unless the kernel can take these; ``shift`` is a LayerNorm's bias."""
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
+    expect_rows("x", x)
     expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
     expect_norm_weight("weight", weight, x, shift)
     if residual is not None:
@@ -222,7 +234,7 @@ def expect_norm(
 def expect_norm_weight(
     name: str, weight: torch.Tensor, x: torch.Tensor, shift: torch.Tensor | None = None
 ) -> None:
-    """Raise unless a weight is that of a norm over rows x [T, H]; fp32 beside any dtype without a shift."""
+    """Raise unless a norm of x [T, H] can have this weight: in its dtype or, without a shift, in fp32."""
     wide = weight.dtype == torch.float32 and shift is None
     expect(name, weight, (x.shape[1],), like=x, dtype=torch.float32 if wide else None)
     if shift is not None:

@@ -1,9 +1,7 @@
-"""A branch that is normed before it joins the hidden states, and the norm after them (Gemma-2).
+"""A branch that is normed before it joins the hidden states, and the norm after them (Gemma-2), in one
+kernel.
 
-Owns the formula s = residual + norm(x) · post; y = norm(s) · weight, each norm rounded as in rms_norm.py; y
-ends in any form of rows (rows/endings.py). Knows no model.
-
-    y, hidden = post_norm(branch, hidden, post, weight, 1e-6)
+y, hidden = post_norm(branch, hidden, post, weight, 1e-6)
 """
 
 from __future__ import annotations
@@ -19,20 +17,6 @@ from ingot.kernels.norm.rms_norm import default_tiles, rms_norm_reference
 from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 
 
-def post_norm_triton(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    post: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    tiles: Mapping[str, int] | None = None,
-    ending: Ending = AS_THEY_ARE,
-) -> tuple[Any, torch.Tensor]:
-    """Launch the kernel; arguments as in :func:`post_norm`, unchecked."""
-    choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
-    return launch_norm(x, weight, eps, residual, None, ending, choice, post=post)
-
-
 def post_norm_reference(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -41,7 +25,7 @@ def post_norm_reference(
     eps: float,
     ending: Ending = AS_THEY_ARE,
 ) -> tuple[Any, torch.Tensor]:
-    """The PyTorch reference; arguments as in :func:`post_norm`."""
+    """The PyTorch reference of :func:`post_norm`."""
     return rms_norm_reference(rms_norm_reference(x, post, eps)[0], weight, eps, residual, ending)
 
 
@@ -59,19 +43,17 @@ def post_norm(
     Args:
         x: [T, H] fp16, bf16 or fp32.
         residual: [T, H], dtype of x.
-        post, weight: [H], of the dtype of x or fp32.
+        post, weight: [H], dtype of x or fp32.
         eps: added to both mean squares.
         tiles, ending: as of :func:`rms_norm`.
 
     Returns:
-        y [T, H] as its ending makes it, and s [T, H].
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+        y [T, H] in the form of its ending, and s [T, H].
     """
     expect_norm(x, weight, residual)
     expect_norm_weight("post", post, x)
     expect_ending(ending, x.shape[1], x)
     if runs_on_gpu(x):
-        return post_norm_triton(x, residual, post, weight, eps, tiles, ending)
+        choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
+        return launch_norm(x, weight, eps, residual, None, ending, choice, post=post)
     return post_norm_reference(x, residual, post, weight, eps, ending)

@@ -1,8 +1,8 @@
 """The end of a product split along its columns, and the norm after it: partial sums, bias, residual, norm.
 
-Owns the formula s = cast(sum of parts + bias + residual); y = norm(s), rounded as in rms_norm.py, or with a
-shift as in layer_norm.py. The parts are summed in their order, so that a row's bits never change; exact sums
-of 8-bit numbers are scaled here, once. y ends in any form of rows (rows/endings.py). Knows no model.
+s = cast(sum of parts + bias + residual); y = norm(s), an RMSNorm or, with a shift, a LayerNorm. Parts are
+summed in their order, so a row's bits never change; exact int32 sums are scaled here, once. In the same
+kernel y may end in any form of rows (row_endings.py).
 
     y, hidden = sum_norm(parts, hidden, weight, 1e-6)
     x8, hidden = sum_norm(parts, hidden, weight, 1e-6, ending=InInt8())
@@ -17,8 +17,8 @@ import torch
 
 from ingot.kernels.kernel_checks import (
     expect,
-    expect_float,
     expect_range,
+    expect_rows,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -32,24 +32,9 @@ from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
 
 
 def default_tiles(hidden: int, device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200: 4 elements a thread."""
+    """Tile choices for an H200: 4 elements per thread."""
     warps = min(max(next_power_of_two(hidden) // 128, 1), 32)
     return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}
-
-
-def sum_norm_triton(
-    parts: Parts,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    bias: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-    ending: Ending = AS_THEY_ARE,
-    shift: torch.Tensor | None = None,
-) -> tuple[Any, torch.Tensor]:
-    """Launch the kernel; arguments as in :func:`sum_norm`, unchecked."""
-    choice = merge_tiles(default_tiles(residual.shape[1], residual.device), tiles)
-    return launch_norm(parts, weight, eps, residual, bias, ending, choice, shift)
 
 
 def sum_norm_reference(
@@ -61,7 +46,7 @@ def sum_norm_reference(
     ending: Ending = AS_THEY_ARE,
     shift: torch.Tensor | None = None,
 ) -> tuple[Any, torch.Tensor]:
-    """The PyTorch reference; arguments as in :func:`sum_norm`."""
+    """The PyTorch reference of :func:`sum_norm`."""
     products = parts.product() if isinstance(parts, Int8Sums) else parts.sum(dim=0)
     total = products + residual.float()
     if bias is not None:
@@ -85,33 +70,29 @@ def sum_norm(
     """s = cast(sum of parts + bias + residual); y = :func:`rms_norm` of s, or :func:`layer_norm`.
 
     Args:
-        parts: [S, M, H] fp32, contiguous: the partial products of :func:`small_linear_parts`; or those of
-            :func:`int8_linear_parts`.
+        parts: of :func:`small_linear_parts` ([S, M, H] fp32, contiguous) or :func:`int8_linear_parts`.
         residual: [M, H] fp16, bf16 or fp32; H up to 16384.
         weight: [H], dtype of residual or fp32.
         eps: added to the mean square.
         bias: [H] or None, dtype of residual or fp32.
-        tiles: ``num_warps``, ``OVERLAP`` (as in launch_overlap.py).
-        ending: what becomes of y: the same numbers as ``ending.of(y)``.
+        tiles: ``num_warps``, ``OVERLAP`` (launch_overlap.py).
+        ending: the form of y, equal to ``ending.of(y)``.
         shift: [H], dtype of residual: the bias of a LayerNorm; None: the norm is an RMSNorm.
 
     Returns:
-        y [M, H] as its ending makes it, and s [M, H], dtype of residual.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+        y [M, H] in that form, and s [M, H], dtype of residual.
     """
     _expect(parts, residual, bias)
     expect_norm_weight("weight", weight, residual, shift)
     expect_ending(ending, residual.shape[1], residual)
     if runs_on_gpu(residual):
-        return sum_norm_triton(parts, residual, weight, eps, bias, tiles, ending, shift)
+        choice = merge_tiles(default_tiles(residual.shape[1], residual.device), tiles)
+        return launch_norm(parts, weight, eps, residual, bias, ending, choice, shift)
     return sum_norm_reference(parts, residual, weight, eps, bias, ending, shift)
 
 
 def _expect(parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None) -> None:
-    expect_float("residual", residual)
-    expect("residual", residual, (None, None), like=residual)
+    expect_rows("residual", residual)
     rows, hidden = residual.shape
     expect_range("the hidden size", hidden, 1, MAX_HIDDEN)
     if isinstance(parts, Int8Sums):

@@ -1,8 +1,6 @@
-"""What launchers of 8-bit kernels check before they touch memory.
+"""Argument checks of products in 8 bits.
 
-Owns the checks of ``Int8Rows`` and ``Int8Weight``. Knows no op.
-
-    expect_product(x, weight)
+expect_product(x, weight)
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ MAX_WIDTH = 133_000  # columns whose products of values sum up within int32
 
 
 def expect_product(x: Int8Rows, weight: AnyInt8, outputs: int | None = None) -> None:
-    """Raise unless rows and weight are ones that a product can read."""
+    """Raise unless a product can read these rows and this weight."""
     expect("x", x.values, (None, None), like=x.values, dtype=torch.int8)
     rows, columns = x.values.shape
     expect_range("the width", columns, 1, MAX_WIDTH)
@@ -46,5 +44,5 @@ def expect_output(dtype: torch.dtype) -> None:
 
 
 def scale_stride(x: Int8Rows) -> int:
-    """Elements between the scales of two rows; 0 where all rows share one."""
+    """Elements between the scales of two rows; 0 if all rows share one."""
     return x.scales.stride(0) if x.group or x.scales.numel() > 1 else 0

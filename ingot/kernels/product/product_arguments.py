@@ -1,8 +1,8 @@
-"""What kernels of products take: pointers, strides and sizes in groups, and the constants of a loop.
+"""Arguments of product kernels in groups: pointers, strides and sizes, and the constants of a loop.
 
-Owns the groups. A launcher gives a plain tuple, which Triton binds fastest, and may leave out the last
-fields; a kernel names them, ``x = InputRows(*x)``. (No field is called ``values``, which Triton's own tuples
-have.) Constants are one argument, made once. Knows no kernel.
+A launcher passes a plain tuple, which Triton binds fastest, and may leave out the last fields; a kernel names
+them, ``x = InputRows(*x)``. (No field is called ``values``, which Triton's own tuples have.) Constants are
+one argument, made once.
 
     few_linear_kernel[grid]((x, x.stride(0), len(x)), stored_argument(weight), (y,), N, share, 1, loop)
 """
@@ -20,9 +20,9 @@ class InputRows(NamedTuple):
     """Few rows of x.
 
     Attributes:
-        ptr, stride, tokens: [tokens, K], and the distance between two rows.
+        ptr, stride, tokens: [tokens, K] and its row stride.
         scales, scale_stride: of int8 rows (int8_rows.py); without a stride all rows share those of groups.
-        norm, eps: the weight of an RMSNorm that the product applies, and what is added to its mean square.
+        norm, eps: weight and eps of an RMSNorm that the product applies.
     """
 
     ptr: Any
@@ -52,7 +52,7 @@ class Weight(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Where whole sums go, or parts of them; what is added."""
+    """Where whole sums or parts go, and what is added."""
 
     y: Any
     bias: Any = None
@@ -61,7 +61,7 @@ class Sums(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Where queries, keys and values go, and how they turn: see ``small_qkv``."""
+    """Where queries, keys and values go, and how they are rotated: see ``small_qkv``."""
 
     bias: Any
     table: Any
@@ -79,7 +79,7 @@ class Heads(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """Constants of ``Heads``; HALF: pairs that turn."""
+    """Constants of ``Heads``; HALF: rotated pairs."""
 
     HEADS: int
     KV_HEADS: int
@@ -93,15 +93,14 @@ class ProductLoop(NamedTuple):
     """The constants of a product's inner loop.
 
     Attributes:
-        KIND: ``vectors`` of one row, ``matrix``, ``packed``, or straight into registers ``fragments`` and
+        KIND: ``vectors`` (one row), ``matrix``, ``packed``, or straight into registers ``fragments`` and
             ``int8_fragments``.
-        K: columns.
-        STEPS: of all columns.
+        K, STEPS: columns, and steps over all of them.
         BITS, GROUP: of the weight; of int8 rows GROUP is theirs.
         WEIGHT_GROUP: of an ``Int4Weight``.
-        ASM: the interpreter knows no inline assembly.
+        ASM: whether there is inline assembly; not in the interpreter.
         BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, FRAGMENTS, OVERLAP, WARPS: tiles, see ``small_linear``.
-        BLOCK_X: columns whose squares are summed at once, of a row that does not fit BLOCK_K.
+        BLOCK_X: columns whose squares are summed at once, if a row does not fit BLOCK_K.
     """
 
     KIND: str
@@ -126,9 +125,9 @@ class PackedLoop(NamedTuple):
 
     Attributes:
         N, K: outputs and columns.
-        BITS, GROUP, PART: of the weight; PART: words of a row in a chunk.
-        DTYPE: of the rows, Triton's.
-        ASM: the interpreter knows no inline assembly.
+        BITS, GROUP, PART: of the weight; PART: words per row and chunk.
+        DTYPE: Triton's dtype of the rows.
+        ASM: whether there is inline assembly; not in the interpreter.
         TMA: whether a descriptor reads the rows.
         BLOCK_T, BLOCK_N, BLOCK_K, WIDE, PREFETCH, AHEAD, DIRECT, OVERLAP: tiles, see ``packed_matmul``.
     """

@@ -1,9 +1,7 @@
-"""Rounding to 8 bits inside kernels, by the rule of int8_rows.py: the same numbers to the bit.
+"""Rounding to 8 bits inside kernels, to the bit by the rule of int8_rows.py.
 
-Owns the arithmetic of a scale and of its numbers. Knows no op.
-
-    scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
-    tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
+tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
 """
 
 from __future__ import annotations
@@ -16,32 +14,32 @@ from ingot.kernels.rows.int8_rows import LEAST, LEAST_MAGNITUDE, MOST
 
 _LOWEST, _MOST = tl.constexpr(float(LEAST)), tl.constexpr(float(MOST))
 _LEAST = tl.constexpr(LEAST_MAGNITUDE)
-# Added to a number of less than 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
+# Added to a value below 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
 WHOLE = tl.constexpr(12582912.0)
 _WHOLE_BITS = tl.constexpr(0x4B400000)
 
 
 @triton.jit
 def scale_of(most: tl.tensor) -> tl.tensor:
-    """The scale for a largest magnitude, and what values are multiplied by."""
+    """The scale for a largest magnitude, and its inverse."""
     most = tl.maximum(most, _LEAST)
     return tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
 
 
 @triton.jit
 def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
-    """fp32 values as int8 numbers; what is cut first needs no fused multiply and add."""
+    """fp32 values as int8; clamped before rounding, so that no multiply and add are fused."""
     cut = tl.minimum(tl.maximum(wide * inverse, _LOWEST), _MOST)
     return (cut + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
 def as_wide(places: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """Places of numbers, the same, that a thread stores in runs as long as those of DTYPE.
+    """The same places of int8 values, stored by a thread in runs as long as those of DTYPE.
 
-    Longer runs, which bytes allow, would give a thread other channels than in the kernel that stores DTYPE,
-    and sums over a row another order: one row would not have the same bits in both. The compiler takes a run
-    for as long as it can prove places aligned; of what is added it knows no more than that RUN divides it.
+    Longer runs, which bytes allow, would give threads other channels than in the kernel that stores DTYPE,
+    and sums over a row another order, so other bits. The compiler makes a run as long as it can prove places
+    aligned; of what is added here it only knows that RUN divides it.
     """
     RUN: tl.constexpr = 128 // DTYPE.primitive_bitwidth  # 16 bytes
     return places + tl.minimum(tl.program_id(0), 0) * RUN
@@ -57,9 +55,7 @@ def store_int8_row(
     STATIC: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> None:
-    """Store a row [BLOCK] of DTYPE, zeros where not ``inside``, at ``y_ptr``; its scale is stored, or STATIC
-    read.
-    """
+    """Quantize and store a row [BLOCK] of DTYPE, zeros where not ``inside``, and its scale, unless STATIC."""
     cols = tl.arange(0, wide.shape[0])
     inverse = row_inverse(tl.max(tl.abs(wide), axis=0), scale_ptr, row, STATIC)
     tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, inverse), mask=inside)
@@ -67,7 +63,7 @@ def store_int8_row(
 
 @triton.jit
 def row_inverse(most: tl.tensor, scale_ptr: tl.tensor, row: tl.tensor, STATIC: tl.constexpr) -> tl.tensor:
-    """What a row of a largest magnitude is multiplied by; its scale is stored, or STATIC read."""
+    """The inverse scale of a row with a largest magnitude; its scale is stored or, if STATIC, read."""
     if STATIC:
         return tl.div_rn(1.0, tl.load(scale_ptr))
     scale, inverse = scale_of(most)
@@ -83,11 +79,13 @@ def nearest(wide: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def zeroed_numbers(wide: tl.tensor, step: tl.tensor, zero: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """fp32 values as int32 numbers by the rule of block_rows.py; steps and zeros broadcast to them."""
+    """fp32 values quantized to int32 by the rule of block_rows.py; steps and zeros broadcast."""
     LOW: tl.constexpr = -(1 << (BITS - 1))
     HIGH: tl.constexpr = (1 << (BITS - 1)) - 1
     inverse = tl.div_rn(1.0, step)
-    cut = tl.minimum(tl.maximum(wide * inverse, LOW - zero), HIGH - zero)  # whole limits: cut, then rounded
+    cut = tl.minimum(
+        tl.maximum(wide * inverse, LOW - zero), HIGH - zero
+    )  # whole limits: clamped, then rounded
     return nearest(cut) + zero.to(tl.int32)
 
 
@@ -99,8 +97,8 @@ def steps_at(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """Steps and zeros of columns ``cols``, each of GROUP of the WIDTH that have them: constants, which a
-    kernel may ask for before its input.
+    """Steps and zeros of columns ``cols`` < WIDTH, one per GROUP columns: constants, which a kernel may load
+    before its input.
     """
     known = cols < WIDTH
     step = tl.load(step_ptr + cols // GROUP, mask=known, other=1.0)
@@ -117,10 +115,10 @@ def block_numbers(
     COUNT: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """fp32 values of columns ``cols`` as int8 numbers by the rule of block_rows.py, 0 from COUNT on."""
+    """fp32 values of columns ``cols`` quantized by the rule of block_rows.py, int8, 0 from COUNT on."""
     return tl.where(cols < COUNT, zeroed_numbers(wide, step, zero, BITS), 0).to(tl.int8)
 
 
 def row_scales(rows: int, static: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """What a kernel writes its scales to, one a row; or the static one, which it reads."""
+    """New scales for a kernel to write, one per row; or the static one, which it reads."""
     return torch.empty(rows, dtype=torch.float32, device=device) if static is None else static

@@ -1,9 +1,8 @@
-"""Rows of activations whose columns stand in the order in which packed words meet them in registers.
+"""Activations with their columns in the order in which packed words meet them in registers.
 
-Owns the order and the form. A thread of a warpgroup's product holds, of 16 columns of
-its left operand, two pairs of neighbours that lie apart; packed words give it eight columns that follow each
-other (stored_weight.py). So the right operand's columns must change places, within 32: a kernel that ends in
-this order leaves rows as packed_direct.py multiplies them.
+In a warpgroup's product a thread holds, of 16 columns of its left operand, two pairs of neighbours that lie
+apart; packed words give it eight consecutive columns (stored_weight.py). So the right operand's columns
+change places within 32. A kernel that ends in this order leaves rows as packed_direct.py multiplies them.
 
     y = operand_rows(x)                  # OperandRows
     y.natural()                          # x again
@@ -32,14 +31,14 @@ class OperandRows:
     values: torch.Tensor
 
     def natural(self) -> torch.Tensor:
-        """The rows with their columns in their own order: [M, K]."""
+        """The rows [M, K] with their columns in natural order."""
         rows, width = self.values.shape
         spans = self.values.reshape(rows, width // OPERAND_SPAN, 2, 2, 4, 2)
         return spans.permute(0, 1, 4, 2, 3, 5).reshape(rows, width)
 
 
 def operand_rows(x: torch.Tensor) -> OperandRows:
-    """x [M, K] with its columns in the operand's order, by plain PyTorch."""
+    """x [M, K] with its columns in the operand's order, in plain PyTorch."""
     rows, width = x.shape
     spans = x.reshape(rows, width // OPERAND_SPAN, 4, 2, 2, 2)
     return OperandRows(spans.permute(0, 1, 3, 4, 2, 5).reshape(rows, width))
@@ -47,7 +46,7 @@ def operand_rows(x: torch.Tensor) -> OperandRows:
 
 @triton.jit
 def operand_place(column: tl.tensor, ORDERED: tl.constexpr) -> tl.tensor:
-    """Where each column of x stands in the operand, or as it is without ORDERED."""
+    """Where each column of x is in the operand; without ORDERED the column itself."""
     place = column
     if ORDERED:
         place = (

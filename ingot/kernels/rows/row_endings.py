@@ -1,7 +1,6 @@
-"""How a kernel's rows end: as they are, in the operand's order, or in 8 bits.
+"""The forms in which a kernel's rows end: as they are, in the operand's order, or in 8 bits.
 
-Owns what a launcher asks of an ending: the result's memory, the kernel's arguments and the PyTorch reference.
-``BlockSteps`` (block_rows.py) is an ending too. Knows no op.
+``BlockSteps`` (block_rows.py) is an ending too.
 
     rows, arguments = ending.launched(num_rows, width, like=x)
     kernel[grid](..., **arguments)
@@ -29,20 +28,20 @@ WHOLE_ROWS: dict[str, Any] = {
 
 
 class Ending(Protocol):
-    """What a kernel's result becomes in the same kernel."""
+    """What happens to a kernel's rows before they are stored."""
 
     def expect(self, width: int, like: torch.Tensor) -> None:
-        """Raise ``KernelArgumentError`` unless rows [width] on the device of ``like`` can end so."""
+        """Raise unless rows [width] on the device of ``like`` can end so."""
         ...
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
         """(what the kernel writes, its arguments) for rows in the dtype of ``like``: those of
-        ``WHOLE_ROWS``, ``y_ptr`` and ``WIDTH``, the columns that are written.
+        ``WHOLE_ROWS``, ``y_ptr`` and ``WIDTH``, the written columns.
         """
         ...
 
     def of(self, y: torch.Tensor) -> Rows:
-        """The PyTorch reference: finished rows y [M, width] → the same rows, ended so."""
+        """The PyTorch reference: rows y [M, width] in this form."""
         ...
 
 
@@ -53,12 +52,10 @@ class AsTheyAre:
         """Any width."""
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
-        """As of ``Ending``."""
         y = torch.empty((num_rows, width), dtype=like.dtype, device=like.device)
         return y, WHOLE_ROWS | {"y_ptr": y, "WIDTH": width}
 
     def of(self, y: torch.Tensor) -> Rows:
-        """As of ``Ending``."""
         return y
 
 
@@ -67,46 +64,39 @@ AS_THEY_ARE = AsTheyAre()
 
 @dataclass(frozen=True, slots=True)
 class OperandOrder:
-    """Rows whose columns stand in the operand's order (operand_rows.py); attention's output ends so, too."""
+    """Columns in the operand's order (operand_rows.py); attention's output can end so too."""
 
     def expect(self, width: int, like: torch.Tensor) -> None:
-        """Raise unless columns come in whole spans."""
+        """As of ``Ending``: columns are whole spans."""
         if width % OPERAND_SPAN:
-            raise KernelArgumentError(
-                "the operand's order needs whole spans of columns",
-                seen=f"{width} columns",
-                allowed=f"a multiple of {OPERAND_SPAN}",
-            )
+            what = "the operand's order needs whole spans of columns"
+            raise KernelArgumentError(what, seen=f"{width} columns", allowed=f"a multiple of {OPERAND_SPAN}")
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
-        """As of ``Ending``."""
         y = torch.empty((num_rows, width), dtype=like.dtype, device=like.device)
         return OperandRows(y), WHOLE_ROWS | {"y_ptr": y, "ORDERED": True, "WIDTH": width}
 
     def of(self, y: torch.Tensor) -> Rows:
-        """As of ``Ending``."""
         return operand_rows(y)
 
 
 @dataclass(frozen=True, slots=True)
 class InInt8:
-    """Rows of 8 bits: a scale a row, or one ``static`` scale, fp32 [1], for all (int8_rows.py)."""
+    """Rows in 8 bits: one scale per row, or a ``static`` one, fp32 [1], for all (int8_rows.py)."""
 
     static: torch.Tensor | None = None
 
     def expect(self, width: int, like: torch.Tensor) -> None:
-        """Raise unless a static scale is one number."""
+        """As of ``Ending``: a static scale is [1]."""
         expect_static(self.static, like)
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Rows, dict[str, Any]]:
-        """As of ``Ending``."""
         values = torch.empty((num_rows, width), dtype=torch.int8, device=like.device)
         scales = row_scales(num_rows, self.static, like.device)
         own = {"y_ptr": values, "scale_ptr": scales, "STATIC": self.static is not None, "WIDTH": width}
         return Int8Rows(values, scales), WHOLE_ROWS | own
 
     def of(self, y: torch.Tensor) -> Rows:
-        """As of ``Ending``."""
         return quantize_rows(y, static=self.static)
 
 
@@ -125,9 +115,9 @@ def store_row(
     STATIC: tl.constexpr,
     ORDERED: tl.constexpr,
 ) -> None:
-    """Store a row [BLOCK] of COUNT values, rounded to their dtype already, at ``y_ptr + row * WIDTH``.
+    """Store a row [BLOCK] of COUNT values, already rounded to their dtype, at ``y_ptr + row * WIDTH``.
 
-    BITS: in numbers by blocks, with ``step`` and ``zero`` of each column, after ``order`` if there is one;
+    BITS: quantized by blocks, with ``step`` and ``zero`` of each column, after ``order`` if there is one;
     ``scale_ptr``: in 8 bits; ORDERED: in the operand's order.
     """
     cols = tl.arange(0, y.shape[0])

@@ -1,10 +1,8 @@
-"""Where top-k and top-p cut a row, without sorting it: a bisection over the scores listed.
+"""Where top-k and top-p cut a row, without sorting it: a bisection over the listed scores.
 
-Owns the cut: a score, and how many tokens of that score stay (lowest ids first). All sums are of integers, so
-no order of the list changes them. Knows no draw, and not how the list was chosen.
-
-Bins that hold more scores than the list (hundreds of thousands of scores that are nearly equal, but not
-equal) are bisected over the row itself: the same cut, in milliseconds.
+The cut is a score, and how many tokens of that score stay (lowest ids first). All sums are of integers, so
+the order of the list does not matter. If the bins hold more scores than the list (hundreds of thousands of
+nearly equal scores), the row itself is bisected: the same cut, in milliseconds.
 
     find_cut_kernel, after bin_scores_kernel and list_scores_kernel
 """
@@ -36,7 +34,7 @@ LEAST_KEY = tl.constexpr(-0x7F800001)  # of -inf
 
 
 class Row(NamedTuple):
-    """A row whose cut is sought: its logits, its filters, and how its scores fall into bins."""
+    """A row to be cut: its logits, its filters, and how its scores fall into bins."""
 
     ptr: tl.tensor
     filters: Filters
@@ -47,7 +45,7 @@ class Row(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Some scores of a row, each as a key, with its weight and its bin."""
+    """Some scores of a row as keys, weights and bins."""
 
     keys: tl.tensor
     weights: tl.tensor
@@ -62,7 +60,7 @@ def _scores(row: Row, scores: tl.tensor) -> Scores:
 
 @triton.jit
 def _held(list_ptr: tl.tensor, listed: tl.tensor, row: Row, WIDTH: tl.constexpr) -> Scores:
-    """A row's list, which takes at most WIDTH places."""
+    """A row's list of at most WIDTH scores."""
     places = tl.arange(0, WIDTH)
     return _scores(row, tl.load(list_ptr + places, mask=places < listed, other=float("-inf")))
 
@@ -77,7 +75,9 @@ def _tile(row: Row, start: tl.tensor) -> Scores:
 def _above(
     held: Scores | None, row: Row, first: tl.tensor, last: tl.tensor, key: tl.tensor, WEIGHED: tl.constexpr
 ) -> tl.tensor:
-    """Weight, or number, of the scores above ``key`` in bins ``first`` to ``last``: held, or of the row."""
+    """Weight, or number, of the scores above ``key`` in bins ``first`` to ``last``, in ``held`` or the
+    row.
+    """
     if held is None:
         total = tl.zeros([], dtype=tl.int64)
         for start in range(0, row.VOCAB, row.TILE):
@@ -116,7 +116,7 @@ def _lowest_kept(
     limit: tl.tensor,
     WEIGHED: tl.constexpr,
 ) -> tl.tensor:
-    """The lowest key of bins, from ``floor`` on, above which weight or number are still below ``limit``."""
+    """The lowest key in these bins, at least ``floor``, with weight or number above it below ``limit``."""
     low, high = _ends(held, row, first, last)
     low = tl.maximum(low, floor)
     while low < high:
@@ -131,7 +131,7 @@ def _lowest_kept(
 
 @triton.jit
 def _kept_equals(above: tl.tensor, weight: tl.tensor, equals: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    """How many of ``equals`` tokens of one weight stay: those before which less than ``limit`` lies."""
+    """How many of ``equals`` tokens of one weight stay: those with less than ``limit`` before them."""
     low, high = tl.zeros([], dtype=tl.int64), equals
     while low < high:
         middle = (low + high) >> 1
@@ -188,9 +188,8 @@ def _search(
     LIST: tl.constexpr,
     SHORT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The cut among the scores listed, or in the row itself if there are too many for the list.
-
-    Most lists are short: SHORT of the LIST places hold them, and one score a thread costs one exp.
+    """The cut among the listed scores, or in the row itself if they do not fit the list. Most lists are
+    short: SHORT of the LIST places hold them, with one exp per thread.
     """
     if listed <= SHORT:
         cut, kept = _cut(_held(list_ptr, listed, row, SHORT), row, weights_ptr, counts_ptr, LIST)
@@ -222,7 +221,7 @@ def find_cut_kernel(
     SHORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: the score at which it is cut, and how many of that score stay."""
+    """One program per row: the score at which it is cut, and how many tokens of that score stay."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     place = tl.program_id(0).to(tl.int64)

@@ -1,8 +1,6 @@
-"""Tokens that a row may not choose, from a packed mask of its own.
+"""Tokens that a row may not choose, from its packed mask: one bit per token, 32 in a word.
 
-Owns the mask's layout and its way onto a row: one bit for each token, 32 in a word. Rows without a mask are
-not touched. The launch depends on the batch and the vocabulary alone, so a CUDA graph can hold it. Knows no
-grammar and no request.
+The launch depends on batch and vocabulary alone, so a CUDA graph can hold it.
 
     mask_tokens(rows, masks, places)
 """
@@ -15,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import expect, expect_contiguous, merge_tiles, runs_on_gpu
 
-# Not measured: a word of the mask goes to 32 neighbouring tokens of 4 warps.
+# Not measured.
 TILES = {"TILE": 1024, "PROGRAMS": 4096, "num_warps": 4}
 
 
@@ -31,7 +29,7 @@ def mask_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """TILE tokens of a row at a time; nothing is read of the row."""
+    """TILE tokens of a row at a time; the row itself is not read."""
     row = tl.program_id(1).to(tl.int64)
     place = tl.load(place_ptr + row)
     if place >= 0:
@@ -44,22 +42,8 @@ def mask_kernel(
             tl.store(rows_ptr + row * VOCAB + ids, nothing, mask=inside & banned)
 
 
-def mask_tokens_triton(
-    rows: torch.Tensor, masks: torch.Tensor, places: torch.Tensor, tiles: Mapping[str, int] | None = None
-) -> None:
-    """Launch the kernel; arguments as in :func:`mask_tokens`, unchecked."""
-    choice = merge_tiles(TILES, tiles)
-    count, vocab = rows.shape
-    if count:
-        number = triton.cdiv(vocab, choice["TILE"])
-        mask_kernel[(min(number, max(choice["PROGRAMS"] // count, 1)), count)](
-            rows, masks, places, VOCAB=vocab, WORDS=masks.shape[1], TILES=number, TILE=choice["TILE"],
-            num_warps=choice["num_warps"],
-        )  # fmt: skip
-
-
 def mask_tokens_reference(rows: torch.Tensor, masks: torch.Tensor, places: torch.Tensor) -> None:
-    """The PyTorch reference; arguments as in :func:`mask_tokens`."""
+    """The PyTorch reference of :func:`mask_tokens`."""
     shifts = torch.arange(32, dtype=torch.int32, device=rows.device)
     for row, place in enumerate(places.tolist()):
         if place >= 0:
@@ -70,25 +54,27 @@ def mask_tokens_reference(rows: torch.Tensor, masks: torch.Tensor, places: torch
 def mask_tokens(
     rows: torch.Tensor, masks: torch.Tensor, places: torch.Tensor, tiles: Mapping[str, int] | None = None
 ) -> None:
-    """Set the scores that a row's mask does not allow to -inf, whatever they were.
+    """Set the scores that a row's mask does not allow to -inf.
 
     Args:
-        rows: [B, V] float32, contiguous, written to.
-        masks: [M, ceil(V / 32)] int32, contiguous; bit ``t % 32`` of word ``t // 32`` is set where token t is
+        rows: [B, V] float32, contiguous, written.
+        masks: [M, ceil(V / 32)] int32, contiguous; bit ``t % 32`` of word ``t // 32`` is set if token t is
             allowed.
         places: [B] int64, row of ``masks``; -1: the row is left as it is.
         tiles: choices over ``TILES``.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect("rows", rows, (None, None), like=rows, dtype=torch.float32)
     expect("masks", masks, (None, triton.cdiv(rows.shape[1], 32)), like=rows, dtype=torch.int32)
     expect("places", places, (rows.shape[0],), like=rows, dtype=torch.int64)
-    for name, tensor in (("rows", rows), ("masks", masks)):
-        if not tensor.is_contiguous():
-            raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
-    if runs_on_gpu(rows):
-        mask_tokens_triton(rows, masks, places, tiles)
-    else:
+    expect_contiguous("rows", rows)
+    expect_contiguous("masks", masks)
+    if not runs_on_gpu(rows):
         mask_tokens_reference(rows, masks, places)
+        return
+    choice, (count, vocab) = merge_tiles(TILES, tiles), rows.shape
+    if count:
+        number = triton.cdiv(vocab, choice["TILE"])
+        mask_kernel[(min(number, max(choice["PROGRAMS"] // count, 1)), count)](
+            rows, masks, places, VOCAB=vocab, WORDS=masks.shape[1], TILES=number, TILE=choice["TILE"],
+            num_warps=choice["num_warps"],
+        )  # fmt: skip

@@ -1,8 +1,8 @@
 """Log-probabilities of chosen tokens and of each row's likeliest, on the GPU.
 
-Owns the three launches: every tile's likeliest tokens; the sum of the row's weights, integers as in the
-runtime's ``log_normaliser``; the merge. Their number and shape depend on the batch and the vocabulary alone,
-so a CUDA graph can hold them. The reference is the runtime's. Independent of requests.
+Three launches: every tile's likeliest tokens; the sum of the row's weights, integers as in the runtime's
+``log_normaliser``; the merge. Their number and shape depend on batch and vocabulary alone, so a CUDA graph
+can hold them. The runtime has the reference.
 
     logprobs(logits, token_ids, out)
 """
@@ -19,8 +19,8 @@ from ingot.errors import DeviceError
 from ingot.kernels.kernel_checks import (
     KernelArgumentError,
     expect,
-    expect_float,
     expect_range,
+    expect_rows,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -32,7 +32,7 @@ INTEGERS = tl.constexpr(2.0**52)  # a float64 from 0 to 2**51 plus this is an in
 
 
 def logprob_tiles(vocab: int) -> dict[str, int]:
-    """Tile choices, not measured: TILE logits a reduction, some hundred tiles a row at most."""
+    """Tile choices, not measured: TILE logits per reduction, about 100 tiles per row at most."""
     tile = min(max(next_power_of_two(triton.cdiv(vocab, 96)), 256), 8192)
     return {"TILE": tile, "PROGRAMS": 8192, "num_warps": max(tile // 512, 4)}
 
@@ -47,7 +47,7 @@ def tile_likeliest_kernel(
     TILE: tl.constexpr,
     TOP: tl.constexpr,
 ) -> None:
-    """Each tile's TOP likeliest tokens, key and id in one number: the lowest id first among equals."""
+    """Each tile's TOP likeliest tokens, key and id in one int64: the lowest id first among equals."""
     row = tl.program_id(1).to(tl.int64)
     for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
         ids = tile * TILE + tl.arange(0, TILE)
@@ -73,7 +73,7 @@ def tile_sums_kernel(
     TILE: tl.constexpr,
     TOP: tl.constexpr,
 ) -> None:
-    """Sum of each tile's weights, in units of 2**-40 of the row's likeliest token's."""
+    """Sum of each tile's weights, in 2**-40 of the weight of the row's likeliest token."""
     row = tl.program_id(1).to(tl.int64)
     tiles = tl.arange(0, BLOCK_TILES)
     firsts = tl.load(found_ptr + (row * TILES + tiles) * TOP, mask=tiles < TILES, other=LEAST)
@@ -100,7 +100,7 @@ def merge_likeliest_kernel(
     BLOCK_FOUND: tl.constexpr,
     TOP: tl.constexpr,
 ) -> None:
-    """One row a program: the chosen token's log-probability, the TOP largest ones, and whose they are."""
+    """One program per row: the chosen token's log-probability, the TOP largest ones, and their tokens."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK_FOUND)
     found = tl.load(found_ptr + row * TILES * TOP + places, mask=places < TILES * TOP, other=LEAST)
@@ -121,10 +121,34 @@ def merge_likeliest_kernel(
         found = tl.where(found == best, LEAST, found)
 
 
-def logprobs_triton(
+def logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor, tiles: Mapping[str, int] | None = None
 ) -> None:
-    """Launch the kernels; arguments as in :func:`logprobs`, unchecked."""
+    """Write log-probabilities of B rows to ``out[:B]``: of the chosen token, then the K largest of the row,
+    largest first and the lowest id first among equals, then the ids of these.
+
+    A row's results have the same bits in any batch. The reference is ``leave_logprobs_reference``.
+
+    Args:
+        logits: [B, V] fp16, bf16 or fp32 on a GPU, V up to 2**22 - 1; rows may lie apart.
+        token_ids: [B] int64.
+        out: [at least B, 1 + 2 K] float64, K >= 1; log-probabilities are rounded to float32, and if V < K the
+            last ids are -1.
+        tiles: choices over ``logprob_tiles``.
+
+    Raises:
+        DeviceError: not on a GPU.
+    """
+    expect_rows("logits", logits)
+    expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)
+    expect("token_ids", token_ids, (logits.shape[0],), like=logits, dtype=torch.int64)
+    expect("out", out, (None, None), like=logits, dtype=torch.float64)
+    expect_range("out's rows", out.shape[0], logits.shape[0])
+    if out.shape[1] < 3 or out.shape[1] % 2 == 0:
+        raise KernelArgumentError("out has the wrong width", seen=out.shape[1], allowed="1 + 2 K, K >= 1")
+    if not runs_on_gpu(logits):
+        what = "this kernel runs on a GPU only; elsewhere the runtime's reference does"
+        raise DeviceError(what, seen=logits.device, allowed="cuda")
     (rows, vocab), device = logits.shape, logits.device
     if not rows:
         return
@@ -142,39 +166,3 @@ def logprobs_triton(
         logits, token_ids, found, sums, out, logits.stride(0), out.stride(0),
         BLOCK_FOUND=next_power_of_two(count * top), **shape, **blocks,
     )  # fmt: skip
-
-
-def logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor, tiles: Mapping[str, int] | None = None
-) -> None:
-    """Leave log-probabilities of B rows in ``out[:B]``: of the chosen token, then the K largest of the row,
-    largest first and the lowest id first among equals, then the ids of these.
-
-    A row's results are bitwise the same in any batch. The reference is ``leave_logprobs_reference``.
-
-    Args:
-        logits: [B, V] fp16, bf16 or fp32 on a GPU, V up to 2**22 - 1; rows may lie apart.
-        token_ids: [B] int64.
-        out: [at least B, 1 + 2 K] float64, K from 1 on; log-probabilities are rounded to float32, and where
-            V < K ids are -1.
-        tiles: choices over ``logprob_tiles``.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernels cannot take.
-        DeviceError: not on a GPU.
-    """
-    expect_float("logits", logits)
-    expect("logits", logits, (None, None), like=logits)
-    expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)
-    expect("token_ids", token_ids, (logits.shape[0],), like=logits, dtype=torch.int64)
-    expect("out", out, (None, None), like=logits, dtype=torch.float64)
-    expect_range("out's rows", out.shape[0], logits.shape[0])
-    if out.shape[1] < 3 or out.shape[1] % 2 == 0:
-        raise KernelArgumentError("out has the wrong width", seen=out.shape[1], allowed="1 + 2 K, K >= 1")
-    if not runs_on_gpu(logits):
-        raise DeviceError(
-            "this kernel runs on a GPU only; elsewhere the runtime's reference does",
-            seen=logits.device,
-            allowed="cuda",
-        )
-    logprobs_triton(logits, token_ids, out, tiles)

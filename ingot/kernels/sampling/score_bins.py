@@ -1,11 +1,11 @@
 """Which scores of a row top-k and top-p may cut at: a histogram, and a list of the few that matter.
 
-Owns what narrows the search. What the tiles' highest scores prove to lie below every cut is left out first:
-below the k-th highest of them, top-k lets nothing through; below a distance where all of V together would
-weigh less than top-p may drop, top-p cuts nothing. A histogram of the scores that remain, over their distance
-from the highest, with exact counts and exact integer weights, says in which bins the cuts lie, and the scores
-of these bins are listed. A top-k of up to half the list needs no weights by bin: all it leaves is listed. All
-sums are of integers, so no order of programs changes them. Knows not where in a bin the cut lies.
+First scores are dropped that the tiles' highest scores prove to be below every cut: below the k-th highest of
+them top-k lets nothing through; below a distance at which all of V together would weigh less than top-p may
+drop, top-p cuts nothing. A histogram of the rest over their distance from the highest, with exact counts and
+exact integer weights, shows in which bins the cuts lie, and the scores of these bins are listed. A top-k of
+up to half the list needs no weights per bin: all it leaves is listed. All sums are of integers, so the order
+of programs does not matter.
 
     bin_scores_kernel, then list_scores_kernel; before them tile_tops_kernel
 """
@@ -21,14 +21,14 @@ from ingot.kernels.launch_overlap import start_next, wait_for_previous
 from ingot.kernels.sampling.score_rows import WEIGHT_ONE, load_scores, of_tiles, top_of, weights_of
 
 PLACES = ("temperature_ptr", "top_k_ptr", "top_p_ptr")  # rows of a stack: their alignment varies with B
-FARTHEST = tl.constexpr(28.0)  # exp(-28) 2**40 < 1: what lies farther below the top weighs nothing
+FARTHEST = tl.constexpr(28.0)  # exp(-28) 2**40 < 1: scores farther below the top weigh nothing
 LEAST_SPAN = tl.constexpr(1e-200)  # far below the distance of any two float32
-COMPARED_TILES = tl.constexpr(256)  # each with each,
-COMPARED_ONCE = tl.constexpr(16)  # with as many at a time
+COMPARED_TILES = tl.constexpr(256)  # up to so many are compared with each other,
+COMPARED_ONCE = tl.constexpr(16)  # so many at a time
 
 
 class Filters(NamedTuple):
-    """What a row asks for."""
+    """A row's sampling parameters."""
 
     temperature: tl.tensor
     top_k: tl.tensor
@@ -36,7 +36,7 @@ class Filters(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A row's highest score, a score below which no cut lies, and how many bins a unit of score has."""
+    """A row's highest score, a score below which no cut lies, and bins per unit of score."""
 
     top: tl.tensor
     lowest: tl.tensor
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 def load_filters(
     temperature_ptr: tl.tensor, top_k_ptr: tl.tensor, top_p_ptr: tl.tensor, row: tl.tensor
 ) -> Filters:
-    """Those of one row."""
+    """The filters of one row."""
     return Filters(tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row))
 
 
@@ -70,7 +70,7 @@ def load_span(span_ptr: tl.tensor, row: tl.tensor, BINS: tl.constexpr) -> Span:
 
 @triton.jit
 def bins_of(scores: tl.tensor, span: Span, BINS: tl.constexpr) -> tl.tensor:
-    """Bin 0 holds the highest scores; -1 where a score lies below every cut."""
+    """Bins of scores, 0 for the highest; -1 below every cut."""
     exact = scores.to(tl.float64)
     near = exact >= span.lowest
     bins = (tl.where(near, span.top - exact, 0.0) * span.scale).to(tl.int32)
@@ -88,7 +88,7 @@ def _span(
     BLOCK_TILES: tl.constexpr,
     BINS: tl.constexpr,
 ) -> Span:
-    """A row's span, by its tiles' highest and lowest scores."""
+    """A row's span from its tiles' highest and lowest scores."""
     temperature, top_k, top_p = filters
     high = of_tiles(high_ptr, row, float("-inf"), TILES, BLOCK_TILES)
     low = of_tiles(low_ptr, row, float("inf"), TILES, BLOCK_TILES)
@@ -96,7 +96,7 @@ def _span(
     lowest = tl.maximum(tl.min(low, axis=0).to(tl.float64), top - FARTHEST * temperature)
     if top_k > 0:
         if BLOCK_TILES <= COMPARED_TILES:
-            # The top_k-th of the tiles' highest scores, -inf where there are fewer: each compared with each.
+            # The top_k-th of the tiles' highest scores, -inf if there are fewer.
             as_high = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
             for start in range(0, TILES, COMPARED_ONCE):
                 some = start + tl.arange(0, COMPARED_ONCE)
@@ -106,7 +106,7 @@ def _span(
             lowest = tl.maximum(lowest, kth.to(tl.float64))
     else:
         least = tl.sum(weights_of(high, top, temperature), axis=0).to(tl.float64)
-        # All tokens below weigh at most VOCAB exp(-reach), which is to be less than 1 - top_p of the total.
+        # All tokens below weigh at most VOCAB exp(-reach), which must be less than 1 - top_p of the total.
         mass = VOCAB * WEIGHT_ONE / ((1.0 - top_p) * tl.maximum(least, 1.0))
         lowest = tl.maximum(lowest, top - (tl.log(mass) + 0.01) * temperature)
     return _new_span(top, tl.minimum(lowest, top), BINS)
@@ -114,7 +114,7 @@ def _span(
 
 @triton.jit
 def all_listed(top_k: tl.tensor, LIST: tl.constexpr) -> tl.tensor:
-    """Whether all that this top-k leaves is listed, so that no histogram of weights is needed."""
+    """Whether all that this top-k leaves fits the list, so that no histogram of weights is needed."""
     return (top_k > 0) & (top_k <= LIST // 2)
 
 
@@ -138,10 +138,9 @@ def bin_scores_kernel(
     LIST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Count a row's scores by bin where it has a top-k, and sum their weights where it has a top-p.
+    """Count a row's scores by bin if it has a top-k, and sum their weights if it has a top-p and needs them.
 
-    A top-k small enough for the list needs no weights. Without a top-k, the weight of what lies below every
-    cut, which is part of top-p's total, joins the last bin.
+    Without a top-k, the weight of scores below every cut, which is part of top-p's total, joins the last bin.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -182,14 +181,14 @@ def weight_bin(weights: tl.tensor, limit: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def count_bin(counts: tl.tensor, top_k: tl.tensor, BINS: tl.constexpr) -> tl.tensor:
-    """The bin of the top_k-th score, BINS where all stay."""
+    """The bin of the top_k-th score, BINS if all stay."""
     k_bin = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
     return tl.where(top_k > 0, k_bin, BINS)
 
 
 @triton.jit
 def sum_before(values: tl.tensor, place: tl.tensor, BINS: tl.constexpr) -> tl.tensor:
-    """What the bins before ``place`` hold together."""
+    """The sum of the bins before ``place``."""
     return tl.sum(tl.where(tl.arange(0, BINS) < place, values, 0), axis=0)
 
 
@@ -213,7 +212,7 @@ def list_scores_kernel(
     LIST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """List the scores of the bins that a cut may lie in: the k-th's, and top-p's for any cut inside that."""
+    """List the scores of the bins that may hold a cut: the k-th's, and top-p's for any cut inside that."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
@@ -230,7 +229,7 @@ def list_scores_kernel(
                 least, most = sum_before(weights, k_bin, BINS), sum_before(weights, k_bin + 1, BINS)
                 first = tl.minimum(weight_bin(weights, least.to(tl.float64) * top_p), k_bin)
                 last = tl.minimum(weight_bin(weights, most.to(tl.float64) * top_p), k_bin)
-        # Scores instead of bins: a comparison for a product. A little more than the bins hold is listed.
+        # Comparing scores instead of bins saves a product; a little more than the bins is listed.
         top, _, scale = load_span(span_ptr, row, BINS)
         width = 1.0 / scale
         p_low, k_low = top - (last + 1.001) * width, top - (k_bin + 1.001) * width

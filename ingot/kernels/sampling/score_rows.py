@@ -1,8 +1,7 @@
-"""What every sampling kernel shares: scores, integer weights, random numbers, and the first pass over a row.
+"""What sampling kernels share: scores, integer weights, random numbers, and the first pass over a row.
 
-Owns how a logit becomes a key and a score, a score a weight, and what the first pass leaves of each tile of
-TILE logits: its best token (key and id in one number), its highest and its lowest score. Knows no filter and
-no draw.
+The first pass leaves of each tile of TILE logits its best token (key and id in one int64), its highest and
+its lowest score.
 
     top = top_of(of_tiles(high_ptr, row, float("-inf"), TILES, BLOCK_TILES))
     weights = weights_of(scores, top, temperature)
@@ -26,7 +25,7 @@ MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def key_of(values: tl.tensor) -> tl.tensor:
-    """Integers in the order of the floats; both zeros are one, NaN is the largest."""
+    """Integers in the order of the floats; both zeros are equal, NaN is the largest."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     keys = bits ^ ((bits >> 31) & INT32_MAX)
     return tl.where(values != values, INT32_MAX, keys)
@@ -34,13 +33,13 @@ def key_of(values: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def value_of(key: tl.tensor) -> tl.tensor:
-    """The float32 that has this key."""
+    """The float32 of a key."""
     return (key ^ ((key >> 31) & INT32_MAX)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def score_of(values: tl.tensor) -> tl.tensor:
-    """A logit as filters see it: NaN is impossible, +inf is the largest number."""
+    """A logit as filters see it: NaN becomes -inf, +inf the largest float32."""
     return tl.where(values != values, float("-inf"), tl.minimum(values, FLOAT32_MAX))
 
 
@@ -54,20 +53,20 @@ def load_scores(row_ptr: tl.tensor, ids: tl.tensor, VOCAB: tl.constexpr) -> tl.t
 def of_tiles(
     ptr: tl.tensor, row: tl.tensor, other: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
 ) -> tl.tensor:
-    """What a row's tiles have at ``ptr``: [BLOCK_TILES], ``other`` from TILES on."""
+    """The values at ``ptr`` of a row's tiles: [BLOCK_TILES], ``other`` from TILES on."""
     tiles = tl.arange(0, BLOCK_TILES)
     return tl.load(ptr + row * TILES + tiles, mask=tiles < TILES, other=other)
 
 
 @triton.jit
 def top_of(high: tl.tensor) -> tl.tensor:
-    """A row's highest score, float64, of its tiles' highest; the least number if it is -inf throughout."""
+    """A row's highest score, float64, from its tiles' highest; the lowest float32 if all are -inf."""
     return tl.maximum(tl.max(high, axis=0), -FLOAT32_MAX).to(tl.float64)
 
 
 @triton.jit
 def weights_of(scores: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """floor(2**40 exp((score - top) / temperature)), int64: the reference's operations in its order."""
+    """floor(2**40 exp((score - top) / temperature)), int64, by the reference's operations in its order."""
     return (tl.exp((scores.to(tl.float64) - top) / temperature) * WEIGHT_ONE).to(tl.int64)
 
 
@@ -81,7 +80,7 @@ def _splitmix64(state: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def uniform_of(seed: tl.tensor, step: tl.tensor) -> tl.tensor:
-    """Number ``step`` of the stream of ``seed``: float64 in [0, 1), as the runtime's ``uniform``."""
+    """Random number ``step`` of ``seed``: float64 in [0, 1), equal to the runtime's ``uniform``."""
     state = _splitmix64(seed.to(tl.uint64, bitcast=True)) + step.to(tl.uint64, bitcast=True) * GAMMA
     return (_splitmix64(state) >> 11).to(tl.float64) * (2.0**-53)
 
@@ -102,7 +101,7 @@ def tile_tops_kernel(
     BINS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Each tile's best token; for draws its range of scores; for filters, bins and counter are cleared."""
+    """Each tile's best token and, for draws, its range of scores; for filters clears bins and counter."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
@@ -135,6 +134,6 @@ def tile_tops_kernel(
 def best_token(
     best_ptr: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The lowest id, int64, among a row's highest logits, and that logit; NaN is above all."""
+    """The lowest id, int64, of a row's highest logit, and that logit; NaN is above all."""
     best = tl.max(of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES), axis=0)
     return (best & INT32_MAX) ^ INT32_MAX, value_of((best >> 32).to(tl.int32))

@@ -1,10 +1,9 @@
-"""Whisper's rules of timestamps, and its lists of tokens, on rows of logits.
+"""Whisper's timestamp rules and token lists, applied to rows of logits.
 
-Owns the tables' layout and the rules: tokens that a transcript never has, or not at its first place;
-timestamps that come in pairs and never fall; and that a timestamp comes where all of them together are
-likelier than any other token. The host knows what came before the newest token; the newest itself is
-read where the step reads it, so that nothing waits for it. The launch depends on the batch and the vocabulary
-alone, so a CUDA graph can hold it. Knows no request and no draw.
+Tokens that a transcript never has, or not at its first place, are ruled out; timestamps come in pairs and
+never fall; and only timestamps stay if all of them together are likelier than any other token. The host knows
+the tokens before the newest; the newest is read on the device, so that nothing waits for it. The launch
+depends on batch and vocabulary alone, so a CUDA graph can hold it.
 
     rows = hold_transcripts(logits, tables, TranscriptRows(sets, last_times, paired, ids, places))
 """
@@ -19,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import expect, expect_contiguous, expect_rows, merge_tiles, runs_on_gpu
 
 PLACES = ("sets_ptr", "last_ptr", "paired_ptr", "place_ptr")  # rows of a stack: they vary with B
-# Not measured: one program reads a row, 4 logits a thread and turn.
+# Not measured: one program per row, 4 logits per thread and iteration.
 TILES = {"TILE": 2048, "num_warps": 16}
 
 
@@ -30,10 +29,10 @@ class TranscriptTables(NamedTuple):
     """Sets of rules, S of them.
 
     Attributes:
-        masks: [2 S, ceil(V / 32)] int32, contiguous: bit ``t % 32`` of word ``t // 32`` is set where token t
-            may be; row 2 s is of the first place, row 2 s + 1 of all others.
-        bounds: [S, 2] int64, contiguous: the id of the first timestamp, V without timestamps; the token that
-            ends the transcript.
+        masks: [2 S, ceil(V / 32)] int32, contiguous: bit ``t % 32`` of word ``t // 32`` is set if token t is
+            allowed; row 2 s is for the first place, row 2 s + 1 for all others.
+        bounds: [S, 2] int64, contiguous: id of the first timestamp (V without timestamps), id of the end
+            token.
     """
 
     masks: torch.Tensor
@@ -41,15 +40,15 @@ class TranscriptTables(NamedTuple):
 
 
 class TranscriptRows(NamedTuple):
-    """Where each row's transcript stands; columns are int64.
+    """The state of each row's transcript, int64.
 
     Attributes:
-        sets: [B], row of ``TranscriptTables.masks``: 2 s at the first place, 2 s + 1 behind it; -1: the row
-            is only widened, and its other values are not used.
-        last_times: [B], the newest timestamp among the tokens before the newest token; -1: none.
-        paired: [B], whether the token before the newest is a timestamp, or there is none; else 0.
-        ids: [T], the tokens that the step reads.
-        places: [B], which of them is the row's newest token.
+        sets: [B], row of ``TranscriptTables.masks``: 2 s at the first place, then 2 s + 1; -1: the row is
+            only widened, and its other values are not used.
+        last_times: [B], the newest timestamp before the newest token; -1: none.
+        paired: [B], 1 if the token before the newest is a timestamp, or there is none.
+        ids: [T], the step's input tokens.
+        places: [B], index there of the row's newest token.
     """
 
     sets: torch.Tensor
@@ -63,7 +62,7 @@ class TranscriptRows(NamedTuple):
 def _allowed(
     words_ptr: tl.tensor, ids: tl.tensor, low: tl.tensor, high: tl.tensor, VOCAB: tl.constexpr
 ) -> tl.tensor:
-    """Whether tokens are in the mask and not in [low, high)."""
+    """Whether tokens are in the mask and outside [low, high)."""
     words = tl.load(words_ptr + ids // 32, mask=ids < VOCAB, other=0)
     return (((words >> (ids % 32)) & 1) != 0) & ((ids < low) | (ids >= high))
 
@@ -84,8 +83,8 @@ def transcript_kernel(
     WORDS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """A row, tile by tile: widened, and held to its rules. Where timestamps win against the largest of the
-    other tokens, these are written once more.
+    """One program per row: widen it and apply its rules. If timestamps win against the largest of the other
+    tokens, these are written once more.
     """
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
@@ -106,10 +105,10 @@ def transcript_kernel(
         after = behind & (newest >= first)
         pair = after & (tl.load(paired_ptr + row) != 0)
         last = tl.where(after, newest, tl.load(last_ptr + row).to(tl.int32))
-        low = tl.where(after & (pair == 0), 0, first)  # of what is ruled out besides
+        low = tl.where(after & (pair == 0), 0, first)  # start of the range that pairing rules out
         high = tl.where(after, end, first)
         high = tl.where(pair, VOCAB, high)
-        # Times before the last one, and it itself unless it opens a pair that is not closed.
+        # Timestamps before the last one are ruled out, and the last one unless it opens an unclosed pair.
         passed = tl.where(behind & (last >= first), last + tl.where(after & (pair == 0), 0, 1), first)
         most = nothing
         for start in range(0, first, TILE):
@@ -118,7 +117,7 @@ def transcript_kernel(
             scores = tl.load(row_ptr + ids, mask=inside, other=float("-inf")).to(tl.float32)
             scores = tl.where(_allowed(words_ptr, ids, low, high, VOCAB) & inside, scores, nothing)
             tl.store(own_ptr + ids, scores, mask=inside)
-            # NaN counts as the largest, so that it stays.
+            # NaN counts as the largest, so it stays.
             most = tl.maximum(most, tl.where(scores != scores, float("inf"), scores))
         text = tl.max(most, axis=0)
         peak = nothing
@@ -145,30 +144,10 @@ def transcript_kernel(
                     tl.store(own_ptr + ids, nothing, mask=ids < first)
 
 
-def hold_transcripts_triton(
-    logits: torch.Tensor,
-    tables: TranscriptTables,
-    stand: TranscriptRows,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`hold_transcripts`, unchecked."""
-    choice = merge_tiles(TILES, tiles)
-    rows, vocab = logits.shape
-    out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
-    if rows:
-        transcript_kernel[(rows,)](
-            logits, *tables, *stand, out, logits.stride(0),
-            VOCAB=vocab, WORDS=tables.masks.shape[1], TILE=choice["TILE"], num_warps=choice["num_warps"],
-        )  # fmt: skip
-    return out
-
-
 def hold_transcripts_reference(
-    logits: torch.Tensor,
-    tables: TranscriptTables,
-    stand: TranscriptRows,
+    logits: torch.Tensor, tables: TranscriptTables, stand: TranscriptRows
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`hold_transcripts`."""
+    """The PyTorch reference of :func:`hold_transcripts`."""
     out = logits.to(torch.float32, copy=True)
     newest = stand.ids[stand.places]
     for i, place in enumerate(stand.sets.tolist()):
@@ -179,24 +158,18 @@ def hold_transcripts_reference(
         out[i].masked_fill_(torch.from_numpy(ruled_out).to(out.device), -torch.inf)
         first, end = tables.bounds[place // 2].tolist()
         if place % 2:
-            last, paired = int(stand.last_times[i]), bool(stand.paired[i])
-            _hold_times(out[i], first, end, int(newest[i]), last, paired)
+            last, paired, after = int(stand.last_times[i]), bool(stand.paired[i]), int(newest[i]) >= first
+            if after and paired:  # timestamps come in pairs, unless the text ends
+                out[i, first:] = -torch.inf
+            elif after:
+                out[i, :end] = -torch.inf
+            last = int(newest[i]) if after else last
+            if last >= first:  # they never fall, and no pair has length 0
+                out[i, first : last + (not after or paired)] = -torch.inf
         text, times = out[i, :first], out[i, first:]
         if len(times) and bool(times.max() < torch.inf) and bool(times.logsumexp(0) > text.max()):
             text.fill_(-torch.inf)
     return out
-
-
-def _hold_times(row: torch.Tensor, first: int, end: int, newest: int, last: int, paired: bool) -> None:
-    """Behind the first place: in pairs, unless the text ends; never falling, and no pair of length 0."""
-    after = newest >= first
-    if after and paired:
-        row[first:] = -torch.inf
-    elif after:
-        row[:end] = -torch.inf
-    last = newest if after else last
-    if last >= first:
-        row[first : last + (not after or paired)] = -torch.inf
 
 
 def hold_transcripts(
@@ -205,36 +178,35 @@ def hold_transcripts(
     stand: TranscriptRows,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """The logits as each row's transcript leaves them: what it rules out is -inf.
+    """The logits with -inf for tokens that each row's transcript rules out.
 
-    The rules are OpenAI's ``SuppressTokens``, ``SuppressBlank`` and ``ApplyTimestampRules``; of the first
-    place they are all in its mask, but for the last: where the probability of all timestamps together is
-    larger than that of each other token, only timestamps stay. NaN, and an infinite timestamp, decide nothing
-    there.
+    The rules are OpenAI's ``SuppressTokens``, ``SuppressBlank`` and ``ApplyTimestampRules``. Those of the
+    first place are all in its mask, except for the last: if all timestamps together are likelier than each
+    other token, only timestamps stay. NaN or an infinite timestamp decides nothing there.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32; rows may lie apart.
-        tables: the sets of rules.
-        stand: where each row's transcript stands.
         tiles: choices over ``TILES``.
 
     Returns:
         [B, V] float32; a row's bits do not depend on the other rows.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("logits", logits)
-    expect("logits", logits, (None, None), like=logits)
+    expect_rows("logits", logits)
     rows, vocab = logits.shape
     masks, bounds = tables
     expect("masks", masks, (None, triton.cdiv(vocab, 32)), like=logits, dtype=torch.int32)
     expect("bounds", bounds, (masks.shape[0] // 2, 2), like=logits, dtype=torch.int64)
-    for name, table in (("masks", masks), ("bounds", bounds)):
-        if not table.is_contiguous():
-            raise KernelArgumentError(f"{name} is not contiguous", seen=table.stride())
+    expect_contiguous("masks", masks)
+    expect_contiguous("bounds", bounds)
     for name, column in zip(stand._fields, stand, strict=True):
         expect(name, column, (None if name == "ids" else rows,), like=logits, dtype=torch.int64)
-    if runs_on_gpu(logits):
-        return hold_transcripts_triton(logits, tables, stand, tiles)
-    return hold_transcripts_reference(logits, tables, stand)
+    if not runs_on_gpu(logits):
+        return hold_transcripts_reference(logits, tables, stand)
+    choice = merge_tiles(TILES, tiles)
+    out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
+    if rows:
+        transcript_kernel[(rows,)](
+            logits, *tables, *stand, out, logits.stride(0),
+            VOCAB=vocab, WORDS=masks.shape[1], TILE=choice["TILE"], num_warps=choice["num_warps"],
+        )  # fmt: skip
+    return out

@@ -1,15 +1,12 @@
 """The next token of each row of logits, on the GPU: the best, or a draw under top-k, top-p and min-p.
 
-Owns the launches: how many there are and of which shape depends on the batch, the vocabulary and the variant
-alone, never on a value, so that one CUDA graph serves every mix of parameters. Variants: ``greedy`` (two
-launches), ``draw`` without a selection (three), ``draw`` with one (six). The runtime's sampler
-defines what is drawn, and has the reference for a CPU. Independent of requests.
+The number and shape of launches depend on batch, vocabulary and variant alone, never on a value, so one CUDA
+graph serves every mix of parameters: ``greedy`` has two launches, ``draw`` without a selection three, with
+one six. The runtime's sampler defines what is drawn, and has the reference for a CPU. A draw equals it bit
+for bit if both have the same float64 ``exp``: the formula, its order and every sum of integers are the same.
 
     token_ids, values = greedy(logits)
     token_ids, values = draw(logits, temperature, top_k, top_p, min_p, seed, step, select=True)
-
-A draw equals the reference's bit for bit where both take the same float64 ``exp``: the formula, its order and
-every sum of integers are the same, so equal ``exp`` gives equal weights, equal cuts and an equal token.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ import triton
 from ingot.errors import DeviceError
 from ingot.kernels.kernel_checks import (
     expect,
-    expect_float,
     expect_range,
+    expect_rows,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -39,15 +36,15 @@ MAX_VOCAB = 2**22 - 1  # times 2**40 is an int64
 
 
 def greedy_tiles(device: torch.device) -> dict[str, int]:
-    """Tile choices measured on an H200: TILE logits a reduction, PROGRAMS over all rows."""
+    """Tile choices measured on an H200: TILE logits per reduction, PROGRAMS over all rows."""
     return {"TILE": 2048, "PROGRAMS": 16384, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
 
 
 def draw_tiles(vocab: int, select: bool, device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200; those without a selection are measured. No choice changes a result.
+    """Tile choices for an H200, measured without a selection; none changes a result.
 
-    TILE logits a reduction (a row of up to 256 tiles lets top-k leave most of it out), PROGRAMS and
-    CUT_PROGRAMS over all rows, BINS of the histogram, LIST scores that a row's cut is sought among.
+    TILE logits per reduction (with up to 256 tiles per row top-k skips most of it), PROGRAMS and CUT_PROGRAMS
+    over all rows, BINS of the histogram, LIST scores among which a row's cut is sought.
     """
     tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 2048) if select else 1024
     return {
@@ -69,77 +66,10 @@ def _outputs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def greedy_triton(
-    logits: torch.Tensor, tiles: Mapping[str, int] | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the kernels; arguments as in :func:`greedy`, unchecked."""
-    choice = merge_tiles(greedy_tiles(logits.device), tiles)
-    token_ids, values = _outputs(logits)
-    rows, vocab = logits.shape
-    if not rows:
-        return token_ids, values
-    count = triton.cdiv(vocab, choice["TILE"])
-    shape = {"VOCAB": vocab, "TILES": count, "TILE": choice["TILE"], "OVERLAP": choice["OVERLAP"],
-             **launch_options(choice, logits.device)}  # fmt: skip
-    best = torch.empty((rows, count), dtype=torch.int64, device=logits.device)
-    tile_tops_kernel[_grid(rows, count, choice["PROGRAMS"])](
-        logits, best, None, None, None, None, None, logits.stride(0), BINS=1, **shape
-    )
-    pick_token_kernel[(rows,)](
-        None, None, None, None, None, best, None, None, None, None, None, token_ids, values, None,
-        BLOCK_TILES=next_power_of_two(count), **shape,
-    )  # fmt: skip
-    return token_ids, values
-
-
-def draw_triton(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    step: torch.Tensor,
-    select: bool = True,
-    tiles: Mapping[str, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the kernels; arguments as in :func:`draw`, unchecked."""
-    (rows, vocab), device = logits.shape, logits.device
-    choice = merge_tiles(draw_tiles(vocab, select, device), tiles)
-    token_ids, values = _outputs(logits)
-    if not rows:
-        return token_ids, values
-    count = triton.cdiv(vocab, choice["TILE"])
-    given = {
-        "logits_ptr": logits, "temperature_ptr": temperature, "top_k_ptr": top_k, "top_p_ptr": top_p,
-        "min_p_ptr": min_p, "seed_ptr": seed, "step_ptr": step, "token_ptr": token_ids, "value_ptr": values,
-        "row_stride": logits.stride(0), "VOCAB": vocab, "TILES": count, "TILE": choice["TILE"],
-        "BLOCK_TILES": next_power_of_two(count), "BINS": choice["BINS"], "LIST": choice["LIST"],
-        "SHORT": max(choice["LIST"] // 8, 1), "OVERLAP": choice["OVERLAP"],
-        **_scratch(rows, count, choice, select, device),
-    }  # fmt: skip
-    options = launch_options(choice, device)
-
-    def launch(kernel: Any, grid: tuple[int, ...], warps: str = "num_warps") -> None:
-        own = {name: given[name] for name in kernel.arg_names}
-        kernel[grid](**own, **{**options, "num_warps": choice[warps]})
-
-    grid = _grid(rows, count, choice["PROGRAMS"])
-    launch(tile_tops_kernel, grid, "TOPS_WARPS")
-    if select:
-        cut_grid = _grid(rows, count, choice["CUT_PROGRAMS"])
-        launch(bin_scores_kernel, cut_grid, "BIN_WARPS")
-        launch(list_scores_kernel, cut_grid, "BIN_WARPS")
-        launch(find_cut_kernel, (rows,), "CUT_WARPS")
-    launch(tile_weights_kernel, grid)
-    launch(pick_token_kernel, (rows,))
-    return token_ids, values
-
-
 def _scratch(
     rows: int, tiles: int, choice: dict[str, int], select: bool, device: torch.device
 ) -> dict[str, torch.Tensor | None]:
-    """What kernels leave for those after them, a row each; None for what only a selection needs."""
+    """What kernels leave for later ones, per row; None for what only a selection needs."""
     floats, counts = torch.float32, torch.int32
     always = {"best_ptr": (tiles, torch.int64), "high_ptr": (tiles, floats), "low_ptr": (tiles, floats),
               "weight_ptr": (tiles, torch.int64)}  # fmt: skip
@@ -162,19 +92,32 @@ def greedy(logits: torch.Tensor, tiles: Mapping[str, int] | None = None) -> tupl
         tiles: choices over ``greedy_tiles``.
 
     Returns:
-        token_ids [B] int64; values [B] float32, their logits: NaN where the row holds one.
-
-    Raises:
-        KernelArgumentError: a shape, dtype or stride that the kernels cannot take.
+        token_ids [B] int64; values [B] float32, their logits: NaN if the row holds one.
     """
     _expect_logits(logits)
-    if runs_on_gpu(logits):
-        return greedy_triton(logits, tiles)
-    return greedy_reference(logits)
+    if not runs_on_gpu(logits):
+        return greedy_reference(logits)
+    choice = merge_tiles(greedy_tiles(logits.device), tiles)
+    token_ids, values = _outputs(logits)
+    rows, vocab = logits.shape
+    if not rows:
+        return token_ids, values
+    count = triton.cdiv(vocab, choice["TILE"])
+    shape = {"VOCAB": vocab, "TILES": count, "TILE": choice["TILE"], "OVERLAP": choice["OVERLAP"],
+             **launch_options(choice, logits.device)}  # fmt: skip
+    best = torch.empty((rows, count), dtype=torch.int64, device=logits.device)
+    tile_tops_kernel[_grid(rows, count, choice["PROGRAMS"])](
+        logits, best, None, None, None, None, None, logits.stride(0), BINS=1, **shape
+    )
+    pick_token_kernel[(rows,)](
+        None, None, None, None, None, best, None, None, None, None, None, token_ids, values, None,
+        BLOCK_TILES=next_power_of_two(count), **shape,
+    )  # fmt: skip
+    return token_ids, values
 
 
 def greedy_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The PyTorch reference; arguments as in :func:`greedy`."""
+    """The PyTorch reference of :func:`greedy`."""
     token_ids = torch.argmax(logits.float(), dim=-1)
     return token_ids, logits.gather(1, token_ids[:, None]).squeeze(1).float()
 
@@ -190,23 +133,22 @@ def draw(
     select: bool = True,
     tiles: Mapping[str, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token of each row: the best where the temperature is 0, else drawn from what the filters leave.
+    """A token per row: the best if the temperature is 0, otherwise drawn from what the filters leave.
 
-    A row's result is bitwise the same in any batch. The reference is the runtime's ``sample_reference``.
+    A row's result has the same bits in any batch. The reference is the runtime's ``sample_reference``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32 on a GPU; any B, V up to 2**22 - 1; rows may lie apart.
         temperature, top_p, min_p: [B] float64; top_p from 1 on keeps all.
         top_k: [B] int64; 0 keeps all.
         seed, step: [B] int64.
-        select: False where no row of the batch has a top-k or a top-p, which are then not read.
+        select: False if no row of the batch has a top-k or a top-p, which are then not read.
         tiles: choices over ``draw_tiles``.
 
     Returns:
         token_ids [B] int64; values [B] float32, their logits as given.
 
     Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernels cannot take.
         DeviceError: not on a GPU.
     """
     _expect_logits(logits)
@@ -216,15 +158,40 @@ def draw(
     for name, tensor in (("top_k", top_k), ("seed", seed), ("step", step)):
         expect(name, tensor, rows, like=logits, dtype=torch.int64)
     if not runs_on_gpu(logits):
-        raise DeviceError(
-            "this kernel samples on a GPU only; elsewhere the runtime's sampler does",
-            seen=logits.device,
-            allowed="cuda",
-        )
-    return draw_triton(logits, temperature, top_k, top_p, min_p, seed, step, select, tiles)
+        what = "this kernel samples on a GPU only; elsewhere the runtime's sampler does"
+        raise DeviceError(what, seen=logits.device, allowed="cuda")
+    (count, vocab), device = logits.shape, logits.device
+    choice = merge_tiles(draw_tiles(vocab, select, device), tiles)
+    token_ids, values = _outputs(logits)
+    if not count:
+        return token_ids, values
+    num_tiles = triton.cdiv(vocab, choice["TILE"])
+    given = {
+        "logits_ptr": logits, "temperature_ptr": temperature, "top_k_ptr": top_k, "top_p_ptr": top_p,
+        "min_p_ptr": min_p, "seed_ptr": seed, "step_ptr": step, "token_ptr": token_ids, "value_ptr": values,
+        "row_stride": logits.stride(0), "VOCAB": vocab, "TILES": num_tiles, "TILE": choice["TILE"],
+        "BLOCK_TILES": next_power_of_two(num_tiles), "BINS": choice["BINS"], "LIST": choice["LIST"],
+        "SHORT": max(choice["LIST"] // 8, 1), "OVERLAP": choice["OVERLAP"],
+        **_scratch(count, num_tiles, choice, select, device),
+    }  # fmt: skip
+    options = launch_options(choice, device)
+
+    def launch(kernel: Any, grid: tuple[int, ...], warps: str = "num_warps") -> None:
+        own = {name: given[name] for name in kernel.arg_names}
+        kernel[grid](**own, **{**options, "num_warps": choice[warps]})
+
+    grid = _grid(count, num_tiles, choice["PROGRAMS"])
+    launch(tile_tops_kernel, grid, "TOPS_WARPS")
+    if select:
+        cut_grid = _grid(count, num_tiles, choice["CUT_PROGRAMS"])
+        launch(bin_scores_kernel, cut_grid, "BIN_WARPS")
+        launch(list_scores_kernel, cut_grid, "BIN_WARPS")
+        launch(find_cut_kernel, rows, "CUT_WARPS")
+    launch(tile_weights_kernel, grid)
+    launch(pick_token_kernel, rows)
+    return token_ids, values
 
 
 def _expect_logits(logits: torch.Tensor) -> None:
-    expect_float("logits", logits)
-    expect("logits", logits, (None, None), like=logits)
+    expect_rows("logits", logits)
     expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)

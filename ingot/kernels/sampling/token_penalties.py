@@ -1,14 +1,12 @@
-"""Biases, penalties and bans on rows of logits, from what tables know of each request's tokens.
+"""Biases, penalties and bans on rows of logits, from tables of each request's tokens.
 
-Owns the tables' layout and the rules: a bias of some tokens; repetition, presence and frequency penalties;
-end tokens that are banned while an answer is too short. The launch depends on the batch and the vocabulary
-alone, so a CUDA graph can hold it. Knows no request and no draw.
+Some tokens have a bias; repetition, presence and frequency are penalized; end tokens are banned while an
+answer is too short. ``counts`` has a row (a slot) per request with such rules, and an integer per token of
+the vocabulary: GENERATED times how often the request generated it, plus IN_PROMPT if it is in the prompt,
+plus ENDS if it is an end token that may be banned. ``BiasTable`` has the biased tokens of each slot. The
+launch depends on batch and vocabulary alone, so a CUDA graph can hold it.
 
     rows = penalize(logits, counts, slots, repetition, presence, frequency, min_new, step)
-
-``counts`` has a row (a slot) for each request that has rules, and an integer for each token of the
-vocabulary: GENERATED times how often the request generated it, plus IN_PROMPT if it is in the prompt, plus
-ENDS if it is an end token that may be banned. ``BiasTable`` has the biased tokens of each slot.
 """
 
 from __future__ import annotations
@@ -20,7 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.kernel_checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.kernel_checks import (
+    KernelArgumentError,
+    expect,
+    expect_contiguous,
+    expect_rows,
+    merge_tiles,
+    runs_on_gpu,
+)
 
 IN_PROMPT, ENDS, GENERATED = 1, 2, 4
 COUNT_DTYPES = (torch.int16, torch.int32)
@@ -30,7 +35,7 @@ PLACES = (
     *("slot_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr", "min_new_ptr", "step_ptr"),
     "biased_ptr",
 )
-# Not measured: 8 logits a thread make loads and stores of 16 bytes.
+# Not measured: 8 logits per thread make loads and stores of 16 bytes.
 TILES = {"TILE": 1024, "PROGRAMS": 4096, "num_warps": 4}
 
 
@@ -38,8 +43,8 @@ class BiasTable(NamedTuple):
     """The biased tokens of each slot.
 
     Attributes:
-        ids: [slots, K] int32, contiguous, K a power of two; each once, ascending, as many as a row says.
-        values: [slots, K] float64, contiguous, what is added to their logits.
+        ids: [slots, K] int32, contiguous, K a power of two; ascending, without repetition.
+        values: [slots, K] float64, contiguous, added to their logits.
     """
 
     ids: torch.Tensor
@@ -47,7 +52,7 @@ class BiasTable(NamedTuple):
 
 
 def count_dtype(most_tokens: int) -> torch.dtype:
-    """The narrowest dtype of a table whose requests generate up to so many tokens."""
+    """The narrowest dtype for a table whose requests generate up to so many tokens."""
     return torch.int16 if most_tokens * GENERATED < 2**15 else torch.int32
 
 
@@ -55,22 +60,21 @@ def _expect_bias(bias: BiasTable, biased: torch.Tensor | None, slots: int, rows:
     width = bias.ids.shape[-1]
     expect("bias.ids", bias.ids, (slots, None), like=bias.ids, dtype=torch.int32)
     expect("bias.values", bias.values, (slots, width), like=bias.ids, dtype=torch.float64)
-    if not (bias.ids.is_contiguous() and bias.values.is_contiguous()):
-        raise KernelArgumentError("bias is not contiguous", seen=(bias.ids.stride(), bias.values.stride()))
+    expect_contiguous("bias.ids", bias.ids)
+    expect_contiguous("bias.values", bias.values)
     if not width or width & (width - 1):
         raise KernelArgumentError("bias has a wrong width", seen=width, allowed="a power of two")
     if biased is None:
-        raise KernelArgumentError("biased is missing", seen=None, allowed="how many tokens of each row are")
+        raise KernelArgumentError("biased is missing", seen=None, allowed="biased tokens per row")
     expect("biased", biased, (rows,), like=bias.ids, dtype=torch.int64)
 
 
 def expect_counts(counts: torch.Tensor, vocab: int | None, *, like: torch.Tensor) -> None:
-    """Raise unless ``counts`` is a contiguous [slots, vocab] table; None accepts any width."""
+    """Raise unless ``counts`` is a contiguous [slots, vocab] table (None: any width)."""
     if counts.dtype not in COUNT_DTYPES:
         raise KernelArgumentError("counts has the wrong dtype", seen=counts.dtype, allowed=COUNT_DTYPES)
     expect("counts", counts, (None, vocab), like=like, dtype=counts.dtype)
-    if not counts.is_contiguous():
-        raise KernelArgumentError("counts is not contiguous", seen=counts.stride())
+    expect_contiguous("counts", counts)
 
 
 @triton.jit
@@ -84,8 +88,8 @@ def _add_bias(
     BIASES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The scores of a tile that begins at token ``start``, with the bias of those of the slot's tokens that
-    are in it; the sum is rounded once.
+    """The scores of a tile from token ``start`` on, plus the bias of the slot's tokens in it, rounded
+    once.
     """
     places = tl.arange(0, BIASES)
     listed = places < count
@@ -119,7 +123,7 @@ def penalize_kernel(
     BIASES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """TILE logits of a row at a time, widened; those of a row with a slot by its rules."""
+    """TILE logits of a row at a time, widened and, if the row has a slot, changed by its rules."""
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slot_ptr + row)
     repetition = tl.load(repetition_ptr + row).to(tl.float32)
@@ -146,36 +150,6 @@ def penalize_kernel(
         tl.store(out_ptr + row * VOCAB + ids, scores, mask=inside)
 
 
-def penalize_triton(
-    logits: torch.Tensor,
-    counts: torch.Tensor,
-    slots: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    min_new: torch.Tensor,
-    step: torch.Tensor,
-    bias: BiasTable | None = None,
-    biased: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`penalize`, unchecked."""
-    choice = merge_tiles(TILES, tiles)
-    (rows, vocab), device = logits.shape, logits.device
-    out = torch.empty((rows, vocab), dtype=torch.float32, device=device)
-    if rows:
-        count = triton.cdiv(vocab, choice["TILE"])
-        bias_ids, bias_values = (None, None) if bias is None else bias
-        penalize_kernel[(min(count, max(choice["PROGRAMS"] // rows, 1)), rows)](
-            logits, counts, slots, repetition, presence, frequency, min_new, step,
-            biased, bias_ids, bias_values, out, logits.stride(0),
-            VOCAB=vocab, TILES=count, BIASES=1 if bias_ids is None else bias_ids.shape[1],
-            TILE=choice["TILE"], num_warps=choice["num_warps"],
-            enable_fp_fusion=False,  # the reference rounds the product of frequency and count
-        )  # fmt: skip
-    return out
-
-
 def penalize_reference(
     logits: torch.Tensor,
     counts: torch.Tensor,
@@ -188,9 +162,7 @@ def penalize_reference(
     bias: BiasTable | None = None,
     biased: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`penalize`. It touches only the tokens that a row's table
-    names.
-    """
+    """The PyTorch reference of :func:`penalize`; touches only the tokens in a row's table."""
     out = logits.to(torch.float32, copy=True)
     for row, slot in enumerate(slots.tolist()):
         if slot < 0:
@@ -224,33 +196,29 @@ def penalize(
     biased: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """The logits as each row's rules leave them, in this order:
+    """The logits changed by each row's rules, in this order:
 
-    - bias: each of the slot's biased tokens gains its value (vLLM and Hugging Face apply it here, too);
+    - bias: each of the slot's biased tokens gains its value (as in vLLM and Hugging Face);
     - repetition: of every token of prompt and output, once each, a score s < 0 becomes s * penalty, others
       s / penalty (CTRL, https://arxiv.org/abs/1909.05858, with Hugging Face's sign rule; 1: off);
     - presence and frequency: a token generated c > 0 times loses presence + frequency * c (the OpenAI API's
       definition; 0: off);
-    - the end tokens become -inf while ``step < min_new``.
+    - end tokens become -inf while ``step < min_new``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32; rows may lie apart.
         counts: [slots, V] int16 or int32, see the module.
         slots: [B] int64, row of ``counts``; -1: the row has no rules, and its other values are not used.
         repetition, presence, frequency: [B] float64.
-        min_new, step: [B] int64; step counts the tokens generated.
-        bias: of as many slots as ``counts``; None: no row has one.
-        biased: [B] int64, with ``bias``: how many tokens of the row's slot are biased.
+        min_new, step: [B] int64; step counts the generated tokens.
+        bias: of as many slots as ``counts``.
+        biased: [B] int64, with ``bias``: biased tokens of the row's slot.
         tiles: choices over ``TILES``.
 
     Returns:
         [B, V] float32, with the same bits on every device.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("logits", logits)
-    expect("logits", logits, (None, None), like=logits)
+    expect_rows("logits", logits)
     rows, vocab = logits.shape
     expect_counts(counts, vocab, like=logits)
     for name, tensor in (("repetition", repetition), ("presence", presence), ("frequency", frequency)):
@@ -259,5 +227,18 @@ def penalize(
         expect(name, tensor, (rows,), like=logits, dtype=torch.int64)
     if bias is not None:
         _expect_bias(bias, biased, counts.shape[0], rows)
-    values = (logits, counts, slots, repetition, presence, frequency, min_new, step, bias, biased)
-    return penalize_triton(*values, tiles) if runs_on_gpu(logits) else penalize_reference(*values)
+    rules = (counts, slots, repetition, presence, frequency, min_new, step)
+    if not runs_on_gpu(logits):
+        return penalize_reference(logits, *rules, bias, biased)
+    choice = merge_tiles(TILES, tiles)
+    out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
+    if rows:
+        count = triton.cdiv(vocab, choice["TILE"])
+        bias_ids, bias_values = (None, None) if bias is None else bias
+        penalize_kernel[(min(count, max(choice["PROGRAMS"] // rows, 1)), rows)](
+            logits, *rules, biased, bias_ids, bias_values, out, logits.stride(0),
+            VOCAB=vocab, TILES=count, BIASES=1 if bias_ids is None else bias_ids.shape[1],
+            TILE=choice["TILE"], num_warps=choice["num_warps"],
+            enable_fp_fusion=False,  # the reference rounds the product of frequency and count
+        )  # fmt: skip
+    return out

@@ -1,8 +1,8 @@
 """The choice of a token: the best, or the one at which the running sum of weights passes a random number.
 
-Owns inverse transform sampling over integer weights in id order, on rows that are cut already: a token stays
-if its score is above the cut, or equal to it with fewer than ``kept`` equals of lower id, and weighs at least
-min_p of the likeliest. Knows not how a cut is found.
+Inverse transform sampling over integer weights in id order, on rows that are already cut: a token stays if
+its score is above the cut, or equal to it with fewer than ``kept`` equals of lower id, and weighs at least
+min_p of the likeliest.
 
     tile_weights_kernel, then pick_token_kernel
 """
@@ -42,7 +42,7 @@ def tile_weights_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """For each tile the weight of what lies above the cut, and the number of tokens equal to the cut."""
+    """Per tile the weight of tokens above the cut, and the number of tokens equal to it."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
@@ -92,8 +92,8 @@ def pick_token_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: its best token where the temperature is 0, or there is none; else the first token,
-    in id order, whose running sum of weights passes a random share of the total. And its logit.
+    """One program per row: its best token if the temperature is 0 or missing, otherwise the first token, in
+    id order, whose running sum of weights passes a random share of the total; and its logit.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -117,7 +117,7 @@ def pick_token_kernel(
             weights += tl.minimum(tl.maximum(kept - before, 0), equals) * cut_weight
         reached = tl.cumsum(weights, axis=0)
         total = tl.sum(weights, axis=0)
-        # Rounding may reach the total; a total of nothing gives target -1 and token 0.
+        # Rounding may reach the total; a total of 0 gives target -1 and token 0.
         target = tl.minimum((share * total.to(tl.float64)).to(tl.int64), total - 1)
         tile = tl.sum((reached <= target).to(tl.int32), axis=0)
         start = tl.sum(tl.where(tiles < tile, weights, 0), axis=0)

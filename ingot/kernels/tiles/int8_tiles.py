@@ -1,8 +1,6 @@
-"""Tiles of products of values of 8 bits, by rows and shape, and what benchmarks try.
+"""Tiles of products in 8 bits by rows and shape: the rules beside tile_tables.py.
 
-Owns the rules beside tile_tables.py. Knows no kernel.
-
-    tiles = small_int8_tiles(num_tokens, outputs, width, device)
+tiles = small_int8_tiles(num_tokens, outputs, width, device)
 """
 
 from __future__ import annotations
@@ -16,31 +14,25 @@ import torch
 from ingot.kernels.kernel_checks import multiprocessors, next_power_of_two
 from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors, shared_bytes
-from ingot.kernels.tiles.tile_tables import Tiles, chosen, each_once, listed
+from ingot.kernels.tiles.tile_tables import Tiles, chosen, listed
 
 INT8_FRAGMENT_ROWS = 16  # up to so many, a weight of 4 bits inside 8 goes straight into registers
 # Decode steps of up to so many rows split the sums of products of few outputs. An estimate: at 256 rows the
-# output and down products of a 7B have 64 tiles of 128 x 128 for an H200's 132 multiprocessors, at 512 there
-# are 128, which fill it whole.
+# output and down products of a 7B have 64 tiles of 128 x 128 for an H200's 132 multiprocessors, at 512 they
+# have 128.
 DECODE_ROWS = 256
 PARTS = (1, 2, 4, 8)  # of split sums
-FEW_PARTS = 32  # beyond so many rows parts are the products of many, where there are descriptors
-SPLITS_64 = 4  # of parts of up to 64 rows by the products of many
-MOST_GROUP_RESULTS = 128 * 128  # more would spill, and have no sums of their own for MORE_N
-SLOWER, MOST_RESULTS = 1.25, 128 * 256  # a tile of more results moves its bytes so much slower
-BARRIERS = 64  # bytes, of descriptors' copies: 8 for each stage
-SYSTEM_SHARED = 1024  # bytes that each program takes beside its own
+FEW_PARTS = 32  # with more rows parts are by the kernel of many rows, if there are descriptors
+SPLITS_64 = 4  # of up to 64 rows by the kernel of many rows
+SLOWER, MOST_RESULTS = 1.25, 128 * 256  # a tile with more results moves its bytes so much slower
+BARRIERS = 64  # bytes of descriptors' copies: 8 per stage
+SYSTEM_SHARED = 1024  # bytes that the system takes per program
 LARGE_NAMES = ("BLOCK_M", "BLOCK_N", "MORE_N", "BLOCK_K", "num_warps", "num_stages", "PIECES", "PROGRAMS")
 
 
 class Machine(NamedTuple):
-    """What the tiles of many rows ask of a GPU.
-
-    Attributes:
-        multiprocessors: how many there are.
-        descriptors: whether operands can come through tensor descriptors.
-        early: whether a kernel can start before the one before it ends.
-        shared: bytes of shared memory that a program may use.
+    """What tiles of many rows depend on in a GPU: ``early``: whether a kernel can start before the previous
+    one ends; ``shared``: bytes of shared memory per program.
     """
 
     multiprocessors: int
@@ -50,7 +42,7 @@ class Machine(NamedTuple):
 
 
 def machine_of(device: torch.device) -> Machine:
-    """The GPU that a product runs on."""
+    """That of a device."""
     return Machine(multiprocessors(device), has_descriptors(device), overlaps(device), shared_bytes(device))
 
 
@@ -63,8 +55,8 @@ def small_int8_tiles(
     split: bool = False,
     four_bits: bool = False,
 ) -> Tiles:
-    """Tile choices of a product of up to 64 rows; with ``split`` of parts of its sums; ``four_bits``: of a
-    weight of 4 bits inside 8.
+    """Tile choices of a product of up to 64 rows, with ``split`` of its partial sums; ``four_bits``: the
+    weight has 4 bits inside 8.
     """
     columns, size, parts = max(next_power_of_two(num_tokens), 8), outputs, ""
     if split:
@@ -79,25 +71,20 @@ def small_int8_tiles(
 
 
 def whole_steps(choice: Mapping[str, int], group: int) -> Tiles:
-    """The choice with the BLOCK_K that groups need: a step is a group, and a product's least depth is 32."""
+    """The choice with the BLOCK_K for groups: a step is a group, and a product is at least 32 deep."""
     return {**choice, "BLOCK_K": max(next_power_of_two(group), 32)} if group else dict(choice)
 
 
-def small_int8_candidates(default: Mapping[str, int]) -> list[Tiles]:
-    """What benchmarks try: the default first."""
-    return each_once([dict(default), *({**default, **t} for t in listed("try_int8", default["BLOCK_T"]))])
-
-
 def tile_outputs(choice: Mapping[str, int]) -> int:
-    """Outputs of a tile of many rows."""
+    """Outputs per tile of many rows."""
     return choice["BLOCK_N"] + choice["MORE_N"]
 
 
 def large_int8_bytes(choice: Mapping[str, int], itemsize: int) -> int:
-    """Shared memory that a program of many rows takes at most, in bytes; ``itemsize``: of a result.
+    """Shared memory of a program of many rows at most, in bytes; ``itemsize``: bytes per result.
 
-    Beside the operands of all stages lies the piece of a tile that is being stored, in the result's dtype:
-    a program that walks tiles asks for the next one's operands meanwhile; else their memory serves twice.
+    A program that walks tiles needs room for the piece being stored beside the operands of all stages, since
+    it loads the next tile's meanwhile; otherwise the memory serves twice.
     """
     operands = (choice["BLOCK_M"] + tile_outputs(choice)) * choice["BLOCK_K"] * choice["num_stages"]
     stored = itemsize * choice["BLOCK_M"] * max(choice["BLOCK_N"] // choice["PIECES"], choice["MORE_N"])
@@ -105,13 +92,13 @@ def large_int8_bytes(choice: Mapping[str, int], itemsize: int) -> int:
 
 
 def large_int8_fits(choice: Mapping[str, int], itemsize: int, shared: int) -> bool:
-    """Whether a multiprocessor has room for the programs that shall walk there; ``shared``: of one alone."""
+    """Whether a multiprocessor has room for PROGRAMS; ``shared``: bytes for one alone."""
     programs = max(choice["PROGRAMS"], 1)
     return large_int8_bytes(choice, itemsize) <= (shared + SYSTEM_SHARED) // programs - SYSTEM_SHARED
 
 
-def _fitted(choice: Mapping[str, int], itemsize: int, shared: int) -> Tiles:
-    """The choice with no more stages than there is room for; 2 at least."""
+def fitted(choice: Mapping[str, int], itemsize: int, shared: int) -> Tiles:
+    """The choice with as many stages as there is room for, at least 2."""
     stages = range(choice["num_stages"], 2, -1)
     fits = (n for n in stages if large_int8_fits({**choice, "num_stages": n}, itemsize, shared))
     return {**choice, "num_stages": next(fits, 2)}
@@ -127,13 +114,13 @@ def large_int8_tiles(
     aligned: bool = True,
     split: bool = False,
 ) -> Tiles:
-    """Tile choices of a product of many rows: those that are expected to end first.
+    """Tile choices of a product of many rows: those expected to end first.
 
-    ``PROGRAMS`` a multiprocessor walk the tiles (0: one program a tile), ``TOGETHER`` tiles of rows share a
-    tile of the weight, a tile has ``BLOCK_N`` and ``MORE_N`` outputs and is stored in ``PIECES`` (1 or 2);
-    ``TMA``: 1 pointers, 2 descriptors, 4 descriptors where they can be; ``SPLITS``: parts of the sums, 1
-    without ``split``; ``OVERLAP`` (as in launch_overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes
-    of a result or of a part's sum. Rows that are not ``aligned`` are read byte by byte, in small tiles.
+    ``PROGRAMS`` per multiprocessor walk the tiles (0: one program per tile), ``TOGETHER`` tiles of rows share
+    a tile of the weight, a tile has ``BLOCK_N`` + ``MORE_N`` outputs and is stored in ``PIECES`` (1 or 2);
+    ``TMA``: 1 pointers, 2 descriptors, 4 descriptors if possible; ``SPLITS``: parts of the sums, 1 without
+    ``split``; ``OVERLAP`` (launch_overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes of a result or
+    partial sum. Rows that are not ``aligned`` are read byte by byte, in small tiles.
     """
     return dict(_large(num_tokens, outputs, width, itemsize, machine, group, aligned, split))
 
@@ -157,7 +144,7 @@ def _large(
     }
     if split and aligned and num_tokens <= MAX_ROWS:
         tiles = common | chosen(f"large_int8_parts{groups}", num_tokens, width) | {"SPLITS": SPLITS_64}
-        return _fitted(whole_steps(tiles, group), itemsize, machine.shared)
+        return fitted(whole_steps(tiles, group), itemsize, machine.shared)
     lines = listed(f"large_int8{groups}")
     found: list[tuple[float, Tiles]] = []
     for line in lines if aligned else lines[-1:]:
@@ -165,34 +152,32 @@ def _large(
         tiles = whole_steps(common | line, group)
         if (tiles["PROGRAMS"] > 1 and (few or not machine.descriptors)) or (split and tiles["MORE_N"]):
             continue
-        tiles = _fitted(tiles | ({"PROGRAMS": 0} if split else {}), itemsize, machine.shared)
+        tiles = fitted(tiles | ({"PROGRAMS": 0} if split else {}), itemsize, machine.shared)
         if not large_int8_fits(tiles, itemsize, machine.shared) and not last:
             continue
         for splits in PARTS if split else (1,):
             choice = tiles | {"SPLITS": splits}
             if few:
                 found.append((busiest_bytes(choice, num_tokens, outputs, width, group, machine), choice))
-            else:
-                found.append((_results(choice, num_tokens, outputs, machine) / rate, choice))
+                continue
+            count = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // tile_outputs(choice))
+            programs = max(choice["PROGRAMS"], 1)
+            rounds = -(-count // (machine.multiprocessors * programs))
+            results = (
+                rounds * programs * choice["BLOCK_M"] * tile_outputs(choice)
+            )  # of the busiest multiprocessor
+            found.append((results / rate, choice))
     return min(found, key=lambda pair: pair[0])[1]
-
-
-def _results(choice: Mapping[str, int], num_tokens: int, outputs: int, machine: Machine) -> float:
-    """Results that the busiest multiprocessor computes."""
-    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // tile_outputs(choice))
-    programs = max(choice["PROGRAMS"], 1)
-    rounds = -(-tiles // (machine.multiprocessors * programs))
-    return rounds * programs * choice["BLOCK_M"] * tile_outputs(choice)
 
 
 def busiest_bytes(
     choice: Mapping[str, int], num_tokens: int, outputs: int, width: int, group: int, machine: Machine
 ) -> float:
-    """Bytes that the busiest multiprocessor moves: operands of its programs, and its share of the parts,
-    which are written (taken for twice as slow as reading: an estimate) and read again.
+    """Bytes that the busiest multiprocessor moves: its programs' operands, and its share of the parts, which
+    are written (estimated to be twice as slow as reading) and read again.
 
-    On an H200 whole products of 128 and 256 rows took 3 µs, and one for every 53 KB of operands of a
-    multiprocessor, in tiles of any size up to 128 x 256; of 256 x 192 one for every 42.
+    On an H200 whole products of 128 and 256 rows took 3 µs, and 1 µs per 53 KB of operands per
+    multiprocessor, in tiles of any size up to 128 x 256; of 256 x 192 1 µs per 42 KB.
     """
     tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // tile_outputs(choice))
     span = group or choice["BLOCK_K"]
@@ -202,22 +187,3 @@ def busiest_bytes(
     programs = -(-tiles * choice["SPLITS"] // machine.multiprocessors)
     slower = SLOWER if choice["BLOCK_M"] * tile_outputs(choice) > MOST_RESULTS else 1
     return programs * rows * columns * slower + parts / machine.multiprocessors
-
-
-def large_int8_candidates(
-    default: Mapping[str, int], itemsize: int, shared: int, group: int = 0, split: bool = False
-) -> list[Tiles]:
-    """What benchmarks try: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
-    wanted = [dict(default)]
-    for line in [*listed("large_int8_groups" if group else "large_int8"), *listed("try_large_int8")]:
-        line.pop("RATE", None)
-        if group and line["BLOCK_M"] * line["BLOCK_N"] > MOST_GROUP_RESULTS:
-            continue
-        tiles = whole_steps({**default, **line}, group)
-        wanted += [tiles | {"PROGRAMS": 0}] if split else [tiles, tiles | {"PROGRAMS": 0}]
-    if split:
-        wanted += [tiles | {"SPLITS": splits} for tiles in wanted for splits in PARTS]
-    else:
-        wanted += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
-    found = [_fitted(tiles, itemsize, shared) for tiles in wanted]
-    return each_once([tiles for tiles in found if large_int8_fits(tiles, itemsize, shared)])

@@ -1,8 +1,6 @@
-"""The tiles of prefill attention on an H200, by what it computes.
+"""Tiles of prefill attention, as measured on an H200, and those worth measuring.
 
-Owns the choices that were measured and those worth measuring. Knows no kernel.
-
-    default_tiles(max_query_len=512, head_dim=128, itemsize=2)
+default_tiles(max_query_len=512, head_dim=128, itemsize=2)
 """
 
 from __future__ import annotations
@@ -16,23 +14,22 @@ from ingot.kernels.launch_overlap import other_overlap
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 
 # H200, head_dim 128, fp16: 64 queries keep the accumulator of one warp group in registers. Several programs
-# share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys a tile; 4 with 32
-# keys and 128 registers a thread, which wins where there are programs enough. fp32 has no tensor-core path:
+# share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys per tile; 4 with
+# 32 keys and 128 registers per thread, which wins if there are enough programs. fp32 has no tensor-core path:
 # small tiles.
 _UNLIMITED = {"REGISTERS": 256, "OVERLAP": 1, "num_warps": 4}
 TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
 LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
 LONG_CHUNK = 1024
 TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
-LEAST_PART = 256  # keys of a part of a tile: for fewer its sums are not worth writing and reading again
+LEAST_PART = 256  # keys per part of a tile: for fewer its sums are not worth writing and reading again
 
 
 def default_tiles(
     max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False, parts: int = 0
 ) -> dict[str, int]:
-    """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads, and no
-    limit of registers where keys of a cache in 8 bits (``narrow``) are made wide in them. Parts of tiles of
-    wide heads meet in the registers of more warps.
+    """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads, no
+    limit of registers for a cache in 8 bits (``narrow``), more warps to merge ``parts`` of wide heads.
     """
     if itemsize > 2:
         return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
@@ -45,20 +42,19 @@ def default_tiles(
 
 
 def most_parts(num_heads: int, num_tokens: int, tile_rows: int) -> int:
-    """Most parts in all that tiles of so many queries are cut into, in a step of up to so many tokens.
+    """The most parts of all tiles of ``tile_rows`` queries, in a step of up to so many tokens.
 
-    Times heads they are the programs of a step with one tile, two a multiprocessor of an H200; 0: none, since
-    whole tiles of one prompt are as many, or of a long chunk.
+    Times heads they are two programs per multiprocessor of an H200; 0 if whole tiles are as many.
     """
     parts = TARGET_PROGRAMS // num_heads
     return parts if num_tokens < LONG_CHUNK and num_tokens // tile_rows < parts else 0
 
 
 def parts_of(keys: Sequence[int], most: int) -> list[int]:
-    """How many parts each tile's keys are cut into, given how many keys every tile of the step sees.
+    """Parts of each tile, from the number of keys that every tile of the step sees.
 
-    The tile with the longest parts gets one more until there are ``most``. Of tiles in descending order the
-    ones that are cut come first.
+    The tile with the longest parts gets one more until there are ``most`` parts. If ``keys`` descend, tiles
+    in several parts come first.
     """
     parts = [1] * len(keys)
     for _ in range(len(keys), most if keys else 0):

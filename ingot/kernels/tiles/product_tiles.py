@@ -1,8 +1,6 @@
-"""Tiles of products of few rows, by rows, shape and bits of the weight, and what tuning tries.
+"""Tiles of products of few rows by rows, shape and bits of the weight: the rules beside tile_tables.py.
 
-Owns the rules beside tile_tables.py, and what a GPU has for them. Knows no kernel.
-
-    tiles = small_tiles(num_tokens, weight, x.element_size(), x.device)
+tiles = small_tiles(num_tokens, weight, x.element_size(), x.device)
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from ingot.kernels.weight.stored_weight import BLOCK_ROWS, StoredWeight, chunk_c
 MAX_ROWS = 64  # of the kernels of few rows
 FRAGMENT_ROWS = 8  # up to so many, weights of few bits go straight into registers
 MULTIPROCESSORS = 132  # of an H200 and an H100
-DESCRIPTOR_ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
+DESCRIPTOR_ALIGNMENT = 16  # bytes, of a tensor that a descriptor reads and of its rows
 
 
 class WeightShape(NamedTuple):
-    """What tiles ask of a weight."""
+    """What tiles depend on in a weight."""
 
     out_features: int
     in_features: int
@@ -35,7 +33,7 @@ class WeightShape(NamedTuple):
 
     @staticmethod
     def of(weight: StoredWeight | WeightShape) -> WeightShape:
-        """That of a weight."""
+        """The shape of a weight."""
         return WeightShape(weight.out_features, weight.in_features, weight.bits, weight.group)
 
 
@@ -44,7 +42,7 @@ Shaped = StoredWeight | WeightShape
 
 @functools.cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may use; an H200's where there is no GPU."""
+    """Shared memory that a program may use; an H200's without a GPU."""
     if device.type != "cuda":
         return 227 << 10
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -58,15 +56,15 @@ def has_descriptors(device: torch.device) -> bool:
 
 
 def takes_fragments(num_tokens: int, weight: Shaped, itemsize: int) -> bool:
-    """Whether a product of so few rows can load the weight straight into registers."""
+    """Whether a product of so many rows can load the weight straight into registers."""
     whole = weight.out_features % BLOCK_ROWS == 0 and weight.in_features % 8 == 0
     narrow = weight.bits == 4 or (weight.bits == 8 and not weight.group)
     return narrow and whole and itemsize == 2 and num_tokens <= FRAGMENT_ROWS
 
 
 def settled(choice: Mapping[str, int], pairs: bool = False) -> Tiles:
-    """The choice, without FRAGMENTS where other tiles leave no room for them: BLOCK_N in blocks of 16, of
-    both of a pair where there are ``pairs``; at most 16 rows; no shares.
+    """The choice, without FRAGMENTS unless BLOCK_N is whole blocks of 16 (of both of a pair if there are
+    ``pairs``), BLOCK_T at most 16, and there are no shares.
     """
     block = BLOCK_ROWS * (2 if pairs else 1)
     fits = choice["BLOCK_N"] % block == 0 and choice["BLOCK_T"] in (8, 16) and not choice["PROGRAMS"]
@@ -74,19 +72,16 @@ def settled(choice: Mapping[str, int], pairs: bool = False) -> Tiles:
 
 
 def whole_chunks(choice: Mapping[str, int], weight: Shaped) -> Tiles:
-    """The choice with the BLOCK_K that a weight's layout needs."""
-    narrow = weight.bits < 16
-    return {**choice, **({"BLOCK_K": chunk_columns(weight.bits, weight.group)} if narrow else {})}
+    """The choice with the BLOCK_K of a weight's layout."""
+    chunk = {"BLOCK_K": chunk_columns(weight.bits, weight.group)} if weight.bits < 16 else {}
+    return {**choice, **chunk}
 
 
 def small_tiles(
     num_tokens: int, weight: Shaped, itemsize: int, device: torch.device, blocks: bool = True
 ) -> Tiles:
-    """Tile choices of a whole product of up to 64 rows.
-
-    Args:
-        itemsize: bytes of an activation.
-        blocks: whether the op takes its rows in blocks of 16.
+    """Tile choices of a whole product of up to 64 rows; ``itemsize``: bytes of an activation; ``blocks``:
+    whether the op takes its rows in blocks of 16.
     """
     if num_tokens <= 1 and weight.bits == 16:
         return _one_row(weight, device)
@@ -98,7 +93,7 @@ def small_tiles(
 
 
 def split_tiles(num_tokens: int, weight: Shaped, itemsize: int, device: torch.device) -> Tiles:
-    """Tile choices of a product of partial sums, with ``SPLITS``: a narrow weight has few tiles."""
+    """Tile choices of partial sums, with ``SPLITS``: few outputs have few tiles."""
     width = weight.in_features
     if takes_fragments(num_tokens, weight, itemsize):
         return _straight(weight, device, "straight_parts", width)
@@ -114,7 +109,7 @@ def _table(weight: Shaped) -> str:
 
 
 def _one_row(weight: Shaped, device: torch.device) -> Tiles:
-    """Of a dense weight, by vector sums. A narrow one has tiles for all multiprocessors, twice."""
+    """Of a dense weight, by vector sums; of few outputs two tiles per multiprocessor."""
     out_features, whole = weight.out_features, max(next_power_of_two(weight.in_features), 16)
     most = max(next_power_of_two(out_features // (2 * MULTIPROCESSORS) + 1) // 2, 2)
     if whole > 4096:
@@ -152,14 +147,9 @@ def candidate_tiles(num_rows: int, weight: Shaped, itemsize: int, device: torch.
     """What tuning of ``small_linear``, ``small_gate_up`` and ``small_qkv`` tries: the default first."""
     default = small_tiles(num_rows, weight, itemsize, device)
     if default["BLOCK_T"] > 1:
-        return matrix_candidates(default)
+        return each_once([default, *(default | tiles for tiles in listed("try_dense", default["BLOCK_T"]))])
     changes = [{"PROGRAMS": 2 * default["PROGRAMS"]}, {"num_warps": 4 if default["num_warps"] == 8 else 8}]
     changes.append({"BLOCK_N": 2 * default["BLOCK_N"]})
     if overlaps(device):
         changes.append({"OVERLAP": 4})
     return [default, *(default | change for change in changes)]
-
-
-def matrix_candidates(default: Mapping[str, int]) -> list[Tiles]:
-    """What tuning tries for a matrix product or its parts: the default first."""
-    return each_once([dict(default), *({**default, **t} for t in listed("try_dense", default["BLOCK_T"]))])

@@ -1,8 +1,6 @@
-"""Default tiles of decode attention where every head has keys of its own, and what tuning tries.
+"""Tiles of decode attention where every head has its own keys, as measured on an H200, and what tuning tries.
 
-Owns the tables that measurements on an H200 left. Knows no kernel.
-
-    tiles = single_tiles(pairs=2 * 32, num_kv_heads=32, head_dim=128, itemsize=2, device=q.device)
+tiles = single_tiles(pairs=2 * 32, num_kv_heads=32, head_dim=128, itemsize=2, device=q.device)
 """
 
 from __future__ import annotations
@@ -14,25 +12,25 @@ import torch
 from ingot.kernels.kernel_checks import next_power_of_two
 from ingot.kernels.launch_overlap import overlaps
 
-TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
+TARGET_PROGRAMS = 264  # two per multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
 FEW_PAIRS, FEW_PROGRAMS = 64, 512  # requests times heads: one wave of programs of FEW_BYTES
 LONE_PAIRS, LONE_PROGRAMS = 48, 1024  # one request: short splits are worth two waves
-FEW_BYTES = 1 << 14  # of keys, and of values, that the two warps of a program hold
-FEW_MERGED = 1 << 12  # values of all splits, which each warp holds at the end
-WARP_BYTES = 4096  # of keys, and of values, that one warp holds in registers
-NARROW_PAIRS, NARROW_BYTES = 1024, 2048  # of a cache in 8 bits: up to so many pairs a warp holds less
-BLOCKS = (16, 64)  # fewest and most tokens of a tile
+FEW_BYTES = 1 << 14  # of keys, and of values, held by the two warps of a program
+FEW_MERGED = 1 << 12  # values of all splits, held by each warp at the end
+WARP_BYTES = 4096  # of keys, and of values, held in registers by one warp
+NARROW_PAIRS, NARROW_BYTES = 1024, 2048  # with a cache in 8 bits a warp holds less up to so many pairs
+BLOCKS = (16, 64)  # fewest and most tokens per tile
 
 
 def single_tiles(
     pairs: int, num_kv_heads: int, head_dim: int, itemsize: int, device: torch.device
 ) -> dict[str, int]:
-    """Tile choices for so many requests times heads, a power of two times heads.
+    """Tile choices for so many requests, rounded up to a power of two, times heads.
 
-    One warp that holds 4 KiB of keys; a few pairs have two that hold 16, and more splits. Of a cache in 8
-    bits it is one warp always, which from more than a few pairs on asks for a tile while it computes another,
-    of 2 KiB first, of 4 and in fewer splits for many pairs.
+    A program is one warp that holds 4 KiB of keys; for few pairs two that hold 16, with more splits. With a
+    cache in 8 bits it is always one warp, which except for few pairs loads a tile while it computes another,
+    of 2 KiB, for many pairs of 4 and in fewer splits.
     """
     tiles = {"OVERLAP": 4 if overlaps(device) else 1, "num_stages": 1}
     few, many = pairs <= FEW_PAIRS, pairs > NARROW_PAIRS
@@ -47,7 +45,8 @@ def single_tiles(
     block = _block(held, head_dim, itemsize)
     splits = max(min(programs // (pairs if few else num_kv_heads), MOST_SPLITS), 1)
     if few:
-        return {**tiles, "BLOCK_N": block, "MAX_SPLITS": min(splits, _merged(head_dim, tiles["num_warps"]))}
+        merged = FEW_MERGED * tiles["num_warps"] // next_power_of_two(head_dim)  # in registers
+        return {**tiles, "BLOCK_N": block, "MAX_SPLITS": min(splits, merged)}
     warps = max(block * _row_bytes(head_dim, itemsize) // WARP_BYTES, tiles["num_warps"])
     return {**tiles, "BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": warps}
 
@@ -72,10 +71,5 @@ def _row_bytes(head_dim: int, itemsize: int) -> int:
 
 
 def _block(held: int, head_dim: int, itemsize: int) -> int:
-    """Tokens of a tile of so many bytes of keys."""
+    """Tokens of a tile with so many bytes of keys."""
     return max(min(held // _row_bytes(head_dim, itemsize), BLOCKS[1]), BLOCKS[0])
-
-
-def _merged(head_dim: int, warps: int) -> int:
-    """Splits that warps can merge in registers."""
-    return FEW_MERGED * warps // next_power_of_two(head_dim)

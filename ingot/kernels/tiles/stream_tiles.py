@@ -1,8 +1,7 @@
-"""The tiles of decode attention over shared keys on an H200, and how many programs share a pair's spans.
+"""Tiles of decode attention over shared keys, as measured on an H200, and how many programs share a pair's
+spans.
 
-Owns the choices that were measured. Knows no kernel.
-
-    stream_tiles(pairs=64, head_dim=128, itemsize=2, device=device)
+stream_tiles(pairs=64, head_dim=128, itemsize=2, device=device)
 """
 
 from __future__ import annotations
@@ -12,34 +11,26 @@ import torch
 from ingot.kernels.kernel_checks import next_power_of_two
 from ingot.kernels.launch_overlap import overlaps
 
-FEW_PAIRS = 32  # requests times key-value heads: a multiprocessor has at most one program, latency counts
-MANY_PAIRS = 256  # with more there are several programs a multiprocessor without a split
-PROGRAMS, FEW_PROGRAMS = 256, 128  # of a launch with long requests; fewer of the few, which have four warps
+FEW_PAIRS = 32  # requests times key-value heads: at most one program per multiprocessor, latency counts
+MANY_PAIRS = 256  # with more there are several programs per multiprocessor without a split
+PROGRAMS, FEW_PROGRAMS = 256, 128  # of a launch with long requests; of few pairs, which have four warps
 TILE_BYTES = 1 << 14  # of keys
 
 
 def stream_tiles(
     pairs: int, head_dim: int, itemsize: int, device: torch.device, q_itemsize: int | None = None
 ) -> dict[str, int]:
-    """Tiles for an H200 by the number of pairs: requests (their power of two) times key-value heads.
+    """Tiles for an H200 by pairs: requests, rounded up to a power of two, times key-value heads.
 
-    A tile of 16 KiB, three of keys and values in flight. Few pairs: short spans, more warps a tile, and the
-    merge is a launch of its own. Many: smaller tiles, so that more programs fit a multiprocessor. In fp32
-    (``q_itemsize``; None: the cache's), whose products the matrix unit does not take, eight warps hold what
-    two would spill; and as many hold wide heads of a cache in 8 bits.
+    A tile has 16 KiB, and three of keys and values are in flight. Few pairs: short spans, more warps per
+    tile, and a second launch merges. Many: smaller tiles, so that more programs fit a multiprocessor. In fp32
+    (``q_itemsize``, by default the cache's), without tensor cores, eight warps hold what two would spill, as
+    for wide heads of a cache in 8 bits.
     """
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     block = max(min(TILE_BYTES // row_bytes, 64), 16)
-    tiles = {
-        "BLOCK_N": block,
-        "MAX_SPLITS": 64,
-        "MIN_SPLIT": 256,
-        "AXIS": 1,
-        "MERGE": 2,
-        "OVERLAP": 4 if overlaps(device) else 1,
-        "num_warps": 2,
-        "num_stages": 3,
-    }
+    tiles = {"BLOCK_N": block, "MAX_SPLITS": 64, "MIN_SPLIT": 256, "AXIS": 1, "MERGE": 2}
+    tiles |= {"OVERLAP": 4 if overlaps(device) else 1, "num_warps": 2, "num_stages": 3}
     if pairs <= FEW_PAIRS:
         tiles |= {"MIN_SPLIT": 128, "AXIS": 2, "MERGE": 1, "num_warps": 4}
     elif pairs > MANY_PAIRS:
@@ -50,5 +41,5 @@ def stream_tiles(
 
 
 def pair_programs(pairs: int) -> int:
-    """How many programs share the spans of one of so many pairs; changes no bits."""
+    """Programs that share the spans of one of so many pairs; changes no bit."""
     return max((FEW_PROGRAMS if pairs <= FEW_PAIRS else PROGRAMS) // max(pairs, 1), 1)

@@ -1,31 +1,30 @@
-"""Default tiles of products by rows and shape, as measured on an H200, and what is worth trying.
+"""Default tiles of products by rows and shape, as measured on an H200.
 
-Owns the tables and the look-up. Knows no kernel and no GPU.
+A table has a name and the names of its tiles, or "…" for those of the table before it. A line is for up to so
+many rows, each of its choices for up to so many outputs (of partial sums: inputs). The first that fits is
+taken.
 
     tiles = chosen("dense", rows=8, size=4096)      # {"BLOCK_N": 32, "BLOCK_K": 256, …}
-
-A table has a name and the names of its tiles, or "…" for those of the table before it. A line is for up to
-so many rows, each of its choices for up to so many outputs (of parts of sums: inputs). The first that fits is
-taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 Tiles = dict[str, int]
 
 
 class Line(NamedTuple):
-    """Tiles for up to so many rows and so large a size; 0: any."""
+    """Tiles for up to so many rows and outputs, or inputs; 0: any."""
 
     rows: int
     size: int
     tiles: Tiles
 
 
-def _parsed(text: str) -> dict[str, list[Line]]:
+def parsed(text: str) -> dict[str, list[Line]]:
+    """Tables by name."""
     tables: dict[str, list[Line]] = {}
     names: list[str] = []
     for line in text.splitlines():
@@ -44,7 +43,7 @@ def _parsed(text: str) -> dict[str, list[Line]]:
 
 
 def chosen(table: str, rows: int, size: int, wanted: Callable[[Tiles], bool] | None = None) -> Tiles:
-    """The first tiles of a table for so many rows and so large a size, of those that are ``wanted``."""
+    """The first tiles of a table for so many rows and such a size, of those that are ``wanted``."""
     return next(
         dict(line.tiles)
         for line in TABLES[table]
@@ -54,26 +53,27 @@ def chosen(table: str, rows: int, size: int, wanted: Callable[[Tiles], bool] | N
     )
 
 
-def listed(table: str, rows: int = 0) -> list[Tiles]:
+def listed(table: str, rows: int = 0, tables: Mapping[str, list[Line]] | None = None) -> list[Tiles]:
     """All tiles of a table for so many rows."""
-    most = next(line.rows for line in TABLES[table] if rows <= (line.rows or rows))
-    return [dict(line.tiles) for line in TABLES[table] if line.rows == most]
+    lines = (TABLES if tables is None else tables)[table]
+    most = next(line.rows for line in lines if rows <= (line.rows or rows))
+    return [dict(line.tiles) for line in lines if line.rows == most]
 
 
 def each_once(found: list[Tiles]) -> list[Tiles]:
-    """Every choice at its first place."""
+    """The choices without repetitions."""
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
 
 
 # Products of few rows were measured in steps of a 7B model. Up to 8 rows launches overlap enough that early
 # weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
 # int8_straight: a weight of 4 bits inside 8 is loaded straight into registers, as it is stored
-# (benchmarks/int8_variants.py); FRAGMENTS 1: a warp asks for a chunk at its step, 2: for one ahead.
-# packed: of those with DIRECT x is in the operand's order (benchmarks/narrow_variants.py, packed_matmul.py).
-# large_int8: a tensor-core product whose sums are whole numbers is waited for where it is issued: the
-# compiler lets only sums in fp32 run on. Two programs of one warp group each wait at different times; an H200
-# reaches 1380 to 1420 TOPS so, 1200 to 1240 by the second line. RATE is what is expected, in % of that.
-TABLES = _parsed("""
+# (benchmarks/int8_variants.py); FRAGMENTS 1: a warp loads a chunk at its step, 2: one ahead.
+# packed: with DIRECT x is in the operand's order (benchmarks/narrow_variants.py, packed_matmul.py).
+# large_int8: the compiler waits for a tensor-core product with int32 sums where it is issued; only fp32 sums
+# run on. Two programs of one warp group each wait at different times: so an H200 reaches 1380 to 1420 TOPS,
+# with the second line 1200 to 1240. RATE is the expected speed in % of that.
+TABLES = parsed("""
 dense BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
   8: ≤16383 32 256 2 4 0 1; 64 256 4 3 0 1
  16: ≤16383 64 128 4 4 2 256; ≤65535 64 128 4 3 3 128; 128 128 4 3 2 0
@@ -148,9 +148,6 @@ try_dense BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH  # tuning, for 
   8: 64 256 4 3 0 1; 32 256 2 4 0 1; 64 128 4 4 2 0; 64 128 4 4 3 1
  16: 128 128 4 3 2 0; 64 128 4 4 2 0; 64 256 4 3 2 1; 64 128 4 4 3 0
  64: 64 64 4 4 3 0; 128 64 8 4 2 0; 64 128 4 3 2 0; 128 64 8 5 1 0
-try_int8 …
- 16: 32 256 2 6 0 1; 64 256 4 4 0 1; 64 256 4 4 3 0; 64 128 4 8 2 1; 128 128 4 5 2 0; 64 512 4 3 2 1
- 64: 64 256 4 4 2 0; 128 128 4 5 2 0; 128 256 8 3 1 0; 64 128 4 6 3 0; 128 128 8 4 2 1
 
 packed_8_bits BLOCK_T BLOCK_N BLOCK_K num_warps num_stages REGISTERS WIDE AHEAD DIRECT
  16: ≤16383 16 64 128 4 3 128 1 0 1; 16 64 256 4 3 256 1 0 1
@@ -169,44 +166,13 @@ packed_small …  # not measured
  64: 64 128 128 8 3 128 0 0 0
 any: 128 128 128 8 3 256 0 0 0
 
-try_packed_few_256 BLOCK_N BLOCK_K num_warps num_stages REGISTERS WIDE AHEAD DIRECT  # chunks of 256
-any: 64 256 4 3 256 1 0 1; 64 256 4 2 256 1 0 1; 64 256 4 3 128 0 0 1; 128 256 8 3 128 0 0 1;
-     128 256 8 3 256 1 0 1; 128 256 8 2 128 0 0 0; 64 256 4 3 128 1 2 0
-try_packed_few_128 …
-any: 64 128 4 3 128 1 0 1; 64 128 4 4 256 1 0 1; 128 128 8 3 128 1 0 1; 128 128 8 3 128 1 2 1;
-     64 256 4 2 256 1 0 1; 64 256 4 3 256 1 0 1; 64 256 4 3 128 1 0 1; 128 256 8 3 256 1 0 1;
-     128 256 8 3 128 1 0 1; 64 128 4 4 128 1 2 0
-
-try_packed_many BLOCK_T BLOCK_N BLOCK_K num_warps num_stages REGISTERS WIDE AHEAD DIRECT
-any: 128 128 128 8 2 128 0 0 0; 128 128 128 8 4 256 0 0 0; 128 256 128 8 3 256 0 0 0;
-     128 64 128 4 2 128 0 0 0; 64 128 128 8 3 128 0 0 0; 64 256 128 8 3 256 0 0 0
-try_packed_many_256 …
-any: 256 128 128 8 2 256 0 0 0; 256 128 128 8 3 256 0 0 0; 256 64 128 4 2 256 0 0 0
-try_packed_many_chunks …
-any: 128 128 256 8 2 256 0 0 0; 64 128 256 8 2 128 0 0 0
-try_packed_many_ahead …
-any: 64 128 128 8 3 128 1 2 0; 128 64 128 4 2 128 0 2 0
-try_packed_many_straight_256 …
-any: 64 128 256 8 2 256 1 0 1; 128 64 256 4 2 256 1 0 1; 128 128 256 8 2 256 1 0 1
-try_packed_many_straight …
-any: 64 128 128 8 3 128 1 0 1; 128 64 128 4 3 256 1 0 1; 128 128 128 8 3 256 1 0 1
-try_packed_many_straight_large …
-any: 256 128 128 8 3 256 1 0 1
-try_packed_many_straight_small …
-any: 128 128 128 8 3 128 1 0 1
-try_packed_many_straight_double …
-any: 128 64 256 4 2 256 1 0 1; 128 128 256 8 2 256 1 0 1; 64 128 256 8 2 256 1 0 1
-
 large_int8 BLOCK_M BLOCK_N MORE_N BLOCK_K num_warps num_stages PIECES PROGRAMS RATE
 any: 128 128 0 128 4 3 2 2 115; 128 256 0 128 8 4 2 1 100; 256 128 64 128 8 3 2 1 98;
      128 128 64 128 8 4 1 1 87; 128 128 0 128 8 4 1 1 83; 64 128 0 128 4 5 1 1 65; 64 64 0 256 4 4 1 1 50
 large_int8_groups …
 any: 128 128 0 128 8 4 1 1 100; 64 128 0 128 4 5 1 1 85; 64 64 0 128 4 5 1 1 60
 
-try_large_int8 BLOCK_M BLOCK_N MORE_N BLOCK_K num_warps num_stages PIECES PROGRAMS
-any: 128 256 0 128 8 3 2 1; 256 128 0 128 8 3 2 1; 128 128 0 128 8 3 1 1; 128 64 0 128 4 3 1 2;
-     64 128 0 128 4 3 1 2
-large_int8_parts …  # up to 64 rows
+large_int8_parts BLOCK_M BLOCK_N MORE_N BLOCK_K num_warps num_stages PIECES PROGRAMS  # up to 64 rows
 any: 64 64 0 256 4 3 1 0
 large_int8_parts_groups …
 any: 64 64 0 128 4 5 1 0

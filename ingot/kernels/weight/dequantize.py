@@ -1,9 +1,6 @@
-"""A weight of few bits as a whole matrix in the dtype of the activations.
+"""A weight of few bits as a whole matrix in the activations' dtype, for the matrix library.
 
-Owns the kernel that writes it for the matrix library, whose products of many rows are worth the pass. The
-layout and its meaning are stored_weight.py's. Knows no product.
-
-    y = F.linear(x, dequantize(weight, x.dtype))
+y = F.linear(x, dequantize(weight, x.dtype))
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import triton.language as tl
 from triton.language import constexpr, tensor
 
 from ingot.kernels.kernel_checks import KernelArgumentError, expect_float, runs_on_gpu
+from ingot.kernels.weight.narrow_values import word_places
 from ingot.kernels.weight.stored_weight import (
     StoredWeight,
     chunk_columns,
@@ -22,7 +20,6 @@ from ingot.kernels.weight.stored_weight import (
     part_columns,
     symmetric_zero,
 )
-from ingot.kernels.weight.word_places import word_places
 
 BLOCK_N = 64
 WARPS = 4
@@ -44,7 +41,9 @@ def dequantize_kernel(
     ZERO: constexpr,
     BLOCK_N: constexpr,
 ) -> None:
-    """One chunk of BLOCK_N rows; the columns of a part of its words lie side by side, within one group."""
+    """One program per chunk of BLOCK_N rows; the columns of a part of its words are neighbours in one
+    group.
+    """
     PARTS: constexpr = 16 // BITS
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     chunk = tl.program_id(1)
@@ -69,55 +68,38 @@ def dequantize_kernel(
         tl.store(out_ptr + outputs, wide, mask=inside[:, None] & (columns < K)[None, :])
 
 
-def dequantize_triton(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`dequantize`, unchecked."""
-    outputs, width = weight.out_features, weight.in_features
-    out = torch.empty((outputs, width), dtype=dtype, device=weight.values.device)
-    if not out.numel():
-        return out
-    assert weight.scales is not None
-    chunks = triton.cdiv(width, chunk_columns(weight.bits, weight.group))
-    dequantize_kernel[(triton.cdiv(outputs, BLOCK_N), chunks)](
-        weight.values,
-        weight.scales,
-        weight.zeros,
-        out,
-        weight.values.stride(0),
-        weight.scales.stride(0) if weight.group else 0,
-        N=outputs,
-        K=width,
-        BITS=weight.bits,
-        GROUP=weight.group,
-        WIDTH=part_columns(weight.group),
-        ZERO=symmetric_zero(weight.bits),
-        BLOCK_N=BLOCK_N,
-        num_warps=WARPS,
-    )
-    return out
-
-
-dequantize_reference = dequantized
-
-
 def dequantize(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     """W [N, K], equal to ``dequantized`` to the bit.
 
     Args:
-        weight: of 8 or 4 bits, scales in ``dtype``; a dense one comes back as it is.
+        weight: of 8 or 4 bits, scales in ``dtype``; a dense one is returned as it is.
         dtype: fp16, bf16 or fp32.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
+    values, scales, dense = weight.values, weight.scales, weight.values.dtype
     if weight.bits == 16:
-        if weight.values.dtype != dtype:
-            raise KernelArgumentError(
-                "a dense weight keeps its dtype", seen=dtype, allowed=weight.values.dtype
-            )
-        return weight.values
-    like = torch.empty((0, weight.in_features), dtype=dtype, device=weight.values.device)
+        if dense != dtype:
+            raise KernelArgumentError("a dense weight keeps its dtype", seen=dtype, allowed=dense)
+        return values
+    outputs, width = weight.out_features, weight.in_features
+    like = torch.empty((0, width), dtype=dtype, device=values.device)
     expect_float("dtype", like)
     expect_weight(weight, like)
-    if runs_on_gpu(weight.values):
-        return dequantize_triton(weight, dtype)
-    return dequantize_reference(weight, dtype)
+    if not runs_on_gpu(values):
+        return dequantized(weight, dtype)
+    out = torch.empty((outputs, width), dtype=dtype, device=values.device)
+    if out.numel():
+        assert scales is not None
+        chunks = triton.cdiv(width, chunk_columns(weight.bits, weight.group))
+        strides = (values.stride(0), scales.stride(0) if weight.group else 0)
+        dequantize_kernel[(triton.cdiv(outputs, BLOCK_N), chunks)](
+            *(values, scales, weight.zeros, out, *strides),
+            N=outputs,
+            K=width,
+            BITS=weight.bits,
+            GROUP=weight.group,
+            WIDTH=part_columns(weight.group),
+            ZERO=symmetric_zero(weight.bits),
+            BLOCK_N=BLOCK_N,
+            num_warps=WARPS,
+        )
+    return out

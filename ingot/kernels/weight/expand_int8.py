@@ -1,13 +1,10 @@
-"""A weight of 4 bits inside values of 8 as a whole matrix of int8.
+"""A weight of 4 bits inside values of 8 as a whole matrix of int8, for int8 products.
 
-Owns the kernel that writes it for int8 products. The form and its meaning are int4_weight.py's. Knows no
-product.
+Four values lie in a 32-bit word, and all arithmetic is on such words: a value times its step is at most 15 ·
+16 = 240 and stays in its byte, and the zero's share is subtracted byte by byte without a carry. That is two
+operations per value, instead of four or more.
 
     y = int8_linear(x8, expand_int8(weight), torch.float16)
-
-Four values lie in a word of 32 bits, and all arithmetic is on such words: a value times its step is at
-most 15 · 16 = 240 and stays in its byte, and the zero's share is taken off byte by byte without a carry. That
-is two operations a value, where values one by one take four or more.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
 
 @triton.jit
 def stepped(values: tensor, steps: tensor, shifts: tensor) -> tensor:
-    """Four values a word times their step, less ``shifts``, byte by byte modulo 256."""
+    """Four values per word times their step, less ``shifts``, byte by byte modulo 256."""
     HIGH: constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
     LOW: constexpr = 0x7F7F7F7F
     a = values * steps
-    # A byte's highest bit is set before the subtraction, so that none borrows from its neighbour, and put
-    # right after it.
+    # A byte's highest bit is set before the subtraction, so that none borrows from its neighbour, and
+    # corrected after it.
     return ((a | HIGH) - (shifts & LOW)) ^ ((a ^ ~shifts) & HIGH)
 
 
@@ -50,7 +47,9 @@ def expand_int8_kernel(
     BLOCK_N: constexpr,
     TOGETHER: constexpr,
 ) -> None:
-    """TOGETHER groups of BLOCK_N rows; WORDS are those of half a group, in int8 and in pairs alike."""
+    """One program per TOGETHER groups of BLOCK_N rows; WORDS: of a group in pairs, of half a group in
+    int8.
+    """
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     groups = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     lanes = tl.arange(0, WORDS)[None, None, :]
@@ -70,19 +69,28 @@ def expand_int8_kernel(
     tl.store(out_ptr + outputs + WORDS, high, mask=inside)
 
 
-def expand_int8_triton(weight: Int4Weight, tiles: Mapping[str, int] | None = None) -> Int8Weight:
-    """Launch the kernel; arguments as in :func:`expand_int8`, unchecked."""
+def whole_int8(weight: AnyInt8) -> Int8Weight:
+    """A weight as whole rows of int8; of 4 bits a temporary that the kernel writes."""
+    return expand_int8(weight) if isinstance(weight, Int4Weight) else weight
+
+
+def expand_int8(weight: Int4Weight, tiles: Mapping[str, int] | None = None) -> Int8Weight:
+    """The weight as int8 products read it, equal to ``expanded`` to the bit: int8 [N, K], a view of rows of
+    whole groups in a new tensor, and the weight's own scales.
+
+    ``tiles``: ``BLOCK_N`` rows and ``TOGETHER`` groups per program, ``num_warps``.
+    """
+    expect_int4(weight)
+    if not runs_on_gpu(weight.pairs):
+        return expanded(weight)
     outputs, groups = weight.pairs.shape[0], num_groups(weight.in_features, weight.group)
     choice = merge_tiles(TILES, tiles)
     out = torch.empty((outputs, groups * weight.group), dtype=torch.int8, device=weight.pairs.device)
     if out.numel():
         grid = (triton.cdiv(outputs, choice["BLOCK_N"]), triton.cdiv(groups, choice["TOGETHER"]))
+        pairs, whole = weight.pairs.view(torch.int32), out.view(torch.int32)
         expand_int8_kernel[grid](
-            weight.pairs.view(torch.int32),
-            weight.steps,
-            weight.zeros,
-            out.view(torch.int32),
-            weight.steps.stride(0),
+            *(pairs, weight.steps, weight.zeros, whole, weight.steps.stride(0)),
             N=outputs,
             GROUPS=groups,
             WORDS=weight.group // 8,
@@ -91,31 +99,3 @@ def expand_int8_triton(weight: Int4Weight, tiles: Mapping[str, int] | None = Non
             num_warps=choice["num_warps"],
         )
     return Int8Weight(out[:, : weight.in_features], weight.scales, temporary=True)
-
-
-def whole_int8(weight: AnyInt8) -> Int8Weight:
-    """A weight as whole rows of int8: of 4 bits a temporary that the kernel writes."""
-    return expand_int8(weight) if isinstance(weight, Int4Weight) else weight
-
-
-expand_int8_reference = expanded
-
-
-def expand_int8(weight: Int4Weight, tiles: Mapping[str, int] | None = None) -> Int8Weight:
-    """The weight as int8 products read it; equal to ``expanded`` to the bit.
-
-    Args:
-        weight: contiguous.
-        tiles: ``BLOCK_N`` rows and ``TOGETHER`` groups a program, ``num_warps``.
-
-    Returns:
-        values int8 [N, K], a view of rows of whole groups (of the temporary that it allocates: N bytes a
-        column), and the weight's own scales.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
-    """
-    expect_int4(weight)
-    if runs_on_gpu(weight.pairs):
-        return expand_int8_triton(weight, tiles)
-    return expand_int8_reference(weight)

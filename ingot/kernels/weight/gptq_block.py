@@ -1,15 +1,13 @@
-"""GPTQ's walk over the columns of one block: each becomes a number, and its error goes to those behind it.
+"""GPTQ's walk over the columns of one block: each is quantized, and its error is passed on to those after it.
 
-Owns the kernel that keeps all columns of some outputs in registers. Outputs are independent of each other, so
-a block is one launch. Knows no Hessian, no order of columns and no choice of scales (quant/methods/gptq.py).
-
-    errors = gptq_block(weight, factor, inverse, scales, zeros, groups, 0, 15, numbers)
-
-Of column j of an output, in this order and each step rounded to fp32:
+All columns of some outputs are in registers; outputs are independent, so a block is one launch. Of column j
+of an output, in this order and each step rounded to fp32:
 
     number = clamp(round(w_j / scale) + zero, low, high)      halves to the even step
     error_j = (w_j - (number - zero) · scale) · inverse_j
     w_k = w_k - factor[j, k] · error_j                        for every k > j
+
+    errors = gptq_block(weight, factor, inverse, scales, zeros, groups, 0, 15, numbers)
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from ingot.kernels.kernel_checks import (
 from ingot.kernels.rows.int8_round import WHOLE
 
 TILES = {"BLOCK_N": 32, "num_warps": 4}
-MOST_COLUMNS = 256  # of a block: 64 registers a thread at BLOCK_N 32 and 4 warps
+MOST_COLUMNS = 256  # per block: 64 registers per thread at BLOCK_N 32 and 4 warps
 NUMBERS = (torch.uint8, torch.int8, torch.float32)
 
 
@@ -71,7 +69,7 @@ def gptq_block_kernel(
         behind = (places > place) & (places < columns)
         passed_on = tl.load(factor_ptr + place * factor_stride + places, mask=behind, other=0.0)
         own = tl.sum(tl.where(places[:, None] == place, tile, 0.0), axis=0)
-        # Beyond 2^22 WHOLE loses less than half of a number, which is beyond any grid before and after.
+        # Above 2^22 WHOLE is off by less than half a step, and the value is off the grid before and after.
         number = (tl.div_rn(own, scale) + WHOLE) - WHOLE + zero
         number = tl.minimum(tl.maximum(number, LOW), HIGH)
         error = (own - (number - zero) * scale) * tl.load(inverse_ptr + place)
@@ -80,50 +78,6 @@ def gptq_block_kernel(
         )
         tl.store(error_ptr + place * N + outputs, error, mask=inside)
         tile -= passed_on[:, None] * error[None, :]
-
-
-def gptq_block_triton(
-    weight: torch.Tensor,
-    factor: torch.Tensor,
-    inverse: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    groups: torch.Tensor,
-    low: int,
-    high: int,
-    numbers: torch.Tensor,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`gptq_block`, unchecked."""
-    columns, outputs = weight.shape
-    choice = merge_tiles(TILES, tiles)
-    errors = torch.empty((columns, outputs), dtype=torch.float32, device=weight.device)
-    if not errors.numel():
-        return errors
-    gptq_block_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]),)](
-        weight,
-        factor,
-        inverse,
-        scales,
-        zeros,
-        groups,
-        numbers,
-        errors,
-        columns,
-        weight.stride(0),
-        factor.stride(0),
-        scales.stride(0),
-        zeros.stride(0),
-        numbers.stride(0),
-        N=outputs,
-        LOW=float(low),
-        HIGH=float(high),
-        BLOCK_K=next_power_of_two(columns),
-        BLOCK_N=choice["BLOCK_N"],
-        num_warps=choice["num_warps"],
-        enable_fp_fusion=False,
-    )
-    return errors
 
 
 def gptq_block_reference(
@@ -137,7 +91,7 @@ def gptq_block_reference(
     high: int,
     numbers: torch.Tensor,
 ) -> torch.Tensor:
-    """The reference: one column after another."""
+    """The PyTorch reference of :func:`gptq_block`."""
     weight = weight.clone()
     errors, passed_on = torch.empty_like(weight), torch.empty_like(weight)
     for place, group in enumerate(groups.tolist()):
@@ -162,24 +116,22 @@ def gptq_block(
     low: int,
     high: int,
     numbers: torch.Tensor,
+    tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """Choose the numbers of a block of columns; kernel and reference agree to the bit.
+    """Quantize a block of columns; kernel and reference agree to the bit.
 
     Args:
         weight: fp32 [columns, N], corrected for all columns before the block; it stays as it is.
-        factor: fp32 [columns, columns], the block's part of the upper factor; what is not above its diagonal
-            is not read.
+        factor: fp32 [columns, columns], the block's part of the upper factor; read above its diagonal.
         inverse: fp32 [columns], 1 / the diagonal.
         scales, zeros: fp32 [groups of the grid, N], zeros whole numbers.
-        groups: int64 [columns], which scale and zero a column has.
-        low, high: the lowest and the highest number, of magnitudes up to 255.
-        numbers: uint8, int8 or fp32 [columns, N], written.
+        groups: int64 [columns], row of scales and zeros per column.
+        low, high: the lowest and the highest value, of magnitudes up to 255.
+        numbers: uint8, int8 or fp32 [columns, N], receives the quantized values.
+        tiles: choices over ``TILES``.
 
     Returns:
-        fp32 [columns, N], the errors, by which columns after the block are to be corrected.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device, stride or number that the kernel cannot take.
+        fp32 [columns, N], the errors, by which columns after the block must be corrected.
     """
     columns, outputs = weight.shape
     expect("weight", weight, (None, None), like=weight, dtype=torch.float32)
@@ -194,7 +146,20 @@ def gptq_block(
     expect("numbers", numbers, (columns, outputs), like=weight, dtype=numbers.dtype)
     expect_range("low", low, -255, high)
     expect_range("high", high, low, 255)
-    chosen = (weight, factor, inverse, scales, zeros, groups, low, high, numbers)
-    if runs_on_gpu(weight):
-        return gptq_block_triton(*chosen)
-    return gptq_block_reference(*chosen)
+    if not runs_on_gpu(weight):
+        return gptq_block_reference(weight, factor, inverse, scales, zeros, groups, low, high, numbers)
+    choice = merge_tiles(TILES, tiles)
+    errors = torch.empty((columns, outputs), dtype=torch.float32, device=weight.device)
+    if errors.numel():
+        gptq_block_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]),)](
+            *(weight, factor, inverse, scales, zeros, groups, numbers, errors, columns),
+            *(tensor.stride(0) for tensor in (weight, factor, scales, zeros, numbers)),
+            N=outputs,
+            LOW=float(low),
+            HIGH=float(high),
+            BLOCK_K=next_power_of_two(columns),
+            BLOCK_N=choice["BLOCK_N"],
+            num_warps=choice["num_warps"],
+            enable_fp_fusion=False,
+        )
+    return errors

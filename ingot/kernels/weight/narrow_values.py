@@ -1,8 +1,9 @@
-"""Values of 8 and of 4 bits made wide in registers, in fewer instructions than the compiler finds.
+"""Weights of 8 and 4 bits in kernels: where their words lie, and how values are widened in few instructions.
 
-Owns the tricks with bit patterns: an integer placed below the point of a power of two is that power plus the
-integer, exactly, and one sum leaves the integer less its zero. Knows no product and no layout.
+An integer placed below the point of a power of two is that power plus the integer, exactly, and one sum
+leaves the integer less its zero.
 
+    words = tl.load(word_places(weight_ptr, weight_stride, rows, cols))
     wide = unpack(words, zero, 2, 4, tl.float16, ASM)
 """
 
@@ -13,8 +14,19 @@ import triton.language as tl
 from triton.language import constexpr, tensor
 
 
+@triton.jit
+def word_places(ptr: tensor, stride: tensor, rows: tensor, cols: tensor) -> tensor:
+    """Pointers to words [N, W] (stored_weight.py); ``stride`` words per row, four neighbouring columns
+    adjacent.
+    """
+    row = rows.to(tl.int64) // 16 * (16 * stride) + rows % 16 // 2 * 32 + rows % 2 * 4
+    column = cols // 32 * 512 + cols % 8 // 4 * 256 + cols % 32 // 8 * 8 + cols % 4
+    # The compiler does not see that four are neighbours, and would copy them one by one.
+    return ptr + tl.max_contiguous(tl.multiple_of(row[:, None] + column[None, :], (4, 4)), (1, 4))
+
+
 def _nibbles(shift: int | str, mask: str, magic: str, add: str) -> tl.constexpr:
-    """Two values of 4 bits, ``shift`` bits (or an operand) up in two words, plus the two in $2."""
+    """Two values of 4 bits, ``shift`` bits (a number or an operand) up in two words, plus the two in $2."""
     moved = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
     return tl.constexpr(
         f"{{ .reg .b32 t, one, part; mov.b32 one, 0x3F803F80; mov.b32 part, 0x2C002C00; {moved}"
@@ -28,7 +40,7 @@ def _bytes(selector: str) -> tl.constexpr:
 
 
 def _brain_bytes(low: str, high: str) -> tl.constexpr:
-    """The same in bf16, by way of fp32: eight bits do not lie below the point of a bf16 value."""
+    """The same in bf16, by way of fp32: eight bits do not fit below the point of a bf16 value."""
     return tl.constexpr(
         "{ .reg .b32 p, q, n, m; .reg .f32 a, b, c, d;"
         f" prmt.b32 p, $1, 0x4B000000, {low}; prmt.b32 q, $1, 0x4B000000, {high};"
@@ -54,7 +66,7 @@ _BRAIN_LOW, _BRAIN_HIGH = _brain_bytes("0x7440", "0x7442"), _brain_bytes("0x7441
 
 @triton.constexpr_function
 def above(index: int, bits: int, dtype: tl.dtype) -> float:
-    """The power of two that a value is placed below, as it counts once it is moved down."""
+    """The power of two that a value is placed below, after it is moved down."""
     if dtype == tl.float16:
         return 64.0 if bits == 4 and index % 2 == 1 else 1024.0
     return 0.0 if bits == 8 else 128.0
@@ -62,7 +74,7 @@ def above(index: int, bits: int, dtype: tl.dtype) -> float:
 
 @triton.jit
 def unpack_less(words: tensor, less: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr) -> tensor:
-    """Value INDEX of every 16-bit word plus ``less``, of its shape: -(``above`` + zero) in fp16 or bf16."""
+    """Value INDEX of every 16-bit word plus ``less`` of that shape, -(``above`` + zero), in fp16 or bf16."""
     if tl.float16 == DTYPE:
         if BITS == 8:
             byte: constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
@@ -125,8 +137,8 @@ def unpack_from(
     words: tensor, bit: tensor, zero: tensor, INDEX: constexpr, DTYPE: constexpr, ASM: constexpr
 ) -> tensor:
     """As ``unpack``, of 4 bits: value INDEX, 0 or 1, of every 16-bit word from ``bit`` on, less its zero."""
-    # The move stands in the bit operation of each value: one that two of them shared would be made in the
-    # layout in which the words are copied, and they would go through shared memory again.
+    # Each value is shifted in its own bit operation: a shared shift would be done in the layout in which
+    # words are copied, and they would go through shared memory again.
     if not ASM:
         wide = unpack(words >> bit.to(tl.int16), zero, INDEX, 4, DTYPE, False)
     elif tl.float16 == DTYPE:
@@ -148,7 +160,7 @@ def unpack_from(
 
 @triton.jit
 def ended(sums: tensor, ASM: constexpr) -> tensor:
-    """The same sums, in the same registers, after the product that makes them has ended."""
+    """The same sums in the same registers, once the product that makes them has ended."""
     if ASM:
         sums = tl.inline_asm_elementwise("", "=r,0", [sums], tl.float32, is_pure=True, pack=1)
     return sums

@@ -1,21 +1,17 @@
-"""A weight matrix as it is stored: whole, in 8 bits, or in 4.
-
-Owns the layouts that products read, their checks and their meaning in floating point. Knows no product, and
-no way of choosing the numbers.
+"""A weight matrix as it is stored, dense or in 8 or 4 bits: the layout that products read.
 
     weight = StoredWeight(words, in_features, scales, bits=4, group=128)
     wide = dequantized(weight, torch.float32)          # [N, K]
 
-A weight W [N, K] is either dense, ``values`` [N, K] in the dtype of the activations, or of numbers q of few
-bits: W = (q - zero) · scale, with ``scales`` [N] (``group`` 0: one a row) or [groups, N] (``group``
-neighbouring columns share one), and ``zeros`` uint8 of the same shape, or None for 128 (8 bits) or 8 (4 bits)
-everywhere. With ``order`` the columns that are stored are W's columns ``order``: a product reads them of an
-input whose columns are in that order. Numbers are unsigned, P = 16 / bits of them in a word: ``values``
-[rows, words] int16.
+A weight W [N, K] is either dense, ``values`` [N, K] in the activations' dtype, or quantized: W = (q - zero) ·
+scale, with ``scales`` [N] (``group`` 0: one per row) or [groups, N] (one per ``group`` neighbouring columns),
+and ``zeros`` uint8 of the same shape, or None for 128 (8 bits) or 8 (4 bits). With ``order`` the stored
+columns are W's columns ``order``: a product reads them with an input whose columns are in that order.
+Quantized values are unsigned, P = 16 / bits per word: ``values`` [rows, words] int16.
 
-Columns go in chunks of C = P · ``part_columns(group)``. Number i of word j of a chunk is the chunk's column
-i · C / P + j: so each part of the words, moved to the lowest bits by one shift, is C / P neighbouring
-columns. The last chunk is filled with zeros of W, and rows to a whole number of 16.
+Columns come in chunks of C = P · ``part_columns(group)``. Value i of word j of a chunk is the chunk's column
+i · C / P + j, so each part of the words, moved to the lowest bits by one shift, is C / P neighbouring
+columns. The last chunk is padded with zeros of W, and rows to a multiple of 16.
 
 Words of 16 rows by 32 columns lie together, in the order in which the 32 threads of a warp hold the left
 operand of a tensor core's product: thread 4 g + t has rows 2 g and 2 g + 1, of each the words 8 t to 8 t + 7.
@@ -34,8 +30,8 @@ from ingot.kernels.kernel_checks import KernelArgumentError, expect
 
 GROUPS = (32, 64, 128, 256, 512, 1024)
 WORD_BITS = 16
-BLOCK_ROWS = 16  # rows of words whose words lie together
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
+BLOCK_ROWS = 16  # rows whose words lie together
+PIECE = 1 << 20  # values of a weight that are widened at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +56,27 @@ AnyWeight = torch.Tensor | StoredWeight
 
 
 def stored(weight: AnyWeight) -> StoredWeight:
-    """A tensor as a dense weight; others as they are."""
+    """A tensor as a dense weight; a stored weight as it is."""
     return weight if isinstance(weight, StoredWeight) else StoredWeight(weight, weight.shape[1])
 
 
 def part_columns(group: int) -> int:
-    """Neighbouring columns that a part of the words holds; they lie within one group."""
+    """Neighbouring columns in a part of the words, all of one group."""
     return min(group or 64, 64)
 
 
 def chunk_columns(bits: int, group: int) -> int:
-    """Columns of a chunk."""
+    """Columns per chunk."""
     return WORD_BITS // bits * part_columns(group)
 
 
 def num_words(in_features: int, bits: int, group: int) -> int:
-    """Words of a row."""
+    """Words per row."""
     return -(-in_features // chunk_columns(bits, group)) * part_columns(group)
 
 
 def symmetric_zero(bits: int) -> int:
-    """The number that stands for 0 where a weight has no zeros."""
+    """The quantized value of 0 in a weight without zeros."""
     return 1 << (bits - 1)
 
 
@@ -90,7 +86,9 @@ def num_rows(out_features: int) -> int:
 
 
 def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor) -> torch.Tensor:
-    """Numbers [N, K] uint8 as words [``num_rows``, ``num_words``] int16; ``fill`` [N] uint8 after the end."""
+    """Quantized values [N, K] uint8 as words [``num_rows``, ``num_words``] int16, padded with ``fill``
+    [N].
+    """
     outputs, columns = numbers.shape
     parts, width, rows = WORD_BITS // bits, part_columns(group), num_rows(outputs)
     whole = numbers.new_zeros(rows, num_words(columns, bits, group) * parts)
@@ -106,7 +104,7 @@ def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor)
 
 
 def unpacked(weight: StoredWeight) -> torch.Tensor:
-    """The numbers [N, K] uint8, in the order in which they are stored."""
+    """The quantized values [N, K] uint8, in stored order."""
     rows, width = weight.values.shape[0], part_columns(weight.group)
     pieces = weight.values.reshape(rows // BLOCK_ROWS, -1, 2, 8, 4, 2, 4).permute(0, 3, 5, 1, 4, 2, 6)
     pairs = pieces.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
@@ -124,7 +122,7 @@ def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     numbers = unpacked(weight).to(wide)
     whole = weight.in_features // weight.group * weight.group if weight.group else 0
-    for start, end in ((0, whole), (whole, weight.in_features)):  # whole groups, and what is left
+    for start, end in ((0, whole), (whole, weight.in_features)):  # whole groups, then the rest
         if start < end:
             group = numbers[:, start:end].unflatten(1, (-1, weight.group if end == whole else end - start))
             own = slice(start // weight.group, -(-end // weight.group)) if weight.group else slice(None)
@@ -139,12 +137,12 @@ def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _beside(numbers: torch.Tensor, groups: slice) -> torch.Tensor:
-    """Scales or zeros of some groups as they stand beside columns in groups: [N, groups, 1]."""
+    """Scales or zeros of some groups, to broadcast over columns in groups: [N, groups, 1]."""
     return numbers[:, None, None] if numbers.dim() == 1 else numbers[groups].T[..., None]
 
 
 def row_pieces(weight: StoredWeight, most: int) -> Iterator[StoredWeight]:
-    """The weight cut along its rows into pieces of about ``most`` values at most; views."""
+    """Views of the weight's rows, of at most about ``most`` values each."""
     block = BLOCK_ROWS if weight.bits < 16 else 1
     rows = max(most // max(weight.in_features, 1) // block, 1) * block
     for start in range(0, weight.out_features, rows):

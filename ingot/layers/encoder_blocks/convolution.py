@@ -1,10 +1,7 @@
-"""Convolutions over frames as matrix products.
+"""Convolutions over frames as matrix products, since cuDNN would round fp32 to TF32 and transposes its input.
 
-Owns the way from frames to the rows of a product. Knows no model. cuDNN would round fp32 to TF32 unless it is
-disabled for the whole process, and turns channels and frames around on its way.
-
-    conv = FrameConvolution(80, 384, stride=1, dtype=torch.float16)
-    hidden = conv(features)              # [N, 80, frames] → [N, 384, frames]
+conv = FrameConvolution(80, 384, stride=1, dtype=torch.float16)
+hidden = conv(features)              # [N, 80, frames] → [N, 384, frames]
 """
 
 from __future__ import annotations
@@ -13,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-WIDTH = 3  # frames that one output sees
+WIDTH = 3  # frames per output
 
 
 class FrameConvolution(nn.Conv1d):
-    """Three neighbouring frames make one, the ends beside silence; each frame's channels lie together in the
-    result.
-    """
+    """A convolution of width 3, zero-padded; each frame's channels are contiguous in the result."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dtype: torch.dtype) -> None:
         super().__init__(inputs, outputs, WIDTH, stride=stride, padding=WIDTH // 2, dtype=dtype)

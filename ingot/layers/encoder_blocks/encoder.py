@@ -1,9 +1,6 @@
-"""What encodes a request's inputs: the interface, and the layers that several encoders share.
+"""The encoder's interface, and the bidirectional pre-norm layers that encoders share.
 
-Owns bidirectional attention and its pre-norm layer. Knows no features and no architecture: what is before the
-layers and after them is in ``models/``.
-
-    hidden = EncoderStack(config, ctx)(hidden, inputs, forward_pass)     # [inputs * positions, hidden_size]
+hidden = EncoderStack(config, ctx)(hidden, inputs, forward_pass)     # [inputs * positions, hidden_size]
 """
 
 from __future__ import annotations
@@ -25,45 +22,39 @@ from ingot.layers.product_choice import by_scheme
 
 
 class Encoder(Protocol):
-    """The module that an architecture's ``encoder`` builds; ``EncoderConfig`` says what features it takes."""
+    """What an architecture's ``encoder`` builds."""
 
     @property
     def longest(self) -> tuple[int, ...]:
-        """The shape of features that have the most outputs."""
+        """The shape of features with the most outputs."""
         ...
 
     def positions(self, shape: tuple[int, ...]) -> int:
-        """How many outputs features of this shape have."""
+        """Outputs of features of this shape."""
         ...
 
     def __call__(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
         """Features of one input, or of N of one shape [N, ...], in the model's dtype → [positions,
-        hidden_size], of one after another.
+        hidden_size], inputs end to end.
         """
         ...
 
 
 class BidirectionalAttention(nn.Module):
-    """Every position attends to all of its input; queries, keys and values are one product, in that order."""
+    """Attention of every position to its input; queries, keys and values are one product, in that order."""
 
     def __init__(self, config: StackConfig, ctx: BuildContext) -> None:
         super().__init__()
-        size = config.hidden_size
+        size, output = config.hidden_size, ctx.at("o_proj")
         self.num_heads = config.num_heads
         self.qkv_proj = Linear(size, 3 * size, bias=True, ctx=ctx.at("qkv_proj"))
-        self.o_proj = Linear(
-            size,
-            size,
-            bias=True,
-            ctx=ctx.at("o_proj"),
-            input_group=size // config.num_heads,
-            free_order=True,
-        )
+        group = size // config.num_heads
+        self.o_proj = Linear(size, size, bias=True, ctx=output, input_group=group, free_order=True)
 
     def attend(
         self, joined: torch.Tensor, inputs: int, forward_pass: EncoderPass = MODULE_BY_MODULE
     ) -> torch.Tensor:
-        """Queries, keys and values [inputs * P, 3 hidden_size] → what the output product takes."""
+        """Queries, keys and values [inputs * P, 3 hidden_size] → [inputs * P, hidden_size]."""
         for name, part in zip(("query", "keys", "values"), joined.chunk(3, dim=-1), strict=True):
             forward_pass.see(name, part)
         heads = joined.unflatten(1, (3, self.num_heads, -1)).unflatten(0, (inputs, -1))
@@ -85,13 +76,13 @@ class EncoderLayer(nn.Module):
     def forward(
         self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
     ) -> torch.Tensor:
-        """[inputs * P, hidden_size], which may be written over → the same shape."""
+        """[inputs * P, hidden_size], which may be overwritten → the same shape."""
         attention, mlp = self.self_attn, self.mlp
         linears = (attention.qkv_proj, attention.o_proj, mlp.up_proj, mlp.down_proj)
         qkv, output, up, down = (self._product(linear, forward_pass) for linear in linears)
         x, hidden = qkv.form.norm(self.input_layernorm, hidden)
         forward_pass.see("attn_in", x)
-        attended = output.taken(attention.attend(qkv.whole(x), inputs, forward_pass))
+        attended = output.in_form(attention.attend(qkv.full_output(x), inputs, forward_pass))
         forward_pass.see("attended", attended)
         x, hidden = output.join(attended, hidden, self.post_attention_layernorm, up.form)
         del attended  # memory of many windows
@@ -104,11 +95,9 @@ class EncoderLayer(nn.Module):
         return hidden
 
     def _product(self, linear: Linear, forward_pass: EncoderPass) -> Product:
-        return (
-            by_scheme(linear, self.input_layernorm.weight.dtype)
-            if forward_pass.fused
-            else Product(linear, fused=False)
-        )
+        if not forward_pass.fused:
+            return Product(linear, fused=False)
+        return by_scheme(linear, self.input_layernorm.weight.dtype)
 
 
 class EncoderStack(nn.ModuleList):
@@ -120,7 +109,7 @@ class EncoderStack(nn.ModuleList):
     def forward(
         self, hidden: torch.Tensor, inputs: int = 1, forward_pass: EncoderPass = MODULE_BY_MODULE
     ) -> torch.Tensor:
-        """[inputs * P, hidden_size], which may be written over → the same shape."""
+        """[inputs * P, hidden_size], which may be overwritten → the same shape."""
         forward_pass.see("stream", hidden)
         for layer in self:
             hidden = layer(hidden, inputs, forward_pass)

@@ -1,7 +1,5 @@
-"""The Q-Former: a few learned queries that read what a picture's patches became.
-
-Owns its post-norm layers: self-attention of the queries, in some layers cross-attention to the picture, MLP.
-Knows no picture and no checkpoint.
+"""The Q-Former: learned queries that read a picture's patches, in post-norm layers of self-attention, in some
+layers cross-attention to the picture, and MLP.
 
     asked = QFormer(config, ctx)(seen, pictures=2)      # [2 * P, encoder_width] → [2 * queries, hidden_size]
 Source: BLIP-2 (arXiv:2301.12597) and its BertModel with ``query_tokens``.
@@ -27,9 +25,7 @@ from ingot.layers.norm import LayerNorm
 
 @dataclass(frozen=True)
 class QFormerConfig(JsonConfig):
-    """``stack``: its layers; ``queries``: how many it has; ``encoder_width``: channels of what they read;
-    ``cross_every``: layers 0, n, 2n … read it.
-    """
+    """``encoder_width``: channels of the patches; ``cross_every``: layers 0, n, 2n … read them."""
 
     stack: StackConfig
     queries: int
@@ -66,7 +62,7 @@ class CrossAttention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pictures: int
     ) -> torch.Tensor:
-        """Queries, and keys and values of pictures, one row each → what the output product takes."""
+        """Queries, keys and values, one row per position → the queries' shape."""
         q, k, v = (self._heads(part, pictures) for part in (query, key, value))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1)
 

@@ -1,8 +1,7 @@
-"""The vision transformer: patches of a picture, a class token, positions, pre-norm layers.
+"""The vision transformer: patches of a picture, a class token, positions, pre-norm layers; no norm after
+them.
 
-Owns what is before the layers of ``EncoderStack``; there is no norm behind them. Knows no checkpoint.
-
-    seen = VisionTransformer(stack, patch_size=14, grid=16, ctx=ctx)(pixels, forward_pass)   # [N * 257, size]
+seen = VisionTransformer(stack, patch_size=14, grid=16, ctx=ctx)(pixels, forward_pass)   # [N * 257, size]
 Source: EVA (arXiv:2211.07636) as BLIP-2 uses it.
 """
 
@@ -20,7 +19,7 @@ from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 
 
 class PatchEmbedding(nn.Conv2d):
-    """Patches that do not overlap as rows of a matrix product: cuDNN would round fp32 to TF32."""
+    """Non-overlapping patches as rows of a matrix product: cuDNN would round fp32 to TF32."""
 
     def __init__(self, size: int, patch_size: int, dtype: torch.dtype) -> None:
         super().__init__(3, size, patch_size, patch_size, dtype=dtype)
@@ -34,7 +33,7 @@ class PatchEmbedding(nn.Conv2d):
 
 
 class VisionTransformer(nn.Module):
-    """[N, 3, side, side] → [N * (1 + grid²), size], the class token first in each picture."""
+    """[N, 3, side, side] → [N * (1 + grid²), size], each picture's class token first."""
 
     def __init__(self, stack: StackConfig, patch_size: int, grid: int, ctx: BuildContext) -> None:
         super().__init__()
@@ -45,7 +44,6 @@ class VisionTransformer(nn.Module):
         self.layers = EncoderStack(stack, ctx.at("layers"))
 
     def forward(self, pixels: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
-        """The last layer's outputs; there is no norm behind them."""
         first = self.class_embedding.expand(len(pixels), 1, -1)
         hidden = torch.cat([first, self.patch_embedding(pixels)], dim=1) + self.embed_positions.weight
         found: torch.Tensor = self.layers(hidden.flatten(0, 1), len(pixels), forward_pass)

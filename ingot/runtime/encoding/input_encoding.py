@@ -142,12 +142,12 @@ class Encoding:
         """
         if self._layers:
             return not layout.some_without_input
-        self.splices = layout.spliced is not None
+        self.splices = layout.inputs.spliced is not None
         room = len(self._placed)
         if layout.num_tokens <= room and (self.splices or self._filled):  # a larger one has no graph
             placed = np.full(room, -1, dtype=np.int64)
-            if layout.spliced is not None:
-                placed[: layout.num_tokens] = layout.spliced
+            if layout.inputs.spliced is not None:
+                placed[: layout.num_tokens] = layout.inputs.spliced
             self._placed.copy_(self._pinned(placed), non_blocking=True)
             self._filled = self.splices
         return True
@@ -158,9 +158,9 @@ class Encoding:
 
     def spliced(self, layout: StepLayout) -> Spliced | None:
         """The rows of a step's placeholders; None where it has none."""
-        if layout.spliced is None:
+        if layout.inputs.spliced is None:
             return None
-        return Spliced(self._pinned(layout.spliced).to(self.device, non_blocking=True), self._rows)
+        return Spliced(self._pinned(layout.inputs.spliced).to(self.device, non_blocking=True), self._rows)
 
     def _slots(self, entry: EncoderEntry, positions: np.ndarray) -> np.ndarray:
         """Where positions of an entry are."""

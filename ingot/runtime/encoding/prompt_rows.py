@@ -93,10 +93,10 @@ class RowRules:
 def rows_of(step: ScheduledBatch, spliced: Spliced | None, device: torch.device) -> Spliced | None:
     """The rows that a step's requests bring, over what is ``spliced`` already."""
     layout = step.layout
-    if not layout.brought:
+    if not layout.inputs.brought:
         return spliced
     slots, parts, count = np.full(layout.num_tokens, -1, dtype=np.int64), [], 0
-    for index, number, start, end in layout.brought:
+    for index, number, start, end in layout.inputs.brought:
         item = step.requests[index]
         given, first = item.request.inputs[number], layout.query_start[index] + start - item.start
         slots[first : first + end - start] = np.arange(count, count + end - start)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingot.layers.step_layout import StepLayout
+from ingot.layers.step_layout import StepInputs, StepLayout
 from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob
 from ingot.runtime.scheduling.request import Request
 
@@ -108,17 +108,19 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
         input_ids=np.array(ids, dtype=np.int64),
         feed_rows=feeds,
         rope_offsets=[one.rope_offset for one in requests],
-        encoded_tables=[entry.table for entry in entries],
-        encoded_lens=[entry.positions for entry in entries],
-        spliced=_spliced(items, placed, len(ids), block_size),
-        brought=[(index, *span) for index, _ in placed for span in items[index].spans(encodes=False)],
+        inputs=StepInputs(
+            encoded_tables=[entry.table for entry in entries],
+            encoded_lens=[entry.positions for entry in entries],
+            spliced=_spliced(items, placed, len(ids), block_size),
+            brought=[(index, *span) for index, _ in placed for span in items[index].spans(encodes=False)],
+        ),
     )
 
 
 def _spliced(
     items: Sequence[ScheduledRequest], placed: Sequence[tuple[int, int]], total: int, block_size: int
 ) -> np.ndarray | None:
-    """``StepLayout.spliced``; ``placed``: requests with placeholders, and their first rows."""
+    """``StepInputs.spliced``; ``placed``: requests with placeholders, and their first rows."""
     found: np.ndarray | None = None
     for index, row in placed:
         request, start = items[index].request, items[index].start

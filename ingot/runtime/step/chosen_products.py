@@ -14,7 +14,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.decoder_forward import Between, Operations
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
 from ingot.layers.observer import Observed, both
-from ingot.layers.product_choice import BY_MODULE, Step, Ways
+from ingot.layers.product_choice import BY_MODULE, ProductChooser, Step
 from ingot.layers.step_record import StepRecord
 
 MOST_ROWS = max(PACKED_ROWS, DECODE_ROWS)  # of decode steps whose number of rows matters to a choice
@@ -36,7 +36,7 @@ class Forward:
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
-        self.ways = Ways(model, caches)
+        self.chooser = ProductChooser(model, caches)
         self.fused = fused
         self.by_module = False
         self.observer: Callable[[StepRecord], None] | None = None
@@ -83,11 +83,11 @@ class Forward:
 
     def through(self, at: Between, batch: ForwardBatch, first: int, last: int) -> None:
         """Compute the layers [first, last) of a batch that is before them."""
-        self.operations(self._kind(batch)).through(at, batch, self.caches, first, last)
+        self.operations(self._kind(batch)).run_layers(at, batch, self.caches, first, last)
 
     def kernels(self) -> dict[str, str]:
         """What computes the products, by kind of step."""
-        return describe_kernels(self.model, self.ways) if self.fused else PLAIN
+        return describe_kernels(self.model, self.chooser) if self.fused else PLAIN
 
     def observed(self, record: StepRecord | None) -> None:
         """A step has run, and this is its record."""
@@ -97,7 +97,7 @@ class Forward:
     def operations(self, step: Step) -> Operations:
         """Those of a kind of step, chosen when it is first met."""
         if step not in self._operations:
-            self._operations[step] = Operations(self.model, self.ways, step)
+            self._operations[step] = Operations(self.model, self.chooser, step)
         return self._operations[step]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:

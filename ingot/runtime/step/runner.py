@@ -192,7 +192,7 @@ class Runner:
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""
         self._copy_blocks(step.copies)
-        graphable = not self.eager and not step.layout.brought
+        graphable = not self.eager and not step.layout.inputs.brought
         if self.encoding is None:
             return graphable
         if not step.in_parts:

@@ -156,7 +156,7 @@ class StepBuffer:
         ends["query_start"] = layout.num_requests + 1
         views = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
         encoded = None
-        if layout.encoded_lens:
+        if layout.inputs.encoded_lens:
             without = layout.some_without_input
             encoded = self._encoded(layout.num_requests, layout.num_tokens, some_without=without)
         batch = ForwardBatch.over(views, layout, max_seq_len=max_seq_len, arrivals=self._arrivals)
@@ -246,11 +246,11 @@ class StepBuffer:
         host, before, tables = self.host, self._sides[self._turn].encoded, self.host["encoded_tables"]
         host["encoded_rows"].fill(self.num_requests)
         host["encoded_rows"][: layout.num_tokens] = np.repeat(np.arange(layout.num_requests), layout.counts)
-        given = list(layout.encoded_tables)
+        given = list(layout.inputs.encoded_tables)
         for row, table in enumerate(given):
             if row >= len(before) or before[row] is not table:
                 tables[row, : len(table)] = table
-        host["encoded_lens"][: len(given)] = layout.encoded_lens
+        host["encoded_lens"][: len(given)] = layout.inputs.encoded_lens
         host["encoded_lens"][len(given) :] = 0
         self._sides[self._turn].encoded = given
 

@@ -1,8 +1,7 @@
-"""The kernels of products of few rows: one an epilogue, whose inner loop is a constant.
+"""The kernels of products of few rows: one per epilogue, with the inner loop as a constant.
 
-Owns which outputs a program computes and what the loops have in common. Knows no check and no choice of tiles
-(resolved_launch.py): small_linear.py, small_gate_up.py, small_qkv.py and small_int8.py launch them and say
-what they compute.
+small_linear.py, small_gate_up.py, small_qkv.py and small_int8.py launch them and say what they compute;
+resolved_launch.py chooses tiles.
 
     few_linear_kernel[launch.grid](rows, weight, out, N, launch.share, launch.splits, launch.loop)
 """
@@ -30,7 +29,7 @@ from ingot.kernels.product.product_arguments import Heads, InputRows, Sums, Weig
 
 @triton.jit
 def _start_early(LOOP: constexpr) -> None:
-    """With OVERLAP 2 the next kernel may start at once; and where no program needs shared memory."""
+    """With OVERLAP 2, or if no program needs shared memory, the next kernel may start at once."""
     if LOOP.OVERLAP == 2 or LOOP.FRAGMENTS > 0:
         start_next(LOOP.OVERLAP)
 
@@ -43,7 +42,7 @@ def _start_late(LOOP: constexpr) -> None:
 
 @triton.jit
 def _lanes(COUNT: constexpr, LOOP: constexpr) -> tensor:
-    """Which row of a tile each of its COUNT sums is of."""
+    """The row of a tile that each of its COUNT sums belongs to."""
     return row_order(COUNT) if LOOP.KIND == "fragments" else tl.arange(0, COUNT)
 
 
@@ -64,8 +63,8 @@ def _sums(
 ) -> tensor:
     """Rows of the weight times each row of x, over steps ``first`` to ``end``: [BLOCK_N, BLOCK_T].
 
-    The rows are those of ``rows`` that are ``live`` (None: all). Straight into registers they are RUN
-    neighbouring ones from ``start`` on, ``block`` of 16, then as many GAP rows further, of N.
+    These are the ``live`` ones of ``rows`` (None: all); of loops straight into registers RUN neighbours from
+    ``start`` on (``block`` of 16), then as many GAP rows further, of N.
     """
     if LOOP.KIND == "matrix":
         acc = matrix_tile(x, weight, rows, live, first, end - first, LOOP)
@@ -89,9 +88,8 @@ def few_linear_kernel(
     LOOP: constexpr,
     ACTIVATION: constexpr,
 ) -> None:
-    """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums.
-
-    Of x in 8 bits without scales y is their int32 sums.
+    """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums; int32 sums, if x is
+    in 8 bits without scales.
     """
     x, weight, out = InputRows(*x), Weight(*weight), Sums(*out)
     _start_early(LOOP)
@@ -138,7 +136,9 @@ def few_gate_up_kernel(
 def few_qkv_kernel(
     x: tensor, weight: tensor, out: tensor, SHAPE: constexpr, SHARE: constexpr, LOOP: constexpr
 ) -> None:
-    """SHARE channel pairs of one head, at most BLOCK_N / 2, of every row: so whole vectors are stored."""
+    """SHARE channel pairs of one head, at most BLOCK_N / 2, of every row, so that whole vectors are
+    stored.
+    """
     x, weight, out = InputRows(*x), Weight(*weight), Heads(*out)
     _start_early(LOOP)
     if LOOP.KIND == "vectors":

@@ -1,10 +1,9 @@
 """The product of up to 16 rows with weights of 8 or 4 bits, loaded straight into the tensor cores' registers.
 
-Owns the loop: each warp takes chunks of columns of its own and multiplies them without shared memory and
-without waiting for other warps; their sums meet at the end. The layout is stored_weight.py's, whose blocks of
-16 rows are in the order of the operand, and values are multiplied as fragment_values.py raises them: what
-is too much is their excess times the sum of x, and that is a product with ones. Knows no epilogue. (Triton
-knows sums of tuples, no stars in them.)
+Each warp multiplies its own chunks of columns, without shared memory and without waiting for other warps; the
+sums are added at the end. stored_weight.py has the layout, whose blocks of 16 rows are in the operand's
+order. Values are multiplied as fragment_values.py raises them; their excess times the sum of x, a product
+with ones, is subtracted. (Triton can add tuples, but has no stars in them.)
 
     acc = fragment_tile(x, weight, block, first, end, TILE, LOOP)  # [BLOCK_N, BLOCK_T] by ``row_order``
 """
@@ -24,20 +23,20 @@ from ingot.kernels.product.product_arguments import InputRows, Weight
 
 @triton.jit
 def row_order(ROWS: constexpr) -> tensor:
-    """Which row each of ROWS rows of a tile is: of 16 in an operand's order, first the even ones."""
+    """Which row each of a tile's ROWS is: in an operand's order, of every 16 the even ones first."""
     lane = tl.arange(0, ROWS)
     return lane // 16 * 16 + lane % 8 * 2 + lane // 8 % 2
 
 
 @triton.jit
 def halves(pairs: tensor) -> tensor:
-    """The two 16-bit halves of every 32-bit number, side by side in a last dimension."""
+    """The two 16-bit halves of every 32-bit word, in a new last dimension."""
     return tl.join((pairs & 0xFFFF).to(tl.int16), (pairs >> 16).to(tl.int16))
 
 
 @triton.jit
 def _words(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr, QUARTERS: constexpr) -> tensor:
-    """What ``chunk_of_words`` loads as the left operand: [WARPS, 16 BLOCKS, 16 QUARTERS] int16."""
+    """What ``_chunk_of_words`` loads, as the left operand: [WARPS, 16 BLOCKS, 16 QUARTERS] int16."""
     words = tl.reshape(halves(loaded), (QUARTERS, BLOCKS, WARPS, 8, 4, 2, 2, 2))
     words = tl.permute(words, (2, 1, 5, 3, 0, 4, 6, 7))
     return tl.reshape(words, (WARPS, 16 * BLOCKS, 16 * QUARTERS))
@@ -47,21 +46,21 @@ def _words(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr, QUARTERS: conste
 def _columns(
     loaded: tensor, DTYPE: constexpr, TOKENS: constexpr, WARPS: constexpr, QUARTERS: constexpr
 ) -> tensor:
-    """What ``chunk_of_rows`` loads as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
+    """What ``_chunk_of_rows`` loads, as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
     x = tl.reshape(halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS // 2, WARPS, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(x, (2, 1, 5, 4, 6, 7, 0, 3)), (WARPS, 16 * QUARTERS, TOKENS))
 
 
 @triton.jit
 def _beside(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr) -> tensor:
-    """Two values a thread, of rows 2 g and 2 g + 1, as they stand beside sums: fp32 [.., 1, 4, 1]."""
+    """Two values per thread, of rows 2 g and 2 g + 1, in the layout of sums: fp32 [.., 1, 4, 1]."""
     beside = tl.permute(tl.reshape(loaded, (BLOCKS, WARPS, 8, 4, 2)), (1, 0, 4, 2, 3))
     return tl.reshape(beside, (WARPS, 16 * BLOCKS, 1, 4, 1)).to(tl.float32)
 
 
 @triton.jit
 def _apart(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
-    """Sums [WARPS, 16 BLOCKS, TOKENS] with the threads of a row in a dimension of their own."""
+    """Sums [WARPS, 16 BLOCKS, TOKENS] with the threads of a row in their own dimension."""
     return tl.reshape(sums, (WARPS, 16 * BLOCKS, TOKENS // 8, 4, 2))
 
 
@@ -76,8 +75,8 @@ def _for_all(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexp
 def _add_part(
     sums: tensor, words: tensor, x: tensor, ones: tensor, PART: constexpr, OF_X: constexpr, LOOP: constexpr
 ) -> tensor:
-    """The sums (low, high) of raised values and, with OF_X, (x_low, x_high) of x, with a part's added; high:
-    of values that are lifted, or of the upper halves of 8 bits.
+    """Add a part to the sums (low, high) of raised values and, with OF_X, (x_low, x_high) of x; high: of
+    lifted values, or of the upper halves of 8 bits.
     """
     low, high, x_low, x_high = sums
     BITS: constexpr = LOOP.BITS
@@ -122,8 +121,8 @@ def _of_values(sums: tensor, zero: tensor, DTYPE: constexpr, OF_X: constexpr, LO
 
 @triton.jit
 def _chunk_of_rows(x: InputRows, chunk: tensor, end: tensor, LOOP: constexpr) -> tensor:
-    """The columns of x of one chunk of every warp, from ``chunk`` on and below ``end``, by parts; zeros from
-    column K on.
+    """The columns of x of every warp's chunk, from ``chunk`` on, before ``end``, by parts; zeros from column
+    K on.
     """
     WARPS: constexpr = LOOP.WARPS
     BLOCK_K: constexpr = LOOP.BLOCK_K
@@ -148,7 +147,7 @@ def _chunk_of_rows(x: InputRows, chunk: tensor, end: tensor, LOOP: constexpr) ->
 
 @triton.jit
 def _run_of(block: tensor, TILE: constexpr) -> tensor:
-    """The block of 16 rows, from the tile's first on, of each of its blocks."""
+    """The block of 16 rows of each of a tile's blocks, counted from its first."""
     return block % TILE[0] + block // TILE[0] * TILE[1]
 
 
@@ -156,7 +155,7 @@ def _run_of(block: tensor, TILE: constexpr) -> tensor:
 def _beside_chunk(
     base: tensor, weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
 ) -> tensor:
-    """Scales or zeros of a chunk of every warp, two rows' in one word, by groups of columns."""
+    """Scales or zeros of every warp's chunk, two rows per word, by groups of columns."""
     WARPS: constexpr = LOOP.WARPS
     SEGMENTS: constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
     index = tl.arange(0, 2 * WARPS * LOOP.BLOCK_N)
@@ -176,8 +175,8 @@ def _beside_chunk(
 def _chunk_of_words(
     weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
 ) -> tensor:
-    """The words of one chunk of every warp, from ``chunk`` on and below ``end``, of the tile from ``block``
-    on. Beyond the end, or the last block of rows, zeros and no traffic.
+    """The words of every warp's chunk, from ``chunk`` on, of the tile from ``block`` on; zeros without
+    traffic from ``end`` on, or past the last block of rows.
     """
     WARPS: constexpr = LOOP.WARPS
     QUARTERS: constexpr = LOOP.BLOCK_K * LOOP.BITS // 256
@@ -197,7 +196,7 @@ def _chunk_of_words(
 def _chunk_of_scales(
     weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
 ) -> tensor:
-    """The scales and the zeros of such a chunk's groups, as they are stored; none without groups."""
+    """The scales and zeros of such a chunk's groups, as stored; none without groups."""
     scales, zeros = (), ()
     if LOOP.GROUP > 0:
         base = weight.scales.to(tl.pointer_type(tl.int32))
@@ -214,12 +213,12 @@ def fragment_tile(
 ) -> tensor:
     """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns.
 
-    TILE (RUN, GAP, LAST) says which rows, in blocks of 16: RUN neighbouring ones from ``block`` on, then as
-    many GAP blocks further; none beyond block LAST.
+    TILE (RUN, GAP, LAST) says which rows, in blocks of 16: RUN neighbours from ``block`` on, then as many GAP
+    blocks further, none past block LAST.
 
-    Of 4 bits FRAGMENTS chunks of every warp are asked for before the wait for the previous kernel, and stay
-    ahead. Of 8 bits every chunk is asked for at its step, together with the rows of x, the first before the
-    wait: with fewer registers more programs are there at once, and that was faster.
+    Of 4 bits each warp loads FRAGMENTS chunks before the wait for the previous kernel, and stays ahead. Of 8
+    bits it loads a chunk at its step, with the rows of x, the first before the wait: fewer registers allow
+    more programs at once, which was faster.
     """
     DTYPE: constexpr = x.ptr.dtype.element_ty
     BITS: constexpr = LOOP.BITS
@@ -245,7 +244,7 @@ def fragment_tile(
         ahead = ahead + (words,)  # noqa: RUF005
         scales, zeros = scales + more_scales, zeros + more_zeros
     zero = tl.full((WARPS, BLOCK_N, 1, 4, 1), 1 << (BITS - 1), dtype=tl.float32)
-    if not GROUPED:  # asked for before the sums, so that nothing waits for them after
+    if not GROUPED:  # loaded before the sums, so that nothing waits for them after
         lanes = row_order(BLOCK_N)
         own = block + _run_of(lanes // 16, TILE)
         row_scales = tl.load(weight.scales + tl.minimum(own, TILE[2]) * 16 + lanes % 16).to(tl.float32)
@@ -272,12 +271,12 @@ def fragment_tile(
             if step == 0:
                 wait_for_previous(LOOP.OVERLAP)
                 rows = _chunk_of_rows(x, chunk, end, LOOP)
-            else:  # in a branch: else the compiler would ask for some of them only at their use, and wait
+            else:  # in a branch: otherwise the compiler would load some of them only at their use, and wait
                 rows = _chunk_of_rows(x, chunk, end, LOOP)
         operand = _words(words, BLOCKS, WARPS, QUARTERS)
         for segment in tl.static_range(SEGMENTS):
-            # Freed of their excess in every chunk: it is a thousand times the values, and all columns' of
-            # rows of one sign would leave little of a sum in fp32.
+            # The excess is subtracted in every chunk: it is a thousand times the values, and that of all
+            # columns would leave little of a sum in fp32, if a row has one sign.
             four_sums = (nothing, nothing, none, none)
             for part in tl.static_range(EACH):
                 columns = _columns(rows[segment * EACH + part], DTYPE, BLOCK_T, WARPS, QUARTERS)

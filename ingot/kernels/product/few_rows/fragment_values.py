@@ -1,8 +1,7 @@
-"""Values of 8 and of 4 bits as the tensor cores' operands, each a bit operation away from its word.
+"""Values of 8 and 4 bits as the tensor cores' operands, one bit operation away from their words.
 
-Owns how a value becomes a float without arithmetic: placed below the point of a power of two it is that
-power plus the value, exactly. What is too much (``excess``) is taken from the sums of a product instead.
-Knows no product and no layout.
+A value placed below the point of a power of two is that power plus the value, exactly, without arithmetic.
+The excess is subtracted from the sums of a product instead.
 
     wide = raised(words, 2, 4, tl.float16, ASM)        # excess(4, tl.float16) + value · lift(…)
 """
@@ -33,15 +32,15 @@ _BYTE_0, _BYTE_1 = (
 
 @triton.constexpr_function
 def lift(index: int, bits: int, dtype: tl.dtype) -> float:
-    """What a value is multiplied by: in fp16, two of a word's four values stay where they are."""
+    """The factor of a raised value: in fp16 two of a word's four values are not moved down."""
     return 16.0 if bits == 4 and index % 2 == 1 and dtype == tl.float16 else 1.0
 
 
 @triton.constexpr_function
 def excess(bits: int, dtype: tl.dtype) -> float:
-    """What stands before the value: nothing before 8 bits in fp16, from which one operation more takes it:
-    it would be far more than they are, in sums of rows of one sign. Eight bits do not fit behind the point of
-    a bf16 value: they go in two halves, which ``raised`` gives for words of 4 bits.
+    """What is added to a raised value. Nothing for 8 bits in fp16, where one more operation removes it: in
+    sums it would be far larger than the values. Eight bits do not fit below the point of a bf16 value, so
+    they are multiplied in two halves, as words of 4 bits.
     """
     if dtype == tl.float16:
         return 0.0 if bits == 8 else 1024.0
@@ -50,7 +49,7 @@ def excess(bits: int, dtype: tl.dtype) -> float:
 
 @triton.constexpr_function
 def centre(bits: int, dtype: tl.dtype) -> int:
-    """What is taken from a value as it is raised."""
+    """What is subtracted from a value as it is raised."""
     return 128 if bits == 8 and dtype == tl.float16 else 0
 
 

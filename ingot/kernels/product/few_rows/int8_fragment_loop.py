@@ -1,13 +1,11 @@
 """Products of up to 16 rows in 8 bits and a weight of 4 bits inside 8, loaded straight into the tensor cores'
 registers.
 
-Owns the loop: each warp takes chunks of columns of its own and multiplies them without
-shared memory and without waiting for other warps; their sums meet at the end. A thread loads 16 neighbouring
-bytes of a row, of the weight's pairs and of x alike: what tensor-core instructions have of that thread, but
-for the order of columns, which is the same on both sides. No value moves between threads, and, with the
-weight as the right operand, none between registers. Knows no choice of tiles.
-
-A weight of whole bytes read so was slower than through shared memory (docs/performance/int8.md).
+Each warp multiplies its own chunks of columns, without shared memory and without waiting for other warps; the
+sums are added at the end. A thread loads 16 neighbouring bytes of a row, of the weight's pairs and of x
+alike: what tensor-core instructions need of that thread, except for the order of columns, which is the same
+on both sides. No value moves between threads or, with the weight as the right operand, between registers. A
+weight of whole bytes read this way was slower than through shared memory (docs/performance/int8.md).
 
     acc = int8_fragment_tile(x, weight, start, first, end, N, RUN, GAP, LOOP)  # [BLOCK_N, 16]
 """
@@ -40,10 +38,10 @@ def _loaded(
     BLOCK_K: constexpr,
     ONCE: constexpr,
 ) -> tensor:
-    """16 bytes from each place [P] on as int32 [P, 4], zeros where nothing is ``there`` and from column K on.
+    """16 bytes from each place [P] on as int32 [P, 4], zeros where not ``there`` and from column K on.
 
-    They stay words until they are multiplied: of bytes that go from step to step the compiler would make
-    registers of their own.
+    They stay words until they are multiplied: the compiler would give bytes carried from step to step a
+    register each.
     """
     if K % BLOCK_K != 0:
         there = there & (column < K)
@@ -56,7 +54,7 @@ def _loaded(
 @triton.jit
 def _bytes(words: tensor, ASM: constexpr) -> tensor:
     """The bytes of words [P, 4]: int8 [P, 4, 2, 2], byte, half and quarter of the words."""
-    if ASM:  # the registers as they are: four words are, byte by byte, four values of each of four tensors
+    if ASM:  # the registers as they are: four words are four bytes of each of four tensors
         a, b, c, d = tl.inline_asm_elementwise(
             _BYTES, "=r,=r,=r,=r,r,r,r,r", [words], (tl.int8, tl.int8, tl.int8, tl.int8), True, 4
         )
@@ -81,9 +79,7 @@ def _chunk(
     BYTES: constexpr,
     LOOP: constexpr,
 ) -> tensor:
-    """A chunk's pairs [P, 4]; and the step and the zero of each place's row and group of columns, in one
-    int32: zero · 256 + step.
-    """
+    """A chunk's pairs [P, 4], and zero · 256 + step of each place's row and group of columns, int32."""
     HALF: constexpr = LOOP.WEIGHT_GROUP // 2
     BLOCK_BYTES: constexpr = LOOP.BLOCK_K // 2
     here = chunk * BLOCK_BYTES
@@ -97,7 +93,7 @@ def _chunk(
 
 @triton.jit
 def _of_four_bits(words: tensor, beside: tensor, ASM: constexpr) -> tensor:
-    """The bytes that pairs of 4 bits [P, 4] stand for: int8 [P, 4, 2, 2, 2], last the halves of a group."""
+    """Pairs of 4 bits [P, 4] as bytes: int8 [P, 4, 2, 2, 2], last the halves of a group."""
     steps, zeros = beside & 255, beside >> 8
     shifts = (steps * zeros * 0x01010101)[:, None]
     low = stepped(words & 0x0F0F0F0F, steps[:, None], shifts)
@@ -107,7 +103,7 @@ def _of_four_bits(words: tensor, beside: tensor, ASM: constexpr) -> tensor:
 
 @triton.jit
 def _group_scales(x: InputRows, chunk: tensor, end: tensor, WARPS: constexpr) -> tensor:
-    """Each warp's scales of its chunk, as they stand beside sums: fp32 [WARPS, 2, 8, 1, 4, 1]."""
+    """Each warp's scales of its chunk in the layout of sums: fp32 [WARPS, 2, 8, 1, 4, 1]."""
     index = tl.arange(0, 32 * WARPS)
     group = index // 32 + chunk
     token = (index // 4 % 8)[:, None] + 8 * tl.arange(0, 2)[None, :]
@@ -132,13 +128,14 @@ def int8_fragment_tile(
     LOOP: constexpr,
 ) -> tensor:
     """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns, which are
-    a group's where columns of x share scales: [BLOCK_N, 16], int32 without scales of x, else fp32.
-    The weight (int4_weight.py) has groups of WEIGHT_GROUP columns: 16 bytes of pairs are what two spans of 64
-    columns have of a thread, and x is loaded in their order.
+    a group if columns of x share scales: [BLOCK_N, 16], int32 without scales of x, else fp32.
 
-    The rows are RUN neighbouring ones from ``start`` on, then as many GAP rows further. FRAGMENTS - 1 chunks
-    of every warp are asked for before the wait for the previous kernel, and stay ahead; with none every chunk
-    is asked for at its step, together with the rows of x, the first before the wait: fewer registers, more
+    The weight (int4_weight.py) has groups of WEIGHT_GROUP columns; a thread has 16 bytes of pairs of two
+    spans of 64 columns, and x is loaded in their order. The rows are RUN neighbours from ``start`` on, then
+    as many GAP rows further.
+
+    Each warp loads FRAGMENTS - 1 chunks before the wait for the previous kernel, and stays ahead; with none
+    it loads a chunk at its step, with the rows of x, the first before the wait: fewer registers, more
     programs at once. There must be a chunk: its step waits.
     """
     K: constexpr = LOOP.K
@@ -176,7 +173,7 @@ def int8_fragment_tile(
         )
         ahead = ahead + (words,)  # noqa: RUF005 - Triton knows no stars in tuples
         beside = beside + (levels,)  # noqa: RUF005
-    if x.scales is not None:  # constants: asked for before the wait
+    if x.scales is not None:  # constants: loaded before the wait
         lane = tl.arange(0, BLOCK_N)
         scales = tl.load(weight.scales + tl.minimum(start + lane % RUN + lane // RUN * GAP, N - 1))
     acc = tl.zeros((WARPS, ROWS, BLOCK_N), dtype=tl.float32 if GROUP > 0 else tl.int32)
@@ -199,7 +196,7 @@ def int8_fragment_tile(
                 if GROUP == 0:
                     real = tl.arange(0, ROWS)
                     x_scales = tl.load(x.scales + real * x.scale_stride, mask=real < x.tokens, other=0.0)
-        else:  # in a branch: else the compiler would ask for some of x only at its use, and wait each time
+        else:  # in a branch: otherwise the compiler would load some of x only at its use, and wait each time
             loaded = _loaded(x.ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
         loaded = tl.reshape(_bytes(loaded, LOOP.ASM), (QUARTERS, 2, WARPS, 8, 4, 4, 2, 2))
         loaded = tl.reshape(tl.permute(loaded, (2, 1, 3, 0, 6, 4, 7, 5)), (WARPS, ROWS, BLOCK_K))

@@ -1,8 +1,7 @@
 """The matrix product of a decode step for 2 to 64 rows: x · Wᵀ with the weight as the left operand.
 
-Owns the loop that streams a tile of the weight through shared memory, several steps ahead and already while
-the kernel before still runs. Rows and weight are both floats or both int8 (int8_rows.py). Knows no norm and
-no epilogue: the rows come normalised.
+The loop streams a tile of the weight through shared memory, several steps ahead and already while the
+previous kernel runs. Rows and weight are both floats or both int8; the rows come normalised.
 
     acc = matrix_tile(x, weight, rows, live, first, steps, LOOP)  # [BLOCK_N, BLOCK_T] fp32
 """
@@ -32,8 +31,8 @@ def _weights(places: tensor, columns: tensor, live: tensor, K: constexpr, MASKED
 
 @triton.jit
 def _row_scales(x: InputRows, token: tensor, group: tensor, GROUPS: constexpr) -> tensor:
-    """Scales of the rows of x, or of one of their GROUPS groups (the last where there are no more); without a
-    stride all rows share a group's, which is read once.
+    """Scales of the rows of x, or of one of their GROUPS groups, at most the last; without a stride all rows
+    share a group's, which is read once.
     """
     if x.scales is None:
         scales = tl.zeros(token.shape, dtype=tl.float32)
@@ -47,7 +46,7 @@ def _row_scales(x: InputRows, token: tensor, group: tensor, GROUPS: constexpr) -
 
 @triton.jit
 def _add(acc: tensor, w: tensor, x: tensor, scales: tensor, GROUPED: constexpr) -> tensor:
-    """acc + w · xᵀ; of a group in 8 bits with the rows' scales."""
+    """acc + w · xᵀ; GROUPED: the int32 product times the rows' scales."""
     if GROUPED:
         acc += tl.dot(w, tl.trans(x), out_dtype=tl.int32).to(tl.float32) * scales[None, :]
     elif x.dtype == tl.int8:
@@ -64,13 +63,13 @@ def matrix_tile(
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
     ``first``: [BLOCK_N, BLOCK_T] fp32. Rows that are not ``live`` (None: all are) are not read.
 
-    Values of 8 bits are multiplied exactly; without scales of x the sums stay int32. Where GROUP columns
-    of x share a scale a step is such a group, BLOCK_K at least as wide.
+    Values of 8 bits are multiplied exactly; without scales of x the sums stay int32. If GROUP columns of x
+    share a scale, a step is such a group, and BLOCK_K is at least as wide.
 
     With PREFETCH 1 and 2 only the weight's loads are pipelined: the compiler starts them ahead of the loop,
-    before the wait for the previous kernel. The rows of x come from L2, with 2 a step ahead in registers.
-    With PREFETCH 0 both are pipelined, after the wait; with more than 2 so many columns of the rows are asked
-    into L2 before it.
+    before the wait for the previous kernel. The rows of x come from L2, with 2 one step ahead in registers.
+    With PREFETCH 0 both are pipelined, after the wait; with more than 2 so many columns of the weight are
+    prefetched into L2 before it.
     """
     K: constexpr = LOOP.K
     GROUP: constexpr = LOOP.GROUP
@@ -94,7 +93,7 @@ def matrix_tile(
     columns = x.ptr + token[:, None] * x.stride + cols[None, :]
     places = weight.ptr + (rows.to(tl.int64) * weight.stride)[:, None] + cols[None, :]
     if x.scales is not None:
-        scales = tl.load(weight.scales + rows)[:, None]  # constants: asked for before the wait
+        scales = tl.load(weight.scales + rows)[:, None]  # constants: loaded before the wait
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.int32 if INT8 and not GROUPED else tl.float32)
     x_scales = tl.zeros([BLOCK_T], dtype=tl.float32)
     row = tl.zeros([BLOCK_T, BLOCK_K], dtype=dtype)
@@ -117,8 +116,8 @@ def matrix_tile(
             w = _weights(places + here, cols, live, SPAN, MASKED)
         else:
             w = _weights(places + here, here + cols, live, K, MASKED)
-        # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
-        # before the wait, and it keeps the layout that it is loaded in.
+        # Two branches with the same loads: a load in a branch is not pipelined, so it is not issued before
+        # the wait, and it keeps its layout.
         if PREFETCH == 2:
             if step == 0:
                 wait_for_previous(OVERLAP)

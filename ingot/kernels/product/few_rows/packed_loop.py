@@ -1,7 +1,7 @@
 """The matrix product of a decode step with weights of 8 or 4 bits: x · Wᵀ, unpacked in registers.
 
-Owns the loop over chunks of packed columns (the layout is stored_weight.py's). A group's scale multiplies the
-sums of its columns in fp32; its zero is taken from the values, exactly. Knows no epilogue.
+A group's scale multiplies the sums of its columns in fp32; its zero is subtracted from the values, exactly.
+stored_weight.py has the layout.
 
     acc = packed_tile(x, weight, rows, live, first, steps, LOOP)  # [BLOCK_N, BLOCK_T] fp32
 """
@@ -14,13 +14,12 @@ from triton.language import constexpr, tensor
 
 from ingot.kernels.launch_overlap import wait_for_previous
 from ingot.kernels.product.product_arguments import InputRows, Weight
-from ingot.kernels.weight.narrow_values import unpack
-from ingot.kernels.weight.word_places import word_places
+from ingot.kernels.weight.narrow_values import unpack, word_places
 
 
 @triton.jit
 def _of_group(ptr: tensor, stride: tensor, rows: tensor, column: tensor, LOOP: constexpr) -> tensor:
-    """The scale or zero of each row for the group of a column; of the last group past the end."""
+    """The scale or zero of each row for the group of a column, at most the last group."""
     group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
     return tl.load(ptr + group * stride + rows)
 
@@ -36,7 +35,7 @@ def _of_parts(
     WHOLE: constexpr,
     LOOP: constexpr,
 ) -> tensor:
-    """Scales or zeros of each row for the groups of a chunk's four parts (two: again), from ``column`` on."""
+    """Scales or zeros of each row for a chunk's four parts (of two parts twice), from ``column`` on."""
     n0 = _of_group(ptr, stride, rows, column, LOOP)
     n1 = n0
     if SINGLE:
@@ -65,7 +64,7 @@ def _columns(x: InputRows, cols: tensor, start: tensor, LOOP: constexpr) -> tens
 
 @triton.jit
 def _parts(x: InputRows, cols: tensor, column: tensor, PART: constexpr, LOOP: constexpr) -> tensor:
-    """The columns of x that a chunk's four parts (two: again) multiply."""
+    """The columns of x that a chunk's four parts multiply (of two parts twice)."""
     x0 = _columns(x, cols, column, LOOP)
     x1 = _columns(x, cols, column + PART, LOOP)
     x2, x3 = x0, x1
@@ -79,7 +78,7 @@ def _parts(x: InputRows, cols: tensor, column: tensor, PART: constexpr, LOOP: co
 def _add_pair(
     acc: tensor, w0: tensor, x0: tensor, w1: tensor, x1: tensor, s0: tensor, s1: tensor, SINGLE: constexpr
 ) -> tensor:
-    """acc + the products of two parts, scaled each or (not SINGLE) together."""
+    """acc + the products of two parts, each with its scale or (not SINGLE) with one."""
     sums = tl.dot(w0, tl.trans(x0), input_precision="ieee")
     if SINGLE:
         acc += sums * s0.to(tl.float32)[:, None]
@@ -96,8 +95,8 @@ def packed_tile(
     """Rows ``rows`` of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk
     ``first``: [BLOCK_N, BLOCK_T] fp32, scaled. Rows that are not ``live`` (None: all are) are not read.
 
-    The scales of a chunk are in registers a step ahead, its zeros are not. PREFETCH 1
-    pipelines the weights alone, from before the wait on, any other the rows of x too, after it.
+    A chunk's scales, not its zeros, are in registers one step ahead. PREFETCH 1 pipelines the weights alone,
+    from before the wait on; any other also the rows of x, after it.
     """
     DTYPE: constexpr = x.ptr.dtype.element_ty
     BITS: constexpr = LOOP.BITS
@@ -109,7 +108,7 @@ def packed_tile(
     FOUR: constexpr = BITS == 4
     PART: constexpr = BLOCK_K * BITS // 16
     ZEROS: constexpr = weight.zeros is not None
-    # Parts of a chunk whose columns share a group: none, two by two, or all.
+    # SINGLE: each part has its own group; WHOLE: all share one; otherwise two parts do.
     SINGLE: constexpr = GROUP > 0 and GROUP < 2 * PART
     WHOLE: constexpr = GROUP == 0 or GROUP >= BLOCK_K
     cols = tl.arange(0, PART)
@@ -129,8 +128,8 @@ def packed_tile(
         z1, z2, z3 = z0, z0, z0
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
-        # Not a step ahead like the scales: values that pass through the loop would keep the words from being
-        # unpacked in the layout of the product, and they would go through shared memory once more.
+        # Not one step ahead like the scales: values carried through the loop would keep words from being
+        # unpacked in the product's layout, and they would go through shared memory once more.
         if ZEROS and GROUP > 0:
             z0, z1, z2, z3 = _of_parts(
                 weight.zeros, weight.scale_stride, rows, column, PART, SINGLE, WHOLE, LOOP
@@ -140,7 +139,7 @@ def packed_tile(
                         eviction_policy="evict_first")  # fmt: skip
         else:
             w = tl.load(places + (first + step) * (16 * PART), eviction_policy="evict_first")
-        if LOOP.PREFETCH == 1:  # two branches that load the same: matrix_loop.py says why
+        if LOOP.PREFETCH == 1:  # two branches with the same loads: see matrix_loop.py
             if step == 0:
                 wait_for_previous(LOOP.OVERLAP)
                 x0, x1, x2, x3 = _parts(x, cols, column, PART, LOOP)

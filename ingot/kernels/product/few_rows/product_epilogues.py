@@ -1,8 +1,5 @@
-"""What becomes of the sums of a product of few rows: the epilogues that its loops share.
-
-Owns three: bias, residual, an activation and store; SiLU of the gate's half times the other; rotary
-embedding, logn scaling and the cache write. Each takes a tile of sums [BLOCK_N, BLOCK_T] fp32. Knows no
-product and no order of rows: the outputs' numbers are arguments.
+"""Epilogues of products of few rows, each over a tile of sums [BLOCK_N, BLOCK_T] fp32: bias, residual and
+activation; silu(gate) * up; rotary embedding, logn scaling and cache write.
 
     store_sums(acc, outputs, end, split, out, tokens, N, BLOCK_T)
 """
@@ -35,7 +32,7 @@ def store_sums(
     BLOCK_T: constexpr,
     ACTIVATION: constexpr,
 ) -> None:
-    """y = acc + bias + residual, rounded once, or its ACTIVATION, for outputs below ``end``; into part
+    """y = acc + bias + residual, rounded once, or its ACTIVATION, for outputs before ``end``; into part
     ``split`` of y.
     """
     token = tl.arange(0, BLOCK_T)
@@ -62,7 +59,9 @@ def store_activated(
     PAIRS: constexpr,
     BLOCK_T: constexpr,
 ) -> None:
-    """y = cast(silu(gate)) * up of sums whose first half is the gate's, for outputs [PAIRS] below ``end``."""
+    """y = cast(silu(gate)) * up of sums whose first half is the gate's, for outputs [PAIRS] before
+    ``end``.
+    """
     dtype: constexpr = y_ptr.dtype.element_ty
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -73,7 +72,7 @@ def store_activated(
 
 @triton.jit
 def turns(heads: tensor, pair: tensor, token: tensor, tokens: tensor, out: Heads, SHAPE: constexpr) -> tensor:
-    """Cosines and sines of pairs and tokens, [PAIRS, BLOCK_T], scaled by logn where the head is a query's."""
+    """Cosines, sines and logn factors (1 but for query heads) of pairs and tokens, [PAIRS, BLOCK_T]."""
     real = token < tokens
     rotary = real[None, :] & (pair < SHAPE.HALF)[:, None]
     places = pair[:, None] + token[None, :] * 0
@@ -107,7 +106,7 @@ def channels(pair: tensor, SHAPE: constexpr) -> tensor:
 
 @triton.jit
 def cache_places(slot: tensor, out: Heads, SHAPE: constexpr) -> tensor:
-    """Where a slot's row of the first head lies in the cache."""
+    """Offset of a slot's row of the first head in the cache."""
     block = slot // SHAPE.BLOCK_SIZE
     return block * out.block_stride + (slot - block * SHAPE.BLOCK_SIZE) * out.token_stride
 
@@ -124,7 +123,7 @@ def store_heads(
     PAIRS: constexpr,
     BLOCK_T: constexpr,
 ) -> None:
-    """The channels of pairs [PAIRS] below ``end`` of one head, rotated, to q or into the cache."""
+    """Store the channels of pairs [PAIRS] before ``end`` of one head, rotated, to q or into the cache."""
     dtype: constexpr = out.q.dtype.element_ty
     a, b = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     token = tl.arange(0, BLOCK_T)

@@ -1,10 +1,7 @@
-"""How a product of few rows is launched: its loop, its grid and its options, resolved once for every shape.
+"""How a product of few rows is launched: loop, grid and options, resolved once per shape and cached.
 
-Owns the way from tile choices to constants. A launch asks by rows, shape, dtype and device, and finds its
-launch in one dictionary. Knows no kernel.
-
-    launch = float_launch(LINEAR, x, weight, tiles)
-    few_linear_kernel[launch.grid](..., launch.loop, **launch.options)
+launch = float_launch(LINEAR, x, weight, tiles)
+few_linear_kernel[launch.grid](..., launch.loop, **launch.options)
 """
 
 from __future__ import annotations
@@ -29,14 +26,8 @@ KEPT_LAUNCHES = 4096  # a few for every product and number of rows
 
 
 class ResolvedLaunch(NamedTuple):
-    """A launch.
-
-    Attributes:
-        loop: the kernel's constants.
-        share: outputs, or pairs, of a program.
-        splits: parts of the sums.
-        grid: programs.
-        options: Triton's.
+    """A launch; ``share``: outputs, or pairs, per program; ``splits``: parts of the sums; ``options``:
+    Triton's.
     """
 
     loop: ProductLoop
@@ -50,8 +41,8 @@ Given = tuple[tuple[str, int], ...]
 
 
 class _Op(NamedTuple):
-    """A product: ``linear``, ``parts``, ``gate_up`` or ``qkv``; of ``qkv`` a head's channels, and how many of
-    them turn.
+    """A product: ``linear``, ``parts``, ``gate_up`` or ``qkv``; of ``qkv`` with a head's channels and rotated
+    channels.
     """
 
     name: str
@@ -65,11 +56,7 @@ LINEAR, PARTS, GATE_UP = _Op("linear"), _Op("parts"), _Op("gate_up")
 def float_launch(
     op: tuple[str, int, int], x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> ResolvedLaunch:
-    """The launch of a product of float rows x [M, K], with ``tiles`` put over the defaults.
-
-    Raises:
-        KernelArgumentError: tiles that the op does not have, or that do not hold the rows.
-    """
+    """The launch of a product of float rows x [M, K], with ``tiles`` over the defaults."""
     shape = (weight.out_features, weight.in_features, weight.bits, weight.group)
     given = tuple(tiles.items()) if tiles else ()
     return _float_launch(op, x.shape[0], shape, x.dtype.itemsize, x.device, given)
@@ -107,11 +94,11 @@ def _float_launch(
 def int8_launch(
     op: tuple[str, int, int], x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> ResolvedLaunch:
-    """The launch of a product of rows in 8 bits; arguments are as of :func:`float_launch`.
+    """The launch of a product of rows in 8 bits, with ``tiles`` over the defaults.
 
-    A weight of 4 bits is multiplied as it is (``int8_fragments``) where the tile FRAGMENTS asks for it and
-    rows and tiles have room: at most 16 rows, rows that start at multiples of 16 bytes, chunks of whole 128
-    columns, no shares. Else it has to be written as int8 first, which the launch waits for.
+    A weight of 4 bits is multiplied as it is (``int8_fragments``) if the tile FRAGMENTS says so, there are at
+    most 16 rows, rows start at multiples of 16 bytes, chunks are whole 128 columns, and there are no shares.
+    Otherwise another kernel writes it as int8 first, and the launch waits for that.
     """
     given = tuple(tiles.items()) if tiles else ()
     shape = (len(weight.scales), x.values.shape[1], 8, x.group)
@@ -140,10 +127,10 @@ def _int8_launch(
     if op.name == "qkv":  # a tile's rows are two runs, half a head apart
         fits &= op.rotary in (0, op.head_dim) and op.head_dim // 2 % (choice["BLOCK_N"] // 2) == 0
     elif not split:
-        fits &= not group  # a whole sum adds its groups in one order, by any number of rows
+        fits &= not group  # a whole sum adds its groups in one order for any number of rows
     fits &= shape.in_features % 16 == 0 and choice["BLOCK_K"] % 128 == 0 and group in (0, choice["BLOCK_K"])
     if not (fits and choice["FRAGMENTS"] and rows <= INT8_FRAGMENT_ROWS and not choice["PROGRAMS"]):
-        # A product asks for its weight before the kernel before has ended: here the one that writes it.
+        # A product loads its weight before the previous kernel has ended, which here writes the weight.
         choice |= {"FRAGMENTS": 0} | ({"OVERLAP": 1} if four_bits or temporary else {})
     straight = choice["FRAGMENTS"] > 0
     constants = {"KIND": "int8_fragments" if straight else "matrix", "BITS": 8, "GROUP": group}
@@ -161,9 +148,8 @@ def _resolved(
 ) -> ResolvedLaunch:
     kind, width = constants["KIND"], shape.in_features
     if choice["BLOCK_T"] < rows:
-        raise KernelArgumentError(
-            "BLOCK_T is smaller than the number of rows", seen=choice["BLOCK_T"], allowed=f"{rows} or more"
-        )
+        what = "BLOCK_T is smaller than the number of rows"
+        raise KernelArgumentError(what, seen=choice["BLOCK_T"], allowed=f"{rows} or more")
     span = shape.group if kind == "matrix" and constants["BITS"] == 8 and shape.group else choice["BLOCK_K"]
     steps = triton.cdiv(width, span)
     # A part without columns would have nothing to wait for.
@@ -192,32 +178,28 @@ def _resolved(
 def _shared(
     op: _Op, kind: str, shape: WeightShape, choice: Mapping[str, int], device: torch.device
 ) -> tuple[tuple[int, ...], int]:
-    """The grid, and how many outputs, or pairs, a program computes."""
+    """The grid, and outputs, or pairs, per program."""
     pairs = op.name in ("gate_up", "qkv")
     block, units = choice["BLOCK_N"] // (1 + pairs), shape.out_features // (1 + pairs)
-    if kind == "vectors":  # at most PROGRAMS a multiprocessor, which walk the tiles
+    if kind == "vectors":  # at most PROGRAMS per multiprocessor walk the tiles
         return (min(triton.cdiv(units, block), multiprocessors(device) * choice["PROGRAMS"]),), block
     if op.name == "qkv":
         heads, in_head = shape.out_features // op.head_dim, op.head_dim // 2
-        share = _pair_share(heads, in_head, block, choice["PROGRAMS"] * multiprocessors(device))
+        share, programs = block, choice["PROGRAMS"] * multiprocessors(device)
+        if programs:  # heads in as many equal parts as there are programs
+            parts = max(programs // heads, triton.cdiv(in_head, block))
+            share = triton.cdiv(in_head, min(parts, in_head))
         return (heads * triton.cdiv(in_head, share),), share
     share = even_share(units, block, choice, device)
     return (triton.cdiv(units, share), choice["SPLITS"]), share
 
 
 def even_share(outputs: int, block: int, choice: Mapping[str, int], device: torch.device) -> int:
-    """Outputs of a program, at most ``block``, such that waves of PROGRAMS a multiprocessor share them
-    evenly; with PROGRAMS 0 whole blocks.
+    """Outputs per program, at most ``block``, such that waves of PROGRAMS per multiprocessor share them
+    evenly; with PROGRAMS 0 a whole block.
     """
     if choice["PROGRAMS"] == 0:
         return block
     at_once = max(choice["PROGRAMS"] * multiprocessors(device) // choice.get("SPLITS", 1), 1)
     waves = triton.cdiv(outputs, block * at_once)
     return min(triton.cdiv(outputs, waves * at_once), block)
-
-
-def _pair_share(heads: int, pairs: int, block: int, programs: int) -> int:
-    """Channel pairs of a program: heads cut into as many equal parts as ``programs`` allow; 0: blocks."""
-    if programs == 0:
-        return block
-    return triton.cdiv(pairs, min(max(programs // heads, triton.cdiv(pairs, block)), pairs))

@@ -1,8 +1,6 @@
-"""Products of a few rows and a weight, both of 8 bits: exact sums, scaled once.
+"""Products of up to 64 rows and a weight, both in 8 bits: exact sums, scaled once. int8_linear.py calls them.
 
-Owns their launch. Knows no more rows than 64 (int8_linear.py chooses by them).
-
-    parts = small_int8_parts_triton(x8, weight)      # sum_norm adds them up
+parts = small_int8_parts_triton(x8, weight)      # sum_norm adds them up
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
 
 
 def int8_rows_argument(x: Int8Rows, scaled: bool = True) -> tuple[Any, ...]:
-    """The fields of ``Rows``, without scales where sums stay exact."""
+    """The fields of ``InputRows``; not ``scaled``: without scales, so that sums stay exact."""
     if not scaled:
         return x.values, x.values.stride(0), x.values.shape[0]
     shared = x.group and (x.scales.stride(0) == 0 or len(x.scales) == 1)
@@ -31,7 +29,7 @@ def int8_rows_argument(x: Int8Rows, scaled: bool = True) -> tuple[Any, ...]:
 
 
 def int8_weight_argument(weight: AnyInt8, launch: ResolvedLaunch) -> tuple[Any, ...]:
-    """The fields of ``Weight``: of 4 bits, or whole, which another kernel may have to write."""
+    """The fields of ``Weight``, in 4 bits or as int8, which another kernel may have to write."""
     if isinstance(weight, Int4Weight) and launch.loop.KIND == "int8_fragments":
         levels = (weight.steps.stride(0), weight.zeros, weight.steps)
         return weight.pairs, weight.pairs.stride(0), weight.scales, *levels
@@ -47,7 +45,7 @@ def _launch(
     y: torch.Tensor,
     launch: ResolvedLaunch,
 ) -> None:
-    """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
+    """Write y [SPLITS * M, N]: int32 sums or, in a float dtype, scaled ones."""
     few_linear_kernel[launch.grid](
         int8_rows_argument(x, scaled=y.dtype != torch.int32),
         int8_weight_argument(weight, launch),

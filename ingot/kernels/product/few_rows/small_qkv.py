@@ -1,9 +1,8 @@
-"""From hidden states to attention's input, on a few rows: norm, QKV product, bias, rotary embedding, logn
-scaling and the write into the paged KV cache, in one kernel; and the same of rows in 8 bits, without a norm.
+"""From hidden states to attention's input on a few rows, in one kernel: norm, QKV product, bias, rotary
+embedding, logn scaling and the write into the paged KV cache; and the same of rows in 8 bits, without a norm.
 
-Owns the checks and the launch. The formulas are those of rms_norm.py and rope_kv_write.py; the product plus
-bias is rounded to the dtype before the rotation, as when they are two kernels. Knows no model; norms of query
-and key heads stay with rope_kv_write.
+Formulas are those of rms_norm.py and rope_kv_write.py; product plus bias is rounded to the dtype before the
+rotation, as in two kernels. Norms of query and key heads are not supported.
 
     q = small_qkv(x, weight, bias, norm, 1e-6, place)      # a Placement
     q = small_int8_qkv(x8, weight, bias, place)
@@ -24,6 +23,7 @@ from ingot.kernels.kernel_checks import (
     expect,
     expect_float,
     expect_range,
+    expect_rows,
     runs_on_gpu,
 )
 from ingot.kernels.product.few_rows.few_rows_kernels import few_qkv_kernel
@@ -39,7 +39,7 @@ from ingot.kernels.weight.stored_weight import AnyWeight, expect_weight, stored
 
 
 def _op(place: Placement) -> tuple[str, int, int]:
-    """What a launch asks."""
+    """The op of resolved_launch.py."""
     return "qkv", place.heads.head_dim, 2 * place.half
 
 
@@ -65,25 +65,6 @@ def _launch(
     )
 
 
-def small_qkv_triton(
-    x: torch.Tensor,
-    weight: AnyWeight,
-    bias: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    norm_eps: float,
-    place: Placement,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`small_qkv`, unchecked."""
-    weight, heads = stored(weight), place.heads
-    launch = float_launch(_op(place), x, weight, tiles)
-    q = torch.empty((x.shape[0], heads.num_heads, heads.head_dim), dtype=x.dtype, device=x.device)
-    if x.shape[0]:
-        rows = rows_argument(x, norm_weight, norm_eps, launch)
-        _launch(rows, stored_argument(weight), bias, q, place, launch)
-    return q
-
-
 def small_qkv_reference(
     x: torch.Tensor,
     weight: AnyWeight,
@@ -92,13 +73,13 @@ def small_qkv_reference(
     norm_eps: float,
     place: Placement,
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`small_qkv`."""
+    """The PyTorch reference of :func:`small_qkv`."""
     qkv = small_linear_reference(x, weight, bias, None, norm_weight, norm_eps)
     return rope_kv_write_reference(qkv, place)
 
 
 def _expect_place(place: Placement, rows: int, like: torch.Tensor) -> None:
-    """Raise unless the product can place so many rows; caches are in the dtype of ``like``."""
+    """Raise unless the product can place so many rows in a cache in the dtype of ``like``."""
     heads = place.heads
     heads.expect()
     expect_range("num_heads", heads.num_heads, 1)
@@ -125,19 +106,14 @@ def small_qkv(
         x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [(num_heads + 2 num_kv_heads) head_dim, K], dtype of x: queries, keys, values.
         bias: [(num_heads + 2 num_kv_heads) head_dim] or None.
-        norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
-        norm_eps: added to the mean square.
-        place: the table, the tokens, the cache, in the dtype of x, and the heads, of an even size.
+        norm_weight, norm_eps: as of :func:`small_linear`.
+        place: with a cache in the dtype of x and an even head_dim.
         tiles: as of :func:`small_linear`; ``BLOCK_N`` counts both channels of a pair, at least 2.
 
     Returns:
         [M, num_heads, head_dim], dtype of x. How a row's bits depend on M: see :func:`small_linear`.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
+    expect_rows("x", x)
     _expect_place(place, x.shape[0], like=x)
     outputs = place.heads.width
     weight = stored(weight)
@@ -146,31 +122,20 @@ def small_qkv(
         expect("bias", bias, (outputs,), like=x)
     if norm_weight is not None:
         expect("norm_weight", norm_weight, (x.shape[1],), like=x)
-    if runs_on_gpu(x):
-        return small_qkv_triton(x, weight, bias, norm_weight, norm_eps, place, tiles)
-    return small_qkv_reference(x, weight, bias, norm_weight, norm_eps, place)
-
-
-def small_int8_qkv_triton(
-    x: Int8Rows,
-    weight: AnyInt8,
-    bias: torch.Tensor | None,
-    place: Placement,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`small_int8_qkv`, unchecked."""
-    launch = int8_launch(_op(place), x, weight, tiles)
-    shape = (x.values.shape[0], place.heads.num_heads, place.heads.head_dim)
-    q = torch.empty(shape, dtype=place.cache.keys.dtype, device=x.values.device)
-    if shape[0]:
-        _launch(int8_rows_argument(x), int8_weight_argument(weight, launch), bias, q, place, launch)
+    if not runs_on_gpu(x):
+        return small_qkv_reference(x, weight, bias, norm_weight, norm_eps, place)
+    launch, heads = float_launch(_op(place), x, weight, tiles), place.heads
+    q = torch.empty((x.shape[0], heads.num_heads, heads.head_dim), dtype=x.dtype, device=x.device)
+    if x.shape[0]:
+        rows = rows_argument(x, norm_weight, norm_eps, launch)
+        _launch(rows, stored_argument(weight), bias, q, place, launch)
     return q
 
 
 def small_int8_qkv_reference(
     x: Int8Rows, weight: AnyInt8, bias: torch.Tensor | None, place: Placement
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`small_int8_qkv`."""
+    """The PyTorch reference of :func:`small_int8_qkv`."""
     qkv = int8_product(x, as_int8(weight), place.cache.keys.dtype, bias)
     return rope_kv_write_reference(qkv, place)
 
@@ -188,15 +153,12 @@ def small_int8_qkv(
         x: [M, K] in 8 bits without groups, M up to 64.
         weight: [(num_heads + 2 num_kv_heads) head_dim, K] in 8 bits, or 4 inside 8, a constant, as in
             :func:`small_linear`.
-        bias: [(num_heads + 2 num_kv_heads) head_dim] in the caches' dtype, or None.
-        place: as of :func:`small_qkv`, with a cache in the dtype of the result.
+        bias: [(num_heads + 2 num_kv_heads) head_dim] in the cache's dtype, or None.
+        place: as of :func:`small_qkv`; the cache has the result's dtype.
         tiles: as of :func:`small_linear`; ``BLOCK_N`` counts both channels of a pair.
 
     Returns:
-        [M, num_heads, head_dim], dtype of the caches.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+        [M, num_heads, head_dim], dtype of the cache.
     """
     if x.group:
         raise KernelArgumentError("the QKV product does not support rows with groups", seen=x.group)
@@ -206,6 +168,11 @@ def small_int8_qkv(
     expect_product(x, weight, outputs)
     if bias is not None:
         expect("bias", bias, (outputs,), like=like)
-    if runs_on_gpu(x.values):
-        return small_int8_qkv_triton(x, weight, bias, place, tiles)
-    return small_int8_qkv_reference(x, weight, bias, place)
+    if not runs_on_gpu(x.values):
+        return small_int8_qkv_reference(x, weight, bias, place)
+    launch = int8_launch(_op(place), x, weight, tiles)
+    shape = (x.values.shape[0], place.heads.num_heads, place.heads.head_dim)
+    q = torch.empty(shape, dtype=like.dtype, device=x.values.device)
+    if shape[0]:
+        _launch(int8_rows_argument(x), int8_weight_argument(weight, launch), bias, q, place, launch)
+    return q

@@ -1,7 +1,7 @@
 """The products of one row with a whole weight, read once at the speed of memory.
 
-Owns how the weight is streamed, how RMSNorm folds into the row, what is fetched while the kernel before still
-runs; and the walk of each epilogue over its tiles, whose addends are asked for before the product.
+RMSNorm folds into the row, the first weights are loaded while the previous kernel runs, and what an epilogue
+adds is loaded before the product.
 
     vector_sums(x, weight, out, N, LOOP)
 """
@@ -36,10 +36,9 @@ def _weights(weight: Weight, rows: tensor, cols: tensor, width: tensor, MASKED: 
 
 @triton.jit
 def _prepared(x: InputRows, weight: Weight, rows: tensor, LOOP: constexpr) -> tensor:
-    """What a program holds from tile to tile: (first weights, x, 1 / rms); waits for the previous kernel.
-
-    The first step of weights ``rows`` is on its way before the wait. A row that fits BLOCK_K stays in
-    registers, normalised. What a variant does not hold is an empty scalar.
+    """What a program holds from tile to tile: (first weights, x, 1 / rms); waits for the previous kernel
+    after it has issued the loads of weights. A row that fits BLOCK_K stays in registers, normalised; what a
+    variant does not hold is a scalar 0.
     """
     K: constexpr = LOOP.K
     BLOCK_X: constexpr = LOOP.BLOCK_X
@@ -79,9 +78,8 @@ def _product(
     has_next: tensor,
     LOOP: constexpr,
 ) -> tensor:
-    """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32; and the next tile's w.
-
-    Vector sums in fp32, one step of weights ahead in registers.
+    """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32, one step of weights ahead in registers;
+    and the next tile's w.
     """
     K: constexpr = LOOP.K
     BLOCK_N: constexpr = LOOP.BLOCK_N
@@ -117,7 +115,7 @@ def _start_next(is_last: tensor, LOOP: constexpr) -> None:
 
 @triton.jit
 def _outputs(tile: tensor, N: constexpr, BLOCK_N: constexpr) -> tensor:
-    """The weight rows of a tile; the last row again where there are no more."""
+    """The weight rows of a tile; the last row again past the end."""
     return tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
 
 
@@ -125,7 +123,7 @@ def _outputs(tile: tensor, N: constexpr, BLOCK_N: constexpr) -> tensor:
 def vector_sums(
     x: InputRows, weight: Weight, out: Sums, N: constexpr, LOOP: constexpr, ACTIVATION: constexpr
 ) -> None:
-    """Tiles of BLOCK_N outputs, a whole stride of programs apart."""
+    """Tiles of BLOCK_N outputs, as far apart as there are programs."""
     BLOCK_N: constexpr = LOOP.BLOCK_N
     TILES: constexpr = (N + BLOCK_N - 1) // BLOCK_N
     token = tl.arange(0, 1)
@@ -135,7 +133,7 @@ def vector_sums(
         rows, next_rows = _outputs(tile, N, BLOCK_N), _outputs(tile + programs, N, BLOCK_N)
         outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (outputs < N)[:, None] & (token < x.tokens)[None, :]
-        # Asked for before the product, so that nothing waits for them after it.
+        # Loaded before the product, so that nothing waits for them after it.
         addend = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
         if out.bias is not None:
             addend += tl.load(out.bias + rows).to(tl.float32)[:, None]
@@ -153,7 +151,7 @@ def vector_sums(
 
 @triton.jit
 def gate_up_rows(start: tensor, INNER: constexpr, BLOCK_N: constexpr) -> tensor:
-    """Gate rows of outputs from ``start`` on, then their up rows; the last again where there are no more."""
+    """Gate rows of outputs from ``start`` on, then their up rows; the last again past the end."""
     PAIRS: constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
     return tl.minimum(start + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
@@ -161,7 +159,7 @@ def gate_up_rows(start: tensor, INNER: constexpr, BLOCK_N: constexpr) -> tensor:
 
 @triton.jit
 def vector_gate_up(x: InputRows, weight: Weight, y_ptr: tensor, INNER: constexpr, LOOP: constexpr) -> None:
-    """Tiles of BLOCK_N / 2 outputs, a whole stride of programs apart."""
+    """Tiles of BLOCK_N / 2 outputs, as far apart as there are programs."""
     BLOCK_N: constexpr = LOOP.BLOCK_N
     PAIRS: constexpr = BLOCK_N // 2
     TILES: constexpr = (INNER + PAIRS - 1) // PAIRS
@@ -179,7 +177,7 @@ def vector_gate_up(x: InputRows, weight: Weight, y_ptr: tensor, INNER: constexpr
 
 @triton.jit
 def _pair_rows(tile: tensor, LAST: constexpr, SHAPE: constexpr, BLOCK_N: constexpr) -> tensor:
-    """The weight rows of a tile's pairs: their first channels, then their second ones."""
+    """The weight rows of a tile's pairs: first channels, then second ones."""
     PAIRS: constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
     index = tl.minimum(tile * PAIRS + lane % PAIRS, LAST)
@@ -201,7 +199,7 @@ def _store_by_role(
     out: Heads,
     SHAPE: constexpr,
 ) -> None:
-    """Store channels [P] of heads [P] for every token [T]: query output, key cache or value cache."""
+    """Store channels [P] of heads [P] for every token [T] in query output, key cache or value cache."""
     HEADS: constexpr = SHAPE.HEADS
     BEFORE: constexpr = SHAPE.HEADS + SHAPE.KV_HEADS  # the first value head
     HEAD_DIM: constexpr = SHAPE.HEAD_DIM
@@ -219,10 +217,7 @@ def _store_by_role(
 
 @triton.jit
 def vector_heads(x: InputRows, weight: Weight, out: Heads, SHAPE: constexpr, LOOP: constexpr) -> None:
-    """Tiles of BLOCK_N / 2 channel pairs; a pair is what one angle rotates.
-
-    Channels past the rotary ones pair up too; their angle is 0.
-    """
+    """Tiles of BLOCK_N / 2 channel pairs; one angle rotates a pair, 0 those past the rotary channels."""
     BLOCK_N: constexpr = LOOP.BLOCK_N
     PAIRS: constexpr = BLOCK_N // 2
     HALF: constexpr = SHAPE.HALF
@@ -238,7 +233,7 @@ def vector_heads(x: InputRows, weight: Weight, out: Heads, SHAPE: constexpr, LOO
         index = tile * PAIRS + tl.arange(0, PAIRS)
         heads, pair = index // IN_HEAD, index % IN_HEAD
         inside = (index <= LAST)[:, None] & (token < x.tokens)[None, :]
-        # Asked for before the product, so that nothing waits for them after it.
+        # Loaded before the product, so that nothing waits for them after it.
         bias = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
         if out.bias is not None:
             bias += tl.load(out.bias + rows).to(tl.float32)[:, None]

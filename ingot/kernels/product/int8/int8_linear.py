@@ -1,7 +1,7 @@
-"""A linear layer whose activations and weight are both of 8 bits, for any number of rows.
+"""A linear layer with activations and weight in 8 bits, for any number of rows.
 
-Owns the formula y = cast(sums · x scales · weight scales + bias + residual) with exact sums, whole or in
-parts, and the choice between the kernel of few rows and that of many. Knows no model.
+y = cast(sums · x scales · weight scales + bias + residual) with exact sums, whole or in parts, by the kernel
+of few rows or that of many.
 
     y = int8_linear(x8, weight, torch.float16, bias)
     parts = int8_linear_parts(x8, weight)      # sum_norm adds them up
@@ -24,21 +24,6 @@ from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, as_int8
 
 
-def int8_linear_triton(
-    x: Int8Rows,
-    weight: AnyInt8,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch a kernel; arguments as in :func:`int8_linear`, unchecked."""
-    if x.values.shape[0] <= MAX_ROWS:
-        return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
-    return int8_matmul_triton(x, whole_int8(weight), dtype, bias, residual, out, tiles)
-
-
 def int8_linear_reference(
     x: Int8Rows,
     weight: AnyInt8,
@@ -47,7 +32,7 @@ def int8_linear_reference(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`int8_linear`."""
+    """The PyTorch reference of :func:`int8_linear`."""
     y = int8_product(x, as_int8(weight), torch.float32, bias)
     y = (y if residual is None else y + residual).to(dtype)
     return y if out is None else out.copy_(y)
@@ -62,23 +47,20 @@ def int8_linear(
     out: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """y = x W^T + bias + residual; a row's sums are exact, so that they depend on that row alone.
+    """y = x W^T + bias + residual; sums are exact, so a row's result depends on that row alone.
 
     Args:
         x: [M, K] in 8 bits, any M.
         weight: [N, K] in 8 bits, or 4 inside 8, a constant, as in :func:`small_linear`.
         dtype: fp16, bf16 or fp32, of the result.
-        bias: [N] or None, of that dtype or fp32.
-        residual: [M, N] or None, of that dtype; added after the bias.
-        out: [M, N] contiguous, or None: receives the result; may be ``residual``.
-        tiles: of up to 64 rows as of :func:`small_linear`, with BLOCK_T of 8 and more; of more as of
-            :func:`ingot.kernels.tiles.int8_tiles.large_int8_tiles`.
+        bias: [N] or None, in ``dtype`` or fp32.
+        residual: [M, N] or None, in ``dtype``; added after the bias.
+        out: [M, N] contiguous, receives the result; may be ``residual``. None: a new tensor.
+        tiles: for up to 64 rows as of :func:`small_linear`, with BLOCK_T of 8 and more; for more as of
+            ``large_int8_tiles`` (int8_tiles.py).
 
     Returns:
         [M, N] in ``dtype``: ``out``, or a new tensor.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect_product(x, weight)
     expect_output(dtype)
@@ -91,31 +73,15 @@ def int8_linear(
     if out is not None:
         expect("out", out, shape, like=x.values, dtype=dtype)
         expect_result("out", out, like=out)
-    if runs_on_gpu(x.values):
-        return int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
-    return int8_linear_reference(x, weight, dtype, bias, residual, out)
-
-
-def int8_linear_parts_triton(
-    x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
-) -> Int8Sums | torch.Tensor:
-    """Launch a kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    if x.values.shape[0] > MAX_ROWS or _parts_of_many(x, weight, tiles):
-        return int8_matmul_parts_triton(x, whole_int8(weight), tiles)
-    return small_int8_parts_triton(x, weight, tiles)
-
-
-def _parts_of_many(x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None) -> bool:
-    """Whether the kernel of many rows computes parts of few: those that say so have its tiles."""
-    if tiles:
-        return "BLOCK_M" in tiles
-    if x.values.shape[0] <= FEW_PARTS or not has_descriptors(x.values.device):
-        return False
-    return isinstance(weight, Int4Weight) or aligned(x, weight)
+    if not runs_on_gpu(x.values):
+        return int8_linear_reference(x, weight, dtype, bias, residual, out)
+    if shape[0] <= MAX_ROWS:
+        return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
+    return int8_matmul_triton(x, whole_int8(weight), dtype, bias, residual, out, tiles)
 
 
 def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
+    """The PyTorch reference of :func:`int8_linear_parts`: the whole sum as the only part."""
     weight = as_int8(weight)
     if x.group:
         return int8_product(x, weight, torch.float32)[None]
@@ -125,22 +91,26 @@ def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torc
 def int8_linear_parts(
     x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
-    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
+    """x W^T as partial sums over the columns, which :func:`sum_norm` adds up.
 
     Args:
         x: [M, K] in 8 bits, M up to ``DECODE_ROWS``.
-        weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
-        tiles: as of :func:`int8_linear`, and ``SPLITS``; of rows with groups BLOCK_K is the group's. With
-            BLOCK_M those of many rows: the default beyond ``FEW_PARTS`` rows, where there are descriptors.
+        weight: [N, K] in 8 bits, or 4 inside 8, a constant, as in :func:`small_linear`.
+        tiles: as of :func:`int8_linear`, and ``SPLITS``; of rows with groups BLOCK_K is the group's. Those
+            with BLOCK_M are of many rows, the default beyond ``FEW_PARTS`` rows where there are descriptors.
 
     Returns:
         The exact sums; of rows with groups [SPLITS, M, N] fp32, scaled. On the CPU one part.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect_product(x, weight)
     expect_range("the number of rows", x.values.shape[0], 0, DECODE_ROWS)
-    if runs_on_gpu(x.values):
-        return int8_linear_parts_triton(x, weight, tiles)
-    return int8_linear_parts_reference(x, weight)
+    if not runs_on_gpu(x.values):
+        return int8_linear_parts_reference(x, weight)
+    many = x.values.shape[0] > MAX_ROWS
+    if tiles:
+        many |= "BLOCK_M" in tiles
+    elif x.values.shape[0] > FEW_PARTS and has_descriptors(x.values.device):
+        many |= isinstance(weight, Int4Weight) or aligned(x, weight)
+    if many:
+        return int8_matmul_parts_triton(x, whole_int8(weight), tiles)
+    return small_int8_parts_triton(x, weight, tiles)

@@ -1,10 +1,9 @@
-"""The product of many rows and a weight, both of 8 bits: exact sums, scaled once, with bias and residual sum.
+"""The product of many rows and a weight, both in 8 bits: exact sums, scaled once, with bias and residual sum.
 
-Owns a persistent kernel whose programs walk the tiles of the result, or of parts of its sums, in an order
-that keeps both operands in L2, and its launch. Operands come through tensor descriptors (TMA) where they are
-aligned and the GPU has them, else through pointers. Where rows have groups with scales of their own, a step
-is a group, and its sums join the result in fp32. Knows no fewer rows than a tile is worth (int8_linear.py
-chooses).
+In a persistent kernel programs walk the tiles of the result, or of partial sums, in an order that keeps both
+operands in L2. Operands are read through tensor descriptors (TMA) if they are aligned and the GPU has them,
+otherwise through pointers. If rows have groups with scales, a step is a group, and its sums join the result
+in fp32. int8_linear.py calls it.
 
     y = int8_matmul_triton(x8, weight, torch.float16)
 """
@@ -30,8 +29,8 @@ from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 
 
 class LargeLoop(NamedTuple):
-    """The kernel's constants: outputs, columns, the group of the rows, whether programs walk the tiles and
-    descriptors read both operands; the others are tiles, see ``large_int8_tiles``.
+    """The kernel's constants: outputs, columns, the group of x, whether programs walk the tiles, whether
+    descriptors read both operands; then tiles, see ``large_int8_tiles``.
     """
 
     N: int
@@ -50,7 +49,7 @@ class LargeLoop(NamedTuple):
 
 
 class Large(NamedTuple):
-    """An operand as pointers read it: the distance between two rows, the scales of rows and theirs."""
+    """An operand's row stride, its scales, and their row stride."""
 
     stride: Any
     scales: Any
@@ -67,7 +66,9 @@ def _operand(
     BLOCK: constexpr,
     LOOP: constexpr,
 ) -> tensor:
-    """Rows from ``first`` on, a step's columns from ``column`` on: [BLOCK, BLOCK_K], zeros beyond."""
+    """Rows from ``first`` on and a step's columns from ``column`` on: [BLOCK, BLOCK_K], zeros past the
+    end.
+    """
     if LOOP.TMA:
         tile = source.load([first, column])
     else:
@@ -90,12 +91,12 @@ def int8_matmul_kernel(
     num_rows: tensor,
     LOOP: constexpr,
 ) -> None:
-    """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart; with SPLITS parts of their
-    sums, each of as many steps, the last ones past the end.
+    """Tiles of BLOCK_M rows and BLOCK_N outputs, as far apart as there are programs; with SPLITS parts of
+    their sums with equally many steps, the last ones past the end.
 
-    MORE_N: so many outputs more a tile, in sums of their own, which makes widths that are no powers of two;
-    ``more_source`` is the weight for them. TOGETHER tiles of rows are done for one tile of outputs before the
-    next. A tile is stored in PIECES, which take so much less shared memory.
+    MORE_N: more outputs per tile, in separate sums, for widths that are no powers of two; ``more_source`` is
+    their weight. TOGETHER tiles of rows are done for one tile of outputs before the next. A tile is stored in
+    PIECES, to save shared memory.
     """
     x, weight, out = Large(*x), Large(*weight), Sums(*out)
     N: constexpr = LOOP.N
@@ -117,7 +118,7 @@ def int8_matmul_kernel(
     if LOOP.SPLITS > 1:
         first_step = tl.program_id(1) * STEPS
         y_ptr += tl.program_id(1).to(tl.int64) * num_rows * N
-    wait_for_previous(LOOP.OVERLAP)  # before the weight, too: it may be a temporary
+    wait_for_previous(LOOP.OVERLAP)  # before the weight too: it may be a temporary
     for tile in tl.range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0), flatten=LOOP.WALK):
         band = tile // (TOGETHER * TILES_N)
         height = tl.minimum(tiles_m - band * TOGETHER, TOGETHER)
@@ -177,7 +178,7 @@ def _store(
     WIDTH: constexpr,
     LOOP: constexpr,
 ) -> None:
-    """Scale sums, add bias and residual, round once; into int32 the sums as they are."""
+    """Scale sums, add bias and residual, round once; store int32 sums as they are."""
     outputs = first_output + tl.arange(0, WIDTH)
     wanted = outputs < LOOP.N
     inside = real[:, None] & wanted[None, :]
@@ -199,17 +200,13 @@ def _store(
 
 def aligned(x: Int8Rows, weight: Int8Weight) -> bool:
     """Whether all rows start at multiples of 16 bytes."""
-    sides = (x.values, weight.values)
-    return all(
-        t.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and t.stride(0) % DESCRIPTOR_ALIGNMENT == 0 for t in sides
-    )
+    starts = (start for t in (x.values, weight.values) for start in (t.data_ptr(), t.stride(0)))
+    return all(start % DESCRIPTOR_ALIGNMENT == 0 for start in starts)
 
 
 def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bool:
-    """Whether descriptors read both: rows that are aligned, whole steps of groups.
-
-    Raises:
-        KernelArgumentError: the tile ``TMA`` is 2 and they cannot.
+    """Whether descriptors read both: aligned rows, steps that are groups. Raises if the tile ``TMA`` is 2 and
+    they cannot.
     """
     fits = aligned(x, weight) and x.group in (0, choice["BLOCK_K"])
     if choice["TMA"] == 2 and not fits:
@@ -247,7 +244,7 @@ def _launch(
     y: torch.Tensor,
     choice: Mapping[str, int],
 ) -> None:
-    """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
+    """Write y [SPLITS * M, N]: int32 sums or, in a float dtype, scaled ones."""
     (rows, width), outputs = x.values.shape, weight.values.shape[0]
     tma = _described(x, weight, choice)
     count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, tile_outputs(choice))
@@ -277,9 +274,8 @@ def int8_matmul_triton(
     out: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """Launch the kernel; arguments as in ``int8_linear``, unchecked.
-
-    ``dtype`` int32 gives the exact sums; rows with groups have none.
+    """Launch the kernel; arguments as in ``int8_linear``, unchecked; ``dtype`` int32 gives the exact sums of
+    rows without groups.
     """
     shape = (x.values.shape[0], weight.values.shape[0])
     y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out

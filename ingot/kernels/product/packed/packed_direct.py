@@ -1,9 +1,9 @@
 """The product of few rows with packed weights whose words go straight into the left operand's registers.
 
-Owns the way from memory to the operand of a warpgroup's product, and the kernel: what a thread loads, 16
-bytes at a time and a step or more ahead, is what its warp multiplies, so that words pass through no shared
-memory. x has its columns in the order in which they stand there (operand_rows.py), and a descriptor copies
-it. The layout is stored_weight.py's. Knows no launch: packed_matmul.py has it, and says what is computed.
+A thread loads, 16 bytes at a time and a step or more ahead, the words that its warp multiplies, so that they
+pass through no shared memory. The columns of x are in the order of those words (operand_rows.py), and a
+descriptor copies x. stored_weight.py has the layout; packed_matmul.py launches the kernel and says what it
+computes.
 
     words = load_words(places, chunk, wanted, PART)
     w = unpacked(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)
@@ -28,8 +28,8 @@ from ingot.kernels.weight.narrow_values import above, ended, scaled_beside, unpa
 def word_threads(
     ptr: tensor, stride: tensor, block: tensor, LAST: constexpr, BLOCK_N: constexpr, PART: constexpr
 ) -> tensor:
-    """Where each thread's words of a chunk lie, four times 32 bits at a time, from block ``block`` of 16 rows
-    on; of blocks beyond LAST those of LAST.
+    """Pointers to each thread's words of a chunk, four times 32 bits each, from block ``block`` of 16 rows
+    on; past block LAST those of LAST.
     """
     BLOCKS: constexpr = BLOCK_N // 16
     index = tl.arange(0, 2 * BLOCK_N * PART // 16)
@@ -40,13 +40,13 @@ def word_threads(
 
 @triton.jit
 def load_words(places: tensor, chunk: tensor, wanted: tensor, PART: constexpr) -> tensor:
-    """The words of a chunk, if they are ``wanted``; else zeros."""
+    """The words of a chunk; zeros if not ``wanted``."""
     return tl.load(places + chunk * (8 * PART), mask=wanted, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
 def pair_threads(ptr: tensor, block: tensor, LAST: constexpr, BLOCK_N: constexpr, BYTES: constexpr) -> tensor:
-    """Where each thread's scales (BYTES 2: of two rows) or zeros (BYTES 1: of four) of group 0 lie."""
+    """Pointers to each thread's scales (BYTES 2: two rows) or zeros (BYTES 1: four rows) of group 0."""
     index = tl.arange(0, 2 * BLOCK_N)
     own = tl.minimum(block + index // 32, LAST) * (4 * BYTES) + index % 32 // 4 * BYTES // 2
     return ptr.to(tl.pointer_type(tl.int32)) + own
@@ -54,10 +54,10 @@ def pair_threads(ptr: tensor, block: tensor, LAST: constexpr, BLOCK_N: constexpr
 
 @triton.jit
 def _beside(pairs: tensor, BLOCK_N: constexpr) -> tensor:
-    """Two values a thread as they stand beside the operand: [BLOCK_N, 1, 1, 4, 2].
+    """Two values per thread in the operand's layout: [BLOCK_N, 1, 1, 4, 2].
 
-    Each is there for both columns of a pair, the first in a thread's registers as in the operand: otherwise
-    the compiler computes by pairs of rows and takes every result apart again.
+    Each is there for both columns of a pair: otherwise the compiler computes by pairs of rows and takes every
+    result apart again.
     """
     twice = tl.reshape(tl.join(pairs, pairs), (BLOCK_N // 16, 8, 4, 2, 2))
     return tl.reshape(tl.permute(twice, (0, 3, 1, 2, 4)), (BLOCK_N, 1, 1, 4, 2))
@@ -65,20 +65,20 @@ def _beside(pairs: tensor, BLOCK_N: constexpr) -> tensor:
 
 @triton.jit
 def scales_beside(pairs: tensor, DTYPE: constexpr, BLOCK_N: constexpr) -> tensor:
-    """Scales of two rows a thread."""
+    """Scales of two rows per thread."""
     return _beside(halves(pairs).to(DTYPE, bitcast=True), BLOCK_N)
 
 
 @triton.jit
 def zeros_beside(fours: tensor, BLOCK_N: constexpr) -> tensor:
-    """Zeros of two rows a thread, in fp32, from those of four."""
+    """Zeros of two rows per thread, in fp32, from those of four."""
     own = fours >> (tl.arange(0, 2 * BLOCK_N) // 4 % 2 * 16)
     return _beside(tl.join(own & 255, (own >> 8) & 255), BLOCK_N).to(tl.float32)
 
 
 @triton.jit
 def operand_words(loaded: tensor, BLOCK_N: constexpr, PART: constexpr) -> tensor:
-    """What ``load_words`` loads as it stands in the operand: int16 [BLOCK_N, PART / 16, 2, 4, 2]."""
+    """What ``load_words`` loads, in the operand's layout: int16 [BLOCK_N, PART / 16, 2, 4, 2]."""
     words = tl.reshape(halves(loaded), (PART // 16, BLOCK_N // 16, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(words, (1, 4, 2, 0, 5, 3, 6)), (BLOCK_N, PART // 16, 2, 4, 2))
 
@@ -94,7 +94,7 @@ def unpacked(
     PART: constexpr,
     ASM: constexpr,
 ) -> tensor:
-    """Value INDEX of every word less its zero, times its scale where there is one: [BLOCK_N, PART]."""
+    """Value INDEX of every word less its zero, times its scale if there is one: [BLOCK_N, PART]."""
     if ASM:
         less = (-above(INDEX, BITS, DTYPE) - zero).to(DTYPE)
         wide = unpack_less(words, tl.broadcast_to(less, words.shape), INDEX, BITS, DTYPE)
@@ -117,7 +117,7 @@ def _step(
     PART: constexpr,
     LOOP: constexpr,
 ) -> tensor:
-    """A step's words, if it is before the ``end``, scales and zeros, each a tuple."""
+    """A step's words (zeros from ``end`` on), scales and zeros, each a tuple."""
     words = (load_words(places, step, step < end, PART),)
     scales, zeros = (), ()
     if LOOP.GROUP > 0:
@@ -139,8 +139,8 @@ def packed_direct_kernel(
     LOOP: constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of a chunk, or of
-    several where weights have no groups and a step is one product (WIDE); words and what stands beside them
-    are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first steps before the wait.
+    several if weights have no groups and a step is one product (WIDE). Words, scales and zeros are loaded
+    DIRECT steps ahead, words prefetched into L2 AHEAD more; those of the first steps before the wait.
     """
     weight = Weight(*weight)
     K: constexpr = LOOP.K
@@ -158,7 +158,7 @@ def packed_direct_kernel(
     STEPS: constexpr = (K + BLOCK_K - 1) // BLOCK_K
     PARTS: constexpr = 16 // BITS
     CHUNKS: constexpr = BLOCK_K // (PARTS * PART)
-    HELD: constexpr = CHUNKS * PART  # a row's words in a step
+    HELD: constexpr = CHUNKS * PART  # words per row and step
     LAST: constexpr = (N + 15) // 16 - 1
     GROUPS: constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     if LOOP.OVERLAP == 2:

@@ -1,9 +1,6 @@
-"""What one step of the product of many rows with packed weights reads, and what is asked for ahead of it.
+"""Steps of the products of many rows with packed weights: loads, prefetches into L2, and the epilogue.
 
-Owns the loads of x and of the scales and zeros of groups, the prefetches into L2, how unpacked parts come to
-stand side by side, and the epilogue. Knows no product.
-
-    x = read_tokens(x_source, stride, first, tokens, column, COLUMNS, LOOP)
+x = read_tokens(x_source, stride, first, tokens, column, COLUMNS, LOOP)
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ def read_tokens(
     COLUMNS: constexpr,
     LOOP: constexpr,
 ) -> tensor:
-    """COLUMNS columns of the rows of x from ``first`` on: [BLOCK, COLUMNS], zeros beyond."""
+    """COLUMNS columns of the rows of x from ``first`` on: [BLOCK_T, COLUMNS], zeros past the end."""
     if LOOP.TMA:
         x = source.load([first, column])
     else:
@@ -42,7 +39,7 @@ def read_tokens(
 
 @triton.jit
 def of_groups(ptr: tensor, stride: tensor, rows: tensor, column: tensor, LOOP: constexpr) -> tensor:
-    """Scales or zeros of each row for the groups of a step from ``column`` on; the last past the end."""
+    """Scales or zeros of each row for the groups of a step from ``column`` on, at most the last group."""
     GROUPS: constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
     found = ()
     for group in tl.static_range(GROUPS):
@@ -54,7 +51,7 @@ def of_groups(ptr: tensor, stride: tensor, rows: tensor, column: tensor, LOOP: c
 
 @triton.jit
 def ask_beside(ptr: tensor, stride: tensor, start: tensor, column: tensor, LOOP: constexpr) -> None:
-    """Ask for the scales or zeros of BLOCK_N rows for the group of ``column`` to come into L2."""
+    """Prefetch into L2 the scales or zeros of BLOCK_N rows for the group of ``column``."""
     LINE: constexpr = LINE_BYTES // (ptr.dtype.element_ty.primitive_bitwidth // 8)
     LINES: constexpr = (LOOP.BLOCK_N + LINE - 1) // LINE
     rows = start + tl.arange(0, LINES) * LINE
@@ -66,7 +63,7 @@ def ask_beside(ptr: tensor, stride: tensor, start: tensor, column: tensor, LOOP:
 def ask_words(
     weight: Weight, start: tensor, chunk: tensor, wanted: tensor, PART: constexpr, LOOP: constexpr
 ) -> None:
-    """Ask for the words of BLOCK_N rows, a multiple of 16, in a chunk to come into L2, if they are wanted."""
+    """Prefetch into L2 a chunk's words of BLOCK_N rows, a multiple of 16, if they are wanted."""
     LINE: constexpr = LINE_BYTES // 2
     LINES: constexpr = 16 * PART // LINE  # of 16 rows: one after another
     line = tl.arange(0, LOOP.BLOCK_N // 16 * LINES)
@@ -84,9 +81,7 @@ def _pair(left: tensor, right: tensor, CHUNKS: constexpr) -> tensor:
 
 @triton.jit
 def side_by_side(tiles: tensor, COUNT: constexpr, CHUNKS: constexpr = 1) -> tensor:
-    """Two or four tiles of columns as one, chunk by chunk. Nothing moves: they lie in the registers of the
-    same threads.
-    """
+    """Two or four tiles of columns as one, chunk by chunk, all in the registers of the same threads."""
     wide = _pair(tiles[0], tiles[1], CHUNKS)
     if COUNT == 4:
         wide = _pair(wide, _pair(tiles[2], tiles[3], CHUNKS), CHUNKS)
@@ -106,8 +101,8 @@ def store_packed(
     y_ptr: tensor,
     LOOP: constexpr,
 ) -> None:
-    """Into part ``split`` of y sums of outputs ``rows``, whose scales and bias are those of ``own``; without
-    groups they are scaled here.
+    """Store sums of outputs ``rows`` in part ``split`` of y, with bias and, without groups, scales of
+    ``own``.
     """
     if LOOP.GROUP == 0:
         acc *= tl.load(weight.scales + own).to(tl.float32)[:, None]

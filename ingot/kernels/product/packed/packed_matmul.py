@@ -1,10 +1,9 @@
 """The product of many rows with a weight of 8 or 4 bits, unpacked in registers: no wide copy is written.
 
-Owns a kernel whose left operand is the weight, a tile of it for up to 256 rows at once, and its launch; the
-kernel of few rows, which reads words straight into registers, is packed_direct.py's.
-Scales of groups multiply the values before the product, rounded once, as ``dequantized`` rounds them: y is
-what the matrix library makes of the widened weight, but for the order of sums. Scales of whole rows multiply
-the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.py's to say.
+The left operand is a tile of the weight, for up to 256 rows at once. Scales of groups multiply the values
+before the product, rounded once, as in ``dequantized``: y is the matrix library's product with the widened
+weight, but for the order of sums. Scales of whole rows multiply the sums in fp32. packed_direct.py has the
+kernel of few rows, packed_tiles.py the tiles and the limit of rows.
 
     y = packed_matmul(x, weight, bias)
     parts = packed_matmul_parts(x, weight)          # for sum_norm
@@ -40,7 +39,7 @@ from ingot.kernels.product.product_arguments import PackedLoop, Weight, stored_a
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, OperandRows
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, SPLIT_OUTPUTS, packed_tiles
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT, WeightShape
-from ingot.kernels.weight.narrow_values import ended, scaled, unpack, unpack_from
+from ingot.kernels.weight.narrow_values import ended, scaled, unpack, unpack_from, word_places
 from ingot.kernels.weight.stored_weight import (
     BLOCK_ROWS,
     StoredWeight,
@@ -49,15 +48,14 @@ from ingot.kernels.weight.stored_weight import (
     expect_weight,
     part_columns,
 )
-from ingot.kernels.weight.word_places import word_places
 
 DTYPES = (torch.float16, torch.bfloat16)
 FloatRows = torch.Tensor | OperandRows
 
 
 def takes_packed(rows: int, dtype: torch.dtype) -> bool:
-    """Whether a product of so many rows of x is this kernel's rather than the matrix library's; of up to
-    ``MAX_ROWS`` rows it is, module by module, the small kernels'.
+    """Whether a product of so many rows is this kernel's, not the matrix library's; module by module the
+    small kernels compute up to ``MAX_ROWS``.
     """
     return rows <= PACKED_ROWS and dtype in DTYPES
 
@@ -74,7 +72,7 @@ def packed_matmul_kernel(
     LOOP: constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
-    those of a chunk of words, or, in 4 bits, of their lower and upper halves in turn.
+    a chunk of words or, in 4 bits, its lower and upper halves in turn.
     """
     weight = Weight(*weight)
     K: constexpr = LOOP.K
@@ -103,7 +101,7 @@ def packed_matmul_kernel(
     if weight.zeros is not None and GROUP == 0:
         middle = tl.load(weight.zeros + own)
     begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
-    if AHEAD > 0:  # a weight is constant: it may come while the kernel before this one ends
+    if AHEAD > 0:  # a weight is constant: it may be loaded before the previous kernel has ended
         for soon in tl.static_range(AHEAD):
             ask_words(weight, start, (begin + soon) // TURNS, begin + soon < end, PART, LOOP)
     wait_for_previous(LOOP.OVERLAP)
@@ -113,7 +111,7 @@ def packed_matmul_kernel(
             if weight.zeros is not None:
                 zeros = of_groups(weight.zeros, weight.scale_stride, own, first, LOOP)
             scales = of_groups(weight.scales, weight.scale_stride, own, first, LOOP)
-            if ASM and LOOP.PREFETCH > 0:  # they are read where they are needed: not from memory, at least
+            if ASM and LOOP.PREFETCH > 0:  # loaded only where they are needed, so at least from L2
                 ahead = first + LOOP.PREFETCH * BLOCK_K
                 ask_beside(weight.scales, weight.scale_stride, start, ahead, LOOP)
                 if weight.zeros is not None:
@@ -121,9 +119,9 @@ def packed_matmul_kernel(
         if AHEAD > 0:
             ask_words(weight, start, (step + AHEAD) // TURNS, step + AHEAD < end, PART, LOOP)
         if TURNS > 1:
-            # Bits to leave out: 0 or 8. A value that is the same for all rows would be spread over them in
-            # the layout in which words are copied, and they would go through shared memory again, unpacked;
-            # what is loaded is not. The scale of none is NaN.
+            # Bits to skip: 0 or 8. One value for all rows would be broadcast in the layout in which words are
+            # copied, and unpacked words would go through shared memory again; a loaded one is not. Scales are
+            # never NaN.
             upper = tl.load(weight.scales + own, mask=(own >= 0) & (step % 2 == 1), other=float("nan"))
             upper = upper.to(tl.float32)
             bit = tl.where(upper == upper, 8, 0)[:, None]
@@ -156,15 +154,11 @@ def packed_matmul_kernel(
 
 
 def _described(x: torch.Tensor, tma: int) -> bool:
-    """Whether a descriptor reads x: rows that start at multiples of 16 bytes.
-
-    Raises:
-        KernelArgumentError: the tile ``TMA`` is 2 and it cannot.
+    """Whether a descriptor reads x: rows start at multiples of 16 bytes. Raises if the tile ``TMA`` is 2 and
+    it cannot.
     """
-    fits = (
-        x.data_ptr() % DESCRIPTOR_ALIGNMENT == 0
-        and x.stride(0) * x.element_size() % DESCRIPTOR_ALIGNMENT == 0
-    )
+    starts = (x.data_ptr(), x.stride(0) * x.element_size())
+    fits = all(start % DESCRIPTOR_ALIGNMENT == 0 for start in starts)
     if tma == 2 and not fits:
         raise KernelArgumentError(
             "these rows cannot be read through a tensor descriptor",
@@ -176,8 +170,8 @@ def _described(x: torch.Tensor, tma: int) -> bool:
 
 
 def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: bool = False) -> bool:
-    """Whether the product of so many rows of x, in parts with ``split``, is faster with its columns in the
-    operand's order, and can be computed so.
+    """Whether a product of so many rows, in parts with ``split``, can have the columns of x in the operand's
+    order and is faster so.
     """
     whole = weight.in_features % OPERAND_SPAN == 0 and weight.out_features % BLOCK_ROWS == 0
     if weight.bits == 16 or not whole:
@@ -208,8 +202,8 @@ def _values(x: FloatRows) -> torch.Tensor:
 
 
 class PackedLaunch(NamedTuple):
-    """A launch: the kernel's constants, with a descriptor and without, parts of the sums, the tile TMA,
-    Triton's options.
+    """A launch: constants with a descriptor and without, parts of the sums, the tile TMA, Triton's
+    options.
     """
 
     loop: PackedLoop
@@ -222,12 +216,7 @@ class PackedLaunch(NamedTuple):
 def _launch_of(
     x: FloatRows, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool
 ) -> PackedLaunch:
-    """The launch of a product, remembered by rows, shape, dtype and device.
-
-    Raises:
-        KernelArgumentError: words that go straight into registers, and columns that are not in the operand's
-            order; or the other way round, or a weight that has no whole blocks of rows.
-    """
+    """The launch of a product, cached by rows, shape, dtype and device."""
     values, given = _values(x), tuple(tiles.items()) if tiles else ()
     kind = (values.dtype, values.device, split, isinstance(x, OperandRows))
     shape = (weight.out_features, weight.in_features, weight.bits, weight.group)
@@ -244,8 +233,8 @@ def _resolved(
     ordered: bool,
     given: tuple[tuple[str, int], ...],
 ) -> PackedLaunch:
-    """With a BLOCK_K that the layout has: a chunk, in 4 bits also half of one of 256 columns, and straight
-    into registers two of a weight without groups.
+    """Fit BLOCK_K to the layout: a chunk; in 4 bits also half a chunk of 256 columns; straight into registers
+    also two chunks, if there are no groups.
     """
     weight = WeightShape(*sizes)
     choice = merge_tiles(packed_tiles(rows, weight, device, split, ordered), dict(given))
@@ -276,32 +265,6 @@ def _resolved(
     return PackedLaunch(loop, loop._replace(TMA=False), splits, choice["TMA"], options)
 
 
-def packed_matmul_triton(
-    x: FloatRows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
-    launch = _launch_of(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
-    if launch.splits > 1:
-        whole, dtype = _parts(x, weight, launch).sum(0), _values(x).dtype
-        if bias is None:
-            return whole.to(dtype)
-        return torch.add(whole, bias, out=torch.empty_like(whole, dtype=dtype))
-    y = _values(x).new_empty((_values(x).shape[0], weight.out_features))
-    if y.numel():
-        _launch(x, weight, bias, y, launch)
-    return y
-
-
-def packed_matmul_parts_triton(
-    x: FloatRows, weight: StoredWeight, tiles: Mapping[str, int] | None = None
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`packed_matmul_parts`, unchecked."""
-    return _parts(x, weight, _launch_of(x, weight, tiles, split=True))
-
-
 def _parts(x: FloatRows, weight: StoredWeight, launch: PackedLaunch) -> torch.Tensor:
     shape = (launch.splits, _values(x).shape[0], weight.out_features)
     y = _values(x).new_empty(shape, dtype=torch.float32)
@@ -313,13 +276,13 @@ def _parts(x: FloatRows, weight: StoredWeight, launch: PackedLaunch) -> torch.Te
 def packed_matmul_reference(
     x: FloatRows, weight: StoredWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`packed_matmul`."""
+    """The PyTorch reference of :func:`packed_matmul`."""
     y = packed_matmul_parts_reference(x, weight)[0]
     return (y if bias is None else y + bias.float()).to(_values(x).dtype)
 
 
 def packed_matmul_parts_reference(x: FloatRows, weight: StoredWeight) -> torch.Tensor:
-    """The PyTorch reference; arguments as in :func:`packed_matmul_parts`, the whole sum as the only part."""
+    """The PyTorch reference of :func:`packed_matmul_parts`: the whole sum as the only part."""
     x = x.natural() if isinstance(x, OperandRows) else x
     wide = dequantized(weight, x.dtype if weight.group else torch.float32).float()
     return torch.nn.functional.linear(x.float(), wide)[None]
@@ -333,54 +296,54 @@ def packed_matmul(
 ) -> torch.Tensor:
     """y = x W^T + bias, W of 8 or 4 bits.
 
-    Sums are fp32 and rounded once. Values of groups are scaled in the dtype of x, rounded once; with a scale
-    a row they are exact.
+    Sums are fp32 and rounded once. Values of groups are scaled in the dtype of x, rounded once; with one
+    scale per row they are exact.
 
     Args:
-        x: [M, K] fp16 or bf16, any M; in the operand's order where ``takes_operand``.
+        x: [M, K] fp16 or bf16, any M; in the operand's order if ``takes_operand``.
         weight: [N, K] in 8 or 4 bits without an order; a constant: with ``OVERLAP`` not written since the
             last launch without.
         bias: [N], dtype of x, or None.
-        tiles: ``BLOCK_T`` rows and ``BLOCK_N`` outputs of a program, ``BLOCK_K`` (less than a chunk: in
-            4 bits the halves of one in turn; more: two at once, with ``DIRECT`` and ``WIDE`` and without
-            groups), ``TMA`` (how x is read: 1 pointers, 2 a descriptor, 4 a descriptor where it can be),
-            ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
-            (parts of the sums; those of a whole product are added up by PyTorch), ``REGISTERS`` (of a thread
-            at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
-            are asked into L2; 0: not), ``AHEAD`` (the same of words, beyond those on their way into
-            registers; those of the first steps before the wait), ``WIDE`` (1: all columns of a step in one
-            product; 0: in one for each part of the words), ``DIRECT`` (of x in the operand's order: words go
-            straight into registers, so many steps ahead; 0: through shared memory),
-            ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_T`` rows and ``BLOCK_N`` outputs per program, ``BLOCK_K`` (less than a chunk: in 4 bits
+            its halves in turn; more: two at once, with ``DIRECT`` and ``WIDE`` and without groups), ``TMA``
+            (how x is read: 1 pointers, 2 a descriptor, 4 a descriptor if possible), ``OVERLAP`` (1, 2 or 4,
+            as in :func:`small_linear`), ``SPLITS`` (parts of the sums, which PyTorch adds up for a whole
+            product), ``REGISTERS`` (limit per thread; 256: none), ``PREFETCH`` (steps ahead that scales and
+            zeros of groups are prefetched into L2; 0: not), ``AHEAD`` (the same of words, after those loaded
+            into registers; those of the first steps before the wait), ``WIDE`` (1: all columns of a step in
+            one product; 0: one product per part of the words), ``DIRECT`` (of x in the operand's order: words
+            go straight into registers, so many steps ahead; 0: through shared memory), ``num_warps``,
+            ``num_stages``.
 
     Returns:
         [M, N], dtype of x.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     _expect(x, weight)
     if bias is not None:
         expect("bias", bias, (weight.out_features,), like=_values(x))
-    if runs_on_gpu(_values(x)):
-        return packed_matmul_triton(x, weight, bias, tiles)
-    return packed_matmul_reference(x, weight, bias)
+    if not runs_on_gpu(_values(x)):
+        return packed_matmul_reference(x, weight, bias)
+    launch = _launch_of(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
+    if launch.splits > 1:
+        whole, dtype = _parts(x, weight, launch).sum(0), _values(x).dtype
+        if bias is None:
+            return whole.to(dtype)
+        return torch.add(whole, bias, out=torch.empty_like(whole, dtype=dtype))
+    y = _values(x).new_empty((_values(x).shape[0], weight.out_features))
+    if y.numel():
+        _launch(x, weight, bias, y, launch)
+    return y
 
 
 def packed_matmul_parts(
     x: FloatRows, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
-    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up; as :func:`packed_matmul`.
-
-    Returns:
-        [SPLITS, M, N] fp32; on the CPU one part.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """x W^T as partial sums over the columns, which :func:`sum_norm` adds up: [SPLITS, M, N] fp32, on the CPU
+    one part. Arguments are as of :func:`packed_matmul`.
     """
     _expect(x, weight)
     if runs_on_gpu(_values(x)):
-        return packed_matmul_parts_triton(x, weight, tiles)
+        return _parts(x, weight, _launch_of(x, weight, tiles, split=True))
     return packed_matmul_parts_reference(x, weight)
 
 
