@@ -86,7 +86,14 @@ def host_memory(proc: Path = _PROC) -> HostMemory:
     own, memory = _kilobytes(proc / "self" / "status"), _kilobytes(proc / "meminfo")
     machine = memory.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     bounds: list[_Bound] = [("this machine's memory", machine, memory.get("MemAvailable", machine))]
-    bounds += [*_group_limits(proc), *_process_limits(own)]
+    bounds += _group_limits(proc)
+    for what, which, size in (
+        ("this process's address space (ulimit -v)", resource.RLIMIT_AS, "VmSize"),
+        ("this process's data (ulimit -d)", resource.RLIMIT_DATA, "VmData"),
+    ):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY:
+            bounds.append((what, limit, limit - own.get(size, 0)))
     name, total, available = min(bounds, key=lambda bound: bound[2])
     return HostMemory(name, total, max(available, 0), own.get("RssAnon", 0))
 
@@ -121,16 +128,6 @@ def _groups(proc: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
         inside = Path((path or "/").removeprefix(root).lstrip("/"))
         for part in (inside, *inside.parents):
             yield Path(mounted) / part, names
-
-
-def _process_limits(own: dict[str, int]) -> Iterator[_Bound]:
-    for name, which, used in (
-        ("this process's address space (ulimit -v)", resource.RLIMIT_AS, "VmSize"),
-        ("this process's data (ulimit -d)", resource.RLIMIT_DATA, "VmData"),
-    ):
-        limit, _ = resource.getrlimit(which)
-        if limit != resource.RLIM_INFINITY:
-            yield name, limit, limit - own.get(used, 0)
 
 
 def _kilobytes(path: Path) -> dict[str, int]:

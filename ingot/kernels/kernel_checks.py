@@ -62,16 +62,6 @@ def expect(
         raise KernelArgumentError(what, seen=tensor.stride(), fix="call .contiguous() first")
 
 
-def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
-    """Raise unless ``tensor`` is [rows, heads, head_dim], each row contiguous, head_dim 8 to 256."""
-    expect(name, tensor, (None, None, None), like=like)
-    expect_range("head_dim", tensor.shape[2], 8, 256)
-    if tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]:
-        raise KernelArgumentError(
-            f"{name} is not contiguous within a row", seen=tensor.stride(), fix="call .contiguous() first"
-        )
-
-
 def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
     """Whether sizes match; a loop and no generator, because it runs several times per launch."""
     if len(sizes) != len(shape):
@@ -80,12 +70,6 @@ def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
         if want is not None and size != want:
             return False
     return True
-
-
-def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
-    """Raise unless ``tensor`` is contiguous, with the shape, dtype and device of ``like``."""
-    expect(name, tensor, tuple(like.shape), like=like)
-    expect_contiguous(name, tensor)
 
 
 def expect_range(name: str, value: int, low: int, high: int | None = None) -> None:

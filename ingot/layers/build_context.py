@@ -34,9 +34,7 @@ class BuildContext:
         return make_scheme(self.quant.at(self.path), input_group, free_order=free_order)
 
     def product_tiles(self, op: str, **shape: int) -> TileTable:
-        """The plan's tiles for a small product of the linear layer of this name; none unless it is dense, as
-        when plans are measured.
-        """
+        """The plan's tiles for a small product of the layer of this name; none unless it is dense."""
         return self.plan.table(op, **shape) if self.scheme().dense else TileTable({})
 
 

@@ -1,7 +1,6 @@
-"""Attention to an encoder's outputs, whose keys and values are in a second paged cache, written once per
-input.
+"""Attention to an encoder's outputs, whose keys and values are in a second paged cache.
 
-attention.write(encoded, cache.encoded, slots)
+attention.write(encoded, cache.encoded, slots)         # once per input
 attended = attention.attend(query, batch, cache)       # in every step
 """
 

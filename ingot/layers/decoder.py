@@ -1,5 +1,4 @@
-"""A decoder from its config: embedding, layers of attention and MLP, final norm, head, and perhaps an
-encoder.
+"""A decoder from its config: embedding, layers of attention and MLP, norm, head, perhaps an encoder.
 
 What sets decoders apart is in ``DecoderConfig`` and in their weight maps. Submodules have Hugging Face
 LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
@@ -60,9 +59,7 @@ class DecoderLayer(nn.Module):
         rope: torch.Tensor | None,
         products: LayerProducts,
     ) -> tuple[Rows, torch.Tensor]:
-        """(normalised input, hidden states [T, hidden_size]) → the same of the next layer; ``hidden`` may be
-        overwritten.
-        """
+        """(normalised input, hidden [T, hidden_size], maybe overwritten) → the same of the next layer."""
         _see(batch, "attn_in", x, products.qkv)
         query = products.qkv.heads(x, self.self_attn, batch, cache, rope)
         output, up, down = products.output, products.up, products.down
@@ -144,9 +141,7 @@ class Decoder(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """Whether the head's weight is the embedding itself; not if it is quantized, or hidden states are
-        rotated.
-        """
+        """Whether the head's weight is the embedding; not if quantized, or hidden states are rotated."""
         return self.config.tie_word_embeddings and self.quant.head == "none" and not self.quant.rotation
 
     def tie(self) -> None:

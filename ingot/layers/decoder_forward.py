@@ -23,9 +23,7 @@ from ingot.layers.row_forms import Rows
 
 @dataclass
 class Between:
-    """A step between two layers: ``hidden`` [T, hidden_size], and ``x``, the same after the next layer's
-    norm.
-    """
+    """A step between two layers: ``hidden`` [T, hidden_size], and ``x``, normalised for the next layer."""
 
     x: Rows
     hidden: torch.Tensor

@@ -1,5 +1,4 @@
-"""Batch invariance: switches a built model to arithmetic in which a token's bits depend on its own request
-alone.
+"""Batch invariance: a token's bits depend on its own request alone, by the arithmetic of a built model.
 
 Norms, rotary embedding and activations compute every row by itself anyway. docs/numerics.md says what is
 guaranteed and what it costs.

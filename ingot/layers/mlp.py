@@ -32,9 +32,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down, free_order=True)
 
     def activate(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-        """act(gate) * up: [T, 2 intermediate_size] → [T, intermediate_size]; ``tiles`` override the
-        plan's.
-        """
+        """act(gate) * up of [T, 2 intermediate_size]; ``tiles`` override the plan's."""
         choice = self.tiles.at(gate_up.shape[0], tiles)
         return silu_mul(gate_up, tiles=choice, activation=self.activation)
 

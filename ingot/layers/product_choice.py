@@ -114,9 +114,7 @@ class ProductChooser:
         self.all_small = all_dense(decoder) and self.config.gated and _folds_norms(self.config)
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
-        """A layer's product; ``name``: one of ``ALL``; ``norm``: of its input, which a product may apply
-        itself.
-        """
+        """A layer's product; ``name``: one of ``ALL``; ``norm``: the norm before it, which it may apply."""
         if not step.fused:
             return Product(linear, fused=False)
         overlap = step.decodes

@@ -14,23 +14,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from ingot.kernels.activation.gated_mlp import silu_mul_operand
 from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
 from ingot.kernels.activation.silu_mul_int8 import quantized, silu_mul_int8
-from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
+from ingot.kernels.attention.int8_heads import int8_heads
 from ingot.kernels.launch_overlap import overlaps
 from ingot.kernels.norm.norm_kernel import Parts
 from ingot.kernels.norm.post_norm import post_norm
 from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandRows
-from ingot.kernels.rows.row_endings import Ending, InInt8, OperandOrder, Rows
+from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending, InInt8, OperandOrder, Rows
 from ingot.layers.attention import Attention
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.forward_batch import ForwardBatch, LayerCache
@@ -40,65 +39,61 @@ from ingot.layers.norm import Norm
 AnyAttention = Attention | CrossAttention
 
 
-class Form(Protocol):
-    """Makes rows for one product; ``parts`` are a product's partial sums."""
+class Form(ABC):
+    """Makes rows for one product; norms end in ``ending``, ``parts`` are a product's partial sums."""
+
+    ending: Ending
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[Rows, torch.Tensor]:
         """(norm(x + residual), x + residual), x [T, hidden_size]."""
-        ...
+        return norm.ended(x, residual, None, self.ending)
 
     def post_norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
     ) -> tuple[Rows, torch.Tensor]:
         """(norm(s), s), s = residual + post(x); RMSNorms."""
-        ...
+        return post_norm(x, residual, post.weight, norm.weight, norm.eps, ending=self.ending)
 
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
         """(norm(s), s), s = sum of parts + bias + residual, rounded once."""
-        ...
+        return norm.of_parts(parts, residual, bias, self.ending)
 
+    @abstractmethod
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Rows:
         """The activation of a gate and up product's output."""
-        ...
 
+    @abstractmethod
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Rows:
         """Attention of queries [T, num_heads, head_dim], as rows of num_heads * head_dim."""
-        ...
 
 
-@dataclass(frozen=True)
-class DenseForm:
-    """Rows in the model's dtype; ``overlap``: kernels start while the previous one ends; ``fused``: a kernel
-    may do more than a module.
-    """
+class DenseForm(Form):
+    """Rows in the model's dtype; ``overlap``: start early; ``fused``: a kernel may do more than a module."""
 
-    overlap: bool = False
-    fused: bool = True
+    ending = AS_THEY_ARE
+
+    def __init__(self, overlap: bool = False, fused: bool = True) -> None:
+        self.overlap, self.fused = overlap, fused
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Rows, torch.Tensor]:
         rows, hidden = norm(x, residual, overlap_tiles(x) if self.overlap else None)
         return rows, hidden
 
     def post_norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Rows, torch.Tensor]:
         """In one kernel; if not ``fused`` by the modules."""
         if not self.fused:
             return self.norm(norm, post(x)[0], residual)
-        return post_norm(x, residual, post.weight, norm.weight, norm.eps)
-
-    def sum_norm(
-        self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return norm.of_parts(parts, residual, bias)
+        return super().post_norm(norm, x, residual, post)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
         return mlp.activate(x, overlap_tiles(x) if self.overlap else None)
@@ -109,45 +104,25 @@ class DenseForm:
         return attention.attend(query, batch, cache).flatten(1)
 
 
-@dataclass(frozen=True)
 class RawForm(DenseForm):
     """Hidden states, whose norm the product applies."""
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Rows, torch.Tensor]:
         assert residual is None
         return x, x
 
 
-class EndedForm:
-    """A form in which norms end within their kernel."""
+class OperandForm(Form):
+    """Rows with columns in the order in which tensor cores read them; for steps that decode."""
 
-    ending: Ending
+    ending = OperandOrder()
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[Rows, torch.Tensor]:
-        return norm.ended(x, residual, self._tiles(norm, x), self.ending)
-
-    def post_norm(
-        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
-    ) -> tuple[Rows, torch.Tensor]:
-        return post_norm(x, residual, post.weight, norm.weight, norm.eps, ending=self.ending)
-
-    def sum_norm(
-        self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[Rows, torch.Tensor]:
-        return norm.of_parts(parts, residual, bias, self.ending)
-
-    def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
-        return None
-
-
-class OperandForm(EndedForm):
-    """Rows with columns in the order in which tensor cores read them; for steps that decode."""
-
-    ending = OperandOrder()
+        return norm.ended(x, residual, norm.tiles.at(len(x), overlap_tiles(x)), self.ending)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> OperandRows:
         assert isinstance(mlp, GatedMLP)
@@ -159,11 +134,8 @@ class OperandForm(EndedForm):
         """As of ``Form``; heads are whole spans of columns."""
         return OperandRows(attention.attend(query, batch, cache, None, self.ending).flatten(1))
 
-    def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
-        return norm.tiles.at(len(x), overlap_tiles(x))
 
-
-class Int8Form(EndedForm):
+class Int8Form(Form):
     """Rows in 8 bits with a scale per token, of attention per head, or one ``static`` scale, fp32 [1]."""
 
     def __init__(self, static: torch.Tensor | None) -> None:
@@ -186,7 +158,7 @@ class Int8Form(EndedForm):
         return int8_heads(out, scales)
 
 
-class BlockForm(EndedForm):
+class BlockForm(Form):
     """Rows of few bits by blocks of columns, in the order of ``steps``."""
 
     def __init__(self, steps: BlockSteps) -> None:
@@ -202,7 +174,7 @@ class BlockForm(EndedForm):
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """As of ``Form``; in a separate pass unless blocks fill the rows."""
-        if not takes_steps(self.steps, query.shape[1] * query.shape[2]):
+        if not self.steps.fill(query.shape[1] * query.shape[2]):
             return in_blocks(attention.attend(query, batch, cache).flatten(1), self.steps)
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
         return int8_heads(attention.attend(query, batch, cache, out, self.steps), self.steps)

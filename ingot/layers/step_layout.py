@@ -111,6 +111,9 @@ class StepLayout:
             table = np.array(blocks[request], dtype=np.int64)
             positions[rows] = at
             slots[rows] = table[at // block_size] * block_size + at % block_size
+        last_rows = list(compress(range(single), wanted))
+        for end, count in zip(query_start[single + 1 :], wanted[single:], strict=True):
+            last_rows += range(end - count, end)
         offsets = np.array(rope_offsets or [0] * len(counts), dtype=np.int64)
         return cls(
             counts=counts,
@@ -123,7 +126,7 @@ class StepLayout:
             rope_rows=positions + (offsets if single == len(counts) else np.repeat(offsets, counts)),
             slot_mapping=slots,
             feed_rows=np.full(total, -1, np.int64) if feed_rows is None else feed_rows,
-            logits_indices=[*_last_rows(query_start, wanted, single), *probes],
+            logits_indices=[*last_rows, *probes],
             num_single=single,
             num_probes=len(probes),
             inputs=inputs,
@@ -173,11 +176,3 @@ class StepLayout:
         """A request's rows of logits, without its probe's."""
         end = self.logits_ends[request]
         return slice(end - self.wanted[request], end)
-
-
-def _last_rows(query_start: Sequence[int], wanted: Sequence[int], single: int) -> list[int]:
-    """As many of each request's last rows as are wanted."""
-    rows = list(compress(range(single), wanted))
-    for end, count in zip(query_start[single + 1 :], wanted[single:], strict=True):
-        rows += range(end - count, end)
-    return rows

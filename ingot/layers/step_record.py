@@ -56,7 +56,7 @@ class StepRecord:
         caches: Sequence[tuple[torch.Tensor, ...]],
         logits: torch.Tensor,
     ) -> None:
-        """Keep the step's inputs, what it wrote to ``caches`` (the tensors of every ``LayerCache``), and its
+        """Keep the step's inputs, what it wrote to ``caches`` (tensors per ``LayerCache``), and its
         logits.
         """
         self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}

@@ -18,7 +18,7 @@ import triton.language as tl
 from ingot.kernels.activation.gated_mlp import Gate, activated, expect_gate_up, silu_mul_reference
 from ingot.kernels.kernel_checks import expect_rows, merge_tiles, runs_on_gpu
 from ingot.kernels.launch_overlap import launch_options, overlaps, start_next, wait_for_previous
-from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
+from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_round import block_numbers, steps_at
 from ingot.kernels.rows.int8_rows import Int8Rows
 
@@ -115,7 +115,7 @@ def silu_mul_in_blocks(
     """
     expect_gate_up(gate_up)
     inner = gate_up.shape[1] // 2
-    expect_steps(steps, inner, gate_up)
+    steps.expect(inner, gate_up)
     if runs_on_gpu(gate_up):
         return _launch(gate_up, inner, steps, tiles, gated=True, activation=activation)
     return quantize_in_blocks(silu_mul_reference(gate_up, activation), steps)
@@ -124,7 +124,7 @@ def silu_mul_in_blocks(
 def in_blocks(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:
     """``quantize_in_blocks(x, steps)`` as a kernel, of x [T, K] fp16, bf16 or fp32."""
     expect_rows("x", x)
-    expect_steps(steps, x.shape[1], x)
+    steps.expect(x.shape[1], x)
     if runs_on_gpu(x):
         return _launch(x, x.shape[1], steps, tiles, gated=False)
     return quantize_in_blocks(x, steps)

@@ -105,9 +105,7 @@ def _store_groups(
 
 
 def default_tiles(inner: int, device: torch.device, rows: int = 1) -> dict[str, int]:
-    """Tile choices for an H200: 16 elements per thread, for the latency of one row; 64 where many rows hide
-    it.
-    """
+    """Tile choices for an H200: 16 elements per thread for the latency of few rows, else 64."""
     each, least = (512, 1) if rows <= MANY_ROWS else (2048, 2)
     warps = min(max(next_power_of_two(inner) // each, least), 32)
     return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}

@@ -29,13 +29,6 @@ def softcap_kernel(
     tl.store(x_ptr + places, capped.to(x_ptr.dtype.element_ty), mask=inside)
 
 
-def softcap_reference(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """The PyTorch reference of :func:`softcap`."""
-    wide = x.float()  # x itself, if x is fp32
-    wide.div_(cap).tanh_().mul_(cap)
-    return x if wide is x else x.copy_(wide)
-
-
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """x = cast(cap · tanh(x / cap)), in place; x [L, V] fp16, bf16 or fp32, contiguous."""
     expect_rows("x", x)
@@ -43,7 +36,8 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     if not cap > 0:
         raise KernelArgumentError("cap is not positive", seen=cap)
     if not runs_on_gpu(x):
-        return softcap_reference(x, cap)
+        wide = x.float().div_(cap).tanh_().mul_(cap)  # x itself, if x is fp32
+        return x if wide is x else x.copy_(wide)
     count, block, overlap = x.numel(), TILES["BLOCK"], TILES["OVERLAP"]
     if count:
         options = launch_options(TILES, x.device)

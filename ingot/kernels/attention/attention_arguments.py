@@ -17,7 +17,6 @@ from ingot.kernels.kernel_checks import (
     expect,
     expect_float,
     expect_group,
-    expect_heads,
     expect_range,
 )
 
@@ -95,7 +94,11 @@ def expect_attention(
 ) -> None:
     """Raise unless a kernel can take these; ``batch`` None: as many requests as in ``seq_lens``."""
     expect_float("q", q)
-    expect_heads("q", q, like=q)
+    expect("q", q, (None, None, None), like=q)
+    expect_range("head_dim", q.shape[2], 8, 256)
+    if q.shape[1] > 1 and q.stride(1) != q.shape[2]:
+        what = "q is not contiguous within a row"
+        raise KernelArgumentError(what, seen=q.stride(), fix="call .contiguous() first")
     cache.expect(None, q.shape[2], like=q)
     expect_group(q.shape[1], cache.num_kv_heads)
     seq_lens = sequences.seq_lens

@@ -19,10 +19,9 @@ from ingot.kernels.kernel_checks import (
     KernelArgumentError,
     expect,
     expect_contiguous,
-    expect_result,
     expect_static,
 )
-from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
+from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_round import numbers_of, scale_of, zeroed_numbers
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, operand_place, operand_rows
@@ -127,16 +126,12 @@ def int8_heads(values: torch.Tensor, scales: OutScales) -> Int8Rows:
     return Int8Rows(values.flatten(1), scales, 0 if _is_static(scales) else values.shape[2])
 
 
-def takes_steps(steps: BlockSteps, width: int) -> bool:
-    """Whether attention can quantize rows [width] by these steps: whole blocks, no order."""
-    return steps.order is None and steps.width == width
-
-
 def expect_out(out: torch.Tensor | None, scales: OutScales | None, q: torch.Tensor) -> None:
     """Raise unless ``out`` and ``out_scales`` can receive an attention's output."""
     if scales is None or isinstance(scales, OperandOrder):
         if out is not None:
-            expect_result("out", out, like=q)
+            expect("out", out, tuple(q.shape), like=q)
+            expect_contiguous("out", out)
         if scales is not None and q.shape[2] % OPERAND_SPAN:
             raise KernelArgumentError(
                 "the operand's order needs whole spans of columns",
@@ -149,8 +144,8 @@ def expect_out(out: torch.Tensor | None, scales: OutScales | None, q: torch.Tens
     expect("out", out, tuple(q.shape), like=q, dtype=torch.int8)
     if isinstance(scales, BlockSteps):
         width = q.shape[1] * q.shape[2]
-        expect_steps(scales, width, q)
-        if not takes_steps(scales, width):
+        scales.expect(width, q)
+        if not scales.fill(width):
             raise KernelArgumentError(
                 "attention cannot quantize its output in these blocks: use in_blocks on the output",
                 seen=f"blocks of {scales.block} columns{'' if scales.order is None else ', ordered'}",

@@ -1,7 +1,6 @@
-"""How the spans of batch-invariant attention are summed, merged and divided, and the kernel that merges a
-decoding token's.
+"""How the spans of batch-invariant attention are summed, merged and divided.
 
-    acc_all, total_all, top_all = meet(acc_all, total_all, top_all, acc, total, top)
+acc_all, total_all, top_all = meet(acc_all, total_all, top_all, acc, total, top)
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ def _load(
     HEAD: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> tl.tensor:
-    """A tile [BLOCK_N, columns], streamed past the caches; zeros from column HEAD on, unless WHOLE; undefined
-    where not wanted.
-    """
+    """A tile [BLOCK_N, columns], streamed past the caches; zeros from column HEAD on, unless WHOLE."""
     places = ptr + rows[:, None] + cols[None, :]
     if WHOLE:
         return tl.load(places, mask=wanted, eviction_policy="evict_first")

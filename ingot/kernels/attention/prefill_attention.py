@@ -168,8 +168,7 @@ def prefill_attention_kernel(
     """One program per BLOCK_M queries of one head of one request.
 
     The last queries of every head, with most keys, go first, so that the last programs are short. With a list
-    of (request, tile, part, parts) the list's order decides; with ``partial_ptr`` a tile's keys may be in
-    parts.
+    of (request, tile, part, parts) its order decides; with ``partial_ptr`` a tile's keys may be in parts.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)

@@ -1,5 +1,4 @@
-"""The end of prefill attention where several programs share a tile's keys: the last to arrive merges the
-parts.
+"""Prefill attention where several programs share a tile's keys: the last to arrive merges the parts.
 
 out, last = meet_parts(out, lse, partial_ptr, lse_ptr, arrivals_ptr, entry, part, parts, wanted, ...)
 """

@@ -45,9 +45,7 @@ class CacheScales:
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Heads x [..., head_dim] of any float dtype → values in ``dtype`` (int8 or e4m3) and fp32 scales
-    [...].
-    """
+    """Heads x [..., head_dim] of any float dtype → values in ``dtype`` (int8, e4m3), fp32 scales [...]."""
     if dtype == E4M3:
         wide = x.float()
         most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)

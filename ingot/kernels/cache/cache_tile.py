@@ -1,5 +1,4 @@
-"""Index arithmetic of attention kernels: where consecutive tokens lie in the paged cache, and a split's
-tokens.
+"""Index arithmetic of attention kernels: where consecutive tokens lie in the paged cache; splits.
 
 rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
 """
@@ -20,7 +19,8 @@ def tile_rows(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
-    """Element offsets [BLOCK_N] int64 of tokens start, start + 1, …; ``start`` < ``end`` divides by BLOCK_N.
+    """Element offsets [BLOCK_N] int64 of tokens start, start + 1, …; start < ``end`` is a multiple of
+    BLOCK_N.
 
     A tile inside one block reads one table entry, a tile over several blocks one per token before ``end``.
     """

@@ -54,8 +54,8 @@ def head_columns(
     DTYPE: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> tl.tensor:
-    """Channels ``cols`` of the heads at ``base`` [H, 1] in fp32; with PARTS summed with the bias and rounded
-    to DTYPE.
+    """Channels ``cols`` of heads at ``base`` [H, 1] in fp32; with PARTS summed, with bias, rounded to
+    DTYPE.
     """
     if PARTS == 0:
         x = tl.load(base + cols[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -1,5 +1,4 @@
-"""Between the QKV projection and attention: head norms, rotary embedding, and the write into the paged KV
-cache.
+"""Between the QKV product and attention: head norms, rotary embedding, the write into the paged KV cache.
 
 per head (Qwen3):    x = cast(x / sqrt(mean(x^2) + eps)) * weight
 rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
@@ -60,8 +59,7 @@ def rope_kv_write_kernel(
     LOGN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One program per BLOCK_HEADS heads of a token. A head is two rotary halves and a tail that passes
-    through.
+    """One program per BLOCK_HEADS heads of a token; a head is two rotary halves and an unchanged tail.
 
     With scales keys and values are rounded to the dtype, then stored in 8 bits. With PARTS ``qkv`` is partial
     sums, to which ``bias`` is added.
@@ -235,8 +233,7 @@ def rope_kv_write(
 
     In this order: RMSNorm of each query and key head (with ``norms``), rotary embedding in fp32 of the first
     ``rotary_dim`` channels (with a table), logn scaling of the queries (with ``logn_length``); one rounding
-    after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su, 2021; Qwen
-    v1.
+    after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su, 2021.
 
     Args:
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,

@@ -165,8 +165,7 @@ def launch_norm(
 ) -> tuple[Any, torch.Tensor]:
     """(y in its form, s) of x [T, H], or of a product's parts [S, T, H] with a residual.
 
-    ``bias`` is added to the parts; ``shift`` is a LayerNorm's bias; ``post`` the weight of a norm of x
-    itself.
+    ``bias`` is added to the parts; ``shift`` is a LayerNorm's bias; ``post`` weighs a norm of x itself.
     """
     source = x.parts if isinstance(x, Int8Sums) else x
     (num_rows, hidden), splits = source.shape[-2:], source.shape[0] if source.dim() == 3 else 0

@@ -1,5 +1,4 @@
-"""A branch that is normed before it joins the hidden states, and the norm after them (Gemma-2), in one
-kernel.
+"""A branch's norm before it joins the hidden states, and the norm after them (Gemma-2), in one kernel.
 
 y, hidden = post_norm(branch, hidden, post, weight, 1e-6)
 """
@@ -15,18 +14,6 @@ from ingot.kernels.kernel_checks import merge_tiles, runs_on_gpu
 from ingot.kernels.norm.norm_kernel import expect_ending, expect_norm, expect_norm_weight, launch_norm
 from ingot.kernels.norm.rms_norm import default_tiles, rms_norm_reference
 from ingot.kernels.rows.row_endings import AS_THEY_ARE, Ending
-
-
-def post_norm_reference(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    post: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    ending: Ending = AS_THEY_ARE,
-) -> tuple[Any, torch.Tensor]:
-    """The PyTorch reference of :func:`post_norm`."""
-    return rms_norm_reference(rms_norm_reference(x, post, eps)[0], weight, eps, residual, ending)
 
 
 def post_norm(
@@ -56,4 +43,4 @@ def post_norm(
     if runs_on_gpu(x):
         choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
         return launch_norm(x, weight, eps, residual, None, ending, choice, post=post)
-    return post_norm_reference(x, residual, post, weight, eps, ending)
+    return rms_norm_reference(rms_norm_reference(x, post, eps)[0], weight, eps, residual, ending)

@@ -2,8 +2,7 @@
 
 s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight. The sum is rounded to the dtype, normalised in
 fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. A weight in fp32 beside 16-bit
-rows is multiplied before the one cast, as in Gemma. In the same kernel y may end in any form of rows
-(row_endings.py).
+rows is multiplied before the one cast, as in Gemma. y may end in any form of rows (row_endings.py).
 
     y, residual = rms_norm(x, weight, 1e-6, residual)
     x8, residual = rms_norm(x, weight, 1e-6, residual, ending=InInt8())

@@ -61,7 +61,19 @@ class BlockSteps:
 
     def expect(self, width: int, like: torch.Tensor) -> None:
         """As of ``Ending`` (row_endings.py)."""
-        expect_steps(self, width, like)
+        """Raise unless the steps fit rows [width] on the device of ``like``."""
+        if self.bits not in (4, 8):
+            raise KernelArgumentError("unsupported bit width", seen=self.bits, allowed=[4, 8])
+        expect_range("the block", self.block, *BLOCKS)
+        blocks = -(-width // self.block)
+        expect("steps", self.steps, (blocks,), like=like, dtype=torch.float32)
+        expect("zeros", self.zeros, (blocks,), like=like, dtype=torch.float32)
+        if self.order is not None:
+            expect("order", self.order, (width,), like=like, dtype=torch.int32)
+
+    def fill(self, width: int) -> bool:
+        """Whether rows [width] are whole blocks without an order, as attention's output must be."""
+        return self.order is None and self.width == width
 
     def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Int8Rows, dict[str, Any]]:
         """As of ``Ending``; columns by ``order``, in whole blocks."""
@@ -87,15 +99,3 @@ def quantize_in_blocks(x: torch.Tensor, steps: BlockSteps) -> Int8Rows:
     if missing:
         values[:, x.shape[1] :] = 0
     return steps.rows(values)
-
-
-def expect_steps(steps: BlockSteps, width: int, like: torch.Tensor) -> None:
-    """Raise unless the steps fit rows [width] on the device of ``like``."""
-    if steps.bits not in (4, 8):
-        raise KernelArgumentError("unsupported bit width", seen=steps.bits, allowed=[4, 8])
-    expect_range("the block", steps.block, *BLOCKS)
-    blocks = -(-width // steps.block)
-    expect("steps", steps.steps, (blocks,), like=like, dtype=torch.float32)
-    expect("zeros", steps.zeros, (blocks,), like=like, dtype=torch.float32)
-    if steps.order is not None:
-        expect("order", steps.order, (width,), like=like, dtype=torch.int32)

@@ -97,9 +97,7 @@ def steps_at(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """Steps and zeros of columns ``cols`` < WIDTH, one per GROUP columns: constants, which a kernel may load
-    before its input.
-    """
+    """Steps and zeros of columns ``cols`` < WIDTH, one per GROUP columns; constants."""
     known = cols < WIDTH
     step = tl.load(step_ptr + cols // GROUP, mask=known, other=1.0)
     zero = tl.load(zero_ptr + cols // GROUP, mask=known, other=0.0)

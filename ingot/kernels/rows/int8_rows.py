@@ -73,9 +73,8 @@ class Int8Sums:
 def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None = None) -> Int8Rows:
     """Quantize activations x [M, K] of any float dtype; the rule that every kernel follows.
 
-    With m the largest magnitude of a row (or of its group), the scale is m / 127 and values are x · (127 /
-    m), rounded to the nearest, ties to even, in fp32. With ``static``, fp32 [1], they are x / static, clamped
-    to
+    With m the largest magnitude of a row (or group), the scale is m / 127 and values are x · (127 / m),
+    rounded to the nearest, ties to even, in fp32. With ``static``, fp32 [1], they are x / static, clamped at
     -128 … 127.
     """
     wide = x.float()

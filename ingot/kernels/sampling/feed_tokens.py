@@ -1,5 +1,4 @@
-"""Tokens that go from one step to the next without leaving the device: read by a step, kept and counted by
-it.
+"""Tokens that go from one step to the next without leaving the device.
 
 ids = take_tokens(input_ids, feed_rows, table)
 keep_tokens(token_ids, values, table, counts, slots)
@@ -32,8 +31,8 @@ def feed_tokens_kernel(
     vocab: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program per BLOCK tokens: with rows some are taken from the table; without all are kept in it, and
-    with counts counted.
+    """One program per BLOCK tokens: with rows some are taken from the table; else all are kept and
+    counted.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < count

@@ -75,9 +75,7 @@ def _tile(row: Row, start: tl.tensor) -> Scores:
 def _above(
     held: Scores | None, row: Row, first: tl.tensor, last: tl.tensor, key: tl.tensor, WEIGHED: tl.constexpr
 ) -> tl.tensor:
-    """Weight, or number, of the scores above ``key`` in bins ``first`` to ``last``, in ``held`` or the
-    row.
-    """
+    """Weight, or number, of the scores above ``key`` in bins ``first`` to ``last``."""
     if held is None:
         total = tl.zeros([], dtype=tl.int64)
         for start in range(0, row.VOCAB, row.TILE):

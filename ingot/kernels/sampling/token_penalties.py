@@ -88,9 +88,7 @@ def _add_bias(
     BIASES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The scores of a tile from token ``start`` on, plus the bias of the slot's tokens in it, rounded
-    once.
-    """
+    """Scores of a tile from token ``start`` on, plus the bias of the slot's tokens in it, rounded once."""
     places = tl.arange(0, BIASES)
     listed = places < count
     tokens = tl.load(ids_ptr + places, mask=listed, other=0)

@@ -55,8 +55,8 @@ def small_int8_tiles(
     split: bool = False,
     four_bits: bool = False,
 ) -> Tiles:
-    """Tile choices of a product of up to 64 rows, with ``split`` of its partial sums; ``four_bits``: the
-    weight has 4 bits inside 8.
+    """Tile choices for up to 64 rows; ``split``: of partial sums; ``four_bits``: the weight has 4 inside
+    8.
     """
     columns, size, parts = max(next_power_of_two(num_tokens), 8), outputs, ""
     if split:

@@ -1,5 +1,4 @@
-"""Tiles of decode attention over shared keys, as measured on an H200, and how many programs share a pair's
-spans.
+"""Tiles of decode attention over shared keys, as measured on an H200, and programs per pair.
 
 stream_tiles(pairs=64, head_dim=128, itemsize=2, device=device)
 """

@@ -41,9 +41,7 @@ def dequantize_kernel(
     ZERO: constexpr,
     BLOCK_N: constexpr,
 ) -> None:
-    """One program per chunk of BLOCK_N rows; the columns of a part of its words are neighbours in one
-    group.
-    """
+    """One program per chunk of BLOCK_N rows; a part's columns are neighbours in one group."""
     PARTS: constexpr = 16 // BITS
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     chunk = tl.program_id(1)

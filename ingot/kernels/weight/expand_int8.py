@@ -47,9 +47,7 @@ def expand_int8_kernel(
     BLOCK_N: constexpr,
     TOGETHER: constexpr,
 ) -> None:
-    """One program per TOGETHER groups of BLOCK_N rows; WORDS: of a group in pairs, of half a group in
-    int8.
-    """
+    """One program per TOGETHER groups of BLOCK_N rows; WORDS: of a group in pairs."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     groups = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     lanes = tl.arange(0, WORDS)[None, None, :]

@@ -1,5 +1,4 @@
-"""A weight of 4 bits inside values of 8 (QServe, arXiv 2405.04532): its stored form, and its way back to
-int8.
+"""A weight of 4 bits inside values of 8 (QServe, arXiv 2405.04532): as it is stored, and as int8.
 
 W = scale · (q - zero) · step, with one fp32 scale per row, and a whole step and zero per group of columns. (q
 - zero) · step is exactly an int8 value, so one int32 sum runs over all of K and only the scale multiplies it.

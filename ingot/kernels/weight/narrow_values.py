@@ -16,9 +16,7 @@ from triton.language import constexpr, tensor
 
 @triton.jit
 def word_places(ptr: tensor, stride: tensor, rows: tensor, cols: tensor) -> tensor:
-    """Pointers to words [N, W] (stored_weight.py); ``stride`` words per row, four neighbouring columns
-    adjacent.
-    """
+    """Pointers to words [N, W] (stored_weight.py); four neighbouring columns are adjacent."""
     row = rows.to(tl.int64) // 16 * (16 * stride) + rows % 16 // 2 * 32 + rows % 2 * 4
     column = cols // 32 * 512 + cols % 8 // 4 * 256 + cols % 32 // 8 * 8 + cols % 4
     # The compiler does not see that four are neighbours, and would copy them one by one.

@@ -86,7 +86,7 @@ def num_rows(out_features: int) -> int:
 
 
 def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor) -> torch.Tensor:
-    """Quantized values [N, K] uint8 as words [``num_rows``, ``num_words``] int16, padded with ``fill``
+    """Quantized values [N, K] uint8 as words int16 (``num_rows``, ``num_words``), padded with ``fill``
     [N].
     """
     outputs, columns = numbers.shape

@@ -33,7 +33,7 @@ class QFormerConfig(JsonConfig):
     cross_every: int = 2
 
 
-class CrossAttention(nn.Module):
+class PatchAttention(nn.Module):
     """Queries read all positions of their picture; keys and values are one product, in that order."""
 
     def __init__(self, config: QFormerConfig, ctx: BuildContext) -> None:
@@ -79,9 +79,9 @@ class QFormerLayer(nn.Module):
         stack = config.stack
         self.self_attn = BidirectionalAttention(stack, ctx.at("self_attn"))
         self.self_attn_norm = LayerNorm(stack.hidden_size, stack.norm_eps, ctx)
-        self.encoder_attn: CrossAttention | None = None
+        self.encoder_attn: PatchAttention | None = None
         if index % config.cross_every == 0:
-            self.encoder_attn = CrossAttention(config, ctx.at("encoder_attn"))
+            self.encoder_attn = PatchAttention(config, ctx.at("encoder_attn"))
             self.encoder_attn_norm = LayerNorm(stack.hidden_size, stack.norm_eps, ctx)
         self.mlp = MLP(stack, ctx.at("mlp"))
         self.mlp_norm = LayerNorm(stack.hidden_size, stack.norm_eps, ctx)

@@ -1,5 +1,4 @@
-"""The vision transformer: patches of a picture, a class token, positions, pre-norm layers; no norm after
-them.
+"""The vision transformer: patches of a picture, a class token, positions, pre-norm layers.
 
 seen = VisionTransformer(stack, patch_size=14, grid=16, ctx=ctx)(pixels, forward_pass)   # [N * 257, size]
 Source: EVA (arXiv:2211.07636) as BLIP-2 uses it.

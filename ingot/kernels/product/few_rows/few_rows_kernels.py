@@ -136,9 +136,7 @@ def few_gate_up_kernel(
 def few_qkv_kernel(
     x: tensor, weight: tensor, out: tensor, SHAPE: constexpr, SHARE: constexpr, LOOP: constexpr
 ) -> None:
-    """SHARE channel pairs of one head, at most BLOCK_N / 2, of every row, so that whole vectors are
-    stored.
-    """
+    """SHARE channel pairs of a head, at most BLOCK_N / 2, of every row, so that whole vectors are stored."""
     x, weight, out = InputRows(*x), Weight(*weight), Heads(*out)
     _start_early(LOOP)
     if LOOP.KIND == "vectors":

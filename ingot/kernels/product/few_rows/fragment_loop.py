@@ -121,9 +121,7 @@ def _of_values(sums: tensor, zero: tensor, DTYPE: constexpr, OF_X: constexpr, LO
 
 @triton.jit
 def _chunk_of_rows(x: InputRows, chunk: tensor, end: tensor, LOOP: constexpr) -> tensor:
-    """The columns of x of every warp's chunk, from ``chunk`` on, before ``end``, by parts; zeros from column
-    K on.
-    """
+    """The columns of x of every warp's chunk, from ``chunk`` on, before ``end`` and K, by parts."""
     WARPS: constexpr = LOOP.WARPS
     BLOCK_K: constexpr = LOOP.BLOCK_K
     PARTS: constexpr = 16 // LOOP.BITS

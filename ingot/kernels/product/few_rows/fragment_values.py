@@ -55,9 +55,7 @@ def centre(bits: int, dtype: tl.dtype) -> int:
 
 @triton.jit
 def raised(words: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, ASM: constexpr) -> tensor:
-    """Value INDEX of every 16-bit word, less ``centre``, times its ``lift``, plus ``excess``; exact in fp16
-    and bf16.
-    """
+    """Value INDEX of every 16-bit word, less ``centre``, times ``lift``, plus ``excess``, exactly."""
     if not ASM:
         value = ((words.to(tl.int32) >> (BITS * INDEX)) & ((1 << BITS) - 1)).to(tl.float32)
         value -= centre(BITS, DTYPE)

@@ -1,5 +1,4 @@
-"""Products of up to 16 rows in 8 bits and a weight of 4 bits inside 8, loaded straight into the tensor cores'
-registers.
+"""Products of up to 16 rows in 8 bits and a weight of 4 bits inside 8, loaded straight into registers.
 
 Each warp multiplies its own chunks of columns, without shared memory and without waiting for other warps; the
 sums are added at the end. A thread loads 16 neighbouring bytes of a row, of the weight's pairs and of x
@@ -40,8 +39,7 @@ def _loaded(
 ) -> tensor:
     """16 bytes from each place [P] on as int32 [P, 4], zeros where not ``there`` and from column K on.
 
-    They stay words until they are multiplied: the compiler would give bytes carried from step to step a
-    register each.
+    They stay words until they are multiplied: carried bytes would take a register each.
     """
     if K % BLOCK_K != 0:
         there = there & (column < K)

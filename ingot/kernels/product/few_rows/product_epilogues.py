@@ -32,9 +32,7 @@ def store_sums(
     BLOCK_T: constexpr,
     ACTIVATION: constexpr,
 ) -> None:
-    """y = acc + bias + residual, rounded once, or its ACTIVATION, for outputs before ``end``; into part
-    ``split`` of y.
-    """
+    """Part ``split`` of y = acc + bias + residual, rounded once, or its ACTIVATION, before ``end``."""
     token = tl.arange(0, BLOCK_T)
     inside = (outputs < end)[:, None] & (token < tokens)[None, :]
     if out.bias is not None:
@@ -59,7 +57,7 @@ def store_activated(
     PAIRS: constexpr,
     BLOCK_T: constexpr,
 ) -> None:
-    """y = cast(silu(gate)) * up of sums whose first half is the gate's, for outputs [PAIRS] before
+    """y = cast(silu(gate)) * up of sums whose first half is the gate's, for [PAIRS] outputs before
     ``end``.
     """
     dtype: constexpr = y_ptr.dtype.element_ty

@@ -26,9 +26,7 @@ KEPT_LAUNCHES = 4096  # a few for every product and number of rows
 
 
 class ResolvedLaunch(NamedTuple):
-    """A launch; ``share``: outputs, or pairs, per program; ``splits``: parts of the sums; ``options``:
-    Triton's.
-    """
+    """A launch; ``share``: outputs, or pairs, per program; ``splits``: parts of the sums."""
 
     loop: ProductLoop
     share: int
@@ -41,9 +39,7 @@ Given = tuple[tuple[str, int], ...]
 
 
 class _Op(NamedTuple):
-    """A product: ``linear``, ``parts``, ``gate_up`` or ``qkv``; of ``qkv`` with a head's channels and rotated
-    channels.
-    """
+    """``linear``, ``parts``, ``gate_up``, or ``qkv`` with a head's channels and rotated channels."""
 
     name: str
     head_dim: int = 0

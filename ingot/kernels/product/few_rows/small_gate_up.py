@@ -18,13 +18,6 @@ from ingot.kernels.product.product_arguments import stored_argument
 from ingot.kernels.weight.stored_weight import AnyWeight, expect_weight, stored
 
 
-def small_gate_up_reference(
-    x: torch.Tensor, weight: AnyWeight, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0
-) -> torch.Tensor:
-    """The PyTorch reference of :func:`small_gate_up`."""
-    return silu_mul_reference(small_linear_reference(x, weight, norm_weight=norm_weight, norm_eps=norm_eps))
-
-
 def small_gate_up(
     x: torch.Tensor,
     weight: AnyWeight,
@@ -44,7 +37,7 @@ def small_gate_up(
     Returns:
         [M, I], dtype of x. How a row's bits depend on M: see :func:`small_linear`.
     """
-    expect_few("x", x)
+    expect_few(x)
     weight = stored(weight)
     expect_weight(weight, x)
     if weight.out_features % 2:
@@ -54,7 +47,7 @@ def small_gate_up(
     if norm_weight is not None:
         expect("norm_weight", norm_weight, (x.shape[1],), like=x)
     if not runs_on_gpu(x):
-        return small_gate_up_reference(x, weight, norm_weight, norm_eps)
+        return silu_mul_reference(small_linear_reference(x, weight, None, None, norm_weight, norm_eps))
     launch = float_launch(GATE_UP, x, weight, tiles)
     y = torch.empty((x.shape[0], weight.out_features // 2), dtype=x.dtype, device=x.device)
     if y.numel():

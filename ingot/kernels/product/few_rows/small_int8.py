@@ -12,8 +12,7 @@ import torch
 
 from ingot.kernels.product.few_rows.few_rows_kernels import few_linear_kernel
 from ingot.kernels.product.few_rows.resolved_launch import LINEAR, PARTS, ResolvedLaunch, int8_launch
-from ingot.kernels.product.int8_checks import scale_stride
-from ingot.kernels.product.product_arguments import sums_argument
+from ingot.kernels.product.product_arguments import scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
 from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight

@@ -119,7 +119,7 @@ def small_linear(
     Returns:
         [M, N], dtype of x.
     """
-    expect_few("x", x)
+    expect_few(x)
     weight = stored(weight)
     expect_weight(weight, x)
     if bias is not None:
@@ -150,7 +150,7 @@ def small_linear_parts(
     Returns:
         [SPLITS, M, N] fp32; on the CPU one part.
     """
-    expect_few("x", x)
+    expect_few(x)
     weight = stored(weight)
     expect_weight(weight, x)
     if not runs_on_gpu(x):
@@ -162,7 +162,7 @@ def small_linear_parts(
     return y
 
 
-def expect_few(name: str, x: torch.Tensor) -> None:
+def expect_few(x: torch.Tensor) -> None:
     """Raise unless x is float rows [M, K], few enough for these kernels."""
-    expect_rows(name, x)
+    expect_rows("x", x)
     expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)

@@ -30,8 +30,7 @@ from ingot.kernels.product.few_rows.few_rows_kernels import few_qkv_kernel
 from ingot.kernels.product.few_rows.resolved_launch import ResolvedLaunch, float_launch, int8_launch
 from ingot.kernels.product.few_rows.small_int8 import int8_rows_argument, int8_weight_argument
 from ingot.kernels.product.few_rows.small_linear import rows_argument, small_linear_reference
-from ingot.kernels.product.int8_checks import expect_product
-from ingot.kernels.product.product_arguments import HeadShape, stored_argument
+from ingot.kernels.product.product_arguments import HeadShape, expect_product, stored_argument
 from ingot.kernels.rows.int8_rows import Int8Rows, int8_product
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.int4_weight import AnyInt8, as_int8

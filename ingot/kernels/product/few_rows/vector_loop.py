@@ -78,9 +78,7 @@ def _product(
     has_next: tensor,
     LOOP: constexpr,
 ) -> tensor:
-    """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32, one step of weights ahead in registers;
-    and the next tile's w.
-    """
+    """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32, and the next tile's w, loaded ahead."""
     K: constexpr = LOOP.K
     BLOCK_N: constexpr = LOOP.BLOCK_N
     BLOCK_K: constexpr = LOOP.BLOCK_K

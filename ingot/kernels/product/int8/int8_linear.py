@@ -13,10 +13,17 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.kernels.kernel_checks import expect, expect_range, expect_result, runs_on_gpu
+from ingot.kernels.kernel_checks import (
+    FLOAT_DTYPES,
+    KernelArgumentError,
+    expect,
+    expect_contiguous,
+    expect_range,
+    runs_on_gpu,
+)
 from ingot.kernels.product.few_rows.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.int8.int8_matmul import aligned, int8_matmul_parts_triton, int8_matmul_triton
-from ingot.kernels.product.int8_checks import expect_output, expect_product
+from ingot.kernels.product.product_arguments import expect_product
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, FEW_PARTS
 from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors
@@ -63,7 +70,8 @@ def int8_linear(
         [M, N] in ``dtype``: ``out``, or a new tensor.
     """
     expect_product(x, weight)
-    expect_output(dtype)
+    if dtype not in FLOAT_DTYPES:
+        raise KernelArgumentError("the result has the wrong dtype", seen=dtype, allowed=FLOAT_DTYPES)
     shape = (x.values.shape[0], len(weight.scales))
     if bias is not None:
         wanted = torch.float32 if bias.dtype == torch.float32 else dtype
@@ -72,20 +80,12 @@ def int8_linear(
         expect("residual", residual, shape, like=x.values, dtype=dtype)
     if out is not None:
         expect("out", out, shape, like=x.values, dtype=dtype)
-        expect_result("out", out, like=out)
+        expect_contiguous("out", out)
     if not runs_on_gpu(x.values):
         return int8_linear_reference(x, weight, dtype, bias, residual, out)
     if shape[0] <= MAX_ROWS:
         return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
     return int8_matmul_triton(x, whole_int8(weight), dtype, bias, residual, out, tiles)
-
-
-def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torch.Tensor:
-    """The PyTorch reference of :func:`int8_linear_parts`: the whole sum as the only part."""
-    weight = as_int8(weight)
-    if x.group:
-        return int8_product(x, weight, torch.float32)[None]
-    return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
 
 
 def int8_linear_parts(
@@ -105,7 +105,10 @@ def int8_linear_parts(
     expect_product(x, weight)
     expect_range("the number of rows", x.values.shape[0], 0, DECODE_ROWS)
     if not runs_on_gpu(x.values):
-        return int8_linear_parts_reference(x, weight)
+        weight = as_int8(weight)
+        if x.group:
+            return int8_product(x, weight, torch.float32)[None]
+        return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
     many = x.values.shape[0] > MAX_ROWS
     if tiles:
         many |= "BLOCK_M" in tiles

@@ -21,8 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.kernel_checks import KernelArgumentError, merge_tiles, multiprocessors
 from ingot.kernels.launch_overlap import launch_options, start_next, wait_for_previous
-from ingot.kernels.product.int8_checks import scale_stride
-from ingot.kernels.product.product_arguments import Sums, sums_argument
+from ingot.kernels.product.product_arguments import Sums, scale_stride, sums_argument
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
@@ -66,9 +65,7 @@ def _operand(
     BLOCK: constexpr,
     LOOP: constexpr,
 ) -> tensor:
-    """Rows from ``first`` on and a step's columns from ``column`` on: [BLOCK, BLOCK_K], zeros past the
-    end.
-    """
+    """Rows from ``first`` on, a step's columns from ``column`` on: [BLOCK, BLOCK_K], zeros past the end."""
     if LOOP.TMA:
         tile = source.load([first, column])
     else:
@@ -205,9 +202,7 @@ def aligned(x: Int8Rows, weight: Int8Weight) -> bool:
 
 
 def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bool:
-    """Whether descriptors read both: aligned rows, steps that are groups. Raises if the tile ``TMA`` is 2 and
-    they cannot.
-    """
+    """Whether descriptors read both: aligned rows, steps that are groups. The tile ``TMA`` 2 demands it."""
     fits = aligned(x, weight) and x.group in (0, choice["BLOCK_K"])
     if choice["TMA"] == 2 and not fits:
         strides = x.values.stride(0), weight.values.stride(0)

@@ -2,8 +2,7 @@
 
 A thread loads, 16 bytes at a time and a step or more ahead, the words that its warp multiplies, so that they
 pass through no shared memory. The columns of x are in the order of those words (operand_rows.py), and a
-descriptor copies x. stored_weight.py has the layout; packed_matmul.py launches the kernel and says what it
-computes.
+descriptor copies x. stored_weight.py has the layout, packed_matmul.py the launch.
 
     words = load_words(places, chunk, wanted, PART)
     w = unpacked(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)

@@ -154,9 +154,7 @@ def packed_matmul_kernel(
 
 
 def _described(x: torch.Tensor, tma: int) -> bool:
-    """Whether a descriptor reads x: rows start at multiples of 16 bytes. Raises if the tile ``TMA`` is 2 and
-    it cannot.
-    """
+    """Whether a descriptor reads x: rows start at multiples of 16 bytes. The tile ``TMA`` 2 demands it."""
     starts = (x.data_ptr(), x.stride(0) * x.element_size())
     fits = all(start % DESCRIPTOR_ALIGNMENT == 0 for start in starts)
     if tma == 2 and not fits:
@@ -202,7 +200,7 @@ def _values(x: FloatRows) -> torch.Tensor:
 
 
 class PackedLaunch(NamedTuple):
-    """A launch: constants with a descriptor and without, parts of the sums, the tile TMA, Triton's
+    """A launch: constants with and without a descriptor, parts of the sums, the tile TMA, Triton's
     options.
     """
 
@@ -273,19 +271,11 @@ def _parts(x: FloatRows, weight: StoredWeight, launch: PackedLaunch) -> torch.Te
     return y
 
 
-def packed_matmul_reference(
-    x: FloatRows, weight: StoredWeight, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The PyTorch reference of :func:`packed_matmul`."""
-    y = packed_matmul_parts_reference(x, weight)[0]
-    return (y if bias is None else y + bias.float()).to(_values(x).dtype)
-
-
-def packed_matmul_parts_reference(x: FloatRows, weight: StoredWeight) -> torch.Tensor:
-    """The PyTorch reference of :func:`packed_matmul_parts`: the whole sum as the only part."""
+def packed_matmul_reference(x: FloatRows, weight: StoredWeight) -> torch.Tensor:
+    """The PyTorch reference of both products without a bias: [M, N] fp32."""
     x = x.natural() if isinstance(x, OperandRows) else x
     wide = dequantized(weight, x.dtype if weight.group else torch.float32).float()
-    return torch.nn.functional.linear(x.float(), wide)[None]
+    return torch.nn.functional.linear(x.float(), wide)
 
 
 def packed_matmul(
@@ -322,7 +312,8 @@ def packed_matmul(
     if bias is not None:
         expect("bias", bias, (weight.out_features,), like=_values(x))
     if not runs_on_gpu(_values(x)):
-        return packed_matmul_reference(x, weight, bias)
+        y = packed_matmul_reference(x, weight)
+        return (y if bias is None else y + bias.float()).to(_values(x).dtype)
     launch = _launch_of(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
     if launch.splits > 1:
         whole, dtype = _parts(x, weight, launch).sum(0), _values(x).dtype
@@ -344,7 +335,7 @@ def packed_matmul_parts(
     _expect(x, weight)
     if runs_on_gpu(_values(x)):
         return _parts(x, weight, _launch_of(x, weight, tiles, split=True))
-    return packed_matmul_parts_reference(x, weight)
+    return packed_matmul_reference(x, weight)[None]
 
 
 def _expect(rows_of: FloatRows, weight: StoredWeight) -> None:
