@@ -29,10 +29,7 @@ _SHARD = re.compile(r"-\d+-of-\d+\.(safetensors|bin)$")
 
 @dataclass(frozen=True)
 class Layout:
-    """The weight files of a checkpoint, by name, in the order to read them.
-
-    ``index``: tensor name to file name; None where there is a single file.
-    """
+    """Weight files by name, in the order to read; ``index``: files by tensor, None where there is but one."""
 
     files: tuple[str, ...]
     index: dict[str, str] | None = None

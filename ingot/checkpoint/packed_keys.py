@@ -48,10 +48,7 @@ _LONGEST = 60  # characters of a value in a message
 
 
 def check_packed_keys(kind: str, found: Json, where: str) -> None:
-    """Raise CheckpointError for the settings that Ingot does not know, unless null, false, 0 or empty.
-
-    ``where`` is the object's name for the message.
-    """
+    """Raise CheckpointError for unknown settings of ``where``, unless null, false, 0 or empty."""
     odd = _unknown(found, _KNOWN[kind])
     if kind == "compressed-tensors" and isinstance(found.get("config_groups"), Mapping):
         for name, group in found["config_groups"].items():

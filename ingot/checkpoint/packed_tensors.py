@@ -86,10 +86,7 @@ class PackedLayers:
             ) from None
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1], the scale of a packed layer's static input; None: it is not static.
-
-        Raises CheckpointError where the input's zero is not 0.
-        """
+        """fp32 [1] of a static input, else None. Raises CheckpointError where the input's zero is not 0."""
         if self.form.activations != "static":
             return None
         module = name.removesuffix(".weight")

@@ -114,10 +114,7 @@ class _Entry:
 
 
 class Search:
-    """Decides places one after another; everything is compiled before the first is timed.
-
-    ``dropped``: candidates that failed or were wrong.
-    """
+    """Decides places one by one, all compiled before; ``dropped``: candidates that failed or were wrong."""
 
     def __init__(
         self, steps: Steps, device: torch.device, timer: GraphTimer, progress: Progress | None = None
