@@ -239,9 +239,7 @@ OriginalText = ClassTokenizer | FolderText
 
 
 def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
-    """A folder's tokenizer and its origin: Hugging Face's class, else our reading of the files; None without
-    files.
-    """
+    """A folder's tokenizer and its origin: Hugging Face's class, else our reading of the files; or None."""
     found = None if is_engine(folder) else ClassTokenizer.of(folder)
     if found is not None:
         return found, "Hugging Face's tokenizer"

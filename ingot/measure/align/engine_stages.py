@@ -84,20 +84,14 @@ def record_engine(
     as_served: bool = False,
     given: Given | None = None,
 ) -> list[int]:
-    """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
+    """Run the prompt and ``steps`` cached decode steps, module by module, and write every stage; the greedy
+    choices after the prompt and each step.
 
     Args:
-        ids, steps: together no longer than the engine allows.
         forced: tokens to feed after the prompt; None: the greedy choices.
         as_served: run as requests do, with fused kernels and CUDA graphs; only the logits of each step's last
             token are written.
         given: the input of a model with an encoder.
-
-    Returns:
-        The greedy choices after the prompt and after each step.
-
-    Raises:
-        RequestError: the prompt has ids outside the vocabulary.
     """
     executor = llm.executor
     checked, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)

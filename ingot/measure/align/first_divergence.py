@@ -38,12 +38,8 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Finding:
-    """A variant that explains a divergence.
-
-    Attributes:
-        culprit: its name, stable between versions.
-        before, after: relative L2 difference to the expected output without and with the variant.
-        text: one sentence for people.
+    """A variant that explains a divergence: a name that is stable between versions, the relative L2
+    difference to the expected output without and with it, and one sentence for people.
     """
 
     culprit: str

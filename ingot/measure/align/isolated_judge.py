@@ -48,9 +48,7 @@ _FP32 = torch.float32
 
 
 def least_of(dtype: torch.dtype) -> float:
-    """The least noise of a stage in a whole run (relative L2): one unit of the dtype's rounding, in fp32 as
-    many as of a module.
-    """
+    """The least noise of a stage in a whole run (relative L2): one unit of rounding, three in fp32."""
     return (_FP32_UNITS if dtype == _FP32 else 1.0) * torch.finfo(dtype).eps
 
 
@@ -86,9 +84,7 @@ class Alone(Difference):
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of a place's noise: its values, exact and in the lower arithmetic, and their distance
-    (relative L2).
-    """
+    """One draw of a place's noise: its exact and lower values, and their distance (relative L2)."""
 
     floor: float
     exact: torch.Tensor
@@ -100,13 +96,7 @@ def _share(value: float, limit: float) -> float:
 
 
 class AloneJudge:
-    """Judges modules of an engine on the stages of an original.
-
-    Args:
-        stored: the engine's weights.
-        expected: the original's run.
-        base: dtype of the original's stages.
-    """
+    """Judges modules of an engine (its weights: ``stored``) on an original's stages in dtype ``base``."""
 
     def __init__(self, engine: Engine, stored: Stored, expected: StageFile, base: torch.dtype) -> None:
         model, dtype, device = engine.model, engine.dtype, engine.device

@@ -40,11 +40,7 @@ ORIGINALS = ("auto", "hf", "ingot")
 
 @dataclass(frozen=True)
 class OriginalRun:
-    """One case: the expected stages, and the same stages with noise.
-
-    ``choices`` are the reference's greedy ids after the prompt and each step; ``forced`` the ids that were
-    fed.
-    """
+    """One case: expected stages, stages with noise, the reference's greedy ids, and the ids that were fed."""
 
     expected: StageFile
     noise: tuple[StageFile, StageFile]
@@ -130,9 +126,7 @@ class Checking(Reference):
 
 
 class OtherEngine(Checking):
-    """The checking decoder over another engine's weights, rounded to ``dtype``, that of the compared engine's
-    weights, if that is coarser.
-    """
+    """The checking decoder over another engine's weights, rounded to ``dtype`` if that is coarser."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -256,12 +250,7 @@ class Trace(Reference):
 def open_reference(
     given: str, original: str, engine: str, build: BuildConfig, device: torch.device
 ) -> Reference:
-    """A trace (a file), another engine, or a checkpoint run by a class.
-
-    Raises:
-        CheckpointError: it is the engine itself, it cannot be found, or there is no class for it.
-        ConfigError: ``original`` is none of ``ORIGINALS``.
-    """
+    """A trace (a file), another engine, or a checkpoint run by a class or the checking decoder."""
     if original not in ORIGINALS:
         raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), field="original")
     path = Path(given)
@@ -335,14 +324,9 @@ def record_checked(
     given: Given | None = None,
     forced: Sequence[list[int]] | None = None,
 ) -> list[list[int]]:
-    """Write every case twice, as ``expected`` in fp32 and as ``noise`` in ``dtype`` (fp64 for fp32).
-
-    Args:
-        inputs: inputs to round to few bits, beside those that ``stored`` rounds.
-        forced: tokens to feed after each prompt; None: the greedy choices of the first run.
-
-    Returns:
-        The greedy choices after each prompt and each step.
+    """Write every case twice, as ``expected`` in fp32 and as ``noise`` in ``dtype`` (fp64 for fp32); the
+    greedy choices after each prompt and each step. ``forced`` tokens are fed after each prompt; None: the
+    greedy choices of the first run. ``inputs`` are rounded to few bits, beside those that ``stored`` rounds.
     """
     flips = bool(inputs) or any_rounded(stored.model)
     choices: list[list[int]] = []

@@ -65,9 +65,7 @@ def measure(expected: torch.Tensor, got: torch.Tensor) -> Difference:
 
 @dataclass(frozen=True)
 class Common:
-    """By how much many values are off in common, and the standard deviation of that if their errors are
-    independent.
-    """
+    """By how much many values are off in common, and its standard deviation if errors are independent."""
 
     off: float
     noise: float
@@ -76,9 +74,7 @@ class Common:
 def common_factors(
     expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int = 1
 ) -> Iterator[Common]:
-    """Of each head's values [T, heads · size]: how far the factor that fits them all is from 1; ``floor`` is
-    the relative L2 of their own errors.
-    """
+    """How far each head's common factor is from 1; ``floor`` is the relative L2 of the values' own errors."""
     a, error, own = _by_head(expected, got, floor, heads)
     yield from _common((error * a).sum((0, 2)), (own * a).square().sum((0, 2)), a.square().sum((0, 2)))
 
@@ -96,9 +92,7 @@ def rms(values: Iterable[float]) -> float:
 def common_turns(
     expected: torch.Tensor, got: torch.Tensor, floor: float, heads: int, width: int
 ) -> Iterator[Common]:
-    """The angle, in radians, of each pair of channels that rotary positions rotate, over all heads and
-    tokens.
-    """
+    """The angle, in radians, of each pair of rotated channels, over all heads and tokens."""
     a, error, own = (part[..., :width].chunk(2, dim=-1) for part in _by_head(expected, got, floor, heads))
     across = (a[0] * error[1] - a[1] * error[0]).sum((0, 1))
     noise = ((own[0] * a[1]).square() + (own[1] * a[0]).square()).sum((0, 1))

@@ -102,9 +102,7 @@ def compare_case(
 
 
 def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
-    """(relative L2, max-abs) between two runs that differ by rounding: the largest of all steps, as one step
-    may round luckily.
-    """
+    """(relative L2, max-abs) between two runs that differ by rounding: the largest of all steps."""
     relative = max_abs = 0.0
     for step in range(noise[0].steps + 1):
         a, b = noise[0].get(step, stage), noise[1].get(step, stage)
@@ -129,9 +127,7 @@ def compare_served(case: int, run: OriginalRun, served: StageFile, eps: float) -
 
 
 def compare_greedy(case: int, run: OriginalRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
-    """Greedy ids after each step. Another id is noise if the reference's logits of the two are closer than
-    both can move.
-    """
+    """Greedy ids after each step. Another id is noise if the logits of the two are close enough."""
     _, floor = _floor(run.noise, "logits")
     rows = []
     for step, (expected, got) in enumerate(zip(run.choices, choices, strict=True)):

@@ -68,12 +68,7 @@ def compare_stops(
     got: Collection[int],
     against: str,
 ) -> StopCheck:
-    """The original's stop ids (None if unknown) and the engine's.
-
-    Args:
-        text: of the engine.
-        checkpoint: the original's folder; None for a trace.
-    """
+    """The original's stop ids (None if unknown) and the engine's; a trace has no ``checkpoint``."""
     theirs = None if expected is None else tuple(sorted({*expected}))
     ours = tuple(sorted({*got}))
     more = [i for i in ours if i not in theirs] if theirs is not None else []

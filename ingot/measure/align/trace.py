@@ -270,13 +270,8 @@ def _stop_ids(model: Any) -> list[int] | None:
 
 @torch.no_grad()
 def run_steps(model: Any, ids: Sequence[int], steps: int, forced: Sequence[int] | None = None) -> list[int]:
-    """The prompt, then ``steps`` tokens one by one, with the model's cache if it takes one.
-
-    Args:
-        forced: tokens to feed; None: the greedy choices.
-
-    Returns:
-        The ``steps + 1`` greedy choices after the prompt and each step.
+    """The ``steps + 1`` greedy choices after the prompt and each step, with the model's cache if it takes
+    one; ``forced`` tokens are fed, or (None) the greedy choices.
     """
     taken = inspect.signature(model.forward).parameters
     cached = "past_key_values" in taken and "use_cache" in taken

@@ -167,9 +167,7 @@ def common_text(specs: Sequence[SideSpec], items: Sequence[DataItem]) -> TextPar
 
 
 def check_same_tokens(spec: SideSpec, ours: TextParts, items: Sequence[DataItem]) -> None:
-    """Raise ConfigError if an item's text has other ids in the other model; Hugging Face's class gets Ingot's
-    ids.
-    """
+    """Raise ConfigError if an item's text has other ids in the other model."""
     theirs = read_text(spec.source) if spec.kind == INGOT else ours
     if ours.tokenizer is None or theirs.tokenizer is None or theirs is ours:
         return

@@ -11,11 +11,8 @@ from ingot.errors import ConfigError
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a metric may differ, in ``unit``.
-
-    Attributes:
-        relative: the difference is in percent of the reference's value.
-        plain: set by a ``max_delta`` that names no metric.
+    """The most that a metric may differ, in ``unit``, or if ``relative`` in percent of the reference's value;
+    a ``max_delta`` without a metric's name sets those that are ``plain``.
     """
 
     metric: str

@@ -87,14 +87,8 @@ def perplexity(
 def prepare(
     specs: Sequence[SideSpec], data: DataFile, reading: WindowSettings, most: int, *, apart: bool = False
 ) -> tuple[WindowSettings, list[Document], int]:
-    """The reading with its defaults filled in, the documents, and how many were too short to count.
-
-    Args:
-        most: the largest default window.
-        apart: the default stride is the window instead of half of it.
-
-    Raises:
-        ConfigError: an item is a picture, window or stride are out of range, or no document has two tokens.
+    """The reading with its defaults filled in, the documents, and how many were too short to count. The
+    default window is at most ``most``, the default stride half a window, or if ``apart`` a whole one.
     """
     for item in data.items:
         if item.image is not None:
@@ -132,9 +126,7 @@ def counts_of(documents: Sequence[Document], short: int) -> Record:
 
 
 def _counted_bytes(item: DataItem, ids: list[int], cuts: Sequence[TextWindow], tokenizer: Tokenizer) -> int:
-    """Bytes of text of the counted tokens, without special tokens and the space that SentencePiece puts
-    before a text.
-    """
+    """Bytes of the counted tokens, without special tokens and the space that SentencePiece prepends."""
     sizes = [0 if tokenizer.is_special(token) else len(tokenizer.token_bytes(token)) for token in ids]
     whole = item.text or item.article
     first = next((place for place, size in enumerate(sizes) if size), None)
@@ -210,9 +202,6 @@ def windows(num_tokens: int, size: int, stride: int) -> Iterator[TextWindow]:
 
     With a stride below the size every token but the text's first counts once. With both equal the first token
     of each window has no context and does not count.
-
-    Raises:
-        ConfigError: the stride is not 1 to ``size``, or ``size`` is below 2.
     """
     if size < 2:
         raise ConfigError("a window needs at least two tokens", seen=size, field="window")

@@ -36,13 +36,8 @@ VERBS = tuple(VALUES)
 
 @dataclass(frozen=True)
 class Proving:
-    """What is measured.
-
-    Attributes:
-        sha256: of the data file when it was read.
-        verbs: those of ``ingot eval``.
-        reference, against: the model to compare with, and its name in the proof.
-        thresholds: the worst value allowed, by metric.
+    """Data with its hash when it was read, verbs of ``ingot eval``, the model to compare with and its name in
+    the proof, and the worst values allowed.
     """
 
     data: DataFile

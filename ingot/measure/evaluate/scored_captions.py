@@ -40,13 +40,7 @@ _LOOK = 16  # pixels of a side, to see whether a file can be read
 
 @dataclass(frozen=True)
 class CaptionSettings:
-    """How pictures are asked about.
-
-    Attributes:
-        prompt: the text after each picture.
-        max_new_tokens: of each answer.
-        language, stemmer: of ROUGE.
-    """
+    """How pictures are asked about: ``prompt`` follows each; ``language`` and ``stemmer`` are of ROUGE."""
 
     prompt: str = QUESTION
     max_new_tokens: int = 300

@@ -34,11 +34,8 @@ _QUEUED = 8  # recordings that wait for each that is transcribed
 
 @dataclass(frozen=True)
 class WerSettings:
-    """How recordings are transcribed.
-
-    Attributes:
-        options: of all recordings; a recording's own language overrides theirs.
-        batch: recordings at once; None: an engine's limit. Hugging Face's class has its own batch.
+    """How recordings are transcribed, and how many at once by an engine (None: its limit). A recording's own
+    language overrides that of the options.
     """
 
     options: TranscribeOptions = field(default_factory=lambda: TranscribeOptions(temperatures=(0.0,)))

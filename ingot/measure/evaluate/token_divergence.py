@@ -61,12 +61,8 @@ def kl_rows(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
 def compare_logits(
     ours: torch.Tensor, theirs: torch.Tensor, targets: torch.Tensor, device: torch.device | None = None
 ) -> Compared:
-    """KL(theirs || ours) = sum p (log p - log q) by row, p and q the softmax of logits in float64.
-
-    Args:
-        ours, theirs: [n, V]; where one vocabulary is padded further, the columns that both have.
-        targets: [n] int64, the tokens that follow.
-        device: where to compute.
+    """KL(theirs || ours) = sum p (log p - log q) by row, p and q the softmax of logits [n, V] in float64,
+    over the columns that both have; ``targets``, [n] int64, are the tokens that follow.
     """
     width = min(ours.shape[1], theirs.shape[1])
     parts = []

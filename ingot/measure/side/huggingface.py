@@ -26,12 +26,7 @@ from ingot.memory.host_memory import expect_class_room
 
 
 def check_huggingface(path: str | None, field: str = "against") -> None:
-    """Fail early.
-
-    Raises:
-        DeviceError: transformers is not installed.
-        CheckpointError: the path is an engine.
-    """
+    """Raise DeviceError if transformers is not installed, CheckpointError if the path is an engine."""
     _need_transformers(f"`{field}=hf`", "pip install transformers")
     if path is not None and is_engine(Path(path)):
         raise CheckpointError(
@@ -43,11 +38,7 @@ def check_huggingface(path: str | None, field: str = "against") -> None:
 
 
 def check_class(folder: Path) -> str | None:
-    """Why there is no class for this checkpoint; None if there is one.
-
-    Raises:
-        DeviceError: transformers is not installed.
-    """
+    """Why there is no class for this checkpoint; None if there is one."""
     fix = f"{to_install('align')}, or `original=ingot` for Ingot's own fp32 path"
     _need_transformers("`original=hf`", fix)
     kind = str(class_config(folder).get("model_type"))

@@ -66,9 +66,7 @@ class IngotSide:
         return Work.of(model.config, read_bytes(model), cache.keys.dtype)
 
     def warm_up(self, most: int | None = None) -> None:
-        """Greedy graphs of all buckets up to ``most`` requests, and a generation; None: the graphs of every
-        size.
-        """
+        """Greedy graphs of all buckets up to ``most`` requests, and a generation; None: all graphs."""
         start = time.perf_counter()
         if most is None:
             self.llm.warm_up(kinds=["greedy"])

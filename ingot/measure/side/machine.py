@@ -69,12 +69,8 @@ def _output(*words: str) -> str | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
-
-    Attributes:
-        weights: of all parameters.
-        cache: of the keys and values.
-        peak: of a GPU's tensors, or of the whole process on a CPU; None if unknown.
+    """Bytes of parameters, of the KV cache, and the peak: of a GPU's tensors, on a CPU of the whole process;
+    None if unknown.
     """
 
     weights: int

@@ -90,11 +90,7 @@ class SideSpec(JsonConfig):
 
 
 def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec:
-    """The spec of ``hf``, ``hf:CHECKPOINT``, or an engine or checkpoint, on the same device.
-
-    Args:
-        batch: rows of one padded batch, for ``hf``.
-    """
+    """The spec of ``hf`` (in padded batches), ``hf:CHECKPOINT``, or an engine or checkpoint."""
     is_class, path = against_parts(against)
     plain = spec.replace(dtype=dtype, quant="none", kv_dtype="auto")
     if is_class:

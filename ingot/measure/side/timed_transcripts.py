@@ -19,12 +19,8 @@ _MOST_SECONDS = 2 * 3600  # of audio in memory: 460 MB
 
 @dataclass
 class TranscriptionRun:
-    """Transcripts of recordings, in their order.
-
-    Attributes:
-        seconds: from samples to text, of all.
-        audio: seconds of each recording.
-        times: seconds of each if transcribed one after another.
+    """Transcripts in the recordings' order, and seconds: from samples to text, of each one's audio, and from
+    samples to text of each if transcribed one after another.
     """
 
     seconds: float = 0.0

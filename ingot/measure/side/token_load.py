@@ -29,9 +29,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class TokenLoad:
-    """Requests that arrive all at once; ``name`` describes their lengths, ``left_out`` counts those that were
-    read and not taken, by reason.
-    """
+    """Requests that arrive all at once; ``left_out`` counts those not taken, by reason."""
 
     name: str
     asks: tuple[Ask, ...]

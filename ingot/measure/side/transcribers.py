@@ -239,15 +239,7 @@ SpeechSide = IngotSpeechSide | HuggingFaceSpeechSide
 
 
 def open_speech_side(spec: SideSpec, batch: int | None = None) -> SpeechSide:
-    """Load what the spec names; leaving a ``with`` block frees it.
-
-    Args:
-        batch: recordings at once; None: an engine's limit.
-
-    Raises:
-        ConfigError: an engine was built for a smaller batch.
-        IngotError: it cannot be loaded, or takes no speech.
-    """
+    """Load what the spec names, for ``batch`` recordings at once (None: an engine's limit)."""
     mel_bins(spec.config())
     if spec.kind == HUGGINGFACE:
         return HuggingFaceSpeechSide(spec, batch or 1)

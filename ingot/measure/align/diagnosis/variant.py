@@ -22,14 +22,10 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant(Generic[SpecT]):
-    """One thing changed in a stage.
+    """A stage with one thing changed, and the change as a noun phrase ("the halves of ... exchanged").
 
-    Attributes:
-        spec: the changed stage.
-        change: the change as a noun phrase: "the halves of ... exchanged".
-        of_original: the engine's fault if the changed stage gives the original's output.
-        of_engine: its fault if the changed stage gives the engine's output, and the unchanged one the
-            original's.
+    ``of_original`` is the engine's fault if the changed stage gives the original's output, ``of_engine`` if
+    it gives the engine's and the unchanged one the original's.
     """
 
     spec: SpecT
@@ -46,12 +42,8 @@ def mirrored(spec: SpecT, change: str, culprit: str, text: str) -> Variant[SpecT
 def bias_variants(
     spec: SpecT, fields: Sequence[str], culprit: str, name: str, rows: slice = slice(None), part: str = ""
 ) -> Iterator[Variant[SpecT]]:
-    """The biases in ``fields`` left out, doubled and halved.
-
-    Args:
-        culprit: its stem: ``qkv_bias`` gives ``qkv_bias_missing`` and others.
-        name: the tensor's name in the engine.
-        rows: the rows that are changed; ``part`` names them.
+    """The biases in ``fields``, or ``rows`` of them (a ``part``), left out, doubled and halved; ``culprit``
+    is the stem of names such as ``qkv_bias_missing``, ``name`` the engine's tensor.
     """
     biases = {field: getattr(spec, field) for field in fields}
     if any(bias is None or not bool(bias[rows].any()) for bias in biases.values()):

@@ -44,9 +44,7 @@ _LAYER = re.compile(r"encoder\.(\w+\.)?layers\.\d+")
 
 @dataclass(frozen=True)
 class EncoderStages:
-    """The stages of a model's encoder, with that of its features and the one (``kept``) that cross-attention
-    reads.
-    """
+    """The stages of a model's encoder; cross-attention reads the one in ``kept``."""
 
     config: DecoderConfig
     plain: PlainEncoder

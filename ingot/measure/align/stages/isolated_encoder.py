@@ -33,10 +33,7 @@ def encoder_source(model: Decoder, stage: str) -> str | None:
 
 def isolated_encoder(model: Decoder, stage: str, get: Get) -> torch.Tensor | None:
     """The engine's stage, computed from the reference's place before it, [positions, size]; None if that is
-    not recorded.
-
-    Args:
-        get: the reference's stage of a step, as a module reads it.
+    not recorded. ``get`` is the reference's stage of a step, as a module reads it.
     """
     stages = EncoderStages.of(model.config)
     assert stages is not None
@@ -118,9 +115,7 @@ def _of_layer(model: Decoder, stages: EncoderStages, name: str, stage: str, get:
 def cross_attended_of(
     attention: CrossAttention, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """The input of cross-attention's last product for normalised states [T, hidden_size], over keys and
-    values [P, kv_size].
-    """
+    """The input of cross-attention's last product for states [T, hidden_size] over [P, kv_size]."""
     query = attention.query(attention.q_proj(x))
     count, heads, size = len(keys), attention.config.num_kv_heads, attention.config.head_dim
     blocks = -(-count // _BLOCK)

@@ -53,9 +53,7 @@ class Isolated:
 
     @torch.inference_mode()
     def run(self, step: int, stage: str) -> torch.Tensor | None:
-        """The step's tokens at a place (``places_of``), on the host, computed from the place before; None if
-        the file lacks that.
-        """
+        """The step's tokens at a place, on the host, from the recorded place before it, or None."""
         layer, found = layer_of(stage), None
         if stage.startswith("encoder.") or kind_of(stage) in CROSS_PARTS:
             found = isolated_encoder(self.model, stage, self._get)
@@ -224,9 +222,7 @@ class Isolated:
 
 
 def as_read(x: torch.Tensor, dtype: torch.dtype, reader: nn.Module | None) -> torch.Tensor:
-    """A recorded stage as the input of a module in ``dtype``; with a ``reader`` that rounds its input, on the
-    grid of the quantized values.
-    """
+    """A recorded stage as a module in ``dtype`` reads it; a ``reader`` that rounds gets it on its grid."""
     if isinstance(reader, Linear) and reader.scheme.rounds:
         x = reader.scheme.rounded(x if x.dtype == torch.float64 else x.float(), reader._parameters)
     return x.to(dtype)

@@ -28,12 +28,9 @@ class Pass:
 
 
 class PlainStages:
-    """Keeps the stages of one layer, or outside layers, until another one is asked for.
-
-    Args:
-        stored: the engine's weights.
-        model: its modules on the device, whose schemes round inputs ``on_grid``.
-        recorded: the run whose stages are read.
+    """Keeps the stages of one layer, or outside layers, until another one is asked for. ``model`` has the
+    engine's modules on the device, whose schemes round inputs ``on_grid``; ``recorded`` is the run whose
+    stages are read.
     """
 
     def __init__(self, stored: Stored, model: Decoder, recorded: StageFile, device: torch.device) -> None:

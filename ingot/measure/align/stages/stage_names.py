@@ -96,22 +96,14 @@ def layer_of(stage: str) -> int | None:
 
 
 def kind_of(stage: str) -> str:
-    """``mlp`` of ``layers.3.mlp``, ``encoder.mlp`` of ``encoder.layers.3.mlp``; the stage itself outside the
-    layers.
-    """
+    """``mlp`` of ``layers.3.mlp``, ``encoder.mlp`` in an encoder; outside layers the stage itself."""
     kind = stage.rpartition(".")[2]
     return f"encoder.{kind}" if stage.startswith("encoder.") else kind
 
 
 class StageFile:
-    """Stages read one at a time from a file in the trace format.
-
-    Its keys are our stage names or the module names of a known class. Tensors come without their leading
-    dimension of one sequence.
-
-    Raises:
-        NoSuchPathError: there is no such file.
-        CheckpointError: it is not a trace, or one of an unknown class.
+    """Stages read one at a time from a file in the trace format, whose keys are our stage names or the module
+    names of a known class. Tensors come without their leading dimension of one sequence.
     """
 
     def __init__(self, path: Path) -> None:

@@ -56,12 +56,7 @@ def records_of(checkpoint: str) -> OfFolder:
 
 
 def samples_of(source: Checkpoint, config: DecoderConfig, data: DataFile, reading: WindowSettings) -> Samples:
-    """The items of a file as this model reads them.
-
-    Raises:
-        ConfigError: an item cannot be used, or the reading does not fit the model.
-        RequestError: a recording or a picture cannot be read.
-    """
+    """The items of a file as this model reads them."""
     kind = _KINDS[config.modality]
     if kind.read_whole and reading.window is not None:
         raise ConfigError(
@@ -108,11 +103,7 @@ def captioned_texts(
     data: DataFile, text: TextParts, config: DecoderConfig, most: int | None, room: int
 ) -> list[Text]:
     """The question about each picture with placeholders, then at most ``most`` tokens of its first caption
-    (None: all). These and the end token count.
-
-    Raises:
-        ConfigError: there is no tokenizer or chat format, or an item is longer than ``room`` tokens.
-        RequestError: a picture cannot be read.
+    (None: all), in all at most ``room``. The caption's tokens and the end token count.
     """
     encoder, tokenizer, chat = config.encoder, need_tokenizer(text), need_chat(text.chat)
     assert encoder is not None

@@ -49,9 +49,7 @@ def cost(mix: Mapping[str, Option]) -> float:
 
 
 def choose(options: Options, budget: float) -> Mix:
-    """An option for each layer, of little cost and total error at most ``budget``; if that is impossible,
-    those of least error.
-    """
+    """An option per layer: little cost, total error within ``budget``, or the least error possible."""
     hulls = {name: _hull(own) for name, own in options.items()}
     mix = {name: hull[0] for name, hull in hulls.items()}
     steps = [
@@ -73,12 +71,8 @@ def settle(
     price: Callable[[Mix], tuple[float, ...]],
     budget: float,
 ) -> Settled:
-    """Measure mixes until the cheapest one that holds is found among those that the additive model offers.
-
-    Args:
-        pick: a mix whose expected error is at most this, or the one of least error.
-        measure: the error of a mix as a whole.
-        price: to be minimized among mixes that hold.
+    """Measure mixes until the one of least ``price`` that holds is found among those that the additive model
+    offers: ``pick`` gives a mix whose expected error is at most its argument, or the one of least error.
     """
     tried: list[tuple[Mix, float]] = []
     best: tuple[Mix, float] | None = None

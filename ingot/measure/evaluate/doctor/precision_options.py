@@ -26,11 +26,7 @@ class LayerOptions:
 
 
 def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
-    """The schemes that a layer may have, from ``scheme`` to ``up_to``.
-
-    Raises:
-        ConfigError: there is no such ladder, or ``up_to`` is not on it.
-    """
+    """The schemes that a layer may have, from ``scheme`` to ``up_to``, or ConfigError."""
     if scheme not in ladder_schemes():
         what = "doctor does not support this scheme"
         what = "there is nothing to choose without quantization" if scheme == DENSE else what

@@ -61,15 +61,8 @@ class _State:
 
 
 class PrecisionProbe:
-    """Runs of one checkpoint on one set of texts.
-
-    Args:
-        model: dense modules, which may be empty (on ``meta``).
-        load: their tensors by name.
-        dtype: of the engine's weights.
-
-    Raises:
-        CheckpointError: the model's outputs are not finite.
+    """Runs of one checkpoint on one set of texts: dense modules, which may be empty (on ``meta``), whose
+    tensors ``load`` gives by name; ``dtype`` is that of the engine's weights.
     """
 
     def __init__(
