@@ -1,6 +1,4 @@
-"""Takes over a checkpoint that is already quantized: its QuantConfig, values, scales and zeros in the
-engine's form.
-"""
+"""Takes over an already quantized checkpoint: its QuantConfig, values, scales and zeros."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ def expect_stored(found: QuantConfig, given: QuantConfig) -> QuantConfig:
 
 
 class StoredWeights:
-    """The values and input scales of a packed checkpoint's layers; ``dtype`` (the engine's) must hold the
-    scales.
-    """
+    """Values and input scales of a packed checkpoint's layers; the engine's ``dtype`` must hold them."""
 
     def __init__(self, packed: PackedLayers, mapped: Mapped, dtype: torch.dtype) -> None:
         self._packed = packed

@@ -1,6 +1,4 @@
-"""From a checkpoint's tensors to an engine's, one tensor at a time: choose the architecture, map names, cast,
-pack.
-"""
+"""From a checkpoint's tensors to an engine's, one at a time: architecture, names, dtype, packing."""
 
 from __future__ import annotations
 
@@ -162,7 +160,6 @@ class Assembly:
         return tensor.float() if wide else cast_weight(target, tensor, self.dtype_of(target))
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        """One tensor of the checkpoint by the model's name, in its ``dtype_of``."""
         return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
 
     def dtype_of(self, target: str) -> torch.dtype:
@@ -236,7 +233,6 @@ class StoringModule:
 
     @property
     def layer(self) -> str | None:
-        """Its layer, ``layers.0`` or ``encoder.layers.0``."""
         return layer_of(self.path)
 
     def packed(
@@ -265,7 +261,6 @@ def layer_of(name: str) -> str | None:
 
 
 def in_encoder(name: str) -> bool:
-    """Whether a module or tensor is the encoder's."""
     return name.startswith(_ENCODER)
 
 

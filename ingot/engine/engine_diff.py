@@ -96,7 +96,6 @@ class Comparison(JsonConfig):
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
         return not (self.config or self.tensors or self.files or self.plan or self.versions)
 
 
@@ -169,9 +168,7 @@ def _versions(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """sha256 by name of the tokenizer's files; of a proof only that it is there, as it depends on the
-    machine.
-    """
+    """sha256 by name of the tokenizer's files; of a proof, which depends on the machine, that it is there."""
     proof = {PROOF_FILE: "a proof"} if (folder / PROOF_FILE).is_file() else {}
     return {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()} | proof
 

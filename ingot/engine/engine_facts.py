@@ -42,9 +42,7 @@ class TensorFact(JsonConfig):
 
 @dataclass(frozen=True)
 class ProofFact(JsonConfig):
-    """A proof in short: ``when`` it was made, and when ``ingot verify`` last ended on this machine
-    (``verified``).
-    """
+    """A proof in short; ``verified``: when ``ingot verify`` last ended on this machine."""
 
     sha256: str
     made: ProofOrigin
@@ -199,9 +197,7 @@ def _describe(
 
 
 def _count(model: Decoder) -> int:
-    """Logical weights; a tied head is the embedding again, and a bias that the checkpoint lacks is not
-    counted.
-    """
+    """Logical weights, without a tied head and biases that the checkpoint lacks."""
     total, config = sum(math.prod(shape) for shape in logical_shapes(model).values()), model.config
     rules = architecture_named(config.architecture).weight_map(config, None).transforms()
     total -= sum(rule.gap[1] for rule in rules if isinstance(rule, Concat))

@@ -169,9 +169,7 @@ def engine_in_memory(
 def fill(
     model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Put weights into an empty model; floating-point ones are cast to ``dtype`` unless their scheme has its
-    own.
-    """
+    """Put weights into an empty model, cast to ``dtype`` unless their scheme has its own."""
     for name, tensor in tensors:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)

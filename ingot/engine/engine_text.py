@@ -33,7 +33,6 @@ class TextParts:
     model_config: dict[str, Any] | None = None
 
     def name_of(self, file: Path) -> str:
-        """The name of a file inside the engine."""
         if file == self.template_file:
             return TEMPLATE_FILE
         return TOOL_TEMPLATES[0] if _is_tool_template(file) else file.name

@@ -85,7 +85,6 @@ def checked_weights(
 
 
 def tensor_hash(tensor: torch.Tensor) -> str:
-    """sha256 of a tensor's bytes, as the manifest has it."""
     return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 

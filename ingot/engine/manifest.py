@@ -152,7 +152,6 @@ class Manifest(JsonConfig):
 
 
 def is_engine(folder: Path) -> bool:
-    """Whether a folder looks like an engine."""
     return (folder / MANIFEST_FILE).is_file()
 
 

@@ -85,7 +85,6 @@ def plan_data(path: Path) -> dict[str, Any] | None:
 
 
 def plan_fix(folder: Path) -> str:
-    """The fix for a plan that cannot be used."""
     return f"`ingot tune {folder}`, or delete {PLAN_FILE} to run with the defaults"
 
 

@@ -42,9 +42,7 @@ class Position(JsonConfig):
 
 @dataclass(frozen=True)
 class LogitsRow(JsonConfig):
-    """All logits after token ``position`` of a prompt: their checksum, and the sha256 of the logits rounded
-    to 1/64.
-    """
+    """All logits after token ``position`` of a prompt: checksum, and sha256 of them rounded to 1/64."""
 
     position: int
     checksum: Checksum
@@ -188,11 +186,9 @@ class Proof(JsonConfig):
 
     @classmethod
     def of(cls, claims: Claims, made: ProofOrigin) -> Proof:
-        """A proof with its hash."""
         return cls(claims, made, digest({"made": made.to_json(), "claims": claims.to_json()}))
 
     def dump(self) -> str:
-        """The text of proof.json."""
         return _text(self.to_json())
 
 
@@ -233,7 +229,6 @@ def _canonical(value: Any) -> str:
 
 
 def manifest_hash(folder: Path) -> str:
-    """sha256 of an engine's manifest.json."""
     return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
 
 

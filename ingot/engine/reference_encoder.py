@@ -49,8 +49,13 @@ def own_stages(run: ReferenceRun, see: See) -> list[Stage]:
 
 def stage_names(config: DecoderConfig) -> list[str]:
     """Names of an encoder's stages with linear layers, in order; none without an encoder."""
+    return [one.name for one in named_stages(config) if one.calibrates]
+
+
+def named_stages(config: DecoderConfig) -> list[Stage]:
+    """An encoder's stages, which cannot run: no weight is read. None without an encoder."""
     plain = plain_encoder(config)
-    return [] if plain is None else [one.name for one in plain.stages(_unread, Hooks()) if one.calibrates]
+    return [] if plain is None else plain.stages(_unread, Hooks())
 
 
 def keep_for(run: ReferenceRun, number: int, layer: int, see: See, encoded: torch.Tensor) -> torch.Tensor:

@@ -205,9 +205,7 @@ class ReferenceRun(Hooks):
         return self.recorded("stream", self._spliced(hidden, spans))
 
     def _spliced(self, hidden: torch.Tensor, spans: Sequence[SequenceSpan]) -> torch.Tensor:
-        """Puts inputs' rows in the places of the placeholders in a sequence's prompt; a placeholder's id that
-        comes later is a token.
-        """
+        """Puts inputs' rows in their placeholders' places in the prompt; later placeholder ids are tokens."""
         encoder = self.config.encoder if self.config.splices else None
         if encoder is None or not self.rows:
             return hidden
@@ -221,7 +219,6 @@ class ReferenceRun(Hooks):
         return torch.cat(parts)
 
     def _with_given(self, hidden: torch.Tensor, spans: Sequence[SequenceSpan]) -> torch.Tensor:
-        """Puts given rows in place of tokens' embeddings."""
         if not self.given:
             return hidden
         parts = list(hidden.split([len(span.ids) for span in spans]))
@@ -264,16 +261,13 @@ class ReferenceRun(Hooks):
         return computed if self._witness is None else self._witness.value(place, computed, change)
 
     def within(self, name: str) -> None:
-        """The places that follow are of this stage."""
         if self._witness is not None:
             self._witness.within(name)
 
     def see(self, name: str, output: torch.Tensor) -> None:
-        """Report a module's output to the caller of the layer."""
         self._at[2](name, output)
 
     def round(self, x: torch.Tensor) -> torch.Tensor:
-        """As this arithmetic does."""
         return self.arithmetic.round(x)
 
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:

@@ -79,9 +79,7 @@ def token_normed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def deviation(ours: Checksum, theirs: Checksum) -> float:
-    """About the relative L2 distance between two activations; ``OVERFLOW`` if shapes differ or values are not
-    finite.
-    """
+    """About the relative L2 distance of two activations; ``OVERFLOW``: shapes differ, or not finite."""
     if (ours.count, ours.size) != (theirs.count, theirs.size):
         return OVERFLOW
     pairs = zip(ours.projections, theirs.projections, strict=True)

@@ -54,7 +54,6 @@ class SourceDifference:
 
     @property
     def text(self) -> str:
-        """The tensor, the figure and the limit."""
         if self.measure == "copied":
             return f"{self.name}: {self.where}"
         return f"{self.name}: {self.measure} off by {self.share:.3g} times its limit, {self.where}"

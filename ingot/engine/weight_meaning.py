@@ -51,7 +51,6 @@ class EngineWeights:
         return linear.scheme.dequantize(tensors, linear.in_features, torch.float32)
 
     def release(self) -> None:
-        """Let go of the pages that were read."""
         self._reader.release()
 
 

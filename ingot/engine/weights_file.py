@@ -44,7 +44,6 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def header_bytes(entries: Mapping[str, TensorEntry]) -> bytes:
-    """The header of a weights file of these tensors."""
     header, offset = {}, 0
     for name, entry in entries.items():
         end = offset + math.prod(entry.shape) * _SIZES.get(entry.dtype, 0)
@@ -69,9 +68,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 class WeightsWriter:
-    """Writes tensors in the order of ``layout``, whose entries (on any device, also meta) give shape and
-    dtype.
-    """
+    """Writes tensors in the order of ``layout``, whose tensors (also meta) give shape and dtype."""
 
     def __init__(self, path: Path, layout: Mapping[str, torch.Tensor]) -> None:
         self._layout = layout

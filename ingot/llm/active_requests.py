@@ -87,10 +87,8 @@ class LogitsRequest:
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
-        if self._hidden:
-            executor.add_hidden(request_id, self._prompt_ids, self._keep, self._inputs)
-        else:
-            executor.add_logits(request_id, self._prompt_ids, self._keep, self._inputs, self._heads)
+        given = (self._prompt_ids, self._keep, self._inputs, self._heads)
+        executor.add_reading(request_id, *given, hidden=self._hidden)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """An empty piece: there is no text."""

@@ -62,7 +62,6 @@ class MemorySetting(JsonConfig):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The KV cache's dtype."""
         return cache_dtype(parse_dtype(self.dtype), self.runtime.kv_dtype)
 
     @property
@@ -134,14 +133,11 @@ class Ledger:
         return self.needed - self.of("KV cache")
 
     def of(self, kind: str) -> int:
-        """Bytes of one kind."""
         return sum(item.bytes for item in self.items if item.kind == kind)
 
     @property
     def usable(self) -> int | None:
-        """Bytes that the engine may take: ``memory_fraction`` of a GPU, less what others hold, or of a CPU's
-        available memory.
-        """
+        """``memory_fraction`` of a GPU's bytes, less others', or of a CPU's available ones."""
         if self.capacity is None:
             return None
         total, others = self.capacity.total, self.capacity.others
@@ -279,7 +275,6 @@ def _items(setting: MemorySetting, weights: Mapping[str, int]) -> Iterator[Ledge
 
 
 def _reserve(setting: MemorySetting, activations: int) -> Iterator[LedgerItem]:
-    """Reserve and process."""
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
     dtype, on_gpu, length = parse_dtype(setting.dtype), setting.device == "cuda", setting.max_seq_len
     graphs = on_gpu and runtime.cuda_graphs

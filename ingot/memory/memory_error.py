@@ -13,7 +13,7 @@ from ingot.device import host_memory
 from ingot.errors import OutOfMemoryError
 from ingot.memory.fix_text import fixes_in_python
 from ingot.memory.ledger import CONTEXT_BYTES, Capacity, MemorySetting, ledger
-from ingot.memory.memory_fixes import Goal, eased, fixes
+from ingot.memory.memory_fixes import eased, fixes
 from ingot.memory.memory_sizes import CPU_PROCESS_BYTES
 
 
@@ -41,14 +41,13 @@ def out_of_memory(
     *,
     seen: object = None,
     allowed: object = None,
-    goal: Goal = "loads",
 ) -> OutOfMemoryError:
     """An error with the setting's ledger on the capacity, as lines and as data, and the first fixes.
 
     Where the ledger sees room enough, memory went elsewhere: the fixes are then smaller steps and caches.
     """
     found = ledger(setting, capacity)
-    options = fixes(found, goal) or eased(found)
+    options = fixes(found, "loads") or eased(found)
     data = found.to_json() | {"fixes": [fix.to_json() for fix in options]}
     return OutOfMemoryError(
         what,
@@ -117,5 +116,4 @@ def ran_out(error: BaseException) -> bool:
 
 
 def first_sentence(error: BaseException) -> str | None:
-    """The first sentence of an allocator's error."""
     return str(error).split(". ")[0].strip() or None

@@ -131,7 +131,6 @@ class _Search:
         self.goal: Goal = goal
 
     def bill(self, setting: MemorySetting) -> Ledger:
-        """The setting's ledger on this capacity."""
         return ledger(setting, self.capacity)
 
     def largest(self, at: Callable[[int], MemorySetting], least: int, most: int) -> int:
@@ -148,7 +147,6 @@ class _Search:
         return low
 
     def singles(self, setting: MemorySetting) -> Iterator[Fix]:
-        """One knob at a time."""
         runtime = setting.runtime
         for percent in range(int(runtime.memory_fraction * 100) + 1, int(MOST_FRACTION * 100) + 1):
             value = percent / 100
@@ -285,9 +283,7 @@ def _ways(setting: MemorySetting) -> Iterator[_Way]:
 
 
 def _formats(setting: MemorySetting) -> Iterator[MemorySetting]:
-    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. A
-    quantized checkpoint has only its own.
-    """
+    """The setting in every number format that the model takes; a quantized checkpoint has only its own."""
     if setting.quant.source:
         yield setting
         return
@@ -302,9 +298,7 @@ def _formats(setting: MemorySetting) -> Iterator[MemorySetting]:
 
 
 def _smaller_formats(setting: MemorySetting) -> Iterable[MemorySetting]:
-    """Number formats of the weights in fewer bits than the setting's, on a GPU, except those that take as
-    many bytes as another and lose more.
-    """
+    """Number formats in fewer bits than the setting's, on a GPU; none as large as a better one."""
     if setting.device == "cpu" or not setting.quant.dense:
         return ()
     forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *weight_only_schemes())]

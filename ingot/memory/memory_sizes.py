@@ -184,9 +184,7 @@ def encoder_blocks(config: DecoderConfig, runtime: RuntimeConfig, max_batch_size
 
 
 def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
-    """Bytes of a position in the encoder cache: an embedding in ``dtype``, or keys and values in all layers,
-    in 8 bits if the KV cache is.
-    """
+    """Bytes of a position in the encoder cache: an embedding in ``dtype``, or all layers' keys and values."""
     if config.splices:
         return config.hidden_size * dtype.itemsize
     return kv_bytes_per_token(config, kv_dtype)

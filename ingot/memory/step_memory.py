@@ -89,9 +89,7 @@ def all_step_buffers_bytes(
 
 
 def layered_share(config: DecoderConfig, runtime: RuntimeConfig) -> float | None:
-    """Share of a step's time for chunks that are computed a few layers per step; None: there are none, as in
-    speech models, whose prompts are short.
-    """
+    """Share of a step's time for layered chunks; None: there are none, as in speech models."""
     return runtime.prompt_share if config.modality.takes_text else None
 
 

@@ -1,17 +1,14 @@
-"""What a model is to the rest of Ingot: Hugging Face names, how its config reads, its weight map, its
-modules.
-"""
+"""An architecture as data: Hugging Face names, how its config reads, weight map, modules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
-from ingot.checkpoint.weight_map import WeightMap
+from ingot.checkpoint.weight_map import Rename, Rule, Tie, WeightMap
 from ingot.config.build_config import BuildConfig
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.kernel_plan import KernelPlan
@@ -20,40 +17,13 @@ from ingot.device import parse_dtype
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.build_context import BuildContext
 from ingot.layers.decoder import Decoder
-from ingot.layers.encoder_pass import EncoderPass
-from ingot.layers.forward_batch import Spliced
 from ingot.models.config_keys import check_keys
 from ingot.models.hf_values import HfConfig, check_dtype, check_end_tokens
 from ingot.quant.methods.rotated_weights import check_rotation
 from ingot.reference.plain_stage import PlainEncoder
 
-LayerRange = tuple[int, int] | None
+LayerRange = tuple[int, int] | None  # layers to keep
 _AGAIN = "correct config.json, or download it again"
-
-
-class Model(Protocol):
-    """What sets models apart where they run; ``Decoder`` is one. decoder_forward.py runs their layers."""
-
-    def encode(self, features: torch.Tensor, forward_pass: EncoderPass) -> torch.Tensor:
-        """Features of one input, or of N of one shape, in the model's dtype → [positions, encoder's
-        hidden_size],
-        one input after another.
-        """
-        ...
-
-    def embed(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, spliced: Spliced | None = None
-    ) -> torch.Tensor:
-        """[T] ids and [T] positions → hidden states [T, hidden_size], some of them ``spliced``."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[L, hidden_size] → [L, vocab_size], in the model's dtype."""
-        ...
-
-
-if TYPE_CHECKING:
-    _DECODER: type[Model] = Decoder
 
 
 @dataclass(frozen=True)
@@ -127,3 +97,15 @@ class Architecture:
         with torch.device("meta"):
             encoder = None if self.encoder is None else self.encoder(config, ctx.at("encoder"))
             return Decoder(config, ctx, build.max_seq_len, encoder)
+
+
+def weight_and_bias(ours: str, theirs: str) -> list[Rule]:
+    """Renames of a module's weight and bias."""
+    return [Rename(f"{ours}.{kind}", f"{theirs}.{kind}") for kind in ("weight", "bias")]
+
+
+def head_rule(config: DecoderConfig, stored: str = "lm_head.weight") -> Rule:
+    """The head: ``stored`` renamed, or tied to the embedding."""
+    if config.tie_word_embeddings:
+        return Tie("lm_head.weight", "embed_tokens.weight", copy=stored)
+    return Rename("lm_head.weight", stored)

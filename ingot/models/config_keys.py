@@ -9,9 +9,8 @@ from typing import Any
 from ingot.errors import CheckpointError
 from ingot.models.hf_values import short
 
-# Names and patterns. What is read elsewhere (dtype, quantization, tokens), then what is for people, for
-# training, for the other outputs of Hugging Face's classes, and defaults of sampling, which go into
-# generation_config.json and are taken from there.
+# Names and patterns: read elsewhere (dtype, quantization, tokens); for people; for training; other outputs of
+# Hugging Face's classes; defaults of sampling, which are taken from generation_config.json.
 _IDLE = (
     *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "compression_config"),
     *("*token_id", "*token_ids", "tokenizer_*", "bos_token", "eos_token", "pad_token", "unk_token"),
@@ -29,7 +28,7 @@ _IDLE = (
     *("diversity_penalty", "*no_repeat_ngram_size", "exponential_decay_length_penalty", "bad_words_ids"),
     *("suppress_tokens", "begin_suppress_tokens", "remove_invalid_values", "renormalize_logits"),
 )
-# What says of a decoder what it does anyway. Elsewhere "off" does: null, false, 0 and everything empty.
+# Values that change nothing; for other keys these are null, false, 0 and everything empty.
 _NEUTRAL: Mapping[str, object] = {
     "is_causal": True,
     "causal": True,
@@ -46,7 +45,7 @@ _NEUTRAL: Mapping[str, object] = {
 def check_keys(
     settings: Mapping[str, Any], read: Collection[str], model: str, within: str | None = None
 ) -> None:
-    """Refuse settings that nobody reads and that might change what the model computes.
+    """Refuse settings that are not read and may change what the model computes.
 
     Args:
         settings: a config.json, or an object within one.

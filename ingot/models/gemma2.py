@@ -10,7 +10,7 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
 from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, flag, integer, number, refused
-from ingot.models.llama_layout import llama_weight_map
+from ingot.models.llama import llama_weight_map
 from ingot.models.rope_config import ROPE_KEYS, longest, rope_from_hf
 
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -34,15 +34,26 @@ _NORMS = {
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a Gemma-2 model → DecoderConfig."""
     if hf.get("hidden_activation", _ACTIVATION) != _ACTIVATION:
         raise refused("hidden_activation", hf["hidden_activation"], _ACTIVATION)
     hidden, head_dim = integer(hf, "hidden_size"), integer(hf, "head_dim", default=256)
     stated = integer(hf, "max_position_embeddings", default=8192)
     rope = rope_from_hf(hf, head_dim, stated)
-    attention, final = (_softcap(hf, *pair) for pair in zip(_SOFTCAPS, (50.0, 30.0), strict=True))
+    attention, final = (  # null is no cap
+        0.0 if key in hf and hf[key] is None else number(hf, key, default=default)
+        for key, default in zip(_SOFTCAPS, (50.0, 30.0), strict=True)
+    )
     layers, bias = integer(hf, "num_hidden_layers"), flag(hf, "attention_bias", False)
-    full_layers = _full_layers(hf, layers)
+    kinds = hf.get("layer_types")
+    if kinds is None:
+        full_layers = tuple(range(1, layers, 2))
+    elif not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
+        raise refused("layer_types", kinds, " or ".join(_KINDS))
+    elif len(kinds) != layers:
+        what, seen = "layer_types must have one type per layer", f"{len(kinds)} types"
+        raise CheckpointError(what, seen=seen, fix="correct config.json")
+    else:
+        full_layers = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
     if len(full_layers) < layers and "sliding_window" in hf and hf["sliding_window"] is None:
         raise refused("sliding_window", None, "a number of tokens, where layers have a window")
     return DecoderConfig(
@@ -72,27 +83,8 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     )
 
 
-def _softcap(hf: HfConfig, key: str, default: float) -> float:
-    """null is no cap; without the key it is Gemma-2's own."""
-    return 0.0 if key in hf and hf[key] is None else number(hf, key, default=default)
-
-
-def _full_layers(hf: HfConfig, layers: int) -> tuple[int, ...]:
-    """The layers without a window: every second one, unless ``layer_types`` says otherwise."""
-    kinds = hf.get("layer_types")
-    if kinds is None:
-        return tuple(range(1, layers, 2))
-    if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
-        raise refused("layer_types", kinds, " or ".join(_KINDS))
-    if len(kinds) != layers:
-        raise CheckpointError(
-            "layer_types must have one type per layer", seen=f"{len(kinds)} types", fix="correct config.json"
-        )
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
-
-
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
-    """LLaMA's names, but for the norms; ``layers`` are those to keep."""
+    """LLaMA's names, except the norms; ``layers`` are those to keep."""
     shared = llama_weight_map(config, layers)
     norms: list[Rule] = [PlusOne("norm.weight", "model.norm.weight")]
     ours, theirs = "layers.{layer}.", "model.layers.{layer}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ingot.checkpoint.weight_map import Ignore, Rename, Rule, Tie, Transpose, WeightMap
+from ingot.checkpoint.weight_map import Ignore, Rename, Rule, Transpose, WeightMap
 from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.architecture import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange, head_rule, weight_and_bias
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, number
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -18,7 +18,6 @@ _KEYS = frozenset(
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a GPT-2 model → DecoderConfig."""
     activation = hf.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
         raise CheckpointError(
@@ -58,28 +57,22 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     """Hugging Face names → ours; files come with and without the ``transformer.`` prefix."""
     ours, theirs = "layers.{layer}.", "h.{layer}."
-    head: tuple[Rule, ...] = (Rename("lm_head.weight", "lm_head.weight"),)
-    if config.tie_word_embeddings:
-        head = (Tie("lm_head.weight", "embed_tokens.weight"),)
     rules: list[Rule] = [
         Rename("embed_tokens.weight", "wte.weight"),
         Rename("embed_positions.weight", "wpe.weight"),
-        Rename("norm.weight", "ln_f.weight"),
-        Rename("norm.bias", "ln_f.bias"),
-        *head,
+        *weight_and_bias("norm", "ln_f"),
+        *weight_and_bias(f"{ours}input_layernorm", f"{theirs}ln_1"),
+        *weight_and_bias(f"{ours}post_attention_layernorm", f"{theirs}ln_2"),
+        head_rule(config),
         Ignore("h.*.attn.bias"),
         Ignore("h.*.attn.masked_bias"),
     ]
-    norms = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
     linears = {
         "self_attn.qkv_proj": "attn.c_attn",
         "self_attn.o_proj": "attn.c_proj",
         "mlp.up_proj": "mlp.c_fc",
         "mlp.down_proj": "mlp.c_proj",
     }
-    rules += [
-        Rename(f"{ours}{a}.{k}", f"{theirs}{b}.{k}") for a, b in norms.items() for k in ("weight", "bias")
-    ]
     rules += [Transpose(f"{ours}{a}.weight", f"{theirs}{b}.weight") for a, b in linears.items()]
     rules += [Rename(f"{ours}{a}.bias", f"{theirs}{b}.bias") for a, b in linears.items()]
     return WeightMap(tuple(rules), config.num_layers, layers, prefixes=("transformer.", ""))

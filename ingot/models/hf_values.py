@@ -67,10 +67,8 @@ def head_size(hidden_size: int, heads: int) -> int:
 
 
 def check_dtype(hf: HfConfig) -> None:
-    """Refuse a ``dtype`` or ``torch_dtype`` that is the name of none.
-
-    Raises:
-        CheckpointError: as said.
+    """Raises:
+    CheckpointError: ``dtype`` or ``torch_dtype`` names no dtype.
     """
     for key in ("dtype", "torch_dtype"):
         value = hf.get(key)
@@ -80,13 +78,13 @@ def check_dtype(hf: HfConfig) -> None:
 
 
 def check_end_tokens(hf: HfConfig, vocab_size: int, file: str) -> None:
-    """Refuse an ``eos_token_id`` that the model cannot say: no answer would ever end with it.
+    """Refuse an ``eos_token_id`` outside the vocabulary: no answer would ever end with it.
 
-    The other ids of special tokens are not read, and stand for nothing in many a checkpoint (-1, or one id
-    past the vocabulary for a padding token that was never added).
+    Ids of other special tokens are not read, and are often meaningless (-1, or one past the vocabulary for a
+    padding token that was never added).
 
     Raises:
-        CheckpointError: as said.
+        CheckpointError: it is outside.
     """
     value = hf.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -95,7 +93,6 @@ def check_end_tokens(hf: HfConfig, vocab_size: int, file: str) -> None:
 
 
 def refused(key: str, value: object, allowed: str, file: str = "config.json") -> CheckpointError:
-    """The error of one key's value."""
     return CheckpointError(
         f"{key} in {file} is not valid",
         seen=short(value),
@@ -105,13 +102,11 @@ def refused(key: str, value: object, allowed: str, file: str = "config.json") ->
 
 
 def short(value: object) -> str:
-    """A value as a message shows it."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _found(hf: HfConfig, keys: tuple[str, ...], default: Any = None) -> tuple[str, Any]:
-    """The first key that has a value, and the value."""
     for key in keys:
         if hf.get(key) is not None:
             return key, hf[key]

@@ -8,7 +8,6 @@ neighbouring patches.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -35,9 +34,9 @@ from ingot.layers.encoder_blocks.vit import VisionTransformer
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
-from ingot.models.architecture import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange, weight_and_bias
 from ingot.models.hf_values import HfConfig, flag, integer
-from ingot.models.llama_layout import OWN_LLAMA_KEYS, llama_weight_map, own_llama_config
+from ingot.models.llama import OWN_LLAMA_KEYS, llama_weight_map, own_llama_config
 from ingot.reference.plain_vision import PlainQFormer, PlainVisionEncoder
 
 _VIT_EPS, _LN_VISION_EPS, _QFORMER_EPS = 1e-6, 1e-5, 1e-12
@@ -46,7 +45,7 @@ _PLACEHOLDER = 0  # LLaMA's <unk>, which no text becomes
 
 @dataclass(frozen=True)
 class VisionSettings(JsonConfig):
-    """What the encoder alone reads; ``qformer`` None: the Llama-2 variant."""
+    """The encoder's own settings; ``qformer`` None: the Llama-2 variant."""
 
     stack: StackConfig
     image_size: int
@@ -62,12 +61,10 @@ class VisionSettings(JsonConfig):
 
     @property
     def outputs(self) -> int:
-        """Positions in the prompt."""
         return self.grid**2 // JOINED if self.qformer is None else self.qformer.queries
 
     @property
     def projected(self) -> int:
-        """Channels that the projector takes."""
         return JOINED * self.stack.hidden_size if self.qformer is None else self.qformer.stack.hidden_size
 
 
@@ -86,11 +83,9 @@ class MiniGPT4Encoder(nn.Module):
 
     @property
     def longest(self) -> tuple[int, ...]:
-        """The one shape that there is."""
         return 3, self.side, self.side
 
     def positions(self, shape: tuple[int, ...]) -> int:
-        """As many for every picture."""
         return self.outputs
 
     def forward(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
@@ -110,7 +105,6 @@ class MiniGPT4Encoder(nn.Module):
 
 
 def settings_of(config: DecoderConfig) -> VisionSettings:
-    """Of a MiniGPT-4's config."""
     assert config.encoder is not None
     return VisionSettings.from_json(config.encoder.settings)
 
@@ -132,13 +126,19 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         integer(own, "vit_heads"),
         norm_eps=_VIT_EPS,
     )
+    qformer = None
+    if "queries" in own:
+        keys = ("width", "inner", "layers", "heads")
+        width, inner, layers, heads = (integer(own, f"qformer_{key}") for key in keys)
+        qformer_stack = StackConfig(width, inner, layers, heads, norm_eps=_QFORMER_EPS)
+        qformer = QFormerConfig(qformer_stack, integer(own, "queries"), stack.hidden_size)
     settings = VisionSettings(
         stack=stack,
         image_size=integer(own, "image_size"),
         patch_size=integer(own, "patch_size"),
         ln_vision=flag(own, "ln_vision", False),
         blocks=integer(own, "vit_blocks"),
-        qformer=_qformer(own, stack.hidden_size) if "queries" in own else None,
+        qformer=qformer,
     )
     size = stack.hidden_size
     values = (settings.grid**2 + 1) * (4 * size + 2 * max(stack.intermediate_size, 2 * size))
@@ -155,24 +155,13 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     return text.replace(wiring="prefix", encoder=encoder)
 
 
-def _qformer(own: dict[str, Any], width: int) -> QFormerConfig:
-    stack = StackConfig(
-        integer(own, "qformer_width"),
-        integer(own, "qformer_inner"),
-        integer(own, "qformer_layers"),
-        integer(own, "qformer_heads"),
-        norm_eps=_QFORMER_EPS,
-    )
-    return QFormerConfig(stack, integer(own, "queries"), width)
-
-
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
-    """The official files' names, behind the names of their parts → ours."""
+    """The official files' names, after the names of their parts → ours."""
     text, settings = llama_weight_map(config, layers), settings_of(config)
     rules: list[Rule] = [
         *_vit(settings),
         *_ln_vision(settings),
-        *_both("encoder.projector", "projector.llama_proj"),
+        *weight_and_bias("encoder.projector", "projector.llama_proj"),
     ]
     if settings.qformer is not None:
         rules += _queries(settings.qformer)
@@ -180,9 +169,9 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
 
 
 def _vit(settings: VisionSettings) -> list[Rule]:
-    """Without the blocks whose outputs are not used, the norm behind them and the classifier."""
+    """Without the blocks whose outputs are not used, the norm after them and the classifier."""
     rules: list[Rule] = [
-        *_both("encoder.vit.patch_embedding", "vit.patch_embed.proj"),
+        *weight_and_bias("encoder.vit.patch_embedding", "vit.patch_embed.proj"),
         Squeezed("encoder.vit.class_embedding", "vit.cls_token"),
         SquarePositions("encoder.vit.embed_positions.weight", "vit.pos_embed", settings.grid),
         *map(Ignore, ("vit.norm.*", "vit.fc_norm.*", "vit.head.*", "vit.mask_token", "vit.lm_head.*")),
@@ -193,21 +182,21 @@ def _vit(settings: VisionSettings) -> list[Rule]:
         rules += [
             Rename(f"{ours}.self_attn.qkv_proj.weight", f"{theirs}.attn.qkv.weight"),
             Concat(f"{ours}.self_attn.qkv_proj.bias", biases, gap=(1, settings.stack.hidden_size)),
-            *_both(f"{ours}.self_attn.o_proj", f"{theirs}.attn.proj"),
-            *_both(f"{ours}.input_layernorm", f"{theirs}.norm1"),
-            *_both(f"{ours}.post_attention_layernorm", f"{theirs}.norm2"),
-            *_both(f"{ours}.mlp.up_proj", f"{theirs}.mlp.fc1"),
-            *_both(f"{ours}.mlp.down_proj", f"{theirs}.mlp.fc2"),
+            *weight_and_bias(f"{ours}.self_attn.o_proj", f"{theirs}.attn.proj"),
+            *weight_and_bias(f"{ours}.input_layernorm", f"{theirs}.norm1"),
+            *weight_and_bias(f"{ours}.post_attention_layernorm", f"{theirs}.norm2"),
+            *weight_and_bias(f"{ours}.mlp.up_proj", f"{theirs}.mlp.fc1"),
+            *weight_and_bias(f"{ours}.mlp.down_proj", f"{theirs}.mlp.fc2"),
         ]
     unused = range(settings.stack.num_layers, settings.blocks)
     return rules + [Ignore(f"vit.blocks.{index}.*") for index in unused]
 
 
 def _ln_vision(settings: VisionSettings) -> list[Rule]:
-    """Where no file has it, as the original leaves it: of ones and zeros."""
+    """Ones and zeros where no file has it, as in the original."""
     if settings.ln_vision:
         part = "projector" if settings.qformer is None else "qformer"
-        return _both("encoder.ln_vision", f"{part}.ln_vision")
+        return weight_and_bias("encoder.ln_vision", f"{part}.ln_vision")
     size = settings.stack.hidden_size
     return [Filled("encoder.ln_vision.weight", size, 1.0), Filled("encoder.ln_vision.bias", size, 0.0)]
 
@@ -217,7 +206,7 @@ def _queries(config: QFormerConfig) -> list[Rule]:
     bert = "qformer.Qformer.bert"
     rules: list[Rule] = [
         Squeezed("encoder.qformer.queries", "qformer.query_tokens"),
-        *_both("encoder.qformer.norm", f"{bert}.embeddings.LayerNorm"),
+        *weight_and_bias("encoder.qformer.norm", f"{bert}.embeddings.LayerNorm"),
         *map(Ignore, (f"{bert}.embeddings.*_ids", f"{bert}.embeddings.*_embeddings.weight")),
         *map(Ignore, (f"{bert}.encoder.layer.*.intermediate.*", f"{bert}.encoder.layer.*.output.*")),
         *map(Ignore, ("qformer.Qformer.cls.*", "qformer.t5_proj.*", "qformer.opt_proj.*")),
@@ -226,26 +215,21 @@ def _queries(config: QFormerConfig) -> list[Rule]:
         ours, theirs = f"encoder.qformer.layers.{index}", f"{bert}.encoder.layer.{index}"
         rules += [
             *_joined(f"{ours}.self_attn.qkv_proj", f"{theirs}.attention.self", ("query", "key", "value")),
-            *_both(f"{ours}.self_attn.o_proj", f"{theirs}.attention.output.dense"),
-            *_both(f"{ours}.self_attn_norm", f"{theirs}.attention.output.LayerNorm"),
-            *_both(f"{ours}.mlp.up_proj", f"{theirs}.intermediate_query.dense"),
-            *_both(f"{ours}.mlp.down_proj", f"{theirs}.output_query.dense"),
-            *_both(f"{ours}.mlp_norm", f"{theirs}.output_query.LayerNorm"),
+            *weight_and_bias(f"{ours}.self_attn.o_proj", f"{theirs}.attention.output.dense"),
+            *weight_and_bias(f"{ours}.self_attn_norm", f"{theirs}.attention.output.LayerNorm"),
+            *weight_and_bias(f"{ours}.mlp.up_proj", f"{theirs}.intermediate_query.dense"),
+            *weight_and_bias(f"{ours}.mlp.down_proj", f"{theirs}.output_query.dense"),
+            *weight_and_bias(f"{ours}.mlp_norm", f"{theirs}.output_query.LayerNorm"),
         ]
         if index % config.cross_every == 0:
             ours, theirs = f"{ours}.encoder_attn", f"{theirs}.crossattention"
             rules += [
-                *_both(f"{ours}.q_proj", f"{theirs}.self.query"),
+                *weight_and_bias(f"{ours}.q_proj", f"{theirs}.self.query"),
                 *_joined(f"{ours}.kv_proj", f"{theirs}.self", ("key", "value")),
-                *_both(f"{ours}.o_proj", f"{theirs}.output.dense"),
-                *_both(f"{ours}_norm", f"{theirs}.output.LayerNorm"),
+                *weight_and_bias(f"{ours}.o_proj", f"{theirs}.output.dense"),
+                *weight_and_bias(f"{ours}_norm", f"{theirs}.output.LayerNorm"),
             ]
     return rules
-
-
-def _both(ours: str, theirs: str) -> list[Rule]:
-    """Weight and bias."""
-    return [Rename(f"{ours}.{kind}", f"{theirs}.{kind}") for kind in ("weight", "bias")]
 
 
 def _joined(ours: str, theirs: str, parts: tuple[str, ...]) -> list[Rule]:
@@ -257,7 +241,6 @@ def _joined(ours: str, theirs: str, parts: tuple[str, ...]) -> list[Rule]:
 
 
 def plain_encoder(config: DecoderConfig) -> PlainVisionEncoder:
-    """The encoder's mathematics, for proofs."""
     settings = settings_of(config)
     own = settings.qformer
     queries = None if own is None else PlainQFormer(own.stack, own.cross_every)

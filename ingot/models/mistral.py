@@ -6,7 +6,7 @@ from ingot.config.decoder_config import DecoderConfig
 from ingot.errors import CheckpointError
 from ingot.models.architecture import Architecture
 from ingot.models.hf_values import HfConfig
-from ingot.models.llama_layout import (
+from ingot.models.llama import (
     LLAMA_KEYS,
     WINDOW_KEYS,
     llama_config,
@@ -20,7 +20,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a Mistral model → DecoderConfig.
 
     The class reads ``sliding_window`` alone; null is none. ``use_sliding_window`` and ``max_window_layers``
-    are passed over, and what is said of single layers must agree.
+    are ignored, and types of single layers must agree.
     """
     window = sliding_window(hf, on=True, default=4096)
     if not window and stated_window(hf, 4096):

@@ -22,7 +22,7 @@ ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MINIGPT4, MISTRAL, QWE
 
 
 def register(architecture: Architecture) -> None:
-    """Add an architecture to those that this process builds and runs.
+    """Add an architecture for this process.
 
     Raises:
         ConfigError: another one has its name, or one of its Hugging Face names.
@@ -72,11 +72,11 @@ def architecture_named(name: str) -> Architecture:
 
 
 def plain_encoder(config: DecoderConfig) -> PlainEncoder | None:
-    """The encoder of a model; None where there is none, or its architecture declares no stages."""
+    """A model's reference encoder; None: it has no encoder, or its architecture declares no stages."""
     made = architecture_named(config.architecture).plain_encoder if config.encoder is not None else None
     return None if made is None else made(config)
 
 
 def can_calibrate(config: DecoderConfig) -> bool:
-    """Whether calibration can go through a model: it has text alone, or an encoder with stages."""
+    """Whether a model can be calibrated: it has only text, or an encoder with stages."""
     return config.encoder is None or plain_encoder(config) is not None

@@ -8,10 +8,10 @@ base that grows with the prompt (dynamic NTK) and queries scaled by log-n. Sourc
 
 from __future__ import annotations
 
-from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, Tie, WeightMap
+from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, WeightMap
 from ingot.config.decoder_config import DecoderConfig, RopeConfig
 from ingot.errors import CheckpointError
-from ingot.models.architecture import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange, head_rule, weight_and_bias
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, number, optional_integer
 
 # What the published class does, whatever else its config could say.
@@ -38,8 +38,8 @@ _KEYS = frozenset(
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a Qwen v1 model → DecoderConfig.
 
-    V1.1 gives ``intermediate_size`` for both branches together, V1.0 calls it ``ffn_hidden_size``, and
-    stores the padded number of rows apart.
+    V1.1 gives ``intermediate_size`` for both branches together, V1.0 calls it ``ffn_hidden_size``, and stores
+    the padded number of rows apart.
     """
     odd = {key: hf[key] for key, value in _FIXED.items() if hf.get(key, value) not in (value, None)}
     if odd:
@@ -93,20 +93,16 @@ def _base(hf: HfConfig) -> float:
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     """Published names → ours; w2 is the gate (SiLU), w1 the plain branch."""
     ours, theirs = "layers.{layer}.", "transformer.h.{layer}."
-    head: tuple[Rule, ...] = (Rename("lm_head.weight", "lm_head.weight"),)
-    if config.tie_word_embeddings:
-        head = (Tie("lm_head.weight", "embed_tokens.weight"),)
     rules: tuple[Rule, ...] = (
         Rename("embed_tokens.weight", "transformer.wte.weight"),
         Rename(ours + "input_layernorm.weight", theirs + "ln_1.weight"),
-        Rename(ours + "self_attn.qkv_proj.weight", theirs + "attn.c_attn.weight"),
-        Rename(ours + "self_attn.qkv_proj.bias", theirs + "attn.c_attn.bias"),
+        *weight_and_bias(ours + "self_attn.qkv_proj", theirs + "attn.c_attn"),
         Rename(ours + "self_attn.o_proj.weight", theirs + "attn.c_proj.weight"),
         Rename(ours + "post_attention_layernorm.weight", theirs + "ln_2.weight"),
         Concat(ours + "mlp.gate_up_proj.weight", (theirs + "mlp.w2.weight", theirs + "mlp.w1.weight")),
         Rename(ours + "mlp.down_proj.weight", theirs + "mlp.c_proj.weight"),
         Rename("norm.weight", "transformer.ln_f.weight"),
-        *head,
+        head_rule(config),
         Ignore("*.rotary_emb.inv_freq"),
         Ignore("*.attn.masked_bias"),
     )

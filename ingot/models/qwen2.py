@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingot.config.decoder_config import DecoderConfig
 from ingot.models.architecture import Architecture
 from ingot.models.hf_values import HfConfig, integer
-from ingot.models.llama_layout import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
+from ingot.models.llama import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
 
 _CHUNKS = "dual_chunk_attention_config"
 # CodeQwen1.5 says twice, in the words of Qwen v1, what rope_theta and max_position_embeddings say.

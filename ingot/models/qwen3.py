@@ -5,15 +5,13 @@ from __future__ import annotations
 from ingot.config.decoder_config import DecoderConfig
 from ingot.models.architecture import Architecture
 from ingot.models.hf_values import HfConfig, flag
-from ingot.models.llama_layout import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
+from ingot.models.llama import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, qwen_window
 
 _KEYS = LLAMA_KEYS | WINDOW_KEYS | {"attention_bias"}
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a Qwen3-shaped model → DecoderConfig; heads have 128 channels unless it says
-    otherwise.
-    """
+    """config.json of a Qwen3-shaped model → DecoderConfig; heads have 128 channels by default."""
     bias = flag(hf, "attention_bias", False)
     return llama_config(
         hf,

@@ -48,16 +48,25 @@ def rope_from_hf(hf: HfConfig, head_dim: int, max_positions: int) -> RopeConfig:
             high_freq_factor=number(settings, "high_freq_factor"),
         )
     if kind == "yarn":
-        return _yarn(rope, settings, number(settings, "factor", default=max_positions / original), original)
+        factor = number(settings, "factor", default=max_positions / original)
+        magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0  # YaRN's own, on cosines and sines
+        return rope.replace(
+            scaling="yarn",
+            factor=factor,
+            original_max=original,
+            beta_fast=number(settings, "beta_fast", default=32.0),
+            beta_slow=number(settings, "beta_slow", default=1.0),
+            attention_factor=number(settings, "attention_factor", default=magnitude),
+        )
     return rope
 
 
 def longest(hf: HfConfig, rope: RopeConfig, stated: int) -> int:
-    """Positions that a model is good for.
+    """The model's context length.
 
     YaRN stretches its original length by its factor, whatever ``max_position_embeddings`` says. A linear
-    factor is applied to what ``max_sequence_length`` or an original length says, where one is given
-    (Vicuna-16k); else ``max_position_embeddings`` may be either length, and is believed.
+    factor applies to ``max_sequence_length`` or an original length, where one is given (Vicuna-16k); else
+    ``max_position_embeddings`` may be either length, and is believed.
 
     Args:
         rope: of the same config.
@@ -75,7 +84,7 @@ def longest(hf: HfConfig, rope: RopeConfig, stated: int) -> int:
 
 
 def _settings(hf: HfConfig) -> tuple[str, Mapping[str, Any]]:
-    """The key of the rotary settings, and the settings; an empty object where there are none."""
+    """The key of the rotary settings, and the settings; {} where there are none."""
     given = {key: hf[key] for key in ("rope_parameters", "rope_scaling") if hf.get(key)}
     for key, value in given.items():
         if not isinstance(value, dict):
@@ -101,19 +110,3 @@ def _kind(name: str, settings: Mapping[str, Any]) -> str:
             fix="a model with one of these",
         )
     return str(kind)
-
-
-def _yarn(rope: RopeConfig, settings: Mapping[str, Any], factor: float, original: int) -> RopeConfig:
-    return rope.replace(
-        scaling="yarn",
-        factor=factor,
-        original_max=original,
-        beta_fast=number(settings, "beta_fast", default=32.0),
-        beta_slow=number(settings, "beta_slow", default=1.0),
-        attention_factor=number(settings, "attention_factor", default=_yarn_magnitude(factor)),
-    )
-
-
-def _yarn_magnitude(factor: float) -> float:
-    """YaRN's 0.1 · ln(factor) + 1 on cosines and sines."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -21,7 +21,7 @@ _ENGLISH_END = 50256  # of models of English alone, whose words are GPT-2's
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """Ids. ``languages``: by code. In a model of English alone they and the tasks are not part of prompts."""
+    """Token ids. ``languages``: by code. An English-only model's prompts have neither languages nor tasks."""
 
     end: int
     start: int
@@ -36,18 +36,16 @@ class SpeechTokens:
 
     @property
     def first_timestamp(self) -> int:
-        """That of 0 seconds."""
         return self.no_timestamps + 1
 
     def seconds(self, token: int) -> float:
-        """Of a timestamp."""
         return (token - self.first_timestamp) * TIMESTAMP_SECONDS
 
     def prompt(self, language: str | None, task: Task, *, timestamps: bool) -> list[int]:
         """What a transcript begins with.
 
         Raises:
-            RequestError: the model does not know the language, or is of English alone.
+            RequestError: the model does not know the language, or is English-only.
         """
         if not self.multilingual:
             other = "or a multilingual model, such as small in place of small.en"
@@ -83,10 +81,10 @@ class SpeechTokens:
 
     @classmethod
     def of_model(cls, vocab_size: int, tokenizer: Tokenizer | None) -> SpeechTokens:
-        """Named by the tokenizer, or, without one, by the size of the vocabulary.
+        """By the tokenizer's names or, without one, by the size of the vocabulary.
 
         Raises:
-            CheckpointError: neither says which they are.
+            CheckpointError: neither tells the ids.
         """
         return cls.of_vocabulary(vocab_size) if tokenizer is None else cls.of_tokenizer(tokenizer)
 
@@ -108,7 +106,7 @@ class SpeechTokens:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer) -> SpeechTokens:
-        """Those that a tokenizer names.
+        """By a tokenizer's names.
 
         Raises:
             CheckpointError: it lacks one of them.
@@ -138,7 +136,7 @@ class SpeechTokens:
 
 
 def non_speech_tokens(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that a transcript does without: brackets, notes, and what annotates rather than says.
+    """Ids that transcripts leave out: brackets, notes, annotations.
 
     Source: ``non_speech_tokens`` of OpenAI's tokenizer: each symbol alone and after a space, where it is one
     token, or any of the musical notes; and the hyphen and apostrophe that begin a word.
@@ -147,13 +145,9 @@ def non_speech_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     symbols += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"]
     symbols += ["[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
     notes = set("♩♪♫♬♭♮♯")
-    found = {_ids(tokenizer, " -")[0], _ids(tokenizer, " '")[0]}
+    found = {tokenizer.encode_parts([text])[0] for text in (" -", " '")}
     for symbol in [*symbols, *sorted(notes)]:
-        for ids in (_ids(tokenizer, symbol), _ids(tokenizer, " " + symbol)):
+        for ids in (tokenizer.encode_parts([symbol]), tokenizer.encode_parts([" " + symbol])):
             if len(ids) == 1 or symbol in notes:
                 found.add(ids[0])
     return frozenset(found)
-
-
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode_parts([text])

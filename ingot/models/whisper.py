@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
+from ingot.checkpoint.weight_map import Concat, Rename, Rule, WeightMap
 from ingot.config.decoder_config import DecoderConfig
 from ingot.config.encoder_config import EncoderConfig, StackConfig
 from ingot.config.modality import SPEECH
@@ -16,7 +16,7 @@ from ingot.layers.encoder_blocks.convolution import FrameConvolution
 from ingot.layers.encoder_blocks.encoder import EncoderStack
 from ingot.layers.encoder_pass import MODULE_BY_MODULE, EncoderPass
 from ingot.layers.norm import LayerNorm
-from ingot.models.architecture import Architecture, LayerRange
+from ingot.models.architecture import Architecture, LayerRange, head_rule, weight_and_bias
 from ingot.models.hf_values import HfConfig, flag, head_size, integer, refused
 from ingot.models.whisper_generation import SpeechGeneration
 from ingot.reference.plain_speech import PlainSpeechEncoder
@@ -35,7 +35,7 @@ _NORM_EPS = 1e-5  # of torch's LayerNorm; no key says another
 
 
 class WhisperEncoder(nn.Module):
-    """Two convolutions, the second of which halves the frames, positions, layers, a norm."""
+    """Two convolutions (the second halves the frames), positions, layers, a norm."""
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class WhisperEncoder(nn.Module):
 
     @property
     def longest(self) -> tuple[int, int]:
-        """[mels, frames] of a whole window."""
+        """[mels, frames] of a full window."""
         return self.conv1.in_channels, 2 * self.embed_positions.weight.shape[0]
 
     def positions(self, shape: tuple[int, ...]) -> int:
-        """Two frames of [mels, frames] make one."""
+        """Number of encoder positions: two frames each."""
         return -(-shape[1] // 2)
 
     def forward(self, features: torch.Tensor, forward_pass: EncoderPass = MODULE_BY_MODULE) -> torch.Tensor:
@@ -67,7 +67,6 @@ class WhisperEncoder(nn.Module):
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a Whisper model → DecoderConfig."""
     if hf.get("activation_function", "gelu") != "gelu":
         raise refused("activation_function", hf["activation_function"], "'gelu'")
     if flag(hf, "scale_embedding", False):
@@ -111,32 +110,24 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     """Hugging Face names → ours; files come with and without the ``model.`` prefix."""
     assert config.encoder is not None
     size, ours, theirs = config.hidden_size, "layers.{layer}.", "decoder.layers.{layer}."
-    head: Rule = Rename("lm_head.weight", "proj_out.weight")
-    if config.tie_word_embeddings:
-        head = Tie("lm_head.weight", "embed_tokens.weight", copy="proj_out.weight")
     rules: list[Rule] = [
         Rename("embed_tokens.weight", "decoder.embed_tokens.weight"),
         Rename("embed_positions.weight", "decoder.embed_positions.weight"),
-        head,
+        head_rule(config, "proj_out.weight"),
         Rename("encoder.embed_positions.weight", "encoder.embed_positions.weight"),
-        *_both("norm", "decoder.layer_norm"),
-        *_both("encoder.norm", "encoder.layer_norm"),
-        *_both("encoder.conv1", "encoder.conv1"),
-        *_both("encoder.conv2", "encoder.conv2"),
+        *weight_and_bias("norm", "decoder.layer_norm"),
+        *weight_and_bias("encoder.norm", "encoder.layer_norm"),
+        *weight_and_bias("encoder.conv1", "encoder.conv1"),
+        *weight_and_bias("encoder.conv2", "encoder.conv2"),
         *_layer(ours, theirs, size),
-        *_both(ours + "encoder_attn_layernorm", theirs + "encoder_attn_layer_norm"),
-        *_both(ours + "encoder_attn.q_proj", theirs + "encoder_attn.q_proj"),
-        *_both(ours + "encoder_attn.o_proj", theirs + "encoder_attn.out_proj"),
+        *weight_and_bias(ours + "encoder_attn_layernorm", theirs + "encoder_attn_layer_norm"),
+        *weight_and_bias(ours + "encoder_attn.q_proj", theirs + "encoder_attn.q_proj"),
+        *weight_and_bias(ours + "encoder_attn.o_proj", theirs + "encoder_attn.out_proj"),
         *_joined(ours + "encoder_attn.kv_proj", theirs + "encoder_attn.", "kv", size),
     ]
     for index in range(config.encoder.settings["num_layers"]):
         rules += _layer(f"encoder.layers.{index}.", f"encoder.layers.{index}.", size)
     return WeightMap(tuple(rules), config.num_layers, layers, prefixes=("model.", ""))
-
-
-def _both(ours: str, theirs: str) -> list[Rule]:
-    """Weight and bias."""
-    return [Rename(f"{ours}.{kind}", f"{theirs}.{kind}") for kind in ("weight", "bias")]
 
 
 def _joined(ours: str, theirs: str, parts: str, size: int) -> list[Rule]:
@@ -149,19 +140,18 @@ def _joined(ours: str, theirs: str, parts: str, size: int) -> list[Rule]:
 
 
 def _layer(ours: str, theirs: str, size: int) -> list[Rule]:
-    """What layers of encoder and decoder share."""
+    """The modules that layers of encoder and decoder share."""
     return [
         *_joined(ours + "self_attn.qkv_proj", theirs + "self_attn.", "qkv", size),
-        *_both(ours + "self_attn.o_proj", theirs + "self_attn.out_proj"),
-        *_both(ours + "input_layernorm", theirs + "self_attn_layer_norm"),
-        *_both(ours + "post_attention_layernorm", theirs + "final_layer_norm"),
-        *_both(ours + "mlp.up_proj", theirs + "fc1"),
-        *_both(ours + "mlp.down_proj", theirs + "fc2"),
+        *weight_and_bias(ours + "self_attn.o_proj", theirs + "self_attn.out_proj"),
+        *weight_and_bias(ours + "input_layernorm", theirs + "self_attn_layer_norm"),
+        *weight_and_bias(ours + "post_attention_layernorm", theirs + "final_layer_norm"),
+        *weight_and_bias(ours + "mlp.up_proj", theirs + "fc1"),
+        *weight_and_bias(ours + "mlp.down_proj", theirs + "fc2"),
     ]
 
 
 def plain_encoder(config: DecoderConfig) -> PlainSpeechEncoder:
-    """The encoder's mathematics, for proofs."""
     assert config.encoder is not None
     return PlainSpeechEncoder(StackConfig.from_json(config.encoder.settings))
 

@@ -14,7 +14,7 @@ _MOST = 1 << 31  # no vocabulary has so many
 
 @dataclass(frozen=True)
 class SpeechGeneration:
-    """None is what the file lacks, or says null of.
+    """None: the file lacks it, or says null.
 
     Attributes:
         suppress: ids that never occur (``suppress_tokens``), of those that the model has: in small models
@@ -34,7 +34,7 @@ class SpeechGeneration:
 
     @classmethod
     def of(cls, generation: Mapping[str, Any], vocab_size: int) -> SpeechGeneration:
-        """Read generation_config.json; {} says nothing.
+        """Read generation_config.json.
 
         Raises:
             CheckpointError: a value is of the wrong type, or a language has a token that the model lacks.

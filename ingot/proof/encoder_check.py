@@ -36,7 +36,7 @@ def check_encoder(
     arithmetic: Arithmetic,
     judge: Judge,
 ) -> None:
-    """Encode an input's features in a request, and judge what every module had.
+    """Encode an input's features in a request, and judge every module's recorded values.
 
     Args:
         model: the empty modules, whose ``weights`` are read.
@@ -51,7 +51,7 @@ def check_encoder(
 
 
 class _Witness:
-    """What the encoding had, as ``ReferenceRun`` asks for it."""
+    """Recorded values of the encoding, as ``ReferenceRun`` asks for them (``Witness``)."""
 
     def __init__(self, recorded: Mapping[str, Sequence[Recorded]], llm: LLM, judge: Judge) -> None:
         self._recorded, self._judge, self._model = recorded, judge, llm.engine.model
@@ -63,12 +63,10 @@ class _Witness:
         self._taken: tuple[str, str, Recorded] | None = None
 
     def within(self, stage: str) -> None:
-        """As of ``Witness``."""
         self._stage = stage
         self._taken = None
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
-        """As of ``Witness``."""
         name, number = self._name(place), self._met[place]
         self._met[place] += 1
         recorded = copied(self._recorded[place][number], self._device)
@@ -82,10 +80,9 @@ class _Witness:
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
-        """As of ``Witness``."""
         assert self._taken is not None
         place, name, taken = self._taken
-        wide = isinstance(taken, torch.Tensor)  # then ``exact`` is what the run had, and ``value`` judged it
+        wide = isinstance(taken, torch.Tensor)  # then ``exact`` was recorded, and ``value`` judged it
         if not self._as_many(taken if isinstance(taken, torch.Tensor) else taken.values, exact, place, name):
             return near
         recorded, step = rounded_by(self._model, product, taken, exact)
@@ -95,19 +92,16 @@ class _Witness:
         return recorded
 
     def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
-        """As of ``Witness``."""
         self._noise.keep(product, output, noise)
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
-        """Of decoder steps alone."""
-        raise NotImplementedError
+        raise NotImplementedError  # of decoder steps
 
     def encoded(self, layer: int) -> list[KeysValues]:
-        """Of decoder steps alone."""
-        raise NotImplementedError
+        raise NotImplementedError  # of decoder steps
 
     def _as_many(self, recorded: torch.Tensor, wanted: torch.Tensor, place: str, name: str) -> bool:
-        """Whether a record has the expected positions; else report a failure."""
+        """Whether a record has the expected positions; else reports a failure."""
         if recorded.numel() == wanted.numel():
             return True
         self._judge.fail(_kind(place), name, f"has {len(recorded)} positions, not {len(wanted)}")
@@ -117,7 +111,7 @@ class _Witness:
         return torch.full((count,), ENCODED, device=self._device)
 
     def _name(self, place: str) -> str:
-        """What made a place's value: a module by its own name, or one of the stage's."""
+        """The module that made a place's value: by its own name, or one of the stage's."""
         if "." in place:
             return place.removesuffix("/in")
         if place != "stream":
@@ -125,7 +119,7 @@ class _Witness:
         return self._stage if self._taken is None else f"{self._stage}.{_BRANCHES[self._taken[0]]}"
 
     def _made(self, place: str) -> str:
-        """What makes a place of a layer."""
+        """The module that makes a place of a layer."""
         shape = None if self._plain is None else self._plain.shape_of(self._stage)
         if shape is None or not shape.post_norm or place not in ("cross_in", "mlp_in"):
             return MODULES[place]
@@ -133,5 +127,4 @@ class _Witness:
 
 
 def _kind(place: str) -> str:
-    """Of places that are alike: a module's by its last name."""
     return place.rpartition(".")[2]

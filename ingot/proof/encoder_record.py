@@ -31,7 +31,7 @@ KEYS_VALUES = ".encoder_attn.kv_proj"
 
 @contextmanager
 def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
-    """Tell ``see`` of every module of the encoder while the block runs; inputs are encoded again."""
+    """Report every module of the encoder, each called by itself; inputs are encoded again."""
     encoders, model = llm.executor.scheduler.encoders, llm.engine.model
     assert encoders is not None
     encoders.clear()
@@ -51,8 +51,8 @@ def encoder_observed(llm: LLM, see: See) -> Iterator[None]:
 
 @contextmanager
 def encoder_walked(llm: LLM, see: Observer) -> Iterator[None]:
-    """Tell ``see`` of an encoding by the kernels that requests have, without CUDA graphs; inputs are encoded
-    again.
+    """Report an encoding by the kernels that requests have, without CUDA graphs: layers by the names of
+    step_record.py, and the modules around them. Inputs are encoded again.
     """
     encoders, encoding = llm.executor.scheduler.encoders, llm.executor.runner.encoding
     assert encoders is not None
@@ -77,9 +77,7 @@ def encoder_walked(llm: LLM, see: Observer) -> Iterator[None]:
 
 @contextmanager
 def by_module(llm: LLM, handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Every module is called while the block runs, so hooks see its output; their handles are removed behind
-    it.
-    """
+    """Every module is called in the block, so hooks see its output; the handles are removed after it."""
     try:
         with llm.tap("norm"):  # a tap keeps fused kernels and CUDA graphs away
             yield

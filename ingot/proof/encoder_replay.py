@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import singledispatch
 
 import torch
 
 from ingot.audio.log_mel import log_mel
 from ingot.building.golden.golden_encoder import GoldenInput, GoldenPicture, GoldenSpeech
-from ingot.config.decoder_config import DecoderConfig
 from ingot.config.sampling_params import SamplingParams
 from ingot.engine.proof_file import InputClaim
 from ingot.engine.sketch import Checksum, Sketch, deviation
@@ -29,34 +29,35 @@ _OUTPUT_OF = {
 def features_deviations(
     llm: LLM, claims: Sequence[InputClaim], inputs: Sequence[GoldenInput]
 ) -> Iterator[tuple[str, float, float]]:
-    """(name, deviation, noise floor) of each input's features, made as requests' are."""
+    """(name, deviation, noise floor) of each input's features."""
     for claim, one in zip(claims, inputs, strict=True):
-        made = prepared(llm, one)
+        made = prepared(one, llm)
         yield one.name, deviation(one.checksum(made), claim.features), claim.floor
 
 
-def prepared(llm: LLM, given: GoldenInput) -> torch.Tensor:
-    """Features of an input by what makes them for requests: log-mel on the engine's device, a file of a
-    picture that is decoded, or the features themselves where requests bring them.
+@singledispatch
+def prepared(given: GoldenInput, llm: LLM) -> torch.Tensor:
+    """An input's features, made as requests' are; here requests bring them.
 
     Raises:
         RequestError: Pillow is missing.
     """
-    if isinstance(given, GoldenSpeech):
-        return log_mel(given.samples.to(llm.engine.device), given.shape[0])
-    if isinstance(given, GoldenPicture):
-        return _read(llm.engine.manifest.model, given)
     return given.features.float()
 
 
-def _read(config: DecoderConfig, given: GoldenPicture) -> torch.Tensor:
-    pictures = Pictures.of(config)
+@prepared.register
+def _log_mel(given: GoldenSpeech, llm: LLM) -> torch.Tensor:
+    return log_mel(given.samples.to(llm.engine.device), given.shape[0])
+
+
+@prepared.register
+def _pixels(given: GoldenPicture, llm: LLM) -> torch.Tensor:
+    pictures = Pictures.of(llm.engine.manifest.model)
     assert pictures is not None
     try:
-        found: torch.Tensor = pictures.read(png_of(given.values)).features
+        return pictures.read(png_of(given.values)).features
     finally:
         pictures.close()
-    return found
 
 
 def encoder_deviations(llm: LLM, claim: InputClaim, features: torch.Tensor) -> Iterator[tuple[str, float]]:
@@ -69,7 +70,7 @@ def encoder_deviations(llm: LLM, claim: InputClaim, features: torch.Tensor) -> I
         if name in claim.modules:
             found[name] = Sketch(name).add(rows, first=0).checksum()
 
-    # Where numbers end, what was seen tells it.
+    # Logits that are not finite end the request; the checksums say where they begin.
     with encoder_observed(llm, see), suppress(EngineError):
         llm.generate(Prompt([Input(features), [0]]), SamplingParams(max_new_tokens=1, ignore_eos=True))
     for name, expected in claim.modules.items():

@@ -32,10 +32,20 @@ def expected_output(path: Path, name: str, counts: Sequence[int], tokens: Sequen
     total = sum(counts)
     try:
         with safe_open(path, framework="pt") as file:
-            _check_tokens(file, tokens[:total])
+            steps = [key for key in file.keys() if re.fullmatch(r"\d+/input_ids", key)]  # noqa: SIM118
+            steps.sort(key=lambda key: int(key.split("/")[0]))
+            ran = [int(i) for step in steps for i in file.get_tensor(step).flatten()]
             found = [_rows(file.get_tensor(key)) for key in _keys(file, name)]
     except (SafetensorError, OSError) as error:
         raise CheckpointError("the trace cannot be read", seen=f"{path}: {error}", field="expected") from None
+    for place, (one, own) in enumerate(zip(ran, tokens[:total], strict=False)):
+        if one != own:
+            raise CheckpointError(
+                "the trace is for different tokens",
+                seen=f"token {place} is {one}, the engine's is {own}",
+                field="ids",
+                fix="`ids` with the trace's tokens",
+            )
     rows = torch.cat(found) if found else torch.empty(0, 0)
     if rows.dim() != 2 or rows.shape[0] < total:
         raise CheckpointError(
@@ -56,22 +66,6 @@ def _keys(file: Any, name: str) -> list[str]:
     pattern = re.compile(rf"(?:(\d+)/)?{prefix}(?:layers|h)\.{index}(?:\.output)?")
     matches = [match for key in file.keys() if (match := pattern.fullmatch(key))]  # noqa: SIM118
     return [match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))]
-
-
-def _check_tokens(file: Any, tokens: Sequence[int]) -> None:
-    """The tokens that the trace ran, where it tells, must be ours."""
-    keys = list(file.keys())
-    steps = sorted(int(key.split("/")[0]) for key in keys if re.fullmatch(r"\d+/input_ids", key))
-    ran = [int(i) for step in steps for i in file.get_tensor(f"{step}/input_ids").flatten()]
-    both = min(len(ran), len(tokens))
-    place = next((i for i in range(both) if ran[i] != tokens[i]), None)
-    if place is not None:
-        raise CheckpointError(
-            "the trace is for different tokens",
-            seen=f"token {place} is {ran[place]}, the engine's is {tokens[place]}",
-            field="ids",
-            fix="`ids` with the trace's tokens",
-        )
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

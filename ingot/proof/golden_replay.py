@@ -22,7 +22,7 @@ from ingot.building.golden.golden_prompts import with_input
 from ingot.config.json_config import JsonConfig
 from ingot.config.sampling_params import MAX_LOGPROBS, SamplingParams
 from ingot.device import dtype_name
-from ingot.engine.proof_file import Claims, Floor, GoldenCase, Position
+from ingot.engine.proof_file import Claims, Floor, GoldenCase
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.errors import EngineError, RequestError
 from ingot.llm.llm import LLM
@@ -51,9 +51,9 @@ class Failure(JsonConfig):
 class GoldenReplay:
     """The result of a replay.
 
-    ``worst`` are the largest deviations in noise floors, ``limits`` what passes (of modules the strictest's
-    and the loosest's), ``equal_rows`` the rows of logits that round to the same 1/64 everywhere, which is
-    shown and not judged.
+    ``worst`` are the largest deviations in noise floors, ``limits`` what passes (of modules the strictest and
+    the loosest), ``equal_rows`` the rows of logits that round to the same 1/64 everywhere, which are shown
+    and not judged.
     """
 
     failures: list[Failure] = field(default_factory=list)
@@ -65,7 +65,7 @@ class GoldenReplay:
     first_bad_module: str | None = None
 
     def measure(self, what: str, error: float, floor: float) -> bool:
-        """Keep a deviation; whether it is within the limit."""
+        """Keep a deviation; returns whether it is within the limit."""
         ratio = error / floor if max(error, floor) < OVERFLOW else math.inf
         self.worst[what] = max(self.worst.get(what, 0.0), ratio)
         return ratio <= FACTOR
@@ -77,9 +77,7 @@ class GoldenReplay:
 
 
 def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenReplay:
-    """Run every case: ids and likeliest tokens as requests in flight together, whole rows of logits, and
-    module by module.
-    """
+    """Run every case: ids and top tokens as concurrent requests, rows of logits, and module by module."""
     played = GoldenReplay()
     if not claims.cases:
         played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
@@ -88,13 +86,19 @@ def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenRep
     model = llm.engine.manifest.model
     inputs = inputs_of(model, claims.inputs)
     features = [one.features.float() for one in inputs]
-    _limits(floor, played)
+    played.limits = {
+        "logprobs": FACTOR * floor.logprobs,
+        "logits": FACTOR * floor.logits,
+        "modules, least": FACTOR * min(floor.modules.values()),
+        "modules, most": FACTOR * max(floor.modules.values()),
+    }
     _tokenizer(llm, claims, played)
     report("golden cases")
-    prompts = [_prompt(case, features, splices=model.splices) for case in claims.cases]
+    given = [(case.prompt_ids, None if case.input is None else features[case.input]) for case in claims.cases]
+    prompts = [with_input(*one, splices=model.splices) for one in given]
     try:
         _answers(llm, claims, prompts, floor, played)
-    except EngineError as error:  # logits that are not numbers
+    except EngineError as error:  # logits that are not finite
         played.fail("engine", "logits", str(error))
     _rows(llm, claims, prompts, floor, played)
     report("modules")
@@ -113,12 +117,12 @@ def replay(llm: LLM, claims: Claims, report: Callable[[str], None]) -> GoldenRep
 
 
 def percent(share: float) -> str:
-    """A limit as it is read: two digits that count, and no exponent where it is more than 100 %."""
+    """A limit with two significant digits, without an exponent above 100 %."""
     return f"{100 * share:.{'0f' if 0.1 <= share < 1e4 else '2g'}} %"
 
 
 def _features(llm: LLM, claims: Claims, inputs: Sequence[GoldenInput], played: GoldenReplay) -> None:
-    """What this machine makes of the inputs before the encoder."""
+    """Compares this machine's preparation of the inputs."""
     try:
         for one, (name, off, limit) in zip(
             inputs, features_deviations(llm, claims.inputs, inputs), strict=True
@@ -128,20 +132,6 @@ def _features(llm: LLM, claims: Claims, inputs: Sequence[GoldenInput], played: G
                 played.fail("module", what, f"{what} of {name} {_in_floors(off, limit)}")
     except RequestError as error:  # a package is missing
         played.notes.append(f"the inputs' preparation was not compared: {error.what}")
-
-
-def _prompt(case: GoldenCase, features: Sequence[torch.Tensor], *, splices: bool) -> Prompt:
-    """As the case was made: with its input, if it has one."""
-    return with_input(case.prompt_ids, None if case.input is None else features[case.input], splices=splices)
-
-
-def _limits(floor: Floor, played: GoldenReplay) -> None:
-    played.limits = {
-        "logprobs": FACTOR * floor.logprobs,
-        "logits": FACTOR * floor.logits,
-        "modules, least": FACTOR * min(floor.modules.values()),
-        "modules, most": FACTOR * max(floor.modules.values()),
-    }
 
 
 def _tokenizer(llm: LLM, claims: Claims, played: GoldenReplay) -> None:
@@ -156,7 +146,7 @@ def _tokenizer(llm: LLM, claims: Claims, played: GoldenReplay) -> None:
 
 
 def _answers(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: GoldenReplay) -> None:
-    """Greedy ids as they are served, and again with log-probabilities, which takes another way on a GPU."""
+    """Greedy ids as they are served, and again with log-probabilities, which another GPU path gives."""
     count = max(len(case.new_ids) for case in claims.cases)
     params = SamplingParams(max_new_tokens=count, ignore_eos=True)
     if llm.engine.device.type == "cuda":
@@ -171,44 +161,32 @@ def _answers(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, play
 
 
 def _ids(case: GoldenCase, answer: Answer, floor: Floor, played: GoldenReplay) -> int:
-    """How many ids are those of the case; another one is right where the margin is within the limit."""
+    """How many ids are the case's; another one is right where the margin is within the limit."""
     same = first_difference(tuple(answer.token_ids), case.new_ids)
     if same < len(case.new_ids):
         step, chosen = case.steps[same], answer.token_ids[same]
-        margin = step.top_logits[0] - dict(zip(step.top_ids, step.top_logits, strict=True)).get(
-            chosen, step.top_logits[-1]
-        )
+        logits = dict(zip(step.top_ids, step.top_logits, strict=True))
+        margin = step.top_logits[0] - logits.get(chosen, step.top_logits[-1])
         where = f'case "{case.name}", new token {same + 1}: {chosen} instead of {step.top_ids[0]}'
         if margin <= 2 * FACTOR * floor.logprobs:
-            _note(played, f"{where}, a tie within the noise (margin {margin:.2g}); the rest was not compared")
+            text = f"{where}, a tie within the noise (margin {margin:.2g}); the rest was not compared"
+            played.notes += [text] if text not in played.notes else []
         else:
             played.fail("ids", case.name, f"{where}, by a margin of {margin:.2g}")
     return same
 
 
-def _note(played: GoldenReplay, text: str) -> None:
-    if text not in played.notes:
-        played.notes.append(text)
-
-
 def _likeliest(case: GoldenCase, step: int, found: TokenLogprobs, floor: Floor, played: GoldenReplay) -> bool:
-    """Whether log-probabilities of the case's likeliest tokens are within the limit; a token that is not
-    among the engine's is below them.
-    """
+    """Whether the top tokens' log-probabilities are within the limit; a missing one is below the others."""
     position, ours = case.steps[step], dict(found.top)
-    for token, expected in _logprobs(position):
-        lowest = min(ours.values())
+    for token, logit in zip(position.top_ids, position.top_logits, strict=True):
+        expected, lowest = logit - position.log_sum, min(ours.values())
         error = abs(ours[token] - expected) if token in ours else max(expected - lowest, 0.0)
         if not played.measure("logprobs", error, floor.logprobs):
             text = f'case "{case.name}", new token {step + 1}: the log-probability of {token}'
             played.fail("logits", case.name, f"{text} {_in_floors(error, floor.logprobs)}")
             return False
     return True
-
-
-def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
-    for token, logit in zip(position.top_ids, position.top_logits, strict=True):
-        yield token, logit - position.log_sum
 
 
 def _rows(llm: LLM, claims: Claims, prompts: list[Prompt], floor: Floor, played: GoldenReplay) -> None:
@@ -236,9 +214,7 @@ def _modules(
     floor: Floor,
     played: GoldenReplay,
 ) -> None:
-    """Checksums of every module's output, of inputs, prompts and decoded tokens apart; names the first one
-    that is off.
-    """
+    """Checksums of every module's output; the first that is off fails."""
     first: tuple[int, str, str] | None = None
     order = {name: place for place, name in enumerate(floor.modules)}
     cases = zip(claims.cases, prompts, strict=True)
@@ -265,7 +241,7 @@ def _deviations(llm: LLM, case: GoldenCase, prompt: Prompt) -> Iterator[tuple[st
     with llm.tap(*_TAPPED, *((_CROSS,) if crosses else ())) as seen:
         try:
             ids = tuple(llm.generate(prompt, params)[0].token_ids)
-        except EngineError:  # the prompt ran, and what was seen of it tells where its numbers end
+        except EngineError:  # the prompt ran; its checksums say where values stop being finite
             ids = ()
     same = first_difference(ids, case.new_ids)
     length = len(case.prompt_ids) + (0 if case.input is None else model.placeholders)

@@ -32,12 +32,12 @@ class ProductNoise:
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def keep(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
-        """Outputs [T, N] of a product, and how far rounding may have moved each."""
+        """Keep a product's outputs [T, N], and how far rounding may have moved each."""
         for place in _PLACES.get(product.rpartition(".")[2], (product,)):
             self._kept[place] = output, noise
 
     def take(self, place: str, computed: torch.Tensor) -> torch.Tensor | None:
-        """At a place [T, ...], once; ``computed`` is what was made of the outputs there."""
+        """The noise at a place [T, ...], once; ``computed`` is what was made of the outputs there."""
         kept = self._kept.pop(place, None)
         if kept is None:
             return None
@@ -46,7 +46,10 @@ class ProductNoise:
             heads = noise.view_as(computed).amax(-1, keepdim=True)
             return (heads * _ratio(_rms(computed), _rms(output.view_as(computed)))).expand_as(computed)
         if place == "inner":
-            return _activated(output, noise, gated=output.shape[1] > computed.shape[1])
+            if output.shape[1] == computed.shape[1]:
+                return _STEEPEST * noise
+            (gate, up), (of_gate, of_up) = output.chunk(2, dim=-1), noise.chunk(2, dim=-1)
+            return _STEEPEST * of_gate * up.abs() + gate.abs() * of_up
         if place == "stream":
             return noise * _ratio(computed.abs(), output.abs())
         return noise.view_as(computed)
@@ -59,13 +62,6 @@ def _own(part: torch.Tensor, place: str, columns: int) -> torch.Tensor:
     if place in ("keys", "values"):
         return part[:, -2 * columns : -columns] if place == "keys" else part[:, -columns:]
     return part
-
-
-def _activated(output: torch.Tensor, noise: torch.Tensor, *, gated: bool) -> torch.Tensor:
-    if not gated:
-        return _STEEPEST * noise
-    (gate, up), (of_gate, of_up) = output.chunk(2, dim=-1), noise.chunk(2, dim=-1)
-    return _STEEPEST * of_gate * up.abs() + gate.abs() * of_up
 
 
 def _ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

@@ -50,18 +50,16 @@ class BundleFacts(JsonConfig):
             ``encoder.vit``, ``encoder.qformer``.
         step: the last step that ran: 0 is the prompt, K the K-th decode step.
         counts: tokens of each call of the layer.
-        model, build, quant, plan: the engine's.
         dtype: of the arithmetic that gave ``output``; the weights are in the engine's own.
-        block_size, batch_invariant, kv_dtype: of the runtime; ``auto``: of an Ingot that knew but the cache
-            ``model``.
+        kv_dtype: of the runtime; ``auto``: of an Ingot that only knew ``model``.
         expected_from: what ``expected`` was computed by.
         noise, token_noise: relative L2 between the layer in plain PyTorch in ``dtype`` and in the next wider
-            dtype: of all tokens together, and of the token where it is largest.
+            dtype: of all tokens, and of the worst token.
         floor, token_floor: relative L2 up to which an output counts as the expected one, all tokens together
             and each by itself (a few tokens of large activations would hide the others).
         output_error, output_worst: relative L2 of ``output`` to ``expected``: all tokens, and the worst.
         engine: name of the engine's folder.
-        machine, platform, ingot_version: what ``output`` was computed on and by.
+        machine, platform, ingot_version: where ``output`` was computed.
         command: what made the bundle; prompts are left out.
     """
 
@@ -118,18 +116,17 @@ class BundleFacts(JsonConfig):
 
     @property
     def shape(self) -> LayerShape | None:
-        """Of an encoder's layer; None of the decoder's, and where the model has no such layer."""
+        """Of an encoder's layer; None: a decoder's, or the model has no such layer."""
         plain = None if self.of_decoder else plain_encoder(self.model)
         return plain.shape_of(self.name) if plain and self.name in stage_names(self.model) else None
 
     @property
     def width(self) -> int:
-        """Of the layer's hidden states."""
         return self.model.hidden_size if self.shape is None else self.shape.stack.hidden_size
 
     @property
     def reads(self) -> int:
-        """Width of the encoded positions that the layer reads; 0: it reads none."""
+        """Width of the encoded positions that the layer reads; 0: none."""
         if self.shape is not None:
             return self.shape.reads
         return self.model.encoder.hidden_size if self.model.crosses and self.model.encoder is not None else 0
@@ -141,7 +138,6 @@ class BundleFacts(JsonConfig):
 
     @property
     def as_expected(self) -> bool:
-        """Whether the engine gave what was expected."""
         return self.output_error <= self.floor and self.output_worst <= self.token_floor
 
 
@@ -157,13 +153,19 @@ class Bundle:
 
 
 def write_bundle(path: Path, bundle: Bundle) -> int:
-    """Write a bundle whole or not at all; returns its size in bytes. A bundle that was there is replaced.
+    """Write a bundle atomically; returns its size in bytes. An existing bundle is replaced.
 
     Raises:
-        BuildError: the place cannot be written, or holds a file that is no bundle.
+        BuildError: the path cannot be written, or holds a file that is no bundle.
     """
-    if path.exists() and not is_bundle(path):
-        raise BuildError("the file exists and is not a bundle", seen=path, fix="`out` with another file")
+    if path.exists():
+        try:
+            with safe_open(path, framework="pt") as file:
+                replaces = _KEY in (file.metadata() or {})
+        except (SafetensorError, OSError):
+            replaces = False
+        if not replaces:
+            raise BuildError("the file exists and is not a bundle", seen=path, fix="`out` with another file")
     inputs = bundle.inputs
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in bundle.weights.items()}
     tensors |= {"input.hidden": inputs.hidden, "input.positions": inputs.positions}
@@ -176,15 +178,6 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
     except (OSError, SafetensorError) as error:
         raise BuildError("the bundle cannot be written", seen=error, fix="`out`") from None
     return path.stat().st_size
-
-
-def is_bundle(path: Path) -> bool:
-    """Whether a file says of itself that it is a bundle, of any version."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return _KEY in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -236,7 +229,7 @@ def _damaged(path: Path, error: Exception) -> EngineError:
 
 
 def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:
-    """The tensors by their roles; ValueError where their shapes do not go together."""
+    """The tensors by their roles; ValueError where their shapes do not fit together."""
     inputs = LayerInputs(
         tensors["input.hidden"],
         tensors["input.positions"],
@@ -249,20 +242,16 @@ def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:
     wide = [inputs.hidden, tensors["output"], tensors["expected"]]
     if any(tuple(t.shape) != (count, facts.width) for t in wide):
         raise ValueError(f"hidden states that are not {count} x {facts.width}")
-    _check_encoded(facts, inputs.encoded)
-    if not torch.equal(inputs.positions, torch.arange(count)) or inputs.rope_rows.shape != (count,):
-        raise ValueError("positions that are not those of one request")
-    return Bundle(facts, weights, inputs, tensors["output"], tensors["expected"])
-
-
-def _check_encoded(facts: BundleFacts, encoded: torch.Tensor | None) -> None:
-    """ValueError where a layer that attends to encoded positions has none, or another has some."""
+    encoded = inputs.encoded
     if (facts.reads > 0) != (encoded is not None):
         raise ValueError("encoded positions that the layer does not read, or none that it reads")
     if encoded is not None and facts.model.encoder is not None:
         fits = encoded.dim() == 2 and 1 <= len(encoded) <= _most_positions(facts.model.encoder)
         if not fits or encoded.shape[1] != facts.reads:
             raise ValueError(f"encoded positions of shape {tuple(encoded.shape)}")
+    if not torch.equal(inputs.positions, torch.arange(count)) or inputs.rope_rows.shape != (count,):
+        raise ValueError("positions that are not those of one request")
+    return Bundle(facts, weights, inputs, tensors["output"], tensors["expected"])
 
 
 def layer_name(half: str, layer: int) -> str:
@@ -271,6 +260,6 @@ def layer_name(half: str, layer: int) -> str:
 
 
 def _most_positions(encoder: EncoderConfig) -> int:
-    """Of hidden states of one input; where more are joined to its outputs, a bound."""
+    """Most hidden states of one input; a bound, where several are joined to one output."""
     joins = modality_named(encoder.modality).joins_positions
     return encoder.max_positions * (encoder.activation_values if joins else 1)

@@ -23,9 +23,9 @@ from ingot.layers.linear import any_rounded
 from ingot.layers.rotary import RotaryTable
 from ingot.llm.llm import LLM
 from ingot.models.minigpt4 import settings_of
-from ingot.proof.repro_bundle import Bundle, BundleFacts
+from ingot.proof.repro_bundle import Bundle
 from ingot.reference.plain_stage import Passage
-from ingot.runtime.step.one_layer import LayerInputs, run_encoder_layer
+from ingot.runtime.step.one_layer import LayerInputs, run_layer
 
 AnyLayer = DecoderLayer | EncoderLayer | QFormerLayer
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
@@ -68,9 +68,7 @@ def _unseen(name: str, output: torch.Tensor) -> None:
 
 
 def stored_weights(module: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
-    """The layer's weights as the engine stores them: a CPU's widened ones are narrowed again, which loses
-    nothing.
-    """
+    """The layer's weights as the engine stores them; a CPU's widened ones are narrowed without loss."""
     weights = {}
     for name, parameter in module.named_parameters():
         own = parameter.detach().to("cpu")
@@ -90,7 +88,15 @@ def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> Any
     try:
         with torch.device("meta"):
             ctx = BuildContext(facts.quant, plan, dtype).at(facts.name)
-            layer = _empty(facts, ctx)
+            layer: AnyLayer
+            if facts.of_decoder:
+                layer = DecoderLayer(facts.model, ctx, facts.layer)
+            elif facts.shape is not None and not facts.shape.post_norm:
+                layer = EncoderLayer(facts.shape.stack, ctx)
+            else:
+                config = settings_of(facts.model).qformer
+                assert config is not None, "no other encoder has layers with norms behind the sums"
+                layer = QFormerLayer(config, ctx, facts.layer)
     except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise EngineError("the bundle's model has no such layer", seen=error, field="run") from error
     wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
@@ -108,44 +114,39 @@ def built_layer(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> Any
     return layer.eval()
 
 
-def rotary_table(bundle: Bundle, device: torch.device) -> torch.Tensor | None:
-    """The rotary table on a device; None for learned positions.
+@torch.inference_mode()
+def layer_output(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A bundle's layer computed here: hidden states [T, hidden_size] in ``dtype``, on the CPU.
 
     Raises:
-        EngineError: it is too large, or lacks rows that the layer reads.
+        EngineError: the weights are not those of such a layer; the rotary table is too large, or lacks rows
+            that the layer reads.
     """
-    facts = bundle.facts
-    if facts.model.rope is None:
-        return None
-    size = RotaryTable.table_bytes(facts.model.rope, facts.build.max_seq_len)
-    if size > _MOST_TABLE:
-        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), field="run")
-    table = RotaryTable(facts.model.rope, facts.build.max_seq_len).table
-    rows = bundle.inputs.rope_rows
-    if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
-        raise EngineError("the bundle's rotary rows are outside the table", seen=int(rows.max()), field="run")
-    return table.to(device)
-
-
-def _empty(facts: BundleFacts, ctx: BuildContext) -> AnyLayer:
-    if facts.of_decoder:
-        return DecoderLayer(facts.model, ctx, facts.layer)
-    if facts.shape is not None and not facts.shape.post_norm:
-        return EncoderLayer(facts.shape.stack, ctx)
-    config = settings_of(facts.model).qformer
-    assert config is not None, "no other encoder has layers with norms behind the sums"
-    return QFormerLayer(config, ctx, facts.layer)
-
-
-@torch.inference_mode()
-def encoder_layer_output(
-    layer: EncoderLayer | QFormerLayer, inputs: LayerInputs, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """An encoder layer's hidden states [P, hidden_size] in its dtype, on the CPU."""
-    if isinstance(layer, EncoderLayer):
-        return run_encoder_layer(layer, inputs, device, dtype)
-    assert inputs.encoded is not None or layer.encoder_attn is None
-    seen = inputs.hidden if inputs.encoded is None else inputs.encoded
-    hidden, seen = (part.to(device, dtype, copy=True) for part in (inputs.hidden, seen))
-    output: torch.Tensor = layer(hidden, seen, 1)
-    return output.cpu()
+    facts, inputs, layer = bundle.facts, bundle.inputs, built_layer(bundle, device, dtype)
+    if not isinstance(layer, DecoderLayer):
+        hidden = inputs.hidden.to(device, dtype, copy=True)
+        if isinstance(layer, EncoderLayer):
+            own: torch.Tensor = layer(hidden)
+            return own.cpu()
+        assert inputs.encoded is not None or layer.encoder_attn is None
+        seen = hidden if inputs.encoded is None else inputs.encoded.to(device, dtype, copy=True)
+        return layer(hidden, seen, 1).cpu()
+    table, length = None, facts.build.max_seq_len
+    if facts.model.rope is not None:
+        size = RotaryTable.table_bytes(facts.model.rope, length)
+        if size > _MOST_TABLE:
+            raise EngineError("the bundle's rotary table is too large", seen=size_text(size), field="run")
+        table, rows = RotaryTable(facts.model.rope, length).table.to(device), inputs.rope_rows
+        if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
+            what = "the bundle's rotary rows are outside the table"
+            raise EngineError(what, seen=int(rows.max()), field="run")
+    return run_layer(
+        layer,
+        inputs,
+        table,
+        block_size=facts.block_size,
+        max_seq_len=length,
+        device=device,
+        dtype=dtype,
+        kv_dtype=facts.kv_dtype,
+    )

@@ -15,33 +15,17 @@ import torch
 from ingot.config.sampling_params import SamplingParams
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.plan_file import machine_of
-from ingot.engine.reference_encoder import stage_names
+from ingot.engine.reference_encoder import named_stages, stage_names
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm.llm import LLM
 from ingot.llm.prompt_inputs import Input, Messages, Prompt, PromptLike
 from ingot.llm.prompt_left_cut import read_prompt
-from ingot.models.model_registry import plain_encoder
 from ingot.proof.encoder_record import KEYS_VALUES, encoder_observed
 from ingot.proof.expected_trace import expected_output
-from ingot.proof.repro_bundle import (
-    BUNDLE_VERSION,
-    DECODER,
-    Bundle,
-    BundleFacts,
-    layer_name,
-)
-from ingot.proof.repro_layer import (
-    WIDER,
-    built_layer,
-    encoder_layer_output,
-    plain_outputs,
-    rotary_table,
-    stored_weights,
-)
-from ingot.reference.plain_layer import Hooks
-from ingot.reference.plain_stage import Stage
-from ingot.runtime.step.one_layer import LayerInputs, record_calls, run_layer
+from ingot.proof.repro_bundle import BUNDLE_VERSION, DECODER, Bundle, BundleFacts, layer_name
+from ingot.proof.repro_layer import WIDER, layer_output, plain_outputs, stored_weights
+from ingot.runtime.step.one_layer import LayerInputs, record_calls
 from ingot.version import VERSION
 
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
@@ -58,10 +42,9 @@ class LayerReplay:
         against_expected, against_output: relative L2 of all tokens, to what was expected and to what the
             engine gave.
         recorded: relative L2 of what the engine gave to what was expected.
-        floor, token_floor: the bundle's: up to which outputs count as equal, and each token of them.
+        floor, token_floor: the bundle's limits for all tokens and for each.
         worst_position, worst: the token farthest from what was expected, and its relative L2.
         worst_repeat: relative L2 of the token farthest from what the engine gave.
-        device, dtype: what it was computed on and in.
     """
 
     against_expected: float
@@ -77,17 +60,15 @@ class LayerReplay:
 
     @property
     def agrees(self) -> bool:
-        """Whether the layer gives here what was expected."""
         return self.against_expected <= self.floor and self.worst <= self.token_floor
 
     @property
     def proves(self) -> bool:
-        """Whether the floor tells right from wrong: an output of zeros is 1 away from what was expected."""
+        """Whether the floor is below 1, the distance of an output of zeros."""
         return self.floor < 1
 
     @property
     def repeats(self) -> bool:
-        """Whether the layer gives here what the engine gave."""
         return self.against_output <= self.floor and self.worst_repeat <= self.token_floor
 
 
@@ -106,7 +87,7 @@ def capture_layer(
 
     Args:
         prompt: of a speech model with the features of its recording; of pictures with at most one of them.
-        step: how many decode steps to go beyond the prompt; end tokens are passed over.
+        step: how many decode steps to go beyond the prompt; end tokens are ignored.
         expected: a trace with the output to expect; None: plain PyTorch in the next wider dtype.
         half: ``decoder``, or a stack of the encoder, whose layers run once: ``encoder`` of a speech model,
             ``encoder.vit`` or ``encoder.qformer`` of a model of pictures.
@@ -118,7 +99,14 @@ def capture_layer(
     given = read_prompt(llm, prompt)
     ids = llm.prompt_ids(given)
     _check(llm, ids, half, layer, step)
-    _check_inputs(llm, given, half)
+    found = [part for part in given.parts if isinstance(part, Input)]
+    if not llm.engine.manifest.model.modality.takes_text and not found:
+        what = "this engine is of speech, and the prompt has no recording"
+        raise RequestError(what, field="audio", fix="`audio=FILE`")
+    if half != DECODER and len(found) != 1:
+        what = "a layer of an encoder is extracted with one picture in the prompt"
+        fix = "`image=FILE`, or `messages` with one"
+        raise RequestError(what, seen=len(found), allowed=1, field="image", fix=fix)
     name = layer_name(half, layer)
     if half == DECODER:
         inputs, output, tokens = _of_decoder(llm, given, name, step)
@@ -128,26 +116,10 @@ def capture_layer(
     return _bundle(llm, name, step, inputs, output, tokens, expected)
 
 
-def _check_inputs(llm: LLM, prompt: Prompt, half: str) -> None:
-    """Raises:
-    RequestError: a recording or a picture is missing, or an encoder would have several.
-    """
-    found = [part for part in prompt.parts if isinstance(part, Input)]
-    if not llm.engine.manifest.model.modality.takes_text and not found:
-        raise RequestError(
-            "this engine is of speech, and the prompt has no recording", field="audio", fix="`audio=FILE`"
-        )
-    if half != DECODER and len(found) != 1:
-        what = "a layer of an encoder is extracted with one picture in the prompt"
-        raise RequestError(
-            what, seen=len(found), allowed=1, field="image", fix="`image=FILE`, or `messages` with one"
-        )
-
-
 def _of_decoder(
     llm: LLM, prompt: Prompt, name: str, step: int
 ) -> tuple[LayerInputs, torch.Tensor, list[int]]:
-    """What a layer was given and gave, and the tokens that ran."""
+    """A layer's inputs and output, and the tokens that ran."""
     module = llm.engine.model.get_submodule(name)
     assert isinstance(module, DecoderLayer)
     tokens = llm.prompt_ids(prompt)
@@ -157,7 +129,7 @@ def _of_decoder(
     with encoding as observed, llm.tap(name) as seen, record_calls(module) as calls:
         try:
             tokens += llm.generate([prompt], params)[0].token_ids
-        except EngineError:  # logits that are no numbers are a failure to be kept
+        except EngineError:  # logits that are not finite are a failure to be kept
             if calls.num_tokens < count + step:
                 raise
     inputs = calls.inputs()
@@ -167,8 +139,8 @@ def _of_decoder(
 
 
 def _of_encoder(llm: LLM, prompt: Prompt, name: str) -> tuple[LayerInputs, torch.Tensor]:
-    """The same of an encoder's layer; its input is what the place before it gave."""
-    stages = _stages(llm)
+    """The same of an encoder's layer; its input is the output of the place before it."""
+    stages = named_stages(llm.engine.manifest.model)
     place = next(i for i, stage in enumerate(stages) if stage.name == name)
     kept = next((one.name for one in stages[:place] if one.keeps), None)
     with _observed(llm) as observed:
@@ -182,20 +154,9 @@ def _of_encoder(llm: LLM, prompt: Prompt, name: str) -> tuple[LayerInputs, torch
     return replace(inputs, encoded=observed[kept] if crosses and kept is not None else None), observed[name]
 
 
-def _stages(llm: LLM) -> list[Stage]:
-    """The encoder's, by name and kind."""
-    plain = plain_encoder(llm.engine.manifest.model)
-    assert plain is not None
-
-    def unread(name: str) -> torch.Tensor:
-        raise AssertionError(name)
-
-    return plain.stages(unread, Hooks())
-
-
 @contextmanager
 def _observed(llm: LLM) -> Iterator[Observed]:
-    """What the modules of the encoder give for one input, and what keys and values are made of."""
+    """Outputs of the encoder's modules for one input, and the inputs of keys and values."""
     found: Observed = {}
 
     def see(name: str, rows: torch.Tensor) -> None:
@@ -213,15 +174,12 @@ def replay(bundle: Bundle, device: torch.device) -> LayerReplay:
         OutOfMemoryError: the device cannot hold it.
     """
     facts = bundle.facts
-    dtype = parse_dtype(facts.dtype)
     try:
         with on_device(device):
-            output = _computed(bundle, device, dtype)
+            output = layer_output(bundle, device, parse_dtype(facts.dtype))
     except torch.OutOfMemoryError as error:
-        seen = str(error).split(". ")[0]
-        raise OutOfMemoryError(
-            "the layer does not fit on the device", seen=seen, fix="`device=cpu`"
-        ) from None
+        what, seen = "the layer does not fit on the device", str(error).split(". ")[0]
+        raise OutOfMemoryError(what, seen=seen, fix="`device=cpu`") from None
     apart = row_errors(output, bundle.expected)
     worst = int(apart.argmax())
     return LayerReplay(
@@ -238,27 +196,10 @@ def replay(bundle: Bundle, device: torch.device) -> LayerReplay:
     )
 
 
-def _computed(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """What the layer gives here."""
-    facts, layer = bundle.facts, built_layer(bundle, device, dtype)
-    if not isinstance(layer, DecoderLayer):
-        return encoder_layer_output(layer, bundle.inputs, device, dtype)
-    return run_layer(
-        layer,
-        bundle.inputs,
-        rotary_table(bundle, device),
-        block_size=facts.block_size,
-        max_seq_len=facts.build.max_seq_len,
-        device=device,
-        dtype=dtype,
-        kv_dtype=facts.kv_dtype,
-    )
-
-
 def relative_l2(found: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected| / |expected| over all elements.
 
-    Elements that are no number, or infinite, in both alike count as equal; in one alone, it is infinite.
+    Elements that are NaN or infinite alike in both count as equal; in one alone, it is infinite.
     """
     return float(row_errors(found.reshape(1, -1), expected.reshape(1, -1))[0])
 

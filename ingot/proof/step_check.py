@@ -42,7 +42,7 @@ class StepCheck:
     Attributes:
         failures: (place, message), in the order of execution.
         worst: the largest deviation by kind of place, in parts of its limit.
-        num_steps, num_tokens: what was recorded.
+        num_steps, num_tokens: that were recorded.
     """
 
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -58,12 +58,13 @@ def check_steps(
     prompts: Sequence[tuple[Sequence[int], torch.Tensor | None]],
     new_tokens: int,
 ) -> StepCheck:
-    """Run prompts of token ids, each with the features of an input or None, greedily, together, one alone and
-    (on a GPU) in crowds, and judge every step; the encoding of the last input is judged, too.
+    """Run prompts greedily, concurrently, one alone and (on a GPU) in crowds, and judge every step; the
+    encoding of the last input is judged, too.
 
     Args:
         llm: of the engine in ``folder``, which has run nothing yet: graphs are captured with their records.
             Its encoder cache has room for all inputs.
+        prompts: token ids, each with the features of an input or None.
     """
     splices = llm.engine.manifest.model.splices
     given = [with_input(ids, features, splices=splices) for ids, features in prompts]
@@ -103,7 +104,7 @@ def _unseen(name: str, output: torch.Tensor) -> None:
 
 
 def _unit(dtype: torch.dtype, model: Decoder) -> float:
-    """The dtype's epsilon; in fp32 eps sqrt(K), by which a sum of K terms may be off."""
+    """The dtype's epsilon; in fp32 eps sqrt(K), the error of a sum of K terms."""
     eps = torch.finfo(dtype).eps
     if dtype.itemsize == 2:
         return eps
@@ -111,7 +112,7 @@ def _unit(dtype: torch.dtype, model: Decoder) -> float:
 
 
 def _recorded(llm: LLM, prompts: list[Prompt], new_tokens: int) -> list[StepRecord]:
-    """Records of every step that these prompts take; where logits are not finite, of those up to there."""
+    """Records of every step of these prompts; up to the first logits that are not finite."""
     records: list[StepRecord] = []
     with suppress(EngineError), _observed(llm.executor.runner.forward, records):
         params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
@@ -119,16 +120,12 @@ def _recorded(llm: LLM, prompts: list[Prompt], new_tokens: int) -> list[StepReco
         few = params.replace(max_new_tokens=min(new_tokens, _CROWD_TOKENS))
         llm.generate(prompts[:1], few)
         if llm.engine.device.type == "cuda":
-            shortest = min(prompts, key=_num_tokens)
+            lengths = [sum(len(p) for p in one.parts if isinstance(p, Sequence)) for one in prompts]
+            shortest = prompts[lengths.index(min(lengths))]
             most = llm.engine.manifest.build.max_batch_size
             for crowd in dict.fromkeys(min(crowd, most) for crowd in CROWDS):
                 llm.generate([shortest] * crowd, few)
     return records
-
-
-def _num_tokens(prompt: Prompt) -> int:
-    """Without those of inputs."""
-    return sum(len(part) for part in prompt.parts if isinstance(part, Sequence))
 
 
 @contextmanager

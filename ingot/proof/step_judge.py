@@ -15,7 +15,7 @@ ALLOWED = 4.0  # units
 # An error of a score is one of its weight, times the score; one of a gate, times the channel beside it.
 ALLOWED_OF = {"attended": 16.0, "cross_attended": 16.0, "inner": 16.0}
 _SIGMAS = 6.0  # of what chance makes of a factor
-_FEW = 0.005  # of all numbers
+_FEW = 0.005  # of all values
 _TINY = 1e-30
 ENCODED = 2
 _LABELS = {0: "prompt tokens", 1: "decoded tokens", ENCODED: "encoded positions"}
@@ -45,7 +45,6 @@ class Judge:
         return found
 
     def fail(self, kind: str, place: str, message: str) -> None:
-        """Remember what is wrong without a number."""
         self._keep(kind, place, float("inf"), message)
 
     def value(
@@ -58,19 +57,18 @@ class Judge:
         labels: torch.Tensor,
         noise: torch.Tensor | None = None,
     ) -> None:
-        """Values [T, ...] beside those that were computed.
+        """Judge recorded values [T, ...] beside computed ones.
 
         Args:
             change: the part that a product added.
-            noise: of the product before, one unit of each value, besides that of its size.
+            noise: of the product before, one unit of each value, on top of its size's.
         """
         recorded, computed = recorded.flatten(1), computed.flatten(1)
         moved = computed if change is None else change.flatten(1)
         limit = self._units(kind) * (moved.abs() + _rms(moved)) + _of_product(noise)
         if change is not None:
-            limit = limit + 2 * self.eps * torch.maximum(
-                computed.abs(), recorded.abs()
-            )  # the sum is rounded, too
+            size = torch.maximum(computed.abs(), recorded.abs())
+            limit = limit + 2 * self.eps * size  # the sum is rounded, too
         off = difference(recorded, computed)
         self._judge(kind, place, off.abs(), limit, off, moved, labels)
 
@@ -85,10 +83,10 @@ class Judge:
         labels: torch.Tensor,
         noise: torch.Tensor | None = None,
     ) -> None:
-        """Values [T, K] that are whole numbers of steps, beside the exact ones and those rounded here.
+        """Judge values [T, K] that are multiples of ``step``, beside the exact ones and those rounded here.
 
-        One that is not the nearest must be half a step from the exact one, as near as noise reaches: the
-        other neighbour of a value in the middle between two. ``noise`` as of ``value``.
+        One that is not the nearest must be half a step from the exact one, within noise: the other neighbour
+        of a value in the middle between two. ``noise`` as of ``value``.
         """
         recorded, exact, near = recorded.flatten(1), exact.flatten(1), near.flatten(1)
         from_middle = (difference(recorded, exact).abs() - step / 2).abs()
@@ -97,8 +95,7 @@ class Judge:
         self._judge(kind, place, beyond, limit, difference(recorded, near), near, labels)
 
     def _units(self, kind: str) -> float:
-        """What noise may do, relative."""
-        return self.unit * ALLOWED_OF.get(kind, ALLOWED)
+        return self.unit * ALLOWED_OF.get(kind, ALLOWED)  # relative
 
     def _judge(
         self,
@@ -130,7 +127,7 @@ class Judge:
         if not size:
             return 0.0, 1.0
         noise = (float(signed.square().sum()) / size) ** 0.5 / of.numel() ** 0.5
-        # A few numbers that went to the other neighbour are no factor; the same tokens repeat them.
+        # A few values at the other neighbour are no factor; the same tokens repeat them.
         few = float((signed.abs() > self.unit / 2 * of.abs()).double().mean()) < _FEW
         return (0.0 if few else float((signed * of).sum()) / size), self.unit / 2 + _SIGMAS * noise
 
@@ -141,7 +138,7 @@ class Judge:
 
 
 def difference(recorded: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
-    """Infinite and no numbers on both sides are no difference."""
+    """recorded - computed; 0 where both are not finite."""
     same = ~torch.isfinite(recorded) & ~torch.isfinite(computed)
     return torch.where(same, 0, recorded - computed)
 

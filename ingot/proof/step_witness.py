@@ -44,13 +44,13 @@ _E4M3_FRACTION, _E4M3_LEAST_POWER = 3, -6
 
 
 class TokenRows:
-    """The tokens of all records one after another, without padding, and which of them each attention reads.
+    """The tokens of all records in order, without padding, and which of them each attention reads.
 
     Attributes:
         spans: of each record, a request's new tokens.
         reads: of each span, the rows of the tokens whose keys and values it reads.
         encoder_slots: of each span, the slots of the second cache that its cross-attention reads, or none.
-        wrong_tokens: greedy tokens that are not the likeliest of the logits that the step before had.
+        wrong_tokens: greedy tokens that are not the top ones of the logits before them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TokenRows:
         self._follow(block_size)
 
     def keys_values(self, layer: int) -> KeysValues:
-        """What the cache holds for every token, as attention reads it: [tokens, kv_heads, head_dim]."""
+        """Cached keys and values of every token, as attention reads them: [tokens, kv_heads, head_dim]."""
         if layer not in self._layers:
             self._layers = {}  # one layer at a time
             cached = [self.cached(number, layer) for number in range(len(self.records))]
@@ -83,11 +83,10 @@ class TokenRows:
         return self._layers[layer]
 
     def cached(self, record: int, layer: int) -> list[torch.Tensor]:
-        """A layer's cached tensors of a record's tokens."""
         return [tensor[self.valid[record]] for tensor in self.records[record].cached[layer]]
 
     def meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
-        """Keys (``side`` 0) or values of a layer's cached tensors."""
+        """Dequantized keys (``side`` 0) or values of a layer's cached tensors."""
         if len(tensors) == 2:
             return tensors[side]
         return dequantize_heads(tensors[side], tensors[2 + side], self.dtype)
@@ -126,7 +125,7 @@ class TokenRows:
             first += int(mask.sum())
 
     def _of_prompt(self, ids: list[int]) -> bool:
-        """Whether a sequence's last token was given to it: the only new one where the rest was cached."""
+        """Whether a sequence's last token is its prompt's: the only new one where the rest was cached."""
         return any(prompt[: len(ids)] == ids for prompt in self._prompts)
 
     def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
@@ -136,11 +135,11 @@ class TokenRows:
 
 
 class StepWitness:
-    """Some of the records, all with the same places in the same form.
+    """Some of the records, all with the same places in the same form, as a ``Witness``.
 
     Args:
         numbers: which records.
-        model: the one that ran, for what its numbers mean.
+        model: the one that ran, whose schemes dequantize.
         dtype: of the reference's arithmetic.
         caches: of the run, whose second ones still hold what the records' steps read.
     """
@@ -182,7 +181,6 @@ class StepWitness:
         self.logits_rows = self._logits_rows(counts)
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
-        """As of ``Witness``."""
         number = self._met[place]
         self._met[place] += 1
         recorded = self._logits() if place == "logits" else self._recorded(place, number)
@@ -199,8 +197,10 @@ class StepWitness:
         return wide
 
     def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
-        """As of ``Witness``. What was recorded before it was rounded is rounded by the run's own scheme."""
-        taken, self._taken = self._taken, None
+        taken, self._taken = (
+            self._taken,
+            None,
+        )  # rounded by the run's own scheme
         if taken is None:
             return near
         recorded, step = rounded_by(self._model, product, taken, exact)
@@ -213,11 +213,9 @@ class StepWitness:
         return recorded
 
     def summed(self, product: str, output: torch.Tensor, noise: torch.Tensor) -> None:
-        """As of ``Witness``."""
         self._noise.keep(product, output, noise)
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
-        """As of ``Witness``."""
         for side, computed in enumerate((keys, values)):
             own = [self._rows.cached(n, layer) for n in self._numbers]
             place = ("keys", "values")[side]
@@ -236,8 +234,7 @@ class StepWitness:
         return [(everything[0][read], everything[1][read]) for read in self._reads]
 
     def encoded(self, layer: int) -> list[KeysValues]:
-        """As of ``Witness``: the run's own, which encoder_check.py judges."""
-        second = self._seconds[layer]
+        second = self._seconds[layer]  # encoder_check.py judges it
         assert second is not None
         kept: dict[tuple[int, ...], KeysValues] = {}
         for slots in self._encoder_slots:
@@ -255,7 +252,7 @@ class StepWitness:
         return self._rows.meant(tensors, side).to(self._dtype)
 
     def _name(self, place: str, number: int) -> str:
-        """The ``number``th time that a place is met, by the module that made it."""
+        """The module that made a place's ``number``th value."""
         if place == "logits":
             return "lm_head"
         if place != "stream":
@@ -264,7 +261,7 @@ class StepWitness:
         return f"layers.{layer}.{self._branches[part]}" if number else "embed_tokens"
 
     def _recorded(self, place: str, number: int) -> Recorded | None:
-        """A place's rows of all records; None where nothing was recorded."""
+        """A place's rows of all records; None: nothing was recorded."""
         values = [record.values[place][number] for record in self._records if place in record.values]
         if not values:
             return None
@@ -282,7 +279,6 @@ class StepWitness:
         return torch.cat([part[mask] for part, mask in kept]).to(self._device)
 
     def _logits_rows(self, counts: Sequence[int]) -> torch.Tensor:
-        """Rows of tokens whose logits were computed."""
         rows, first = [], 0
         for number, mask, count in zip(self._numbers, self._valid, counts, strict=True):
             place = (mask.cumsum(0) - 1).tolist()
@@ -299,7 +295,7 @@ class StepWitness:
 
 
 def _wanted(record: StepRecord, valid: torch.Tensor) -> list[tuple[int, int]]:
-    """(row of logits, token) of tokens that are no padding; a graph's padding names tokens a second time."""
+    """(row of logits, token) without padding; a graph's padding names tokens a second time."""
     assert record.logits is not None
     rows: dict[int, int] = {}
     for row, token in enumerate(record.inputs["logits_indices"].tolist()[: len(record.logits)]):
@@ -311,7 +307,7 @@ def _wanted(record: StepRecord, valid: torch.Tensor) -> list[tuple[int, int]]:
 def rounded_by(
     model: Decoder, product: str, taken: Recorded, exact: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a product took, and the steps between its numbers, by the run's own scheme."""
+    """A product's dequantized input, and the steps between its values, by the run's own scheme."""
     linear = model.get_submodule(product)
     assert isinstance(linear, Linear)
     scheme, tensors = linear.scheme, linear._parameters
@@ -331,7 +327,7 @@ def _encoder_slots(tensors: Mapping[str, list[Any]], request: int, block_size: i
 
 
 def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The steps between the numbers of a cache in 8 bits, [T, num_kv_heads, head_dim]."""
+    """The steps between the values of a cache in 8 bits, [T, num_kv_heads, head_dim]."""
     if values.dtype != E4M3:
         return scales[..., None].expand(values.shape)
     power = (torch.frexp(values.float()).exponent - 1).clamp(min=_E4M3_LEAST_POWER)

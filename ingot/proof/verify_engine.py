@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from ingot.building.golden.golden_cases import device_name
 from ingot.building.golden.golden_encoder import inputs_of
-from ingot.building.source.source_check import SourceCheck, compare_with_source
+from ingot.building.source.source_check import compare_with_source
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.json_config import JsonConfig
 from ingot.config.runtime_config import RuntimeConfig
@@ -35,23 +35,20 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verification(JsonConfig):
-    """What ``verify`` found.
+    """The result of ``verify``.
 
     Attributes:
-        verdict: ``unproven``: the files are whole, and nothing could be replayed.
-        device, dtype: where and in which arithmetic the cases ran; None when nothing ran.
+        verdict: ``unproven``: the files are intact, and nothing could be replayed.
+        device, dtype: where and in which arithmetic the cases ran; None: nothing ran.
         factor: the limit is the noise floor times this.
-        failures: what is wrong, the first cause first; ``first_bad_module`` is the one in the order of
-            execution.
+        failures: the first cause first; ``first_bad_module`` is the first in the order of execution.
         notes: what was not compared, and why.
         worst: the largest deviation by what was compared, in noise floors.
         steps: the largest deviation by place of a layer, in parts of its limit (step_judge.py).
-        num_steps, num_tokens: steps that were recorded as they ran, and their tokens.
-        limits: what passes: of rows of logits and modules' outputs in parts of their size, of
-            log-probabilities in nats.
-        equal_rows, num_rows: rows of logits that round to the very digits of the proof, of how many; not
-            judged.
-        proven_by: where and in which dtype the proof was made, and when, if verify.json tells.
+        num_steps, num_tokens: of the recorded steps.
+        limits: what passes: relative for rows of logits and modules' outputs, in nats for log-probabilities.
+        equal_rows, num_rows: rows of logits that round to the proof's digits, of how many; not judged.
+        proven_by: where and in which dtype the proof was made, and when, if verify.json says so.
         noted: whether verify.json could be written.
         source: how far the stored tensors are from ``source``'s; None: they were not compared.
     """
@@ -94,7 +91,7 @@ def verify(
     Args:
         source: the checkpoint that the engine was built from, a folder, a ``.pt`` file or a Hugging Face id:
             every stored tensor is compared with it.
-        runtime: how the cases run; its cache is as large as they need, whatever it says.
+        runtime: how the cases run; its cache is sized for them.
         note: leave ``verify.json`` in the engine folder, where that can be written.
         progress: called with what is done next.
 
@@ -105,32 +102,54 @@ def verify(
         DeviceError: the device is not there, or too small.
     """
     folder, start = Path(engine), time.perf_counter()
-    report = progress or _silent
-    place = resolve_device(device)
-    manifest = Manifest.read(folder)
-    runs = _proven_cache(runtime or RuntimeConfig(), manifest)
-    proof, failures = _proof(folder)
+    report = progress or (lambda what: None)
+    place, manifest, runtime = resolve_device(device), Manifest.read(folder), runtime or RuntimeConfig()
+    kv_dtype = manifest.build.kv_dtype
+    if runtime.kv_dtype not in ("auto", kv_dtype):
+        raise ConfigError(
+            "the engine's golden cases use another KV cache dtype",
+            seen=f"kv_dtype {runtime.kv_dtype}",
+            allowed=f"auto, {kv_dtype}",
+            fix="leave out kv_dtype, or build with `kv_dtype`",
+        )
+    proof: Proof | None = None
+    failures: list[Failure] = []
+    checked, ran = None, _Ran()
+    try:
+        proof = read_proof(folder)
+    except EngineError as error:
+        failures = [Failure("file", "proof.json", f"{error.what}; {error.seen}")]
     report("hashes")
-    failures += _damage(folder, manifest)
-    checked = None if source is None or failures else _compared(folder, source, place, report)
-    failures += [] if checked is None else [Failure("source", d.name, d.text) for d in checked.differences]
-    ran = _Ran() if failures or proof is None else _run(folder, manifest, proof.claims, place, runs, report)
-    failures += ran.failures
-    failures += _metrics(proof) if proof is not None else ()
+    for d in find_damage(folder, manifest):
+        if d.tensor is None:
+            failures.append(Failure("file", d.file, f"{d.file} {d.what}"))
+        else:
+            failures.append(Failure("tensor", d.tensor, f"{d.file}: tensor {d.tensor} {d.what}"))
+    if source is not None and not failures:
+        report("comparing with the checkpoint")
+        checked = compare_with_source(folder, resolve_checkpoint(source), place)
+        failures += [Failure("source", d.name, d.text) for d in checked.differences]
+    if proof is not None and not failures:
+        ran = _run(folder, manifest, proof.claims, place, runtime.of_engine(kv_dtype), report)
+        failures += ran.failures
+    for metric in () if proof is None else proof.claims.metrics:
+        if metric.met is False:
+            text = f"{metric.name} {metric.value:g} misses its limit {metric.limit:g}"
+            failures.append(Failure("metric", metric.name, text))
     found = _verification(folder, place, manifest, proof, ran, failures)
-    found = found.replace(source=None if checked is None else checked.figures)
-    found = found.replace(seconds=time.perf_counter() - start)
-    return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
-
-
-def _compared(folder: Path, source: str | Path, device: torch.device, report: Progress) -> SourceCheck:
-    report("comparing with the checkpoint")
-    return compare_with_source(folder, resolve_checkpoint(source), device)
+    figures = None if checked is None else checked.figures
+    found = found.replace(source=figures, seconds=time.perf_counter() - start)
+    if proof is None or not note:
+        return found
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    messages = tuple(failure.message for failure in failures)
+    written = Note(found.verdict == "proven", now, this_host(), device_name(place), proof.sha256, messages)
+    return found.replace(noted=write_note(folder, written))
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """What ran here; ``dtype`` None: nothing."""
+    """The results of running cases; ``dtype`` None: nothing ran."""
 
     failures: tuple[Failure, ...] = ()
     played: GoldenReplay = field(default_factory=GoldenReplay)
@@ -146,19 +165,26 @@ def _run(
     runs: RuntimeConfig,
     report: Progress,
 ) -> _Ran:
-    """Load the engine, judge its steps and replay its cases."""
-    tokens = _room(claims, manifest.build.max_seq_len, manifest.model.placeholders)
-    runs = runs.replace(
-        cache_tokens=max(tokens, _CACHE_TOKENS), encoder_positions=_audio_positions(claims, manifest, runs)
-    )
+    cases, model = claims.cases, manifest.model
+    longest = max((len(case.prompt_ids) + len(case.new_ids) for case in cases), default=1)
+    # No longer than needed: an engine is verified where its longest request does not fit.
+    tokens = min(max(longest + model.placeholders, _CACHE_TOKENS), manifest.build.max_seq_len)
+    runs = runs.replace(cache_tokens=max(tokens, _CACHE_TOKENS))
+    if claims.inputs and model.encoder is not None:  # all inputs fit into the encoder cache at once
+        blocks = -(-model.encoder.max_positions // runs.block_size) * len(claims.inputs)
+        runs = runs.replace(encoder_positions=blocks * runs.block_size)
     try:
         loaded = load_engine(folder, device, max_seq_len=tokens, runtime=runs)
     except NoSuchPathError:
         raise
     except EngineError as error:
         return _Ran((Failure("engine", folder.name, str(error)),))
-    llm = LLM.of_engine(loaded, runs)
-    steps = _steps(llm, folder, claims, report)
+    llm, steps = LLM.of_engine(loaded, runs), StepCheck()
+    if cases:
+        report("steps")
+        features = [one.features.float() for one in inputs_of(model, claims.inputs)]
+        given = [(case.prompt_ids, None if case.input is None else features[case.input]) for case in cases]
+        steps = check_steps(llm, folder, given, max(len(case.new_ids) for case in cases))
     played = replay(llm, claims, report)
     failures = [Failure("step", place, message) for place, message in steps.failures]
     return _Ran((*failures, *played.failures), played, steps, dtype_name(loaded.dtype))
@@ -172,7 +198,7 @@ def _verification(
     ran: _Ran,
     failures: list[Failure],
 ) -> Verification:
-    played, steps = ran.played, ran.steps
+    played, steps, when = ran.played, ran.steps, read_when(folder)
     verdict: Literal["proven", "failed", "unproven"] = "proven" if steps.num_steps else "unproven"
     return Verification(
         engine=str(folder),
@@ -192,94 +218,7 @@ def _verification(
         equal_rows=played.equal_rows,
         num_rows=played.num_rows,
         num_tensors=len(manifest.tensors),
-        proven_by=None if proof is None else _made(folder, proof),
+        proven_by=None if proof is None else proof.made.to_json() | ({} if when is None else when.to_json()),
         metrics=() if proof is None else proof.claims.metrics,
         seconds=0.0,
-    )
-
-
-def _proven_cache(runtime: RuntimeConfig, manifest: Manifest) -> RuntimeConfig:
-    """The runtime with the KV cache that the engine was built for, which the golden cases are of."""
-    own = manifest.build.kv_dtype
-    if runtime.kv_dtype not in ("auto", own):
-        raise ConfigError(
-            "the engine's golden cases use another KV cache dtype",
-            seen=f"kv_dtype {runtime.kv_dtype}",
-            allowed=f"auto, {own}",
-            fix="leave out kv_dtype, or build with `kv_dtype`",
-        )
-    return runtime.of_engine(own)
-
-
-def _silent(what: str) -> None:
-    return
-
-
-def _room(claims: Claims, max_seq_len: int, placeholders: int) -> int:
-    """Tokens of a request that the cases need, so that an engine is verified where its longest request does
-    not fit.
-    """
-    longest = max((len(case.prompt_ids) + len(case.new_ids) for case in claims.cases), default=1)
-    return min(max(longest + placeholders, _CACHE_TOKENS), max_seq_len)
-
-
-def _steps(llm: LLM, folder: Path, claims: Claims, report: Progress) -> StepCheck:
-    if not claims.cases:
-        return StepCheck()
-    report("steps")
-    count = max(len(case.new_ids) for case in claims.cases)
-    model = llm.engine.manifest.model
-    features = [one.features.float() for one in inputs_of(model, claims.inputs)]
-    given = [(case.prompt_ids, None if case.input is None else features[case.input]) for case in claims.cases]
-    return check_steps(llm, folder, given, count)
-
-
-def _audio_positions(claims: Claims, manifest: Manifest, runtime: RuntimeConfig) -> int | None:
-    """Encoded positions for which all inputs fit into the encoder cache at once."""
-    if not claims.inputs or manifest.model.encoder is None:
-        return runtime.encoder_positions
-    one = -(-manifest.model.encoder.max_positions // runtime.block_size) * runtime.block_size
-    return one * len(claims.inputs)
-
-
-def _proof(folder: Path) -> tuple[Proof | None, list[Failure]]:
-    try:
-        return read_proof(folder), []
-    except EngineError as error:
-        return None, [Failure("file", "proof.json", f"{error.what}; {error.seen}")]
-
-
-def _made(folder: Path, proof: Proof) -> dict[str, Any]:
-    when = read_when(folder)
-    return proof.made.to_json() | ({} if when is None else when.to_json())
-
-
-def _damage(folder: Path, manifest: Manifest) -> list[Failure]:
-    return [
-        Failure(
-            "file" if d.tensor is None else "tensor", d.tensor or d.file, _where(d.file, d.tensor) + d.what
-        )
-        for d in find_damage(folder, manifest)
-    ]
-
-
-def _where(file: str, tensor: str | None) -> str:
-    return f"{file} " if tensor is None else f"{file}: tensor {tensor} "
-
-
-def _metrics(proof: Proof) -> Iterator[Failure]:
-    for metric in proof.claims.metrics:
-        if metric.met is False:
-            yield Failure(
-                "metric", metric.name, f"{metric.name} {metric.value:g} misses its limit {metric.limit:g}"
-            )
-
-
-def _leave_note(folder: Path, found: Verification, proof: Proof | None, device: str) -> bool:
-    if proof is None:
-        return False
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    messages = tuple(failure.message for failure in found.failures)
-    return write_note(
-        folder, Note(found.verdict == "proven", now, this_host(), device, proof.sha256, messages)
     )

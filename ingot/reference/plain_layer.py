@@ -27,7 +27,7 @@ Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [T, 1, r / 2] of 
 
 
 class Hooks:
-    """What a caller puts into a layer. As they stand: exact arithmetic, whole sequences, no witness."""
+    """A caller's operations in a layer; here exact arithmetic, full sequences, nothing recorded."""
 
     def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] times the weight of the linear layer ``name``, plus its bias."""
@@ -38,7 +38,6 @@ class Hooks:
         return norm.run(x, self.round)
 
     def bend(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """The activation function of x."""
         return bend(x, activation)
 
     def attend(
@@ -46,7 +45,7 @@ class Hooks:
     ) -> torch.Tensor:
         """The new tokens' queries, keys and values [T, heads, head_dim] → as queries.
 
-        Here of whole sequences: a position that does not follow the last begins a new one.
+        Here of full sequences: a position that does not follow the last begins a new one.
         """
         at = attention.positions
         starts = (at[1:] != at[:-1] + 1).nonzero().flatten().cpu() + 1
@@ -64,14 +63,20 @@ class Hooks:
     def recorded(
         self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What to go on with at a place of step_record.py; ``change``: what the last product added."""
+        """The value to go on with at a place of step_record.py; ``change``: what the last product added."""
         return computed
 
+    def made(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        """A module's recorded output, which is seen."""
+        output = self.recorded(name, output)
+        self.see(name, output)
+        return output
+
     def see(self, name: str, output: torch.Tensor) -> None:
-        """A module's output."""
+        """Called with a module's output."""
 
     def branch(self, name: str, output: torch.Tensor) -> torch.Tensor:
-        """What to go on with behind attention, cross-attention or an MLP, whose output was seen."""
+        """The output to go on with after attention, cross-attention or an MLP."""
         return output
 
 
@@ -92,7 +97,6 @@ class NormSpec:
     wide: bool = False
 
     def run(self, x: torch.Tensor, round_: Round = lambda y: y) -> torch.Tensor:
-        """[..., size] → the same shape."""
         if self.kind == "none":
             return x
         weight = self.weight + self.offset
@@ -106,9 +110,9 @@ class NormSpec:
 def rotated(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> torch.Tensor:
-    """x [T, heads, head_dim] turned by cos and sin [T, 1, r / 2]; channels from r on stay.
+    """x [T, heads, head_dim] rotated by cos and sin [T, 1, r / 2]; channels from r on stay.
 
-    Channel i turns with i + r/2; ``interleaved``: 2 i with 2 i + 1.
+    Channel i rotates with i + r/2; ``interleaved``: 2 i with 2 i + 1.
     """
     width = 2 * cos.shape[-1]
     turned, rest = x[..., :width], x[..., width:]
@@ -158,7 +162,9 @@ class PlainAttention:
         key = key if self.key_norm is None else hooks.norm(self.key_norm, key)
         query, key = self.rotate(query, key)
         if self.logn_length > 1:
-            query = query * self._logn(query)
+            wide = self.positions.to(torch.promote_types(query.dtype, torch.float32))
+            factor = (torch.log(wide + 1) / math.log(self.logn_length)).clamp(min=1)
+            query = query * factor.to(query.dtype)[:, None, None]
         query, key = hooks.recorded("query", hooks.round(query)), hooks.round(key)
         attended = hooks.round(hooks.attend(self, query, key, value).flatten(1))
         output = hooks.product(f"{self.name}.o_proj", hooks.recorded("attended", attended))
@@ -174,8 +180,8 @@ class PlainAttention:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """One sequence: queries [t, heads, head_dim] at positions [t] over all its keys and values
-        [S, kv_heads, head_dim], from position 0 on; as queries.
+        """One sequence: queries [t, heads, head_dim] at positions [t] over all its keys and values [S,
+        kv_heads, head_dim], from position 0 on; as queries.
         """
         group = self.heads // self.kv_heads
         key, value = (
@@ -189,23 +195,16 @@ class PlainAttention:
             unseen |= distance >= self.window
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, -math.inf).softmax(-1), value)
 
-    def _logn(self, x: torch.Tensor) -> torch.Tensor:
-        """max(1, log(position + 1) / log(logn_length)), [T, 1, 1]."""
-        wide = self.positions.to(torch.promote_types(x.dtype, torch.float32))
-        factor = torch.log(wide + 1) / math.log(self.logn_length)
-        return factor.clamp(min=1).to(x.dtype)[:, None, None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlainCross:
-    """Cross-attention: every query sees all positions that an encoder gave."""
+    """Cross-attention: every query sees all encoded positions."""
 
     name: str
     head_dim: int
     scale: float
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
         query = hooks.product(f"{self.name}.q_proj", hooks.recorded("cross_in", x))
         query = hooks.recorded("cross_query", query.unflatten(-1, (-1, self.head_dim)))
         attended = hooks.round(hooks.attend_encoded(self, query).flatten(1))
@@ -221,18 +220,17 @@ class PlainCross:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainMlp:
-    """down(act(gate(x)) · up(x)); ``on`` names the branch that is bent, None: down(act(up(x)))."""
+    """down(act(gate(x)) · up(x)); ``on`` names the activated branch, None: down(act(up(x)))."""
 
     name: str
     activation: Activation
     on: Branch | None
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
         return self.of(hooks.recorded("mlp_in", x), hooks)
 
     def of(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
-        """The same, of states that a caller has been given back by ``recorded``."""
+        """The same, of states that ``recorded`` has returned."""
         if self.on is None:
             inner = self._bent(hooks.product(f"{self.name}.up_proj", x), hooks)
         else:
@@ -255,7 +253,6 @@ def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def bend(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """The activation function of that name."""
     match activation:
         case "silu":
             return x * torch.sigmoid(x)
@@ -273,9 +270,8 @@ class PlainLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)), each sum with factors.
 
     ``attention_norm`` and ``mlp_norm`` norm what a branch adds. Between the branches may be cross-attention
-    with a norm before it. ``placement``: norms before their branch
-    (pre), after the sum (post), both branches from the layer's input (parallel), or sums with the normed
-    states (normed_residual).
+    with a norm before it. ``placement``: norms before their branch (pre), after the sum (post), both branches
+    from the layer's input (parallel), or sums with the normed states (normed_residual).
     """
 
     name: str
@@ -294,7 +290,6 @@ class PlainLayer:
     mlp_branch: float = 1.0
 
     def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
         post = self.placement == "post"
         normed = x if post else hooks.norm(self.input_norm, x)
         stream = normed if self.placement == "normed_residual" else x
@@ -323,7 +318,7 @@ def _normed(norm: NormSpec | None, branch: torch.Tensor, hooks: Hooks) -> torch.
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """No operation for 1: operations are timed, too."""
+    """No operation for 1, since operations are timed."""
     return x if factor == 1 else x * factor
 
 
@@ -340,7 +335,7 @@ def post_norm_spec(config: DecoderConfig, name: str, read: ReadVector) -> NormSp
 
 
 def turns_of(rows: torch.Tensor) -> Turns:
-    """From rows [T, r] of a rotary table: cosines, then sines."""
+    """Cosines and sines from rows [T, r] of a rotary table."""
     cos, sin = rows[:, None].chunk(2, dim=-1)
     return cos, sin
 
@@ -353,7 +348,6 @@ def plain_attention(
     positions: torch.Tensor,
     turns: Turns | None,
 ) -> PlainAttention:
-    """The attention that a config means in a layer."""
     query_norm, key_norm = (
         NormSpec(path, read(f"{path}.weight"), None, config.norm_eps, "rms_norm") if config.qk_norm else None
         for path in (f"{name}.q_norm", f"{name}.k_norm")
@@ -375,7 +369,6 @@ def plain_attention(
 
 
 def plain_mlp(config: DecoderConfig, name: str) -> PlainMlp:
-    """The MLP that a config means."""
     return PlainMlp(name=name, activation=config.activation, on="gate" if config.gated else None)
 
 

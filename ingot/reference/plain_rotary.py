@@ -14,6 +14,8 @@ def plain_turns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [T, dim / 2], fp32 on the CPU, of tokens at ``positions`` [T].
 
+    Frequencies and angles are rounded to fp32, as in the original.
+
     Args:
         sections: [T], how often the base was doubled for each token's request (``plain_section``).
     """
@@ -54,14 +56,11 @@ def _inverse_wavelengths(rope: RopeConfig, section: int) -> torch.Tensor:
             between = (1 - share) * inverse / rope.factor + share * inverse
             return torch.where(share <= 0, inverse / rope.factor, torch.where(share >= 1, inverse, between))
         case "yarn":
-            first, last = (_pair_that_turns(rope, turns) for turns in (rope.beta_fast, rope.beta_slow))
+            first, last = (  # the pairs that turn so often over the training length
+                -math.log(2 * math.pi * turns / rope.original_max) / math.log(rope.theta) * rope.dim / 2
+                for turns in (rope.beta_fast, rope.beta_slow)
+            )
             first, last = max(math.floor(first), 0), min(math.ceil(last), rope.dim - 1)
             slow = ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
             return slow * (inverse / rope.factor) + (1 - slow) * inverse
     return inverse
-
-
-def _pair_that_turns(rope: RopeConfig, turns: float) -> float:
-    """The pair of channels that turns so often over the training length."""
-    radians = 2 * math.pi * turns / rope.original_max
-    return -math.log(radians) / math.log(rope.theta) * rope.dim / 2

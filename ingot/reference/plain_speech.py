@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,43 +17,42 @@ _TAPS = 3  # frames that a convolution sees
 
 @dataclass(frozen=True)
 class PlainSpeechEncoder:
-    """Two convolutions with GELU, the second over every other frame; positions; pre-norm layers; a norm."""
+    """Two convolutions with GELU, the second with stride 2; positions; pre-norm layers; a norm."""
 
     stack: StackConfig
     name: str = "encoder"
 
     @property
     def around(self) -> tuple[str, ...]:
-        """As of ``PlainEncoder``."""
         return f"{self.name}.conv1", f"{self.name}.conv2", f"{self.name}.norm"
 
     @property
     def first(self) -> tuple[str, str]:
-        """As of ``PlainEncoder``."""
         return f"{self.name}.layers.0", f"{self.name}.embed_positions"
 
     def shape_of(self, layer: str) -> LayerShape:
-        """All are alike."""
         return LayerShape(self.stack)
 
     def stages(self, read: ReadVector, hooks: Hooks) -> list[Stage]:
         """[mels, frames] → [positions, hidden_size]: the front, each layer, the norm."""
+
+        def layer(name: str, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            return pre_norm_layer(self.stack, name, read, hooks, hidden)
+
         names = [f"{self.name}.layers.{index}" for index in range(self.stack.num_layers)]
-        layers = [Stage(name, "layer", self._layer(name, read, hooks)) for name in names]
+        layers = [Stage(name, "layer", partial(layer, name)) for name in names]
         front = Stage(f"{self.name}.embed_positions", "front", partial(self._front, read, hooks))
         return [front, *layers, Stage(f"{self.name}.norm", "norm", partial(self._last, read, hooks))]
-
-    def _layer(
-        self, name: str, read: ReadVector, hooks: Hooks
-    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        return lambda hidden, kept: pre_norm_layer(self.stack, name, read, hooks, hidden)
 
     def _front(
         self, read: ReadVector, hooks: Hooks, features: torch.Tensor, kept: torch.Tensor
     ) -> torch.Tensor:
         hidden = features.T
         for name, stride in (("conv1", 1), ("conv2", 2)):
-            hidden = self._conv(name, hidden, stride, read, hooks)
+            # A position sees one frame before and one after it: [T, C] → [ceil(T / stride), C, taps].
+            around, path = F.pad(hidden, (0, 0, 1, 1)).unfold(0, _TAPS, stride), f"{self.name}.{name}"
+            y = hooks.round(around.flatten(1) @ read(f"{path}.weight").flatten(1).T + read(f"{path}.bias"))
+            hidden = hooks.round(hooks.bend(hooks.made(path, y), "gelu"))
         places = read(f"{self.name}.embed_positions.weight")[: len(hidden)]
         hidden = hooks.recorded("stream", hooks.round(hidden + places))
         hooks.see(f"{self.name}.embed_positions", hidden)
@@ -62,15 +60,4 @@ class PlainSpeechEncoder:
 
     def _last(self, read: ReadVector, hooks: Hooks, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         name = f"{self.name}.norm"
-        hidden = hooks.recorded(name, hooks.norm(stack_norm(self.stack, name, read), hidden))
-        hooks.see(name, hidden)
-        return hidden
-
-    def _conv(self, name: str, x: torch.Tensor, stride: int, read: ReadVector, hooks: Hooks) -> torch.Tensor:
-        """Frames [T, C] → [ceil(T / stride), hidden_size]: each sees one frame before and one behind it."""
-        path = f"{self.name}.{name}"
-        around = F.pad(x, (0, 0, 1, 1)).unfold(0, _TAPS, stride)  # [T / stride, C, taps]
-        y = hooks.round(around.flatten(1) @ read(f"{path}.weight").flatten(1).T + read(f"{path}.bias"))
-        y = hooks.recorded(path, y)
-        hooks.see(path, y)
-        return hooks.round(hooks.bend(y, "gelu"))
+        return hooks.made(name, hooks.norm(stack_norm(self.stack, name, read), hidden))

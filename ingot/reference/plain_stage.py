@@ -14,25 +14,20 @@ from ingot.reference.plain_layer import Hooks, NormSpec, PlainAttention, PlainLa
 
 @dataclass(frozen=True)
 class Passage:
-    """One input on its way: hidden states, and what a stage kept for cross-attention behind it (before that,
-    nothing: [0]).
-    """
+    """One input's hidden states, and a stage's output kept for cross-attention (before that [0])."""
 
     hidden: torch.Tensor
     kept: torch.Tensor
 
     @classmethod
     def of(cls, features: torch.Tensor) -> Passage:
-        """Before the first stage."""
         return cls(features, features.new_empty(0))
 
     def after(self, stage: Stage) -> Passage:
-        """Behind a stage."""
         hidden = stage.run(self.hidden, self.kept)
         return Passage(hidden, hidden if stage.keeps else self.kept)
 
     def to(self, device: torch.device) -> Passage:
-        """The same on a device."""
         return Passage(self.hidden.to(device), self.kept.to(device))
 
 
@@ -55,17 +50,16 @@ class Stage:
 
     @property
     def calibrates(self) -> bool:
-        """Whether it has linear layers."""
         return self.kind in ("layer", "bridge")
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer of an encoder is like.
+    """The shape of an encoder's layer.
 
     Attributes:
-        post_norm: norms stand behind the sums, so that what they give is also what branches are added to.
-        reads: width of what a stage kept, which it reads by cross-attention; 0: it reads nothing.
+        post_norm: norms come after the sums, so branches are added to their outputs.
+        reads: width of the kept states that cross-attention reads; 0: it has none.
     """
 
     stack: StackConfig
@@ -74,7 +68,6 @@ class LayerShape:
 
     @property
     def crosses(self) -> bool:
-        """Whether it has cross-attention."""
         return self.reads > 0
 
 
@@ -93,13 +86,11 @@ class PlainEncoder(Protocol):
     def first(self) -> tuple[str, str]: ...
 
     def stages(self, read: ReadVector, hooks: Hooks) -> list[Stage]:
-        """What to compute one after another; ``read`` gives weights that no product has, when they are
-        needed.
-        """
+        """The stages in order; ``read`` gives weights that no product has, when needed."""
         ...
 
     def shape_of(self, layer: str) -> LayerShape | None:
-        """Of the layer that a name is in; None of a bridge."""
+        """Of the layer that a name is in; None for a bridge."""
         ...
 
 
@@ -120,12 +111,10 @@ def stack_attention(stack: StackConfig, name: str, hidden: torch.Tensor) -> Plai
 
 
 def stack_norm(stack: StackConfig, name: str, read: ReadVector) -> NormSpec:
-    """A LayerNorm of a stack."""
     return NormSpec(name, read(f"{name}.weight"), read(f"{name}.bias"), stack.norm_eps, "layer_norm")
 
 
 def stack_mlp(stack: StackConfig, name: str) -> PlainMlp:
-    """The MLP of a stack's layer."""
     return PlainMlp(name=name, activation=stack.activation, on=None)
 
 

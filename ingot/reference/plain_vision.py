@@ -34,13 +34,12 @@ class PlainQFormer:
     cross_every: int
 
     def crosses(self, layer: str) -> bool:
-        """Whether a layer reads the picture."""
         return int(layer.split(".")[3]) % self.cross_every == 0
 
 
 @dataclass(frozen=True)
 class PlainVisionEncoder:
-    """A ViT with a class token and no norm behind it, a norm, a Q-Former or joined patches, a projection.
+    """A ViT with a class token and no norm after it, a norm, a Q-Former or joined patches, a projection.
 
     Attributes:
         ln_eps: of the norm between ViT and Q-Former.
@@ -56,18 +55,15 @@ class PlainVisionEncoder:
 
     @property
     def around(self) -> tuple[str, ...]:
-        """As of ``PlainEncoder``."""
         layers = range(0 if self.qformer is None else self.qformer.stack.num_layers)
         norms = [f"{_QFORMER}.norm", *(f"{_QFORMER}.layers.{i}.mlp_norm" for i in layers)] if layers else []
         return f"{_VIT}.patch_embedding", _LN, *norms, _PROJECTOR
 
     @property
     def first(self) -> tuple[str, str]:
-        """As of ``PlainEncoder``."""
         return f"{_VIT}.layers.0", f"{_VIT}.embed_positions"
 
     def shape_of(self, layer: str) -> LayerShape | None:
-        """As of ``PlainEncoder``."""
         if layer.startswith(f"{_VIT}."):
             return LayerShape(self.vit)
         if self.qformer is None or not layer.startswith(f"{_QFORMER}."):
@@ -104,27 +100,21 @@ class PlainVisionEncoder:
         cut = pixels.reshape(channels, height // size, size, width // size, size)
         rows = cut.permute(1, 3, 0, 2, 4).reshape(-1, channels * size * size)
         y = hooks.round(rows @ read(f"{path}.weight").flatten(1).T + read(f"{path}.bias"))
-        y = hooks.recorded(path, y)
-        hooks.see(path, y)
-        hidden = torch.cat([read(f"{_VIT}.class_embedding").view(1, -1), y])
+        hidden = torch.cat([read(f"{_VIT}.class_embedding").view(1, -1), hooks.made(path, y)])
         hidden = hooks.recorded("stream", hooks.round(hidden + read(f"{_VIT}.embed_positions.weight")))
         hooks.see(f"{_VIT}.embed_positions", hidden)
         return hidden
 
     def _norm(self, read: ReadVector, hooks: Hooks, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         spec = NormSpec(_LN, read(f"{_LN}.weight"), read(f"{_LN}.bias"), self.ln_eps, "layer_norm")
-        hidden = hooks.recorded(_LN, hooks.norm(spec, hidden))
-        hooks.see(_LN, hidden)
-        return hidden
+        return hooks.made(_LN, hooks.norm(spec, hidden))
 
     def _projector(self, hooks: Hooks, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Of queries; without them of patches, some joined side by side."""
         if self.qformer is None:
             hidden = hidden[1:].reshape(-1, self.joined * hidden.shape[1])
         taken = hooks.recorded(f"{_PROJECTOR}/in", hidden)
-        output = hooks.recorded(_PROJECTOR, hooks.product(_PROJECTOR, taken))
-        hooks.see(_PROJECTOR, output)
-        return output
+        return hooks.made(_PROJECTOR, hooks.product(_PROJECTOR, taken))
 
 
 def _first_queries(
@@ -132,9 +122,7 @@ def _first_queries(
 ) -> torch.Tensor:
     """The learned queries, normed; the picture comes in by cross-attention."""
     name = f"{_QFORMER}.norm"
-    queries = hooks.recorded(name, hooks.norm(stack_norm(own.stack, name, read), read(f"{_QFORMER}.queries")))
-    hooks.see(name, queries)
-    return queries
+    return hooks.made(name, hooks.norm(stack_norm(own.stack, name, read), read(f"{_QFORMER}.queries")))
 
 
 def _post_norm_layer(
@@ -163,8 +151,7 @@ def _crossed(own: PlainQFormer, name: str, x: torch.Tensor, kept: torch.Tensor, 
     size, made = own.stack.hidden_size // own.stack.num_heads, f"{name}.kv_proj"
     heads = own.stack.num_heads, size
     query = hooks.recorded("cross_query", hooks.product(f"{name}.q_proj", x).unflatten(-1, heads))
-    both = hooks.recorded(made, hooks.product(made, hooks.recorded(f"{made}/in", kept)))
-    hooks.see(made, both)
+    both = hooks.made(made, hooks.product(made, hooks.recorded(f"{made}/in", kept)))
     keys, values = (part.unflatten(-1, heads) for part in both.chunk(2, dim=-1))
     cross = PlainCross(name=name, head_dim=size, scale=size**-0.5)
     attended = hooks.round(cross.attend(query, keys, values).flatten(1))

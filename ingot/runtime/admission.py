@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.config.transcript_rules import TranscriptRules
 from ingot.errors import RequestError
 from ingot.runtime.encoding.prompt_rows import RowRules
 from ingot.runtime.scheduling.inputs import InputRules, RequestInput, no_inputs
@@ -18,9 +17,9 @@ from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
 
 @dataclass(frozen=True)
 class Admission:
-    """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length, ``rows`` are
-    those that a prompt may bring. Without ``inputs`` the model encodes nothing; ``grammars`` compile those of
-    requests, which ``stop_ids`` end.
+    """An engine's limits. ``rope_offset`` gives the rotary table's offset for a prompt's length, ``rows`` the
+    embeddings that a prompt may bring. Without ``inputs`` the model encodes nothing; ``grammars`` compile
+    those of requests, which ``stop_ids`` end.
     """
 
     vocab_size: int
@@ -36,23 +35,40 @@ class Admission:
     def check(
         self, prompt_ids: Sequence[int], params: SamplingParams, inputs: Sequence[RequestInput] = ()
     ) -> list[int]:
-        """The prompt's ids, when a request for new tokens can be served.
+        """The prompt's ids, if a request for new tokens can be served.
 
         Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, as the bias does, the beams cannot
+            RequestError: the prompt is empty or too long, prompt or bias have unknown ids, the beams cannot
                 fit, or the model does not take these inputs.
         """
         self.check_inputs(inputs)
         ids = self.checked_ids(prompt_ids, room=1)
-        self._check_bias(params)
+        bad = [token for token in params.logit_bias if token >= self.vocab_size]
+        if bad:
+            raise RequestError(
+                "logit_bias has token ids outside the vocabulary",
+                seen=bad[:5],
+                allowed=f"0 to {self.vocab_size - 1}",
+                field="logit_bias",
+            )
         self._check_fit(len(ids), params)
-        if params.transcript is not None:
-            self._check_transcript(params.transcript, len(ids))
+        rules, length = params.transcript, len(ids)
+        if rules is None:
+            return ids
+        if rules.largest >= self.vocab_size:
+            seen, allowed = rules.largest, f"below {self.vocab_size}"
+            raise RequestError("an id of the transcript's rules is unknown", seen=seen, allowed=allowed)
+        if rules.framed >= length:
+            raise RequestError(
+                "the transcript's prompt lacks the token that starts it",
+                seen=f"{length} tokens, {rules.framed} of them behind it",
+                fix="the prompt, or the rules' framed",
+            )
         return ids
 
     def matcher(self, params: SamplingParams) -> GrammarMatcher | None:
-        """The state of the request's grammar before its first token; None without a grammar. From any thread,
-        and it may take seconds.
+        """The initial state of the request's grammar, from any thread; may take seconds. None without a
+        grammar.
 
         Raises:
             RequestError: the grammar cannot be served.
@@ -129,38 +145,17 @@ class Admission:
             )
         return ids
 
-    def _check_transcript(self, rules: TranscriptRules, length: int) -> None:
-        if rules.largest >= self.vocab_size:
-            seen, allowed = rules.largest, f"below {self.vocab_size}"
-            raise RequestError("an id of the transcript's rules is unknown", seen=seen, allowed=allowed)
-        if rules.framed >= length:
-            raise RequestError(
-                "the transcript's prompt lacks the token that starts it",
-                seen=f"{length} tokens, {rules.framed} of them behind it",
-                fix="the prompt, or the rules' framed",
-            )
-
-    def _check_bias(self, params: SamplingParams) -> None:
-        bad = [token for token in params.logit_bias if token >= self.vocab_size]
-        if bad:
-            raise RequestError(
-                "logit_bias has token ids outside the vocabulary",
-                seen=bad[:5],
-                allowed=f"0 to {self.vocab_size - 1}",
-                field="logit_bias",
-            )
-
     def _is_id(self, token: object) -> bool:
         whole = isinstance(token, int) and not isinstance(token, bool)
         return whole and 0 <= token < self.vocab_size  # type: ignore[operator]
 
     def _check_fit(self, length: int, params: SamplingParams) -> None:
-        """Refuse a beam search that could never have all its beams in the batch or in the cache, or that asks
-        for what it does not give.
+        """Refuse a beam search whose beams could never all be in the batch or in the cache, or that asks for
+        log-probabilities of other tokens.
         """
         width = params.num_beams
         if width > 1 and params.logprobs:
-            what = "beam search tells the log-probabilities of its own tokens alone"
+            what = "beam search gives the log-probabilities of its own tokens alone"
             raise RequestError(what, seen=params.logprobs, allowed="0", field="logprobs")
         if width > self.max_batch_size:
             raise RequestError(
@@ -181,7 +176,7 @@ class Admission:
 
 
 def _probe(length: int, params: SamplingParams) -> Probe | None:
-    """Of a transcript that wants log-probabilities: behind the token that starts it."""
+    """A transcript that wants log-probabilities has one after the token that starts it."""
     rules = params.transcript
     if rules is None or params.logprobs is None:
         return None
@@ -189,8 +184,8 @@ def _probe(length: int, params: SamplingParams) -> Probe | None:
 
 
 def _cache_key(offset: int, inputs: Sequence[RequestInput], salt: str) -> bytes:
-    """Of a request; an input without placeholders changes every token's keys and values. Another ``salt``
-    does not, but its requests find none of the others' blocks.
+    """A request's cache key; an input without placeholders changes every token's keys and values. Requests of
+    another ``salt`` find none of the others' blocks.
     """
     key = offset.to_bytes(8, "little") + b"".join(one.digest for one in inputs if not one.tokens)
     return hashlib.blake2b(key, key=hashlib.sha256(salt.encode()).digest()).digest() if salt else key

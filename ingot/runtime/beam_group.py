@@ -21,7 +21,6 @@ class BeamGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every live beam has run its step."""
         return len(self._candidates) == len(self.beams)
 
     def offer(self, choice: Choice) -> None:
@@ -43,7 +42,7 @@ class BeamGroup:
         return parents
 
     def updates(self, owner: str) -> list[Update]:
-        """The ends of the best ``n`` hypotheses, once the search is done."""
+        """The best ``n`` hypotheses, once the search is done."""
         params, probe, probed = self.root.params, self.root.probe, self.root.probed
         results = self.search.results(params.n)
         first = None if probe is None or probed is None else (probe.token, probed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,11 +27,11 @@ from ingot.memory.memory_error import capacity_of, first_sentence, out_of_memory
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.encoding.prompt_rows import RowRules
-from ingot.runtime.likelihood import Keep, keep_logits
-from ingot.runtime.prompt_reading import PromptReading
+from ingot.runtime.likelihood import Keep, PromptReading, keep_logits
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.sampling.grammar_masks import GrammarMasks
-from ingot.runtime.sampling.token_logprobs import TokenLogprobs, with_probe
+from ingot.runtime.sampling.pending_tokens import TokensInFlight
+from ingot.runtime.sampling.token_logprobs import TokenLogprobs, read_logprobs, with_probe
 from ingot.runtime.scheduling.encoder_cache import EncoderCache
 from ingot.runtime.scheduling.inputs import InputRules, RequestInput
 from ingot.runtime.scheduling.kv_cache import BlockManager
@@ -41,12 +41,22 @@ from ingot.runtime.scheduling.scheduler import Chunking, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number, probe_draws, take_probes
 from ingot.runtime.step.cross_scores import Head, Scores
 from ingot.runtime.step.runner import Runner
-from ingot.runtime.step.step_ahead import StepAhead
 from ingot.runtime.update import Update
 from ingot.text.grammar.grammar_compiler import GrammarMatcher, Grammars
 
 __all__ = ["Executor", "Update"]
-_PATIENCE = 0.0005  # seconds that a step ahead waits for masks: the device is busy with the one before it
+_PATIENCE = 0.0005  # seconds that a step ahead waits for masks, while the device computes the one before it
+
+
+@dataclass(frozen=True)
+class StepAhead:
+    """A step whose tokens the host has not read: in their order the requests that they are for, then those
+    whose probes it reached.
+    """
+
+    requests: list[Request]
+    probed: list[Request]
+    tokens: TokensInFlight
 
 
 class Executor:
@@ -105,7 +115,6 @@ class Executor:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not finished."""
         return self.scheduler.has_work
 
     def add(
@@ -119,8 +128,8 @@ class Executor:
     ) -> None:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
-        ``matcher`` is what ``admission.matcher(params)`` gave, on any thread: without it a grammar is
-        compiled here, which may take seconds. Only requests of one ``salt`` share blocks of the prefix cache.
+        ``matcher`` is ``admission.matcher(params)``, from any thread: without it a grammar is compiled here,
+        which may take seconds. Only requests of one ``salt`` share blocks of the prefix cache.
 
         Raises:
             RequestError: as ``Admission.check`` and ``Admission.matcher``.
@@ -141,10 +150,9 @@ class Executor:
             self._start(request, request_id)
 
     def active_ids(self) -> set[str]:
-        """Ids of the requests that are not finished."""
         return set(self._owner.values())
 
-    def add_logits(
+    def add_reading(
         self,
         request_id: str,
         prompt_ids: Sequence[int],
@@ -152,37 +160,28 @@ class Executor:
         inputs: Sequence[RequestInput] = (),
         heads: Sequence[Head] = (),
         salt: str = "",
+        *,
+        hidden: bool = False,
     ) -> None:
         """Queue a prompt whose logits at every position are wanted; nothing is generated. Raises as ``add``.
 
         Args:
-            keep: what of a chunk's logits ([count, vocab_size], in the model's dtype, on the device) stays,
-                given them and the position of their first token; by default all, float32 on the CPU.
+            keep: which of a chunk's logits ([count, vocab_size], in the model's dtype, on the device) to
+                keep, given them and the position of their first token; by default all, float32 on the CPU.
             heads: of cross-attention, as (layer, head), whose scores are wanted too; the prompt has an input.
+            hidden: the hidden states after the final norm ([count, hidden_size]) are wanted in place of
+                logits.
         """
-        request = self._read_request(request_id, prompt_ids, keep, inputs, salt)
-        request.all_logits, request.heads = True, tuple(heads)
+        ids = self.admission.checked_ids(prompt_ids, room=0)
+        self.admission.check_inputs(inputs)
+        params = SamplingParams(max_new_tokens=1)
+        request = self.admission.request(request_id, ids, params, 0, inputs, salt=salt)
+        request.all_hidden, request.all_logits, request.heads = hidden, not hidden, tuple(heads)
+        self._reading[request_id] = PromptReading(keep)
         self._start(request, request_id)
-
-    def add_hidden(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        keep: Keep,
-        inputs: Sequence[RequestInput] = (),
-        salt: str = "",
-    ) -> None:
-        """As ``add_logits``, of the hidden states behind the final norm ([count, hidden_size])."""
-        request = self._read_request(request_id, prompt_ids, keep, inputs, salt)
-        request.all_hidden = True
-        self._start(request, request_id)
-
-    def take_logits(self, request_id: str) -> torch.Tensor:
-        """What was kept of all positions, once the request has finished."""
-        return self.take_reading(request_id).kept
 
     def take_reading(self, request_id: str) -> PromptReading:
-        """``take_logits`` with all that was read."""
+        """What was read of a prompt, once the request has finished."""
         return self._reading.pop(request_id)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -194,8 +193,8 @@ class Executor:
         self._reading.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] | None = None) -> None:
-        """Capture graphs for these batch sizes and kinds of sampling (None: all) ahead of the steps that need
-        them and, when nothing is in flight, run prompts of many lengths. Nothing to do on a CPU.
+        """Capture graphs for these batch sizes and kinds of sampling (None: all) and, when nothing is in
+        flight, run dummy prompts of many lengths. Does nothing on a CPU.
 
         Raises:
             RequestError: a size that is not 1 to ``max_batch_size``, or an unknown kind.
@@ -210,7 +209,7 @@ class Executor:
             rehearse(self)
 
     def step(self) -> list[Update]:
-        """Send one step, read one; returns the news of the requests whose tokens were read.
+        """Send one step, read one; returns updates of the requests whose tokens were read.
 
         After an exception the executor holds no requests.
         """
@@ -234,8 +233,11 @@ class Executor:
     def _step(self) -> list[Update]:
         before, self._ahead = self._ahead, None
         ahead = self.run_ahead and not self._host_bound and not self.runner.eager
-        if before is not None and not (ahead and self._many_run_ahead()):
-            return self._read(before)
+        if before is not None:
+            running = self.scheduler.running
+            masked = sum(request.matcher is not None for request in running)
+            if not ahead or 2 * masked > len(running):  # steps sent ahead would give fewer tokens
+                return self._read(before)
         updates = self._wait_for_masks(None if before is None else _PATIENCE)
         batch = self.scheduler.schedule(layered=not self.runner.eager)
         self.num_preemptions += len(batch.preempted)
@@ -254,13 +256,8 @@ class Executor:
             return updates + self._run(batch)
         return updates if before is None else updates + self._read(before)
 
-    def _many_run_ahead(self) -> bool:
-        """Whether half of the batch needs no mask: else fewer tokens come of steps that are sent ahead."""
-        running = self.scheduler.running
-        return 2 * sum(request.matcher is not None for request in running) <= len(running)
-
     def _wait_for_masks(self, seconds: float | None) -> list[Update]:
-        """Have requests sit out whose mask is not there; returns the end of those that have none."""
+        """Requests sit out until their masks are there; returns the end of those that have none."""
         if not self._held_to_grammars:
             return []
         updates = []
@@ -269,12 +266,11 @@ class Executor:
                 continue
             owner = self._owner_of(request)
             updates.append(replace(self._finished(request, FinishReason.ABORT), error=error))
-            if owner in self._groups:  # a search is no search without one of its beams
+            if owner in self._groups:  # a search needs all of its beams
                 self.abort(owner)
         return updates
 
     def _send(self, batch: ScheduledBatch) -> StepAhead:
-        """Start a step whose tokens are read later."""
         requests, probed = [item.request for item in batch.requests if item.samples], batch.probed
         draws = self.selector.draws(requests, counted=True) + probe_draws(probed)
         tokens = self.runner.launch(batch, draws)
@@ -286,13 +282,23 @@ class Executor:
         return StepAhead(requests, probed, tokens)
 
     def _read(self, step: StepAhead) -> list[Update]:
-        """Wait for a step's tokens and give them to its requests."""
-        updates = [self._apply_token(*read) for read in step.read()]
+        """Wait for a step's tokens and give them to its requests, unless they have ended."""
+        tokens, rows = step.tokens.wait()
+        for i, request in enumerate(step.probed, start=len(step.requests)):
+            assert rows is not None
+            request.probed = rows[i][0]
+        updates = []
+        for i, request in enumerate(step.requests):
+            request.num_pending -= 1
+            if request.ended:
+                continue
+            wanted = request.params.logprobs
+            found = None if rows is None or wanted is None else read_logprobs(rows[i], tokens[i], wanted)
+            updates.append(self._apply_token(request, tokens[i], found))
         self.masks.begin(step.requests)
         return updates
 
     def _run(self, batch: ScheduledBatch) -> list[Update]:
-        """Run a step and give its requests what comes of it."""
         hidden, scores = None, Scores()
         if any(item.request.all_hidden or item.request.heads for item in batch.requests):
             logits, hidden, scores = self.runner.run_reading(batch)
@@ -315,23 +321,21 @@ class Executor:
             wanted = logits if len(rows) == logits.shape[0] else logits[rows]
             width = max((g.search.num_candidates for g in self._groups.values()), default=0)
             for choice in self.selector.select(sampling, wanted, width):
-                updates += self._apply(choice)
+                request = choice.request
+                group = self._groups.get(self._owner_of(request))
+                if choice.error is not None:
+                    ended = self._finished(request, FinishReason.ABORT)
+                    updates.append(replace(ended, error=choice.error))
+                elif group is not None:
+                    updates += self._apply_beam(group, choice)
+                else:
+                    updates.append(self._apply_token(request, choice.token_id, choice.logprobs))
         return updates
 
     def _kept(self, item: ScheduledRequest, values: torch.Tensor, scores: Scores) -> list[Update]:
         """Keep what a read prompt wants of a step; returns its end."""
         self._reading[item.request.request_id].add(values, item.start, scores.get(item.request.request_id))
         return [self._finished(item.request, FinishReason.LENGTH)] if item.samples else []
-
-    def _apply(self, choice: Choice) -> list[Update]:
-        """Give a request its choice; returns the news."""
-        request = choice.request
-        if choice.error is not None:
-            return [replace(self._finished(request, FinishReason.ABORT), error=choice.error)]
-        group = self._groups.get(self._owner_of(request))
-        if group is not None:
-            return self._apply_beam(group, choice)
-        return [self._apply_token(request, choice.token_id, choice.logprobs)]
 
     def _apply_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
         if token == NOT_A_NUMBER:
@@ -372,21 +376,6 @@ class Executor:
 
     def _owner_of(self, request: Request) -> str:
         return self._owner[request.request_id]
-
-    def _read_request(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        keep: Keep,
-        inputs: Sequence[RequestInput],
-        salt: str,
-    ) -> Request:
-        ids = self.admission.checked_ids(prompt_ids, room=0)
-        self.admission.check_inputs(inputs)
-        params = SamplingParams(max_new_tokens=1)
-        request = self.admission.request(request_id, ids, params, 0, inputs, salt=salt)
-        self._reading[request_id] = PromptReading(keep)
-        return request
 
     def _start(self, request: Request, owner: str) -> None:
         self._own(request, owner)

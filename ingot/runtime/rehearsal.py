@@ -39,7 +39,7 @@ class _Executor(Protocol):
 
 
 def checked_sizes(batch_sizes: Iterable[int] | None, most: int) -> list[int]:
-    """Batch sizes to warm up, all up to ``most`` for None.
+    """Batch sizes to warm up; None: all up to ``most``.
 
     Raises:
         RequestError: one is not 1 to ``most``.
@@ -51,7 +51,7 @@ def checked_sizes(batch_sizes: Iterable[int] | None, most: int) -> list[int]:
 
 
 def checked_kinds(kinds: Iterable[str] | None, known: Sequence[str]) -> list[str]:
-    """Kinds of sampling to warm up, all that the model has for None.
+    """Kinds of sampling to warm up; None: all that the model has.
 
     Raises:
         RequestError: one is not ``known``.
@@ -63,13 +63,17 @@ def checked_kinds(kinds: Iterable[str] | None, known: Sequence[str]) -> list[str
 
 
 def rehearse(executor: _Executor) -> None:
-    """Run prompts of many lengths, first each alone, then beside decodes; nothing may be under way. Those of
-    speech have an input, and as many as are encoded together come first.
+    """Run dummy prompts of many lengths, first each alone, then beside decodes; nothing may be in flight.
+    Those of speech have an input, and as many as are encoded together come first.
     """
     reuse, preemptions = executor.blocks.prefix_reuse, executor.num_preemptions
     executor.blocks.prefix_reuse = False
     try:
-        _encode(executor)
+        if _inputs(executor, 0.0):  # most first: graphs of fewer inputs take their memory from those of more
+            for power in reversed(range(ENCODED_AT_ONCE.bit_length())):
+                for index in range(min(2**power, executor.max_batch_size)):
+                    _add(executor, 1, 1, value=2**power + index)  # all differ
+                _drain(executor)
         longest = min(executor.scheduler.token_budget, executor.max_seq_len - 1)
         for length in sorted({min(size, longest) for size in TOKEN_BUCKETS}):
             _add(executor, length, 1)
@@ -84,20 +88,8 @@ def rehearse(executor: _Executor) -> None:
         executor.blocks.prefix_reuse, executor.num_preemptions = reuse, preemptions
 
 
-def _encode(executor: _Executor) -> None:
-    """Inputs of no one in all numbers that are encoded together: the most first, as the graphs of fewer take
-    their memory from those of more, and not the other way.
-    """
-    if not _heard(executor, 0.0):
-        return
-    for power in reversed(range(ENCODED_AT_ONCE.bit_length())):
-        for index in range(min(2**power, executor.max_batch_size)):
-            _add(executor, 1, 1, value=2**power + index)  # no two are one
-        _drain(executor)
-
-
-def _heard(executor: _Executor, value: float) -> list[RequestInput]:
-    """What a request to a model of speech carries; nothing to others."""
+def _inputs(executor: _Executor, value: float) -> list[RequestInput]:
+    """What a request to a speech model carries; nothing for others."""
     rules = executor.admission.inputs
     blank = None if rules is None or rules.model.modality.takes_text else rules.blank(value)
     return [] if blank is None else [blank]
@@ -106,7 +98,7 @@ def _heard(executor: _Executor, value: float) -> list[RequestInput]:
 def _add(executor: _Executor, length: int, new_tokens: int, value: float = 0.0) -> None:
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0)
     name = f"rehearsal of {length} and {new_tokens} at {value}"
-    executor.add(name, [0] * length, params, _heard(executor, value))
+    executor.add(name, [0] * length, params, _inputs(executor, value))
 
 
 def _drain(executor: _Executor) -> None:

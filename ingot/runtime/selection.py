@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,9 +13,8 @@ from ingot.config.sampling_params import SamplingParams
 from ingot.errors import EngineError, RequestError
 from ingot.kernels.sampling.feed_tokens import NOT_A_NUMBER
 from ingot.kernels.sampling.masked_tokens import mask_tokens
-from ingot.runtime.sampling.grammar_masks import GrammarMasks
+from ingot.runtime.sampling.grammar_masks import GrammarMasks, TokenMasks
 from ingot.runtime.sampling.log_normaliser import log_normaliser
-from ingot.runtime.sampling.logits import apply_brought
 from ingot.runtime.sampling.sampler import Newest, RowSampling, SamplingTensors, sample
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.sampling.token_logprobs import (
@@ -25,18 +24,18 @@ from ingot.runtime.sampling.token_logprobs import (
     leave_logprobs,
     read_logprobs,
 )
-from ingot.runtime.sampling.token_masks import TokenMasks
 from ingot.runtime.sampling.transcript_masks import Mark, Transcripts
 from ingot.runtime.scheduling.beam import top_candidates
 from ingot.runtime.scheduling.request import Request
 from ingot.runtime.step.sampled_step import leave_row_logprobs
 
 _NO_MARK = Mark(-1, -1, 0)
+Processor = Callable[[list[int], torch.Tensor], torch.Tensor]
 
 
 @dataclass
 class Choice:
-    """What a step gives a request: a token, or candidates for its beam search; ``error``: neither."""
+    """A request's result of a step: a token, or candidates for its beam search; ``error``: neither."""
 
     request: Request
     token_id: int = NOT_A_NUMBER
@@ -63,13 +62,11 @@ class TokenSelector:
 
     @staticmethod
     def needs_host(request: Request) -> bool:
-        """Whether what follows from the request's logits is decided on the host: beams, functions that the
-        request brought.
-        """
+        """Whether the host decides what follows the request's logits: beams, logits processors."""
         return request.params.num_beams > 1 or bool(request.params.logits_processors)
 
     def forget(self, request: Request) -> None:
-        """Give back what a request holds on the device: it has ended or was preempted."""
+        """Release what a request holds on the device: it has ended or was preempted."""
         self._counts.release(request)
         self._transcripts.release(request)
 
@@ -94,9 +91,7 @@ class TokenSelector:
     def select(
         self, requests: Sequence[Request], logits: torch.Tensor, num_candidates: int = 0
     ) -> list[Choice]:
-        """One choice a row of ``logits`` [B, vocab_size]; rows of beam requests get ``num_candidates``
-        tokens.
-        """
+        """One choice per row of ``logits`` [B, vocab_size]; beams get ``num_candidates`` tokens."""
         choices = [Choice(request) for request in requests]
         tensors = SamplingTensors.from_rows(self.draws(requests, counted=False), self._counts.device)
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
@@ -126,7 +121,7 @@ class TokenSelector:
         return choices
 
     def _banned(self, request: Request) -> frozenset[int]:
-        """End tokens that cannot be the request's next token; a grammar sees to its own."""
+        """End tokens that cannot be the request's next token; a grammar has its own rule."""
         params = request.params
         if params.grammar is not None:
             return frozenset()
@@ -138,29 +133,54 @@ class TokenSelector:
 def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensors: SamplingTensors) -> None:
     """Draw from ``rows``; log-probabilities are of ``raw``, the model's own logits."""
     output = sample(rows, tensors)
-    told: list[list[float]] = []
+    logprobs: list[list[float]] = []
     if tensors.any_logprobs:
         found = torch.empty(len(choices), ROW_WIDTH, dtype=torch.float64, device=raw.device)
         leave_row_logprobs(raw, output.token_ids, tensors, found)
-        told = found.tolist()
+        logprobs = found.tolist()
     both = torch.stack([output.token_ids.double(), output.values.double()])
     tokens, logits = both.tolist()  # one wait for the device
     for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
         choice.token_id = NOT_A_NUMBER if math.isnan(logit) else token
         wanted = choice.request.params.logprobs
         if wanted is not None:
-            choice.logprobs = read_logprobs(told[i], token, wanted)
+            choice.logprobs = read_logprobs(logprobs[i], token, wanted)
 
 
 def _newest(requests: Sequence[Request], device: torch.device) -> Newest:
-    """The last token of each request, which the host knows."""
     ids = torch.tensor([request.tokens(request.num_known - 1, request.num_known)[0] for request in requests])
     return Newest(ids.to(device), torch.arange(len(requests), device=device))
 
 
+def apply_brought(processors: Sequence[Processor], ids: Sequence[int], logits: torch.Tensor) -> None:
+    """Apply a request's logits processors to ``logits`` ([V] float32, a view of one row) in place, one after
+    another; ``ids`` are the prompt's and the output's.
+
+    Raises:
+        RequestError: a function fails, or returns no logits of that shape.
+    """
+    for processor in processors:
+        name = getattr(processor, "__name__", type(processor).__name__)
+        try:
+            found = processor(list(ids), logits)
+        except Exception as error:
+            what = f"the logits processor {name} failed"
+            raise RequestError(what, seen=repr(error), field="logits_processors") from error
+        if not isinstance(found, torch.Tensor) or found.shape != logits.shape:
+            seen = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise RequestError(
+                f"the logits processor {name} did not return logits",
+                seen=seen,
+                allowed=f"a tensor {list(logits.shape)}",
+                field="logits_processors",
+            )
+        if found is not logits:
+            logits.copy_(found)
+
+
 @torch.inference_mode()
 def take_probes(requests: Sequence[Request], logits: torch.Tensor) -> None:
-    """Give requests what they probe, of the rows of logits that their probes have."""
+    """Give requests their probes' log-probabilities, from the probes' rows of logits."""
     if not requests:
         return
     found = torch.empty(len(requests), NARROW_WIDTH, dtype=torch.float64, device=logits.device)
@@ -171,7 +191,6 @@ def take_probes(requests: Sequence[Request], logits: torch.Tensor) -> None:
 
 
 def probe_draws(requests: Sequence[Request]) -> list[RowSampling]:
-    """The rows of the requests' probes."""
     return [RowSampling(probed=one.probe.token, logprobs=True) for one in requests if one.probe is not None]
 
 
@@ -182,7 +201,6 @@ def has_rules(params: SamplingParams) -> bool:
 
 
 def not_a_number(request: Request) -> EngineError:
-    """The error for a model that gives no numbers."""
     return EngineError(
         "the model's logits are not numbers (NaN)",
         seen=f"NaN after {request.num_known} tokens",
@@ -191,8 +209,8 @@ def not_a_number(request: Request) -> EngineError:
 
 
 def row_sampling(request: Request, slot: int = -1, mask: int = -1, mark: Mark | None = None) -> RowSampling:
-    """How the request draws its next token, with the slot, the mask and the mark that it has: a pure function
-    of its values, its answer index and its output's length.
+    """How the request draws its next token, with its slot, mask and mark: a pure function of its values, its
+    answer index and its output's length.
     """
     step = len(request.output_ids) + request.num_pending
     place, last_time, paired = mark or _NO_MARK
@@ -201,7 +219,7 @@ def row_sampling(request: Request, slot: int = -1, mask: int = -1, mark: Mark | 
 
 
 def _keep_draw(request: Request) -> tuple[float | int | bool, ...]:
-    """What is the same for all tokens of a request, as ``RowSampling`` begins; found once."""
+    """The part of ``RowSampling`` that all tokens of a request share; found once."""
     params = request.params
     seed = params.seed if params.seed is not None else 0
     if request.sample_index:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -50,18 +51,29 @@ def make_executor(
     """
     if config.batch_invariant:
         make_batch_invariant(model)
-    setting = _setting(model, device, dtype, max_batch_size, max_seq_len, config)
+    setting = MemorySetting(
+        model.config,
+        dtype_name(dtype),
+        max_batch_size,
+        max_seq_len,
+        device="cuda" if device.type == "cuda" else "cpu",
+        quant=model.quant,
+        runtime=config,
+    )
     what = "the weights leave too little device memory to run"
     own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
-        encoding = encoders = None
-        if model.encoder is not None:
-            encoding = _encoding(model, caches, setting, device)
-            parts = model.config.splices and config.cuda_graphs and device.type == "cuda"
-            sizes = (setting.encoder_blocks, config.block_size, config.encoder_budget)
-            encoders = EncoderCache(*sizes, parts=parts)
+        encoding = encoders = inputs = None
+        if model.encoder is not None and model.config.encoder is not None:
+            on_gpu, size = device.type == "cuda", (setting.encoder_blocks, config.block_size)
+            graphs = on_gpu and config.cuda_graphs
+            at_once = encoded_at_once(model.config.encoder, config, on_gpu=on_gpu)
+            encoding = Encoding(model, caches, *size, device, at_once=at_once, cuda_graphs=graphs)
+            parts = graphs and model.config.splices
+            encoders = EncoderCache(*size, config.encoder_budget, parts=parts)
+            inputs = InputRules(model.config, cast(Encoder, model.encoder), math.prod(size))
     share = layered_share(model.config, config)
     pace = None if share is None else Pace(share, model.config.num_layers)
     runner = Runner(
@@ -88,57 +100,15 @@ def make_executor(
         run_ahead=config.run_ahead and device.type == "cuda",
         setting=setting,
         encoders=encoders,
-        inputs=_input_rules(model, setting),
+        inputs=inputs,
         grammars=grammars,
         chunking=Chunking(config.prompt_chunk, config.long_prompt, pace),
         rows=RowRules.of(model),
     )
 
 
-def _encoding(
-    model: Decoder, caches: list[LayerCache], setting: MemorySetting, device: torch.device
-) -> Encoding:
-    assert model.config.encoder is not None
-    runtime = setting.runtime
-    at_once = encoded_at_once(model.config.encoder, runtime, on_gpu=device.type == "cuda")
-    return Encoding(
-        *(model, caches, setting.encoder_blocks, runtime.block_size, device),
-        at_once=at_once,
-        cuda_graphs=runtime.cuda_graphs and device.type == "cuda",
-    )
-
-
-def _input_rules(model: Decoder, setting: MemorySetting) -> InputRules | None:
-    config = model.config
-    if config.encoder is None or model.encoder is None:
-        return None
-    positions = setting.encoder_blocks * setting.runtime.block_size
-    return InputRules(config, cast(Encoder, model.encoder), positions)
-
-
-def _setting(
-    model: Decoder,
-    device: torch.device,
-    dtype: torch.dtype,
-    max_batch_size: int,
-    max_seq_len: int,
-    config: RuntimeConfig,
-) -> MemorySetting:
-    return MemorySetting(
-        model.config,
-        dtype_name(dtype),
-        max_batch_size,
-        max_seq_len,
-        device="cuda" if device.type == "cuda" else "cpu",
-        quant=model.quant,
-        runtime=config,
-    )
-
-
 def _num_blocks(model: Decoder, device: torch.device, setting: MemorySetting, capacity: Capacity) -> int:
-    """Blocks for a full batch of longest requests, or as many as memory holds; at least one longest
-    request.
-    """
+    """Blocks for a full batch of longest requests, or as many as fit; at least one longest request."""
     wanted, size = setting.wanted_blocks, setting.runtime.block_size
     if setting.device == "cuda":
         room, activations = _gpu_room(model, device, setting)
@@ -158,9 +128,7 @@ def _num_blocks(model: Decoder, device: torch.device, setting: MemorySetting, ca
 
 
 def _gpu_room(model: Decoder, device: torch.device, setting: MemorySetting) -> tuple[int, int]:
-    """Bytes of GPU memory left for the cache after weights, encoders, the largest step's activations and
-    graphs; and bytes of these activations.
-    """
+    """Bytes of GPU memory left for the cache, and bytes of the largest step's activations."""
     torch.cuda.empty_cache()
     dtype, config = parse_dtype(setting.dtype), setting.runtime
     activations = measured_activations(model, device, dtype, setting.max_batch_size, config)
@@ -174,10 +142,9 @@ def _gpu_room(model: Decoder, device: torch.device, setting: MemorySetting) -> t
 def largest_step(
     model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
 ) -> tuple[ForwardBatch, list[LayerCache]]:
-    """A prefill of as many tokens as a step may have, and a cache of its own for it.
+    """A prefill of as many tokens as a step may have, and a cache for it.
 
-    Its requests write to the same blocks, so that it takes no more cache than one longest request: what they
-    read is of no account.
+    Its requests write to the same blocks, so that it takes no more cache than one longest request.
     """
     tokens = most_tokens(config.token_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
@@ -195,7 +162,7 @@ def largest_step(
 
 @torch.inference_mode()
 def run_step(model: Decoder, batch: ForwardBatch, caches: list[LayerCache]) -> None:
-    """Compute a step module by module and widen its logits, as a step does at most."""
+    """Compute a step module by module and widen its logits, the most that a step does."""
     Forward(model, caches, fused=False)(batch).float()
 
 

@@ -39,7 +39,6 @@ class Seen(Mapping[str, torch.Tensor]):
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
     def add(self, name: str, output: torch.Tensor) -> None:
-        """Keep one more output of a module."""
         self._pieces.setdefault(name, []).append(output.detach().to("cpu", copy=True))
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -81,12 +80,16 @@ def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
         matcher = _compile(pattern)
         found = [name for name in names if matcher.fullmatch(name)]
         if not found:
-            raise RequestError(
-                "no module has that name", seen=pattern, allowed=_examples(names), fix="the tap's pattern"
-            )
+            examples = [n for n in names if "." not in n] + [n for n in names if n.startswith("layers.0")]
+            what = "no module has that name"
+            raise RequestError(what, seen=pattern, allowed=examples, fix="the tap's pattern")
         wanted |= dict.fromkeys(found)
     seen = Seen()
-    handles = [_called(model, name).register_forward_hook(_recorder(seen, name)) for name in wanted]
+    handles = []
+    for name in wanted:  # what a module computes may be its last product's output
+        module = model.get_submodule(name)
+        called = module.get_submodule(_LAST[type(module)]) if type(module) in _LAST else module
+        handles.append(called.register_forward_hook(_recorder(seen, name)))
     runner, blocks = executor.runner, executor.blocks
     executor.before_taps.append((runner.eager, blocks.prefix_reuse))  # taps may close in any order
     runner.eager, blocks.prefix_reuse = True, False
@@ -96,12 +99,6 @@ def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
         runner.eager, blocks.prefix_reuse = executor.before_taps.pop()
         for handle in handles:
             handle.remove()
-
-
-def _called(model: nn.Module, name: str) -> nn.Module:
-    """The module whose call gives what the named one computes."""
-    module = model.get_submodule(name)
-    return module.get_submodule(_LAST[type(module)]) if type(module) in _LAST else module
 
 
 def _recorder(seen: Seen, name: str):  # type: ignore[no-untyped-def]
@@ -119,7 +116,3 @@ def _compile(pattern: str) -> re.Pattern[str]:
     for part in pattern.split("."):
         parts.append(r".+" if part == "**" else re.escape(part).replace(r"\*", r"[^.]*"))
     return re.compile(r"\.".join(parts))
-
-
-def _examples(names: list[str]) -> list[str]:
-    return [n for n in names if "." not in n] + [n for n in names if n.startswith("layers.0")]

@@ -53,10 +53,10 @@ def test_a_preempted_prompt_counts_its_tokens_once(make: Make) -> None:
     executor = make("llama", cache_tokens=128, token_budget=16).executor
     prompt, before = random_ids(90, seed=1), executor.num_preemptions
     executor.add("answer", random_ids(30, seed=3), SamplingParams(max_new_tokens=20))
-    executor.add_hidden("prompt", prompt, keep_sum)
+    executor.add_reading("prompt", prompt, keep_sum, hidden=True)
     while executor.has_work:
         executor.step()
-    found = executor.take_logits("prompt").sum(0) / len(prompt)
+    found = executor.take_reading("prompt").kept.sum(0) / len(prompt)
     assert executor.num_preemptions > before
     torch.testing.assert_close(found, make("llama").embed([prompt])[0], rtol=1e-5, atol=1e-5)
 

@@ -28,7 +28,7 @@ from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm
 from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, integer
-from ingot.models.llama_layout import LLAMA_KEYS, llama_config, llama_weight_map
+from ingot.models.llama import LLAMA_KEYS, llama_config, llama_weight_map
 from tests.tiny_models import randomize, tiny_config
 
 WIDTH, INNER, HEADS, IMAGE, PATCH = 24, 40, 3, 20, 4

@@ -374,7 +374,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> EncoderLine:
     """One input of many parts is in it; one part runs behind a step."""
     monkeypatch.setattr(PartTimes, "fitting", lambda *_: 1)
     parts: Any = [SimpleNamespace(replay=lambda: None)] * 20
-    encoding: Any = SimpleNamespace(together=list, begin=lambda *_, **__: parts)
+    encoding: Any = SimpleNamespace(next_group=list, begin=lambda *_, **__: parts)
     found = EncoderLine(encoding, torch.device("cpu"))
     found._waiting = [SimpleNamespace(entry=None)]  # type: ignore[list-item]
     return found

@@ -141,11 +141,11 @@ def test_batch(golden: Path, name: str) -> None:
     batch, llm = arrays(golden / name / "batch.npz"), load(golden / name / "hf")
     lengths = batch["batch_lengths"].tolist()
     for row, length in enumerate(lengths):
-        llm.executor.add_logits(f"batch{row}", batch["batch_input_ids"][row, :length].tolist())
+        llm.executor.add_reading(f"batch{row}", batch["batch_input_ids"][row, :length].tolist())
     llm.executor.step()
     assert not llm.executor.has_work, "one step takes the whole batch"
     for row, length in enumerate(lengths):
-        assert close(llm.executor.take_logits(f"batch{row}"), batch["batch_logits"][row, :length])
+        assert close(llm.executor.take_reading(f"batch{row}").kept, batch["batch_logits"][row, :length])
 
 
 @pytest.mark.parametrize("prompt", GREEDY)

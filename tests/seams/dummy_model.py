@@ -10,7 +10,7 @@ from ingot.checkpoint.weight_map import Concat, Rename, WeightMap
 from ingot.config.decoder_config import DecoderConfig
 from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig
-from ingot.models.llama_layout import LLAMA_KEYS, llama_config
+from ingot.models.llama import LLAMA_KEYS, llama_config
 from ingot.models.model_registry import register
 
 NAME, CLASS = "dummy", "DummyForCausalLM"

@@ -20,7 +20,7 @@ from ingot.layers.encoder_pass import EncoderPass
 from ingot.layers.linear import Linear
 from ingot.models.architecture import Architecture, LayerRange
 from ingot.models.hf_values import HfConfig, integer
-from ingot.models.llama_layout import LLAMA_KEYS, llama_config, llama_weight_map
+from ingot.models.llama import LLAMA_KEYS, llama_config, llama_weight_map
 from ingot.models.model_registry import register
 from ingot.reference.plain_layer import Hooks, ReadVector
 from ingot.reference.plain_stage import LayerShape, Stage

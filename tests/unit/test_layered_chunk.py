@@ -83,7 +83,7 @@ class TestSchedule:
         run(s)
         pace = s.chunking.pace
         assert pace is not None
-        pace.told(4, 1, layers_ms=1.0, step_ms=25.0)
+        pace.measured(4, 1, layers_ms=1.0, step_ms=25.0)
         assert layers(run(s)) == ("long", 5, 4, 1, LAYERS)
 
     def test_others_are_computed_as_ever(self) -> None:
@@ -234,7 +234,7 @@ class TestTraffic:
         for name, job in done.jobs.items():
             expected = alone(job, done.executor.max_seq_len)
             if job.params is None:
-                assert torch.equal(done.executor.take_logits(name), expected), name
+                assert torch.equal(done.executor.take_reading(name).kept, expected), name
             elif name not in done.aborted:
                 assert done.results[name] == expected, f"{name}: {job}"
         check_empty(done.executor)
@@ -263,7 +263,9 @@ def traffic(seed: int, run_ahead: bool) -> Traffic:
         found = made.runner.steps[-1].layers if made.runner.steps else None
         if found is not None:
             rows, count = pace.size_of(found.chunk.count), found.last - found.first
-            pace.told(rows, count, rng.uniform(0.2, 0.7) * count, rng.choice((None, rng.uniform(2.0, 6.0))))
+            pace.measured(
+                rows, count, rng.uniform(0.2, 0.7) * count, rng.choice((None, rng.uniform(2.0, 6.0)))
+            )
 
     made._step = timed  # type: ignore[method-assign]
     made.run(25)
@@ -298,29 +300,29 @@ class TestPace:
         pace = Pace(0.1, 32)
         assert pace.chunk(10_000) == 256
         assert pace.last(0) == 1
-        pace.told(256, 1, layers_ms=0.25, step_ms=None)
+        pace.measured(256, 1, layers_ms=0.25, step_ms=None)
         assert pace.last(1) == 2
 
     def test_as_many_layers_as_fit_into_the_share(self) -> None:
         pace = Pace(0.1, 32)
         pace.chunk(10_000)
-        pace.told(256, 1, layers_ms=0.25, step_ms=8.0)
+        pace.measured(256, 1, layers_ms=0.25, step_ms=8.0)
         assert pace.last(1) == 4
         assert pace.last(30) == 32
-        pace.told(256, 3, layers_ms=3.0, step_ms=8.0)
+        pace.measured(256, 3, layers_ms=3.0, step_ms=8.0)
         assert pace.last(4) == 5, "one, however long it takes"
 
     def test_bad_news_counts_at_once_and_good_news_little_by_little(self) -> None:
         pace = Pace(0.5, 32)
         pace.chunk(10_000)
-        pace.told(256, 1, layers_ms=1.0, step_ms=8.0)
+        pace.measured(256, 1, layers_ms=1.0, step_ms=8.0)
         assert pace.last(0) == 4
-        pace.told(256, 4, layers_ms=4.0, step_ms=4.0)
+        pace.measured(256, 4, layers_ms=4.0, step_ms=4.0)
         assert pace.last(0) == 2
-        pace.told(256, 2, layers_ms=2.0, step_ms=8.0)
+        pace.measured(256, 2, layers_ms=2.0, step_ms=8.0)
         assert pace.last(0) == 2
         for _ in range(40):
-            pace.told(256, 2, layers_ms=2.0, step_ms=8.0)
+            pace.measured(256, 2, layers_ms=2.0, step_ms=8.0)
         assert pace.last(0) == 3
 
     @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ class TestPace:
         pace, found = Pace(0.1, 32), []
         count = pace.chunk(10_000)
         for _ in then:
-            pace.told(count, 1, layer_ms, step_ms=8.0)
+            pace.measured(count, 1, layer_ms, step_ms=8.0)
             count = pace.chunk(10_000)
             found.append(count)
         assert found == then
@@ -339,11 +341,11 @@ class TestPace:
     def test_a_larger_chunk_is_taken_to_be_slower_until_it_is_measured(self) -> None:
         pace = Pace(0.1, 32)
         pace.chunk(10_000)
-        pace.told(256, 1, layers_ms=0.4, step_ms=8.0)
+        pace.measured(256, 1, layers_ms=0.4, step_ms=8.0)
         assert pace.last(0) == 2
         assert pace.chunk(10_000) == 384
         assert pace.last(0) == 1
-        pace.told(256, 2, layers_ms=20.0, step_ms=8.0)  # of the chunk before
+        pace.measured(256, 2, layers_ms=20.0, step_ms=8.0)  # of the chunk before
         assert pace.chunk(10_000) == 384
 
     def test_the_end_of_a_prompt_is_padded_to_the_next_size(self) -> None:
@@ -374,7 +376,7 @@ def test_the_pace_gets_the_times_of_layers_and_decode_steps(
     """
     clock, told = Clock(), []
     monkeypatch.setattr(moment, "time", clock)
-    pace: Any = SimpleNamespace(told=lambda *given: told.append(given))
+    pace: Any = SimpleNamespace(measured=lambda *given: told.append(given))
     nothing: Any = None
     layered = LayeredChunk(nothing, pace, torch.device("cpu"), 64)
     ran: list[Layers] = []

@@ -345,10 +345,10 @@ class TestErrors:
             raise RuntimeError("another")
 
     def test_what_was_seen_can_be_given(self) -> None:
-        error = out_of_memory("no", seven_b(), Capacity("card", 24 * GIB), seen="a", allowed="b", goal="fits")
+        error = out_of_memory("no", seven_b(), Capacity("card", 20 * GIB), seen="a", allowed="b")
         assert (error.seen, error.allowed) == ("a", "b")
         assert error.fix is not None
-        assert error.fix.startswith("LLM(max_batch_size=2) (costs limits)")
+        assert error.fix.startswith("RuntimeConfig(memory_fraction=0.92) (costs headroom)")
 
 
 class TestCapacity:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.config.sampling_params import SamplingParams
-from ingot.runtime.prompt_reading import PromptReading
+from ingot.runtime.likelihood import PromptReading
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 from tests.unit.fake_executor import check_empty, fake_executor
 
@@ -33,7 +33,7 @@ def test_a_prompt_that_is_embedded_is_not_sent_ahead(monkeypatch: pytest.MonkeyP
     executor.add("r", [1, 2], SamplingParams(max_new_tokens=12))
     for _ in range(3):
         executor.step()
-    executor.add_hidden("h", [3, 4, 5, 6, 7], lambda hidden, start: hidden)
+    executor.add_reading("h", [3, 4, 5, 6, 7], lambda hidden, start: hidden, hidden=True)
     while "h" in executor.active_ids():
         executor.step()
     assert executor.take_reading("h").kept.flatten().tolist() == [0, 1, 2, 3, 4]

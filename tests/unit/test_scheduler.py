@@ -247,7 +247,7 @@ class Job:
 
     def add_to(self, executor: Executor, name: str) -> None:
         if self.params is None:
-            executor.add_logits(name, self.prompt)
+            executor.add_reading(name, self.prompt)
             return
         matcher = None if self.grammar is None else FakeMatcher(VOCAB, self.grammar, seconds=0.001)
         executor.add(name, self.prompt, self.params, matcher=matcher)
@@ -392,7 +392,7 @@ def alone(job: Job, max_seq_len: int) -> Any:
     while executor.has_work:
         for update in executor.step():
             collect(result, update)
-    return result if job.params is not None else executor.take_logits("r")
+    return result if job.params is not None else executor.take_reading("r").kept
 
 
 @functools.cache
@@ -422,7 +422,7 @@ def test_random_traffic_changes_no_answer_and_leaks_nothing(
     for name, job in done.jobs.items():
         expected = alone(job, done.executor.max_seq_len)
         if job.params is None:
-            assert torch.equal(done.executor.take_logits(name), expected), name
+            assert torch.equal(done.executor.take_reading(name).kept, expected), name
         elif name not in done.aborted:
             assert done.results[name] == expected, f"{name}: {job}"
     check_empty(done.executor)

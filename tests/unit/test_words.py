@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_YET = ("runtime", "measure")  # rooms whose words are still being changed
+NOT_YET = ("measure",)  # rooms whose words are still being changed
 LIMITS = {  # pattern → how many may stand in the rooms of ingot/
     r"(?i)\b(told|heard|hears)\b": 7,  # StepRecord.told and layers/chosen_kernels.py have theirs
     r"\b(Told|Said|Heard|Ears)\b": 1,  # a turn "said" by a role

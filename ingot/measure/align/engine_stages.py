@@ -101,7 +101,7 @@ def record_engine(
     writer = TraceWriter(path)
     try:
         if given is not None and not as_served:
-            writer.add(f"0/{given.stage}", given.source.rows(prepared(llm, given.source)))
+            writer.add(f"0/{given.stage}", given.source.rows(prepared(given.source, llm)))
         executor.scheduler.add(request)
         choices = _steps(llm, request, writer, steps, forced, as_served=as_served)
     except BaseException:

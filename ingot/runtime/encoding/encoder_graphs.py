@@ -1,6 +1,4 @@
-"""Encodings of whole inputs as CUDA graphs: a small encoder takes the host longer to launch than the GPU to
-run.
-"""
+"""Encodings of whole inputs as CUDA graphs, which take the host less time than launches."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from ingot.runtime.encoding.recording import Recorder
 
 
 class EncoderGraphs:
-    """Captured encodings of 1, 2, 4 … up to ``most`` inputs, whole and in parts; each is captured when it is
-    first needed.
+    """Captured encodings of 1, 2, 4 … up to ``most`` inputs, whole and in parts, captured when first needed.
 
     Args:
         keep: encodes features [N, *shape], float32, into the places [N * positions] of their outputs, and
-            calls its third argument behind every layer.
+            calls its third argument after every layer.
     """
 
     def __init__(
@@ -37,15 +34,14 @@ class EncoderGraphs:
         self._captured: dict[tuple[int, int | None], list[torch.cuda.CUDAGraph]] = {}
 
     def fits(self, shape: torch.Size) -> bool:
-        """Whether a graph takes features of this shape."""
         return tuple(shape[1:]) == self._shape and shape[0] <= len(self._features)
 
     def begin(
         self, features: torch.Tensor, slots: torch.Tensor, layers: int | None = None
     ) -> Sequence[torch.cuda.CUDAGraph]:
-        """What encodes features [N, *shape] into ``slots`` on the host when it is replayed in order, before
-        the next ones begin: graphs of so many ``layers`` each, or one of all. Nothing where that was done
-        already, with the first of a number. Nothing waits for the device.
+        """Graphs that encode features [N, *shape] into ``slots`` (on the host) when replayed in order, before
+        the next ones begin: of so many ``layers`` each, or one of all. Empty for the first of a number, which
+        is encoded at once. Nothing waits for the device.
         """
         count = len(features)
         given, places = self._features[:count], self._slots[: len(slots)]
@@ -53,7 +49,7 @@ class EncoderGraphs:
         places.copy_(slots, non_blocking=True)
         if (count, layers) in self._captured:
             return self._captured[count, layers]
-        self._keep(given, places, None)  # these inputs; it compiles kernels outside of the capture
+        self._keep(given, places, None)  # also compiles kernels outside of the capture
 
         def run(cut: Callable[[], None]) -> None:
             ended = itertools.count(1)

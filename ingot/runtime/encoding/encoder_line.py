@@ -9,55 +9,39 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
 from ingot.config.step_sizes import ENCODER_PART, ENCODER_SHARE
 from ingot.runtime.encoding.input_encoding import Encoding
-from ingot.runtime.encoding.moment import Moment
+from ingot.runtime.encoding.moment import Moment, TimedWork
 from ingot.runtime.scheduling.inputs import EncoderJob
 from ingot.runtime.scheduling.pace import cautious
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch
 
 
 class PartTimes:
-    """How long decode steps and parts take. Unwelcome news (a part is slower, a step faster) counts at once,
-    welcome news little by little: a step too long is felt, one too short is not.
-    """
+    """Times of decode steps and parts. A slower part or faster step counts at once, the opposite slowly."""
 
     def __init__(self) -> None:
         self._step_ms: float | None = None
         self._part_ms: dict[int, float] = {}  # by the number of inputs
 
     def fitting(self, inputs: int, waiting: int) -> int:
-        """Parts of so many inputs behind a step while so many wait in all: one, until times are known."""
+        """Parts of so many inputs that fit behind a step while so many wait; 1 until times are known."""
         if self._step_ms is None or inputs not in self._part_ms:
             return 1
         return max(int(waiting * ENCODER_SHARE * self._step_ms / self._part_ms[inputs]), 1)
 
     def add(self, inputs: int, part_ms: float, step_ms: float | None) -> None:
-        """A part of so many inputs took so long; ``step_ms``: the step without it, None where it did more
-        than decode.
-        """
+        """Times of a part of so many inputs and of the step before it; None: it did more than decode."""
         self._part_ms[inputs] = cautious(self._part_ms.get(inputs), part_ms, unwelcome=max)
         if step_ms is not None:
             self._step_ms = cautious(self._step_ms, step_ms, unwelcome=min)
 
 
-class _Timed(NamedTuple):
-    """A step that began, went over to parts of so many inputs, and ended; ``decodes``: it did no more."""
-
-    began: Moment
-    went_over: Moment
-    ended: Moment
-    inputs: int
-    parts: int
-    decodes: bool
-
-
 class EncoderLine:
-    """Inputs of one shape go together, and one such group after another: its graphs share their memory."""
+    """Inputs of one shape go in one group, and groups one after another: their graphs share memory."""
 
     def __init__(self, encoding: Encoding, device: torch.device) -> None:
         self._encoding = encoding
@@ -67,13 +51,14 @@ class EncoderLine:
         self._parts: deque[torch.cuda.CUDAGraph] = deque()
         self._launched: list[EncoderJob] = []
         self._times = PartTimes()
-        self._timed: deque[_Timed] = deque()
+        self._timed = TimedWork(device)
         self._passed_over = False  # the last step had a prompt, and no parts behind it
 
     @contextmanager
     def behind(self, step: ScheduledBatch, *, fused: bool) -> Iterator[None]:
-        """Encode parts behind what the block launches. A step with a prompt is long enough: none of it then,
-        unless the step before it had one, too; nor before such a step, which an input that is ready brings.
+        """Encode parts after what the block launches. A step with a prompt is long enough without parts,
+        unless the step before it had one, too; nor are there parts before such a step, which a ready input
+        brings.
         """
         if not step.in_parts:
             yield
@@ -93,7 +78,7 @@ class EncoderLine:
         inputs, parts = self._advance(fused)
         if parts:
             only = decodes and step.layers is None and bool(step.requests)
-            self._timed.append(_Timed(began, went_over, Moment(self._device), inputs, parts, only))
+            self._timed.add(began, went_over, (inputs, parts), decodes=only)
 
     def finish(self, *, fused: bool, by_module: bool = False) -> None:
         """Encode all that is left; nothing waits for the device."""
@@ -104,14 +89,14 @@ class EncoderLine:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what is in it: a step has failed."""
+        """Forget everything: a step has failed."""
         self._waiting, self._group, self._launched = [], [], []
         self._parts.clear()
 
     def _advance(self, fused: bool) -> tuple[int, int]:
-        """Launch what the step has time for; returns how many parts, and of how many inputs."""
+        """Launch what the step has time for; returns the numbers of inputs and of parts."""
         if not self._group:
-            self._group = self._encoding.together(self._waiting)
+            self._group = self._encoding.next_group(self._waiting)
             self._waiting = [job for job in self._waiting if job not in self._group]
             self._parts.extend(self._encoding.begin(self._group, fused=fused, layers=ENCODER_PART))
         inputs = len(self._group)
@@ -129,8 +114,5 @@ class EncoderLine:
         self._launched = []
 
     def _read_times(self) -> None:
-        """Of the steps that have run by now; nothing waits for the others."""
-        while self._timed and self._timed[0].ended.passed:
-            one = self._timed.popleft()
-            step_ms = one.began.ms_to(one.went_over) if one.decodes else None
-            self._times.add(one.inputs, one.went_over.ms_to(one.ended) / one.parts, step_ms)
+        for (inputs, parts), ms, step_ms in self._timed.passed():
+            self._times.add(inputs, ms / parts, step_ms)

@@ -31,8 +31,7 @@ class Encoding:
         cuda_graphs: capture the encoder.
 
     Attributes:
-        observer: sees what the encoder's layers have on their way (step_record.py); CUDA graphs are not used
-            while there is one.
+        observer: sees places of the encoder's layers (step_record.py); CUDA graphs are then not used.
     """
 
     def __init__(
@@ -75,18 +74,18 @@ class Encoding:
             self._graphs = EncoderGraphs(self._keep, longest, config.encoder.max_positions, at_once, device)
 
     def encode(self, jobs: Sequence[EncoderJob], *, fused: bool = False, by_module: bool = False) -> None:
-        """Encode a step's inputs, those of one shape together, as many as there is room for; ``by_module``
-        without CUDA graphs, which hooks would not see, else perhaps by ``fused`` kernels.
+        """Encode a step's inputs, those of one shape together; ``by_module`` without CUDA graphs, which hooks
+        would not see, else perhaps by ``fused`` kernels.
         """
         left = list(jobs)
         while left:
-            together = self.together(left)
-            left = [job for job in left if job not in together]
-            for graph in self.begin(together, fused=fused, by_module=by_module):
+            group = self.next_group(left)
+            left = [job for job in left if job not in group]
+            for graph in self.begin(group, fused=fused, by_module=by_module):
                 graph.replay()
 
-    def together(self, jobs: Sequence[EncoderJob]) -> list[EncoderJob]:
-        """Those to encode next: the first one, and of its shape as many as there is room for."""
+    def next_group(self, jobs: Sequence[EncoderJob]) -> list[EncoderJob]:
+        """The first one, and of its shape as many as there is room for."""
         first = jobs[0].given
         kind = first.features.shape, first.features.device
         alike = [job for job in jobs if (job.given.features.shape, job.given.features.device) == kind]
@@ -101,27 +100,26 @@ class Encoding:
         by_module: bool = False,
         layers: int | None = None,
     ) -> Sequence[torch.cuda.CUDAGraph]:
-        """Encode inputs of one shape; or what does that when it is replayed in order, before others begin:
-        one graph, or some of so many ``layers`` each.
+        """Encode inputs of one shape; or return graphs that do when replayed in order, before others begin:
+        one, or several of so many ``layers`` each.
         """
         self._pass = EncoderPass(fused and not by_module, self.observer)
         graphs = not by_module and self._pass.observer is None
-        features = self._stacked([job.given.features for job in jobs])
+        parts = [job.given.features for job in jobs]
+        if parts[0].is_cuda:
+            for part in parts:  # made on another stream, which must not reuse them before this one has read
+                part.record_stream(torch.cuda.current_stream(part.device))
+            features = torch.stack(parts)
+        else:  # in memory that is copied without a wait
+            pinned = self.device.type == "cuda"
+            features = torch.empty(len(parts), *parts[0].shape, pin_memory=pinned)
+            torch.stack(parts, out=features)
         rows = np.concatenate([self._slots(job.entry, np.arange(job.given.positions)) for job in jobs])
         slots = self._pinned(rows)
         if self._graphs is not None and graphs and self._graphs.fits(features.shape):
             return self._graphs.begin(features, slots, layers)
         self._keep(features.to(self.device, non_blocking=True), slots.to(self.device, non_blocking=True))
         return ()
-
-    def _stacked(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Features of one shape and device as [N, ...]: there, or in memory that is copied without a wait."""
-        if not features[0].is_cuda:
-            on_host = torch.empty(len(features), *features[0].shape, pin_memory=self.device.type == "cuda")
-            return torch.stack([*features], out=on_host)
-        for one in features:  # made on another stream, which must not reuse them before this one has read
-            one.record_stream(torch.cuda.current_stream(one.device))
-        return torch.stack([*features])
 
     @torch.inference_mode()
     def _keep(
@@ -153,21 +151,19 @@ class Encoding:
         return True
 
     def captured(self, tokens: int) -> Spliced | None:
-        """What a captured step of so many tokens reads; None of a model that splices nothing."""
+        """What a captured step of so many tokens splices; None: the model splices nothing."""
         return Spliced(self._placed[:tokens], self._rows) if len(self._rows) else None
 
     def spliced(self, layout: StepLayout) -> Spliced | None:
-        """The rows of a step's placeholders; None where it has none."""
+        """The rows of a step's placeholders; None: it has none."""
         if layout.inputs.spliced is None:
             return None
         return Spliced(self._pinned(layout.inputs.spliced).to(self.device, non_blocking=True), self._rows)
 
     def _slots(self, entry: EncoderEntry, positions: np.ndarray) -> np.ndarray:
-        """Where positions of an entry are."""
         blocks = entry.table.astype(np.int64)
         return blocks[positions // self.block_size] * self.block_size + positions % self.block_size
 
     def _pinned(self, values: np.ndarray) -> torch.Tensor:
-        """In memory that is copied to the device without a wait."""
-        host = torch.from_numpy(values)
+        host = torch.from_numpy(values)  # pinned, it is copied to the device without a wait
         return host.pin_memory() if self.device.type == "cuda" else host

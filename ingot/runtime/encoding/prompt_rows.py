@@ -30,7 +30,7 @@ class RowRules:
     Attributes:
         dtype: of the hidden states.
         rotated: whether the hidden states are rotated, as in ``w4a8``: rows are then rotated, too.
-        taken: False of a model without text in its prompts.
+        taken: False for a model without text in its prompts.
     """
 
     hidden_size: int
@@ -44,11 +44,12 @@ class RowRules:
         return cls(config.hidden_size, model.dtype, bool(model.quant.rotation), config.modality.takes_text)
 
     def read(self, values: object, place: int) -> RequestInput:
-        """Rows from a tensor or array of floats [tokens, hidden_size]; they are copied and hashed meanwhile.
+        """Rows from a tensor or array of floats [tokens, hidden_size]; they are copied and hashed on another
+        thread.
 
         Raises:
-            RequestError: the model takes none, or they have another type or shape. What their values are is
-                checked when the request is.
+            RequestError: the model takes none, or they have another type or shape. Values are checked when
+                the request is.
         """
         if not self.taken:
             what = "embeddings need a model of text"

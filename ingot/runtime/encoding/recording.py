@@ -11,9 +11,9 @@ Output = TypeVar("Output")
 
 
 class Recorder:
-    """Captures graphs of one family: what one of them frees, the next ones use again.
+    """Captures graphs of one family: memory that one of them frees, the next ones use again.
 
-    All on one stream: PyTorch's allocator gives a freed block to its own stream only, also within a pool, and
+    All on one stream: PyTorch's allocator gives a freed block only to its own stream, also within a pool, and
     the matrix library has a workspace for each stream that it has met (32 MiB on an H200).
     """
 
@@ -23,19 +23,17 @@ class Recorder:
         self._stream = torch.cuda.Stream(device)
 
     def record(self, run: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
-        """A graph of what ``run`` launches, and what it returned; call it once before, so that kernels are
-        built.
-        """
+        """A graph of what ``run`` launches, and what it returned; call it once before, to build kernels."""
         (graph,), output = self.record_parts(lambda cut: run())
         return graph, output
 
     def record_parts(
         self, run: Callable[[Callable[[], None]], Output]
     ) -> tuple[list[torch.cuda.CUDAGraph], Output]:
-        """``record``, where ``run`` calls what it is given to end a graph and begin the next one; they are
-        replayed in their order, and none of the family between them.
+        """``record``, where ``run`` calls its argument to end a graph and begin the next one; they are
+        replayed in order, and none of the family between them.
 
-        Not by ``torch.cuda.graph``, which collects garbage and empties the allocator's cache each time.
+        ``torch.cuda.graph`` would collect garbage and empty the allocator's cache each time.
         """
         torch.cuda.synchronize(self._device)
         graphs: list[torch.cuda.CUDAGraph] = []

@@ -10,17 +10,65 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ingot.errors import RequestError
-from ingot.runtime.sampling.token_masks import TokenMasks
 from ingot.runtime.scheduling.request import Request
 from ingot.text.grammar.grammar_compiler import mask_words
 
 Bits = npt.NDArray[np.int32]
 _MOST_THREADS = 8
+
+
+class _HostSide(NamedTuple):
+    """Masks on the host, and the event after which they may be written again."""
+
+    masks: torch.Tensor
+    sent: torch.cuda.Event | None
+
+
+class TokenMasks:
+    """Room for the masks of ``max_rows`` rows; two pinned host buffers are used in turn."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self._shape = (max_rows, mask_words(vocab_size))
+        self._device = device
+        self._turn = 0
+
+    @cached_property
+    def table(self) -> torch.Tensor:
+        """[max_rows, ceil(V / 32)] int32; made at first use, then at one address, since graphs hold it."""
+        with torch.inference_mode(mode=False):  # it outlives the step that asks first
+            return torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+
+    def send(self, masks: Sequence[npt.NDArray[np.int32]]) -> None:
+        """Make them the first rows of the table for the steps that are sent from now on."""
+        if not masks:
+            return
+        self._turn = 1 - self._turn
+        side = self._sides[self._turn]
+        if side.sent is not None:
+            side.sent.synchronize()
+        np.stack(masks, out=side.masks.numpy()[: len(masks)])
+        self.table[: len(masks)].copy_(side.masks[: len(masks)], non_blocking=True)
+        if side.sent is not None:
+            side.sent.record()
+
+    @cached_property
+    def _sides(self) -> list[_HostSide]:
+        on_gpu = self._device.type == "cuda"
+        return [
+            _HostSide(
+                torch.zeros(self._shape, dtype=torch.int32, pin_memory=on_gpu),
+                torch.cuda.Event() if on_gpu else None,
+            )
+            for _ in range(2)
+        ]
 
 
 @dataclass(frozen=True)
@@ -47,11 +95,10 @@ class GrammarMasks:
 
     @property
     def num_held(self) -> int:
-        """Requests of which something is kept."""
         return len(self._jobs)
 
     def begin(self, requests: Iterable[Request]) -> None:
-        """Start finding what follows the tokens of each request that has a matcher and no pending token."""
+        """Start finding the mask of each request that has a matcher and no pending token."""
         for request in requests:
             matcher, length = request.matcher, len(request.output_ids)
             if matcher is None or request.num_pending or request.ended:
@@ -75,13 +122,14 @@ class GrammarMasks:
             request.sits_out = request.num_pending > 0 or not bits.done()
             error = None if request.sits_out else bits.exception()
             if error is not None:  # the request's own, whatever it is: others go on
-                failed.append((request, error if isinstance(error, RequestError) else _failed(error)))
+                if not isinstance(error, RequestError):
+                    seen = f"{type(error).__name__}: {error}"[:200]
+                    error = RequestError("the grammar cannot go on", seen=seen)
+                failed.append((request, error))
         return failed
 
     def place(self, requests: Sequence[Request]) -> list[int]:
-        """Send the masks of a step's requests, of which none sits out; returns each one's row of the table,
-        -1 without a matcher.
-        """
+        """Send the masks of a step's requests; returns each one's row of the table, -1 without a matcher."""
         masked = [i for i, request in enumerate(requests) if request.matcher is not None]
         jobs = [self._jobs[requests[i].request_id] for i in masked]
         for i, job in zip(masked, jobs, strict=True):
@@ -94,7 +142,6 @@ class GrammarMasks:
         return places
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept for a request that has ended."""
         self._jobs.pop(request.request_id, None)
 
     def _bits(self, request: Request) -> Bits:
@@ -107,7 +154,3 @@ class GrammarMasks:
     def _threads(self) -> Executor:
         count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
         return self._given or ThreadPoolExecutor(count, "ingot-grammar")
-
-
-def _failed(error: BaseException) -> RequestError:
-    return RequestError("the grammar cannot go on", seen=f"{type(error).__name__}: {error}"[:200])

@@ -1,10 +1,4 @@
-"""The logarithm of what a row's probabilities are divided by.
-
-Owns one formula: log(sum(exp(logits))), with a sum that no order changes. A library's own sums of a row in
-another order where there are more rows beside it, so that a log-probability would depend on its company.
-
-    logprobs = logits - log_normaliser(logits)
-"""
+"""log(sum(exp(logits))) of a row, with a sum that does not depend on the rows beside it."""
 
 from __future__ import annotations
 
@@ -18,9 +12,8 @@ WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their
 def log_normaliser(logits: torch.Tensor) -> torch.Tensor:
     """log(sum(exp(logits))) of each row: [B, V] floating, V < 2**22 → [B, 1] float64.
 
-    Weights are rounded to 2**-40 of the likeliest token's and summed as integers, so a row's result has the
-    same bits whatever the other rows are: within V 2**-41 of the exact one. NaN where a row has one, else inf
-    where it has one, -inf where it has nothing else.
+    Weights are rounded to 2**-40 of the likeliest token's and summed as integers: within V 2**-41 of the
+    exact result. NaN where a row has one, else inf where it has one, -inf where it has nothing else.
     """
     rows = max(1, LOGITS_AT_ONCE // max(logits.shape[1], 1))
     if len(logits) <= rows:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from ingot.runtime.sampling.grammar_masks import TokenMasks
 from ingot.runtime.sampling.token_counts import TokenCounts
 from ingot.runtime.sampling.token_logprobs import ROW_WIDTH
-from ingot.runtime.sampling.token_masks import TokenMasks
 from ingot.runtime.sampling.transcript_masks import Transcripts
 
 
@@ -32,7 +32,7 @@ class TokensInFlight:
 
 
 class _HostSide(NamedTuple):
-    """What one step is copied to, and the event after which it is there."""
+    """The buffers of one step's copy, and the event after which they are filled."""
 
     table: torch.Tensor
     logprobs: torch.Tensor
@@ -40,7 +40,7 @@ class _HostSide(NamedTuple):
 
 
 class TokenFeed:
-    """The newest tokens by row.
+    """The newest tokens by row, with token counts, masks and transcripts' rules beside them.
 
     ``table``: [max_rows] int64 on the device; a step's graph writes it and the next one's reads it.
     ``logprobs``: [max_rows, ROW_WIDTH] float64, as ``leave_logprobs`` writes it.
@@ -65,9 +65,7 @@ class TokenFeed:
         self._turn = 0
 
     def send(self, count: int, *, logprobs: bool = False, likeliest: bool = True) -> TokensInFlight:
-        """Start copying the first ``count`` rows to the host, with their log-probabilities if they are
-        wanted; those of the likeliest tokens are read only if someone wants them.
-        """
+        """Start copying the first ``count`` rows to the host, with log-probabilities as they are wanted."""
         self._turn = 1 - self._turn
         side = self._sides[self._turn]
         side.table[:count].copy_(self.table[:count], non_blocking=True)

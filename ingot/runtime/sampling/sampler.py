@@ -39,12 +39,12 @@ ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
 class RowSampling(NamedTuple):
     """How one row draws. ``temperature=0`` is greedy, ``top_k=0`` keeps all.
 
-    ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot`` is the
-    request's row of the token counts; -1: it has no penalties, no bias (of ``biased`` tokens), and no end
-    tokens that are banned before ``min_new``. ``mask``: row of the step's masks; -1: every token is
-    allowed. ``transcript``, ``last_time`` and ``paired``: its ``Mark``; -1: it is no transcript.
-    ``logprobs``: it wants log-probabilities, with ``likeliest`` those of other tokens too. ``probed``: the
-    token that they are of, in a row that draws nothing; -1: of the one that is drawn.
+    ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot``: the request's
+    row of the token counts; -1: it has no penalties, no bias (of ``biased`` tokens), and no end tokens that
+    are banned before ``min_new``. ``mask``: row of the step's masks; -1: every token is allowed.
+    ``transcript``, ``last_time`` and ``paired``: its ``Mark``; -1: it is no transcript. ``logprobs``: it
+    wants log-probabilities, with ``likeliest`` those of other tokens too. ``probed``: the token that they are
+    of, in a row that draws nothing; -1: of the drawn one.
     """
 
     temperature: float = 0.0
@@ -70,7 +70,7 @@ class RowSampling(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """Where each row's newest token is: ``ids[places]``, both int64 on the device."""
+    """Each row's newest token is ``ids[places]``, both int64 on the device."""
 
     ids: torch.Tensor
     places: torch.Tensor
@@ -78,19 +78,15 @@ class Newest(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingTensors:
-    """The values of B rows on the device, and what the batch as a whole lets the sampler skip.
+    """The values of B rows on the device, and what the batch lets the sampler skip.
 
     Attributes:
         temperature, top_p, min_p, repetition, presence, frequency: [B] float64.
         top_k, seed, step, min_new, slot, biased, mask, transcript, last_time, paired, probed: [B] int64.
-        all_greedy: no row draws.
         max_top_k: largest top_k of a drawing row, 0 where none filters.
-        any_top_p, any_min_p: some drawing row filters so.
+        any_top_p, any_min_p: of the drawing rows.
         any_rules: some row has a slot.
-        any_masks: some row has a mask.
-        any_transcripts: some row is a transcript's.
-        any_probes: some row has a probe.
-        any_logprobs: some row wants log-probabilities; any_likeliest: of the likeliest tokens, too.
+        any_likeliest: some row wants log-probabilities of top tokens, too.
     """
 
     temperature: torch.Tensor
@@ -123,7 +119,7 @@ class SamplingTensors:
 
     @classmethod
     def from_rows(cls, rows: Sequence[RowSampling], device: torch.device | str) -> SamplingTensors:
-        """Two copies to the device, from pinned memory where it is a GPU; neither waits."""
+        """Two copies to the device, from pinned memory for a GPU; neither waits."""
         numbers = [[getattr(r, name) for r in rows] for name in ROW_DOUBLES]
         integers = [[getattr(r, name) for r in rows] for name in ROW_LONGS]
         pinned = torch.device(device).type == "cuda"
@@ -134,7 +130,7 @@ class SamplingTensors:
 
     @classmethod
     def over(cls, fields: Mapping[str, torch.Tensor], rows: Sequence[RowSampling]) -> SamplingTensors:
-        """Values that are on the device already; ``rows`` are what they hold, on the host."""
+        """Values that are on the device already; ``rows`` are the same on the host."""
         drawing = [r for r in rows if r.temperature > 0]
         return cls(
             **fields,
@@ -151,23 +147,23 @@ class SamplingTensors:
         )
 
     def held(self, logits: torch.Tensor, transcripts: Transcripts, newest: Newest) -> torch.Tensor:
-        """Rows of logits [B, V] as the rules of their transcripts leave them, float32."""
+        """Logits [B, V] after the rules of their transcripts, float32."""
         marks = (self.transcript, self.last_time, self.paired)
         return hold_transcripts(logits, transcripts.tables, TranscriptRows(*marks, *newest))
 
     def penalized(self, logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
-        """Rows of logits [B, V] as their rules leave them, float32."""
+        """Logits [B, V] after their rows' penalties, float32."""
         rules = (self.repetition, self.presence, self.frequency, self.min_new, self.step)
         return penalize(logits, counts.table, self.slot, *rules, counts.bias, self.biased)
 
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    """The tokens chosen, on the logits' device.
+    """The chosen tokens, on the logits' device.
 
     Attributes:
         token_ids: [B] int64.
-        values: [B] float32, their logits as they were given; NaN where the best logit of a row is none.
+        values: [B] float32, their logits as given; NaN where the best logit of a row is.
     """
 
     token_ids: torch.Tensor
@@ -181,9 +177,8 @@ def sample(logits: torch.Tensor, tensors: SamplingTensors) -> SamplerOutput:
     top-k, top-p, then min-p (``token_weights``), and take the first token, in id order, at which the running
     sum of weights passes u * total, with u = ``uniform(seed, step)``. A row that is -inf throughout gives 0.
     Logits may be fp16, bf16 or float32: the result is that of their float32 values. Nothing waits for the
-    device and every shape depends on B and V alone, so a CUDA graph can hold it; on a GPU its launches depend
-    on B, V and the batch's flags, of which only ``all_greedy`` and whether any row has a top-k or a top-p
-    count.
+    device and every shape depends on B and V alone, so a CUDA graph can hold it; on a GPU the launches depend
+    only on B, V, ``all_greedy`` and whether any row has a top-k or a top-p.
     """
     if not runs_on_gpu(logits):
         return sample_reference(logits, tensors)
@@ -209,12 +204,12 @@ def sample_reference(logits: torch.Tensor, tensors: SamplingTensors) -> SamplerO
 
 
 def token_weights(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tensor:
-    """What ``sample`` draws from: [B, V] int64 weights, proportional to the probabilities that are left.
+    """What ``sample`` draws from: [B, V] int64 weights, proportional to the remaining probabilities.
 
     The likeliest token weighs 2**40; less likely than 2**-40 of it counts as impossible, as does NaN. Filters
     follow Hugging Face's warpers, in their order: top-k keeps every token that ties with the k-th; top-p the
     smallest set whose mass reaches p, lowest ids first among equals, one token at least; min-p those of at
-    least min_p times the highest probability. Greedy rows are given the weights of temperature 1.
+    least min_p times the highest probability. Greedy rows get the weights of temperature 1.
     """
     return _weights(logits.float(), tensors, slice(None))
 
@@ -226,30 +221,22 @@ def _weights(logits: torch.Tensor, tensors: SamplingTensors, rows: slice) -> tor
     scaled = scores.double().sub_(highest).div_(torch.where(temperature > 0, temperature, 1.0))
     weights = scaled.exp_().mul_(WEIGHT_ONE).long()  # [rows, V]
     if tensors.max_top_k:
-        weights.masked_fill_(scores < _kth_score(scores, tensors.top_k[rows], tensors.max_top_k), 0)
+        top_k = tensors.top_k[rows, None]
+        best = torch.topk(scores, min(tensors.max_top_k, scores.shape[1]), dim=-1).values
+        kth = best.gather(1, (top_k - 1).clamp(0, best.shape[1] - 1))
+        weights.masked_fill_(scores < torch.where(top_k > 0, kth, -torch.inf), 0)
     if tensors.any_top_p:
-        weights = _keep_top_p(weights, scores, tensors.top_p[rows])
+        order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+        ranked = weights.gather(1, order)
+        reached, top_p = _running_sum(ranked), tensors.top_p[rows, None]
+        limit = torch.where(top_p < 1, top_p, torch.inf) * reached[:, -1:].double()
+        before = reached[:, : ranked.shape[1]] - ranked  # weight of the likelier tokens
+        ranked.masked_fill_(before.double() >= limit, 0)
+        weights = torch.empty_like(weights).scatter_(1, order, ranked)
     if tensors.any_min_p:
         floor = (tensors.min_p[rows, None] * WEIGHT_ONE).long()
         weights.masked_fill_(weights < floor, 0)
     return weights
-
-
-def _kth_score(scores: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
-    """[rows, 1]: the score below which a row's tokens go; -inf where top_k is 0."""
-    best = torch.topk(scores, min(max_top_k, scores.shape[1]), dim=-1).values
-    kth = best.gather(1, (top_k[:, None] - 1).clamp(0, best.shape[1] - 1))
-    return torch.where(top_k[:, None] > 0, kth, -torch.inf)
-
-
-def _keep_top_p(weights: torch.Tensor, scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
-    ranked = weights.gather(1, order)
-    reached = _running_sum(ranked)
-    limit = torch.where(top_p < 1, top_p, torch.inf)[:, None] * reached[:, -1:].double()
-    before = reached[:, : ranked.shape[1]] - ranked  # weight of the likelier tokens
-    ranked.masked_fill_(before.double() >= limit, 0)
-    return torch.empty_like(weights).scatter_(1, order, ranked)
 
 
 def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -277,19 +264,16 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def uniform(seed: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """[B] float64 in [0, 1), a multiple of 2**-53: number ``step`` of the stream that ``seed`` starts.
+    """[B] float64 in [0, 1), a multiple of 2**-53: number ``step`` of the stream of ``seed``, both [B] int64.
 
     The stream is SplitMix64 begun at the hash of ``seed``, so that neighbouring seeds share no numbers.
-
-    Args:
-        seed, step: [B] int64.
     """
     bits = splitmix64(splitmix64(seed) + step * _GAMMA)
     return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def splitmix64(state: torch.Tensor) -> torch.Tensor:
-    """The output that SplitMix64 gives in ``state``: int64 in and out, arithmetic modulo 2**64.
+    """SplitMix64's output for ``state``: int64 in and out, arithmetic modulo 2**64.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
@@ -300,5 +284,5 @@ def splitmix64(state: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift in zeros: torch has no unsigned shift, and its own copies the sign."""
+    """Shifts in zeros: torch has no unsigned shift, and its own copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -7,7 +7,7 @@ preempted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,16 +42,14 @@ class TokenCounts:
 
     @property
     def table(self) -> torch.Tensor:
-        """[max_requests, vocab_size]; made when first asked for, and at one address from then on, since
-        graphs hold it.
-        """
+        """[max_requests, vocab_size]; made at first use, then at one address, since graphs hold it."""
         if self._table is None:
             self._table = self._zeros(self._shape[1], self._dtype)
         return self._table
 
     @property
     def bias(self) -> BiasTable:
-        """Of as many slots as ``table``, with room for MAX_BIASES tokens each; made and kept as it is."""
+        """Of as many slots as ``table``, with room for MAX_BIASES tokens each; made and kept like it."""
         if self._bias is None:
             ids, values = self._zeros(MAX_BIASES, torch.int32), self._zeros(MAX_BIASES, torch.float64)
             self._bias = BiasTable(ids, values)
@@ -59,28 +57,26 @@ class TokenCounts:
 
     @property
     def num_held(self) -> int:
-        """Slots that belong to a request."""
         return len(self._held)
 
     @torch.inference_mode()
     def slots(
         self, requests: Sequence[Request], ends: Sequence[Collection[int]], *, counted: bool
     ) -> list[int]:
-        """Each request's slot, which holds all that is known of its tokens by the time a step reads it.
+        """Each request's slot, up to date by the time a step reads it.
 
-        ``ends``: end tokens of each request that may be banned. ``counted``: the step counts the tokens that
-        it chooses in these slots.
+        ``ends``: end tokens of each request that may be banned. ``counted``: the step counts its own choices.
         """
         places, values, slots = [], [], []
         for request, own in zip(requests, ends, strict=True):
+            parts: list[tuple[np.ndarray, int]] = []
             held = self._held.get(request.request_id)
             if held is None:
                 held = self._held[request.request_id] = _Held(self._free.pop())
                 self.table[held.slot].zero_()
                 self._set_bias(held.slot, request.params.logit_bias)
-                parts = list(self._parts(request.counted_ids, own))
-            else:
-                parts = []
+                parts.append((np.unique(self._known(request.counted_ids)), IN_PROMPT))
+                parts.append((np.unique(self._known(list(own))), ENDS))
             known = len(request.output_ids)
             if held.counted < known:
                 parts.append((self._known(request.output_ids[held.counted :]), GENERATED))
@@ -96,9 +92,7 @@ class TokenCounts:
         return slots
 
     def release(self, request: Request) -> None:
-        """Take a request's slot back, if it has one: a step in flight may still count a token there, before
-        the next request's first step clears it.
-        """
+        """Take a request's slot back; a step in flight may still count in it before it is cleared."""
         held = self._held.pop(request.request_id, None)
         if held is not None:
             self._free.append(held.slot)
@@ -108,21 +102,16 @@ class TokenCounts:
             return torch.zeros(self._shape[0], width, dtype=dtype, device=self.device)
 
     def _set_bias(self, slot: int, bias: Mapping[int, float]) -> None:
-        """Two copies to the device, neither of which waits; rows say how much of them counts."""
+        """Two copies to the device, neither of which waits; rows say how many entries count."""
         if bias:
             ids, values = zip(*sorted(bias.items()), strict=True)
             self.bias.ids[slot, : len(ids)] = self._sent(torch.tensor(ids, dtype=torch.int32))
             self.bias.values[slot, : len(ids)] = self._sent(torch.tensor(values, dtype=torch.float64))
 
     def _sent(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, on its way from pinned memory where it is a GPU."""
+        """A copy on the device, from pinned memory for a GPU."""
         host = host.pin_memory() if self.device.type == "cuda" else host
         return host.to(self.device, non_blocking=True)
-
-    def _parts(self, prompt_ids: Sequence[int], ends: Collection[int]) -> Iterator[tuple[np.ndarray, int]]:
-        """Ids, each once, with what they count."""
-        yield np.unique(self._known(prompt_ids)), IN_PROMPT
-        yield np.unique(self._known(list(ends))), ENDS
 
     def _known(self, token_ids: Sequence[int]) -> np.ndarray:
         """The ids that are in the vocabulary: placeholders of pictures need not be."""

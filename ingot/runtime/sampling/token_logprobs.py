@@ -26,7 +26,7 @@ NARROW_WIDTH = 3  # of rows in which the chosen token's alone counts
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probability of a chosen token under the model itself, and the likeliest tokens as (id, logprob)."""
+    """Log-probability of a chosen token under the model itself, and the top tokens as (id, logprob)."""
 
     token_id: int
     logprob: float
@@ -34,7 +34,7 @@ class TokenLogprobs:
 
 
 def read_logprobs(row: Sequence[float], token_id: int, wanted: int) -> TokenLogprobs:
-    """A request's share of a row that ``leave_logprobs`` left: the ``wanted`` likeliest, or all there are."""
+    """The ``wanted`` top tokens of a row that ``leave_logprobs`` left, or all there are."""
     if not wanted:
         return TokenLogprobs(token_id, row[0])
     values, ids = row[1 : 1 + wanted], row[1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + wanted]
@@ -43,7 +43,7 @@ def read_logprobs(row: Sequence[float], token_id: int, wanted: int) -> TokenLogp
 
 
 def with_probe(request: Request, found: TokenLogprobs | None) -> TokenLogprobs | None:
-    """A request's first log-probabilities with its probe before the likeliest tokens."""
+    """A request's first log-probabilities with its probe before the top tokens."""
     if found is None or request.probe is None or request.output_ids:
         return found
     assert request.probed is not None
@@ -57,15 +57,15 @@ def leave_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Ten
         logits: [B, V] floating, as the model gave them.
         token_ids: [B] int64, the chosen tokens.
         out: [at least B, 1 + 2 K] float64, written to: log-probabilities as float32 rounds them, those of the
-            row's likeliest tokens largest first and the lowest id first among equals, then their ids, -1
-            where V < K.
+            row's top tokens largest first and the lowest id first among equals, then their ids, -1 where V <
+            K.
     """
     leave = logprobs if runs_on_gpu(logits) else leave_logprobs_reference
     leave(logits, token_ids, out)
 
 
 def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """``leave_logprobs`` in PyTorch, on any device; row by row, which a CPU's caches hold."""
+    """``leave_logprobs`` in PyTorch, on any device; row by row, which fits a CPU's caches."""
     top = out.shape[1] // 2
     for row, token, place in zip(logits.float(), token_ids, out, strict=False):
         likeliest = _likeliest(row, top)
@@ -77,7 +77,7 @@ def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out:
 
 
 def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
-    """[up to count] ids of a row's largest logits, the lowest id first among equals: topk takes any."""
+    """[up to count] ids of a row's largest logits, the lowest id first among equals (topk takes any)."""
     if count == 1:
         return row.max(0, keepdim=True).indices  # the first of equals; NaN is above all here, too
     least = torch.topk(row, min(count, len(row))).values[-1]

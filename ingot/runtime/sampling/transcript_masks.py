@@ -20,7 +20,7 @@ from ingot.text.grammar.grammar_compiler import mask_words
 
 
 class Mark(NamedTuple):
-    """Where a request's transcript stands; the values are those of ``hold_transcripts``."""
+    """A request's place in its transcript; the values are those of ``hold_transcripts``."""
 
     place: int
     last_time: int
@@ -37,7 +37,7 @@ class _Set:
 
 @dataclass
 class _Held:
-    """A request's set, and what is known of the first ``read`` tokens of its output."""
+    """A request's set, and what the first ``read`` tokens of its output say."""
 
     rules: TranscriptRules
     index: int
@@ -57,7 +57,7 @@ class Transcripts:
 
     @cached_property
     def tables(self) -> TranscriptTables:
-        """Made when first asked for, and at one address from then on, since graphs hold it."""
+        """Made at first use, then at one address, since graphs hold it."""
         count = len(self._free) + len(self._sets)
         with torch.inference_mode(mode=False):  # they outlive the step that asks first
             masks = torch.zeros(2 * count, mask_words(self.vocab_size), dtype=torch.int32, device=self.device)
@@ -65,17 +65,14 @@ class Transcripts:
 
     @property
     def num_held(self) -> int:
-        """Requests that hold rules."""
         return len(self._held)
 
     def marks(self, requests: Sequence[Request]) -> list[Mark | None]:
-        """What the next token of each request is held to, once the device has its rules."""
+        """One mark per request, None without rules; the device has the rules then."""
         return [None if one.params.transcript is None else self._mark(one) for one in requests]
 
     def release(self, request: Request) -> None:
-        """A request has ended or was preempted; a step in flight may still read its rules, which later copies
-        follow.
-        """
+        """Release an ended or preempted request's rules, which a step in flight may still read."""
         held = self._held.pop(request.request_id, None)
         if held is not None:
             self._sets[held.rules].holders -= 1
@@ -99,17 +96,16 @@ class Transcripts:
         assert rules is not None
         found = self._sets.get(rules)
         if found is None:
-            found = self._sets[rules] = _Set(self._free_index())
+            if self._free:
+                index = self._free.pop()
+            else:  # the oldest rules that nobody holds make room
+                unheld = next(known for known, one in self._sets.items() if not one.holders)
+                index = self._sets.pop(unheld).index
+            found = self._sets[rules] = _Set(index)
             self._send(found.index, rules)
         found.holders += 1
         held = self._held[request.request_id] = _Held(rules, found.index)
         return held
-
-    def _free_index(self) -> int:
-        """A place in the tables: the oldest rules that nobody holds make room."""
-        if self._free:
-            return self._free.pop()
-        return self._sets.pop(next(rules for rules, one in self._sets.items() if not one.holders)).index
 
     def _send(self, index: int, rules: TranscriptRules) -> None:
         """Two copies to the device, neither of which waits."""
@@ -123,7 +119,7 @@ class Transcripts:
 
 
 def _allowed(rules: TranscriptRules, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of the first place, and of any other: [vocab_size] bool."""
+    """Tokens allowed in the first place, and in any other: [vocab_size] bool."""
     later = np.full(vocab_size, not rules.detect)
     later[list(rules.detect)] = True
     if rules.detect:
@@ -141,7 +137,6 @@ def _allowed(rules: TranscriptRules, vocab_size: int) -> tuple[np.ndarray, np.nd
 
 
 def _packed(allowed: np.ndarray) -> np.ndarray:
-    """Bits of a mask, 32 in a word."""
     bits = np.zeros(32 * mask_words(len(allowed)), np.uint8)
     bits[: len(allowed)] = allowed
     return np.packbits(bits, bitorder="little").view("<i4")

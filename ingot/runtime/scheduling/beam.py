@@ -40,8 +40,8 @@ class BeamResult:
     """A finished hypothesis.
 
     ``output_ids`` lacks the end token, which is ``end_token``: None where the length ended it. ``score`` is
-    sum of log-probabilities / generated_length ** length_penalty; both count the end token. In transcripts
-    the length does not count the end token. ``logprobs`` has the end token's last.
+    sum of log-probabilities / generated_length ** length_penalty; both count the end token, except the length
+    in transcripts. ``logprobs`` has the end token's last.
     """
 
     output_ids: tuple[int, ...]
@@ -67,8 +67,8 @@ class BeamSearch:
     Attributes:
         live: the beams to compute next, best first; the prompt alone at the start.
         done: no step is left. A request whose prompt leaves no room is done at once, without results.
-        num_candidates: how many of a beam's likeliest tokens ``advance`` needs to be exact: num_beams that
-            go on, and every end token.
+        num_candidates: how many of a beam's top tokens ``advance`` needs to be exact: num_beams that go on,
+            and every end token.
     """
 
     def __init__(
@@ -91,17 +91,24 @@ class BeamSearch:
         """Take one step: extend every live beam, retire those that end, keep the best ``num_beams``.
 
         Args:
-            candidates: for each live beam, its ``num_candidates`` likeliest (token, log-probability); fewer
-                where the vocabulary is smaller, more are welcome. Hugging Face's log-probabilities are the
-                log-softmax first and the logits processors after it, without a second normalisation.
+            candidates: for each live beam, its ``num_candidates`` top (token, log-probability); fewer where
+                the vocabulary is smaller, more are fine. Hugging Face's log-probabilities are the log-softmax
+                first and the logits processors after it, without a second normalisation.
 
         Returns:
             The new live beams, best first; empty once ``done``.
         """
         self._length += 1
         at_limit = self._length >= self._max_new
+        ranked = [
+            (beam.logprob + logprob, BeamStep(parent, token, logprob))
+            for parent, (beam, offered) in enumerate(zip(self.live, candidates, strict=True))
+            for token, logprob in offered
+            if logprob > -math.inf
+        ]
+        ranked.sort(key=lambda item: -item[0])
         extend = self._extended_transcripts if self._transcribes else self._extended
-        kept = extend(self._ranked(candidates), at_limit)[: self._params.num_beams]
+        kept = extend(ranked, at_limit)[: self._params.num_beams]
         self.live = [self._beam(step, logprob) for logprob, step in kept]
         self.done = at_limit or not self.live or self._settled()
         return [] if self.done else [step for _, step in kept]
@@ -111,13 +118,12 @@ class BeamSearch:
         return self._finished[:n]
 
     def _extended(self, ranked: Sequence[Extended], at_limit: bool) -> list[Extended]:
-        """Those that go on; others finish."""
         going_on = []
         for rank, (logprob, step) in enumerate(ranked):
             ended = step.token in self._end_ids
             if not ended and not at_limit:
                 going_on.append((logprob, step))
-            elif rank < self._params.num_beams:  # lower ranks stand by to go on, never to finish
+            elif rank < self._params.num_beams:  # lower ranks may go on, never finish
                 self._finish(step, logprob, ended)
         return going_on
 
@@ -133,7 +139,7 @@ class BeamSearch:
                 self._finish(step, logprob, ended=True)
         if not at_limit and not self._settled():
             return going_on
-        # With a patience below 1 the likeliest that have not ended compete, too.
+        # With a patience below 1 the likeliest live ones compete, too.
         for logprob, step in going_on[: max(self._params.num_beams - len(self._finished), 0)]:
             self._finish(step, logprob, ended=False)
         return []
@@ -141,15 +147,6 @@ class BeamSearch:
     def _beam(self, step: BeamStep, logprob: float) -> Beam:
         parent = self.live[step.parent]
         return Beam((*parent.output_ids, step.token), logprob, (*parent.logprobs, step.logprob))
-
-    def _ranked(self, candidates: Sequence[Sequence[tuple[int, float]]]) -> list[Extended]:
-        pool = [
-            (beam.logprob + logprob, BeamStep(parent, token, logprob))
-            for parent, (beam, offered) in enumerate(zip(self.live, candidates, strict=True))
-            for token, logprob in offered
-            if logprob > -math.inf
-        ]
-        return sorted(pool, key=lambda item: -item[0])
 
     def _finish(self, step: BeamStep, logprob: float, ended: bool) -> None:
         beam = self._beam(step, logprob)
@@ -168,7 +165,7 @@ class BeamSearch:
         return float(logprob / length**self._params.length_penalty)
 
     def _settled(self) -> bool:
-        """The finished hypotheses are complete, and, but in transcripts, no live beam is taken to improve on
+        """Whether the finished hypotheses are complete and, except in transcripts, no live beam would improve
         them.
 
         The best live beam is judged by its score at its present length, Hugging Face's rule for
@@ -182,12 +179,7 @@ class BeamSearch:
 
 
 def top_candidates(logprobs: torch.Tensor, k: int) -> list[list[tuple[int, float]]]:
-    """Each row's ``k`` likeliest (token, log-probability), best first; waits once for the device.
-
-    Args:
-        logprobs: [B, V] float32.
-        k: cut to V.
-    """
+    """Each row's ``k`` (or V) likeliest (token, log-probability) of ``logprobs`` [B, V], best first."""
     top = torch.topk(logprobs, min(k, logprobs.shape[-1]), dim=-1)
     packed = torch.stack([top.indices.double(), top.values.double()], dim=-1).tolist()
     return [[(int(token), logprob) for token, logprob in row] for row in packed]

@@ -34,13 +34,13 @@ class EncoderCache:
 
     @property
     def num_unready(self) -> int:
-        """Inputs that are encoded in parts now, or wait for it."""
+        """Inputs that are being encoded in parts, or wait for it."""
         self._unready = [entry for entry in self._unready if not entry.ready]
         return len(self._unready)
 
     def open_step(self, *, beside_decodes: bool) -> None:
-        """Choose how a step encodes: in parts beside decodes, unless so many inputs wait that the share of
-        the steps' time which they would get is the whole. Else what waits is encoded before the step.
+        """Choose how a step encodes: in parts beside decodes, unless so many inputs wait that they would take
+        all of the steps' time. Else what waits is encoded before the step.
         """
         self.in_parts = self.parts and beside_decodes and self.num_unready * ENCODER_SHARE < 1
 
@@ -74,7 +74,6 @@ class EncoderCache:
         return self.in_parts and any(not entry.ready for entry in request.encoded.values())
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let ``child`` hold what ``parent`` holds."""
         for index, entry in parent.encoded.items():
             self._hold(child, index, entry)
 
@@ -86,21 +85,20 @@ class EncoderCache:
                 self._give_back(request, index)
 
     def release(self, request: Request) -> None:
-        """Give back all that a request holds."""
         for index in list(request.encoded):
             self._give_back(request, index)
 
     def clear(self) -> None:
-        """Forget every entry: a step has failed, and what it was to encode may not be there."""
+        """Forget every entry: a step has failed, and its inputs may not be encoded."""
         assert not any(entry.holders for entry in self._entries.values())
         self._entries.clear()
         self._unready.clear()
         self._free = list(range(self.num_blocks))
 
     def _placed(self, given: RequestInput, jobs: list[EncoderJob]) -> EncoderEntry | None:
-        """A new entry; None where the step's budget or the cache has no room for it."""
-        under_way = sum(job.given.positions for job in jobs)
-        if jobs and under_way + given.positions > self.budget:
+        """A new entry; None: the step's budget or the cache has no room for it."""
+        in_flight = sum(job.given.positions for job in jobs)
+        if jobs and in_flight + given.positions > self.budget:
             return None
         wanted = -(-given.positions // self.block_size)
         unheld = [entry for entry in self._entries.values() if not entry.holders]

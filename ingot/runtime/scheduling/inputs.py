@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -35,10 +35,10 @@ class RequestInput:
     """One input of a request.
 
     Attributes:
-        content: copied and hashed beside its neighbours, unless it has a name; whoever asks first waits.
-        positions: how many outputs it has.
+        content: copied and hashed on another thread, unless it has a name; the first reader waits.
+        positions: its number of outputs.
         place: index in the prompt of its first placeholder token.
-        tokens: how many placeholders there are: one for each position (wiring ``prefix``), or none.
+        tokens: its placeholders: one for each position (wiring ``prefix``), or none.
         encodes: False: its features are themselves the rows of its placeholders (prompt_rows.py).
     """
 
@@ -50,12 +50,10 @@ class RequestInput:
 
     @property
     def features(self) -> torch.Tensor:
-        """As ``Content``."""
         return self.content.result().features
 
     @property
     def digest(self) -> bytes:
-        """As ``Content``."""
         return self.content.result().digest
 
     @property
@@ -70,8 +68,8 @@ class RequestInput:
 
 @dataclass(eq=False)
 class EncoderEntry:
-    """What an input became: blocks of the encoder cache, in order, and how many requests hold them.
-    Not ``ready`` while it is encoded in parts: no step may read it.
+    """An encoded input: blocks of the encoder cache, in order, and how many requests hold them. Not ``ready``
+    while it is encoded in parts: no step may read it.
     """
 
     digest: bytes
@@ -88,8 +86,6 @@ class EncoderEntry:
 
 @dataclass(frozen=True)
 class EncoderJob:
-    """An input that a step encodes into an entry."""
-
     given: RequestInput
     entry: EncoderEntry
 
@@ -104,13 +100,12 @@ class InputRules:
 
     @property
     def config(self) -> EncoderConfig:
-        """Of the encoder."""
         assert self.model.encoder is not None
         return self.model.encoder
 
     def read(self, features: object, place: int, name: bytes | None = None) -> RequestInput:
         """An input from a tensor, or what torch makes one of, at a place in the prompt. Without a name, its
-        values may be written over once ``check`` has returned.
+        values may be overwritten once ``check`` has returned.
 
         Raises:
             RequestError: it is not a tensor of the right shape, or has too many positions.
@@ -125,11 +120,15 @@ class InputRules:
                 allowed=f"1 to {most}",
                 fix="a shorter input, or a larger encoder_positions",
             )
-        given = RequestInput(_future(tensor, name), positions, place)
-        return replace(given, tokens=positions) if self.model.splices else given
+        content: Future[Content] = Future()
+        if name is None:
+            content = _threads().submit(_content, tensor)
+        else:
+            content.set_result(Content(tensor.float(), name))
+        return RequestInput(content, positions, place, tokens=positions if self.model.splices else 0)
 
     def blank(self, value: float) -> RequestInput | None:
-        """The longest input, of one value, for requests of no one; None where the cache is too small."""
+        """The longest input, all of one value, for dummy requests; None: the cache is too small."""
         longest = self.encoder.longest
         if self.encoder.positions(longest) > self.cache_positions:
             return None
@@ -141,8 +140,7 @@ class InputRules:
 
     def check(self, inputs: Sequence[RequestInput]) -> None:
         """Raises:
-        RequestError: more inputs than a request to this model may have, or one with values that are not
-            finite.
+        RequestError: more inputs than a request to this model may have, or values that are not finite.
         """
         if self.model.crosses and len(inputs) > 1:
             raise RequestError(
@@ -170,18 +168,8 @@ class InputRules:
         return tensor
 
 
-def _future(tensor: torch.Tensor, name: bytes | None) -> Future[Content]:
-    if name is None:
-        return _threads().submit(_content, tensor)
-    named: Future[Content] = Future()
-    named.set_result(Content(tensor.float(), name))
-    return named
-
-
 def _content(tensor: torch.Tensor) -> Content:
-    """A copy: what the caller writes later is not what was hashed. All of it leaves Python's lock. NumPy does
-    it, since each of these threads would start threads of PyTorch's.
-    """
+    """A copy, so that what is hashed stays, by NumPy: PyTorch would start threads of its own."""
     features = np.array(tensor.to("cpu", torch.float32).numpy(), order="C")
     finite = np.isfinite(features)
     if not finite.all():
@@ -201,7 +189,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def no_inputs() -> RequestError:
-    """The error for an input where nobody encodes it."""
+    """The error for an input of a model without an encoder."""
     return RequestError(
         "only text and token ids are taken here",
         seen="an input",

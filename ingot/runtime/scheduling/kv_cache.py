@@ -14,8 +14,7 @@ class BlockManager:
 
     A block that holds a full run of tokens is known by its hash: of its tokens, of the inputs that they stand
     for, the hash of the block before and the request's cache key. A freed block keeps its content until it is
-    taken for something else, oldest first, so that later requests (or the same one after a preemption) find
-    it.
+    reused, oldest first, so that later requests (or the same one after a preemption) find it.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
@@ -29,11 +28,9 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
         return len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks that many tokens take."""
         return -(-num_tokens // self.block_size)
 
     def may_reuse(self, request: Request) -> bool:
@@ -59,21 +56,21 @@ class BlockManager:
         return request.num_computed
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Make the request's blocks hold ``num_tokens``; False, and nothing changes, when too few are
-        free.
-        """
+        """Make the request's blocks hold ``num_tokens``; False, without a change: too few are free."""
         wanted = self.blocks_for(num_tokens) - len(request.blocks)
         if wanted > len(self._free):
             return False
         for _ in range(wanted):
             block = next(iter(self._free))
-            self._forget(block)
+            digest = self._hash_of.pop(block, None)
+            if digest is not None:
+                del self._by_hash[digest]
             self._take(block)
             request.blocks.append(block)
         return True
 
     def release(self, request: Request) -> None:
-        """Take all blocks back; the request starts from nothing if it is scheduled again."""
+        """Take all blocks back; the request starts over if it is scheduled again."""
         for block in reversed(request.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -99,9 +96,8 @@ class BlockManager:
     def fork(self, parent: Request, child: Request) -> tuple[int, int] | None:
         """Let ``child`` continue from what ``parent`` has computed.
 
-        Full blocks are shared. A last block that is not full gets a copy of its own: the pair (from, to)
-        that the runner must copy is returned. When no block is free for it, the child starts before that
-        block.
+        Full blocks are shared. A last block that is not full gets a copy: the pair (from, to) that the runner
+        must copy is returned. When no block is free for it, the child starts before that block.
         """
         full = parent.num_computed // self.block_size
         for block in parent.blocks[:full]:
@@ -118,11 +114,6 @@ class BlockManager:
         if self._references[block] == 0:
             del self._free[block]
         self._references[block] += 1
-
-    def _forget(self, block: int) -> None:
-        digest = self._hash_of.pop(block, None)
-        if digest is not None:
-            del self._by_hash[digest]
 
     def _block_hash(self, request: Request, index: int) -> bytes:
         """Hash of full block ``index``, chained to the blocks before; kept on the request."""

@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """A place in a prompt, and the token whose log-probability behind it is wanted."""
+    """A place in a prompt, and the token whose log-probability after it is wanted."""
 
     place: int
     token: int
@@ -29,36 +29,36 @@ class Probe:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and what has been generated for it.
+    """A prompt and its generated tokens.
 
     Attributes:
         max_total_tokens: prompt and output may reach this many tokens.
-        rope_offset: rows added to positions, fixed by the prompt's length for the request's whole life.
-        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks
-            only under equal keys.
-        all_logits: wants the logits of every prompt position; such a request reuses no prefix.
-        all_hidden: wants the last hidden states of every prompt position; it reuses no prefix either.
+        rope_offset: rows added to positions, fixed by the prompt's length.
+        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks only
+            under equal keys.
+        all_logits, all_hidden: wants the logits, or last hidden states, of every prompt position; such a
+            request reuses no prefix.
         heads: of cross-attention, as (layer, head), whose scores it wants beside its logits.
         sample_index: which of the ``n`` answers to its prompt this is.
-        width: places in the batch it will come to take (the root of a beam search counts for all its beams).
+        width: places in the batch that it will take (the root of a beam search counts all its beams).
         num_computed: tokens whose keys and values are in the cache.
         num_reused: tokens of its prompt that were in the cache when it first entered a step; None before.
-        num_published: full blocks that the prefix cache has been told of.
+        num_published: full blocks that the prefix cache knows.
         blocks: cache blocks in order.
-        block_hashes: hashes of the full blocks of ``tokens``, as far as they have been needed.
+        block_hashes: hashes of its first full blocks, as far as they have been needed.
         held: not scheduled until its beam group moves on.
         num_pending: tokens that steps have chosen and the host has not read yet.
-        pending_row: where the newest of them lies on the device (a row of the last step's choices).
+        pending_row: row of the newest of them on the device (in the last step's choices).
         inputs: what it carries beside ids, in the order of their places.
         encoded: entries of the encoder cache that it holds, by the index of the input.
-        matcher: what its grammar allows; it is asked between two tokens, by the host.
+        matcher: what its grammar allows; the host asks it between two tokens.
         sits_out: not scheduled until the mask of its next token is there.
         is_long: its prompt is cut into chunks beside decodes, to its end.
         arrival: its number in the order of submission.
-        draw: how it draws, as far as that is the same for all its tokens; empty until it is first needed.
-        probe: what else is wanted of its prompt; ``probed``: what the model gave it, once that is known.
-        penalizes_prompt: as ``EncoderConfig`` has it.
-        ended: no longer scheduled; a step in flight may still compute a token of it, for nothing.
+        draw: the part of its ``RowSampling`` that all its tokens share; empty until first needed.
+        probe: what else is wanted of its prompt; ``probed``: the result.
+        penalizes_prompt: as in ``EncoderConfig``.
+        ended: no longer scheduled; a step in flight may still compute a token of it.
     """
 
     request_id: str
@@ -95,7 +95,7 @@ class Request:
 
     @property
     def counted_ids(self) -> list[int]:
-        """The prompt's ids for penalties: rows that it brings have none."""
+        """The prompt's ids for penalties, without the rows that it brings."""
         ids = self.prompt_ids
         for given in reversed([one for one in self.inputs if not one.encodes]):
             ids = ids[: given.place] + ids[given.end :]
@@ -122,7 +122,7 @@ class Request:
         return self.num_pending > 0 and self.num_tokens >= self.max_total_tokens
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
-        """Tokens [start, end) of prompt and output together; pending ones are left out."""
+        """Tokens [start, end) of prompt and output together, without pending ones."""
         split = len(self.prompt_ids)
         if start >= split:
             return self.output_ids[start - split : end - split]

@@ -19,7 +19,7 @@ _NOTHING = EncoderEntry(b"", [], 0)  # of a request without an input
 class ScheduledRequest:
     """A request's share of a step: its tokens [start, start + count), placed in ``request.blocks``.
 
-    ``samples``: how many of its last rows a token is chosen for: one where the step reaches the request's
+    ``samples``: for how many of its last rows a token is chosen: one where the step reaches the request's
     last token, else none; True and False are 1 and 0.
     """
 
@@ -35,9 +35,7 @@ class ScheduledRequest:
         return probe is not None and self.start <= probe.place < self.start + self.count
 
     def spans(self, *, encodes: bool) -> Iterator[tuple[int, int, int]]:
-        """(index of an input, first and last prompt token) of the placeholders that the share computes, of
-        inputs that are encoded or of those that are rows already.
-        """
+        """(index of an input, first and last prompt token) of the placeholders that the share computes."""
         first, last = self.start, self.start + self.count
         for index, given in enumerate(self.request.inputs):
             if given.encodes is encodes and given.tokens and given.is_read_by(first, last):
@@ -46,7 +44,7 @@ class ScheduledRequest:
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers [first, last) of a chunk of a long prompt, which a step runs behind its own work. The chunk is
+    """Layers [first, last) of a chunk of a long prompt, which a step runs after its own work. The chunk is
     computed when it ``ends``, and never has its request's last token.
     """
 
@@ -58,10 +56,10 @@ class Layers:
 
 @dataclass
 class ScheduledBatch:
-    """One step: which tokens run and how they are laid out, which blocks are copied before (pairs from, to)
-    and which inputs encoded, who was preempted for it, and layers of a chunk whose request is none of
-    ``requests``. ``in_parts``: its inputs, and those of steps before it that are not ready, are encoded
-    little by little behind it and the steps to come.
+    """One step: which tokens run and their layout, which blocks are copied (pairs from, to) and which inputs
+    encoded before, who was preempted for it, and layers of a chunk whose request is none of ``requests``.
+    ``in_parts``: its inputs, and unready ones of earlier steps, are encoded bit by bit after this and the
+    next steps.
     """
 
     requests: list[ScheduledRequest] = field(default_factory=list)

@@ -23,9 +23,9 @@ from ingot.runtime.scheduling.waiting_line import WaitingLine
 
 @dataclass(frozen=True)
 class Chunking:
-    """What a step computes of one prompt beside decodes: ``tokens`` at most (None: what the budget leaves) of
-    those with more than ``beyond`` to compute. With a ``pace`` these are the first ones alone, and the others
-    are computed layer by layer.
+    """What a step computes of one prompt beside decodes: at most ``tokens`` (None: what the budget leaves) of
+    prompts with more than ``beyond`` left. With a ``pace`` these are only the first ones, and the others are
+    computed layer by layer.
     """
 
     tokens: int | None = None
@@ -63,11 +63,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         self.waiting.add(request)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -81,7 +79,6 @@ class Scheduler:
         self.running.append(child)
 
     def finish(self, request: Request) -> None:
-        """Forget a request and take its blocks back."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -99,7 +96,11 @@ class Scheduler:
         budget = self.token_budget
         ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
         ready.sort(key=lambda r: r.num_uncomputed > 1)
-        pause = self._decodes_pause()
+        # A decode only skips this step, for a mask or a token that is not read: layers go on. A held beam may
+        # wait for the prompt itself.
+        pause = self.chunking.pace is not None and any(
+            (r.sits_out or r.is_full) and not r.held and r.num_uncomputed == 1 for r in self.running
+        )
         self._beside_decodes = pause or (bool(ready) and ready[0].num_uncomputed == 1)
         apart = [r for r in ready if layered and self._goes_by_layers(r)]
         if self.encoders is not None:
@@ -142,18 +143,10 @@ class Scheduler:
             for item in step.requests:
                 self.encoders.passed(item.request)
 
-    def _decodes_pause(self) -> bool:
-        """Whether a decode is left out of this step alone: it waits for a mask, or its last token is not read
-        yet. A chunk by layers goes on; held beams may be waiting for the prompt itself.
-        """
-        return self.chunking.pace is not None and any(
-            (r.sits_out or r.is_full) and not r.held and r.num_uncomputed == 1 for r in self.running
-        )
-
     def _goes_by_layers(self, request: Request, after: int = 0) -> bool:
-        """Whether a prompt is computed a few layers per step ``after`` so many more tokens, until its last
-        token: that one is computed as a decode. Beside the one whose turn it is such prompts wait, as a share
-        of a step's tokens would cost the decodes what layers are to spare them.
+        """Whether a prompt is computed a few layers per step after ``after`` more tokens, until its last
+        token, which is computed as a decode. Others of the kind wait meanwhile: a share of a step's tokens
+        would cost the decodes what layers are to spare them.
         """
         if self.chunking.pace is None or not self._beside_decodes or request.num_uncomputed <= after + 1:
             return False
@@ -180,15 +173,14 @@ class Scheduler:
         return Layers(before.chunk, before.last, last, ends=last == pace.num_layers)
 
     def _is_long(self, request: Request) -> bool:
-        """Whether a prompt is cut into chunks beside decodes."""
         return request.is_long or request.num_uncomputed > self.chunking.beyond
 
     def _admit(self, step: ScheduledBatch, budget: int, apart: list[Request]) -> None:
         """Move waiting requests into the step while batch, budget and blocks allow.
 
-        A request enters only when its whole known length fits, so that two half-prefilled prompts do not
-        fight. Of those that go by layers one is in flight at a time, and the others hold neither a place nor
-        blocks meanwhile; it has all of its blocks from the start, so that who passes the others takes none.
+        A request enters only when its full known length fits, so that two half-prefilled prompts do not
+        compete. Of those that go by layers one is in flight at a time, with all its blocks from the start;
+        the others hold neither a place nor blocks.
         """
         apart = list(apart)
         while budget > 0 and (request := self.waiting.first(turn=not apart)) is not None:
@@ -208,7 +200,8 @@ class Scheduler:
             if needed <= self.cache.num_free:
                 count = self._share(request, budget, last=len(self.waiting) == 1)
                 count = self._encoded(request, count, step) if request.inputs else count
-            waits = needed <= self.cache.num_free and self._awaits(request)
+            waits = needed <= self.cache.num_free  # others may pass it until its input is encoded
+            waits = waits and self.encoders is not None and self.encoders.awaits(request)
             if not count and not waits:
                 self._release(request)
                 if step.requests or not self._take_from_held():
@@ -220,22 +213,18 @@ class Scheduler:
             apart += [request] if by_layers else []
             self.waiting.remove(request)
             self.running.append(request)
-            self._count_prefix(request, reused)
+            request.num_reused = reused if request.num_reused is None else request.num_reused
+            if self.cache.may_reuse(request) and not request.output_ids:  # a preempted one finds its own
+                self.prefix_queries += len(request.prompt_ids)
+                self.prefix_hits += reused
             if count:
                 step.requests.append(_scheduled(request, count))
             budget = max(budget - count, 0)
 
-    def _count_prefix(self, request: Request, reused: int) -> None:
-        """Count a prompt; who was preempted finds what is his own, which says nothing of sharing."""
-        request.num_reused = reused if request.num_reused is None else request.num_reused
-        if self.cache.may_reuse(request) and not request.output_ids:
-            self.prefix_queries += len(request.prompt_ids)
-            self.prefix_hits += reused
-
     def _share(self, request: Request, budget: int, *, last: bool) -> int:
         """How many of a request's tokens the next step computes.
 
-        The last one with tokens of a prompt may go over the budget by ``spare_tokens``, so that a few of them
+        The last one with tokens of a prompt may exceed the budget by ``spare_tokens``, so that a few of them
         do not need a step of their own. Beside decodes a long prompt gets no more than its chunk, to its end.
         """
         request.is_long = self._is_long(request)  # to its end
@@ -252,45 +241,32 @@ class Scheduler:
         """How many of ``count`` tokens can be computed with the inputs that are encoded by then."""
         return count if self.encoders is None else self.encoders.share(request, count, step.jobs)
 
-    def _awaits(self, request: Request) -> bool:
-        """Whether it can go on as soon as an input is encoded: who comes behind it need not wait for that."""
-        return self.encoders is not None and self.encoders.awaits(request)
-
     def _release(self, request: Request) -> None:
-        """Take back all that a request holds; it starts from nothing if it is scheduled again."""
+        """Take back all that a request holds; it starts over if it is scheduled again."""
         self.cache.release(request)
         if self.encoders is not None:
             self.encoders.release(request)
 
     def _take_from_held(self) -> bool:
-        """Nothing can run until a waiting beam does, and held ones have the blocks: the newest gives up its
-        own.
-        """
+        """Waiting beams need blocks that held ones have: the newest held one releases its own."""
         held = next((r for r in reversed(self.running) if r.held and r.blocks), None)
         if held is not None:
             self._release(held)
         return held is not None
 
     def _reserve(self, request: Request, count: int, step: ScheduledBatch) -> bool:
-        """Get blocks for ``count`` more tokens, preempting the newest requests for it; False: preempted
-        itself.
-        """
+        """Get blocks for ``count`` more tokens, preempting the newest requests; False: itself."""
         while not self.cache.grow(request, request.num_computed + count):
-            victim = self._victim(request, step)
+            taken = {id(item.request) for item in step.requests}
+            others = (r for r in reversed(self.running) if r.blocks and id(r) not in taken)
+            victim = next(others, request)
             self._preempt(victim, step)
             if victim is request:
                 return False
         return True
 
-    def _victim(self, asking: Request, step: ScheduledBatch) -> Request:
-        """The newest running request that holds blocks and is not part of this step, else the one that
-        asks.
-        """
-        taken = {id(item.request) for item in step.requests}
-        return next((r for r in reversed(self.running) if r.blocks and id(r) not in taken), asking)
-
     def _preempt(self, victim: Request, step: ScheduledBatch) -> None:
-        """Take a request's blocks. A held one stays in place: its beam group decides what follows from it."""
+        """Take a request's blocks. A held one stays in place, for its beam group to decide."""
         self._release(victim)
         if not victim.held:
             self.running.remove(victim)

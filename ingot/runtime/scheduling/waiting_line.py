@@ -30,28 +30,27 @@ class WaitingLine:
         return chain(self._back, self._aside, self._line)
 
     def add(self, request: Request) -> None:
-        """At the end."""
         request.arrival = next(self._arrivals)
         self._line.append(request)
 
     def put_back(self, request: Request) -> None:
-        """One that is preempted, to the front: whoever is preempted after it was in the batch before it."""
+        """Put a preempted one to the front: those preempted after it were in the batch before it."""
         self._back.appendleft(request)
 
     def first(self, *, turn: bool) -> Request | None:
-        """Who is next; of those aside only where it is their ``turn``."""
+        """The next one; of those aside only where it is their ``turn``."""
         for line in (self._back, self._aside if turn else (), self._line):
             if line:
                 return line[0]
         return None
 
     def set_aside(self, request: Request) -> None:
-        """Have a long prompt wait for its turn: behind those that were submitted before it."""
+        """Have a long prompt wait for its turn, after those that were submitted before it."""
         self.remove(request)
         insort(self._aside, request, key=lambda one: one.arrival)
 
     def remove(self, request: Request) -> None:
-        """Whoever enters or ends; at once if it is first."""
+        """Remove one; at once if it is first."""
         lines = (self._back, self._aside, self._line)
         first = (line for line in lines if line and line[0] is request)
         line = next(first, None) or next(line for line in lines if request in line)

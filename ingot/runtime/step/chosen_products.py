@@ -29,7 +29,7 @@ class Forward:
     Attributes:
         observer: gets a record of every step that runs from now on, on the CPU; set it before the first one,
             since graphs hold what they were captured with.
-        record: what the last call kept; a captured graph's own is written again at every replay.
+        record: of the last call; a captured graph's own is written again at every replay.
         encoded_positions: most positions of an input that cross-attention reads; 0: there is none.
     """
 
@@ -65,7 +65,7 @@ class Forward:
         return num_requests * (2 if self.encoded_positions else 1)
 
     def with_hidden(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same logits, and the hidden states [T, hidden_size] of all tokens behind the final norm."""
+        """The same logits, and the hidden states [T, hidden_size] of all tokens after the final norm."""
         last: list[torch.Tensor] = []
 
         def keep(place: str, value: Observed) -> None:
@@ -73,29 +73,26 @@ class Forward:
                 last[:] = [value]
 
         logits = self(replace(batch, observer=both(batch.observer, keep)))
-        # ``forward`` itself: where a tap is open the norm's call has been seen already.
+        # ``forward`` itself: an open tap has seen the norm's call already.
         return logits, self.model.norm.forward(last[0])[0]
 
     def begin(self, batch: ForwardBatch) -> Between:
-        """Embed the batch's tokens, to be computed by ``through``; such a batch has no record."""
+        """Embed the batch's tokens, for ``run_layers``; such a batch has no record."""
         assert self.observer is None
         return self.operations(self._kind(batch)).begin(self._embedded(batch))
 
-    def through(self, at: Between, batch: ForwardBatch, first: int, last: int) -> None:
-        """Compute the layers [first, last) of a batch that is before them."""
+    def run_layers(self, at: Between, batch: ForwardBatch, first: int, last: int) -> None:
         self.operations(self._kind(batch)).run_layers(at, batch, self.caches, first, last)
 
     def kernels(self) -> dict[str, str]:
-        """What computes the products, by kind of step."""
         return describe_kernels(self.model, self.chooser) if self.fused else PLAIN
 
     def observed(self, record: StepRecord | None) -> None:
-        """A step has run, and this is its record."""
         if self.observer is not None and record is not None:
             self.observer(record.on_host())
 
     def operations(self, step: Step) -> Operations:
-        """Those of a kind of step, chosen when it is first met."""
+        """The operations of a kind of step, chosen when it is first met."""
         if step not in self._operations:
             self._operations[step] = Operations(self.model, self.chooser, step)
         return self._operations[step]
@@ -107,8 +104,7 @@ class Forward:
         return self.operations(self._kind(batch)).logits(self._embedded(batch), batch, self.caches)
 
     def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
-        """[T, hidden_size]."""
-        hidden = self.model.embed(batch.input_ids, batch.positions, batch.spliced)
+        hidden = self.model.embed(batch.input_ids, batch.positions, batch.spliced)  # [T, hidden_size]
         batch.see("stream", hidden)
         return hidden
 

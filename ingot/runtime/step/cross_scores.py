@@ -15,7 +15,7 @@ Scores = dict[str, torch.Tensor]  # by request
 
 
 class ScoreReader:
-    """An observer that takes cross-attention's queries [T, num_heads, head_dim] of one layer after another.
+    """An observer that takes cross-attention's queries [T, num_heads, head_dim] layer by layer.
 
     Attributes:
         scores: by request, float32 [its tokens of the step, heads, positions] on the CPU: q·k times the
@@ -56,7 +56,7 @@ class ScoreReader:
 
 
 def _keys(cache: LayerCache, item: ScheduledRequest, heads: Sequence[int], shared: int) -> torch.Tensor:
-    """Float32 [heads, positions, head_dim] of a request's input; ``shared``: queries of one head of keys."""
+    """Float32 [heads, positions, head_dim] of a request's input; ``shared``: queries per head of keys."""
     entry = item.request.encoded[0]
     index = (
         torch.tensor(entry.blocks, device=cache.keys.device)[None],

@@ -30,10 +30,10 @@ KINDS |= dict(zip(SPEECH_KINDS, (TRANSCRIPT, EVERYTHING), strict=True))
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
-    """The least general of the ways of sampling that does all rows' work; each has a graph of its own.
+    """The least general kind of sampling that does all rows' work; each has a graph of its own.
 
-    A min-p needs no way of its own: every draw applies it. Penalties filter, too, masks penalize, and
-    log-probabilities do everything but transcripts: more ways would save microseconds and cost graphs.
+    A min-p needs no kind of its own: every draw applies it. Penalties filter, too, masks penalize, and
+    log-probabilities do everything but transcripts: more kinds would save microseconds and cost graphs.
     """
     if any(d.transcript >= 0 for d in draws):
         plain = all(d.temperature == 0 and d.slot < 0 and d.mask < 0 and not d.likeliest for d in draws)
@@ -58,9 +58,7 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Captured decode steps; a batch runs in the smallest bucket that holds it, the rest of the rows
-    padding.
-    """
+    """Captured decode steps; a batch runs in the smallest bucket that holds it, the other rows padding."""
 
     def __init__(
         self, forward: Forward, feed: TokenFeed, device: torch.device, max_batch_size: int, max_seq_len: int
@@ -76,11 +74,9 @@ class DecodeGraphs:
         self._recorder = Recorder(device)
 
     def fits(self, num_requests: int) -> bool:
-        """Whether a bucket holds this many requests."""
         return num_requests <= self.buckets[-1]
 
     def bucket_of(self, num_requests: int) -> int:
-        """The smallest bucket that holds this many requests."""
         return next(b for b in self.buckets if b >= num_requests)
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
@@ -94,7 +90,7 @@ class DecodeGraphs:
         self._replay(layout, draws, sampling_kind(draws))
 
     def warm_up(self, num_requests: int, kinds: Iterable[str]) -> None:
-        """Capture the steps of the bucket for this many requests that sample in these ways (of ``KINDS``)."""
+        """Capture the steps of the bucket for this many requests and of these ``KINDS`` of sampling."""
         for kind in kinds:
             self._capture(self.bucket_of(num_requests), KINDS[kind])
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.encoder_blocks.encoder import EncoderLayer
 from ingot.layers.forward_batch import Encoded, ForwardBatch, LayerCache
 from ingot.layers.layer_products import LayerProducts, Product
 from ingot.layers.mlp import GatedMLP
@@ -21,12 +20,12 @@ from ingot.memory.memory_sizes import cache_dtype
 
 @dataclass
 class LayerInputs:
-    """What a layer was given for the tokens of one request, in order, on the CPU.
+    """The inputs of a layer for the tokens of one request, in order, on the CPU.
 
     Attributes:
-        hidden: [T, hidden_size], its input hidden states, which its first norm normalises.
+        hidden: [T, hidden_size], before the first norm.
         positions, rope_rows: [T] int64, as in ``ForwardBatch``.
-        counts: tokens of each call: the prompt's, perhaps in several, then one a decode step.
+        counts: tokens of each call: the prompt's, perhaps in several, then one per decode step.
         encoded: [P, encoder's hidden_size], what cross-attention reads of; None: nothing.
     """
 
@@ -38,7 +37,7 @@ class LayerInputs:
 
     @classmethod
     def of_input(cls, hidden: torch.Tensor) -> LayerInputs:
-        """Of a layer of an encoder: states [P, hidden_size] of one input, in one call."""
+        """Of an encoder's layer: states [P, hidden_size] of one input, in one call."""
         count = len(hidden)
         return cls(hidden, torch.arange(count), torch.zeros(count, dtype=torch.int64), (count,))
 
@@ -51,11 +50,9 @@ class LayerCalls:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all calls together."""
         return sum(len(hidden) for hidden, *_ in self._calls)
 
     def add(self, hidden: torch.Tensor, batch: ForwardBatch) -> None:
-        """Keep copies of what a call was given."""
         given = (hidden, batch.positions, batch.rope_rows)
         self._calls.append(tuple(tensor.detach().to("cpu", copy=True) for tensor in given))
 
@@ -69,7 +66,7 @@ class LayerCalls:
 
 @contextmanager
 def record_calls(layer: DecoderLayer) -> Iterator[LayerCalls]:
-    """Record what a layer is given; inside a ``tap``, which has every module called."""
+    """Record a layer's inputs; inside a ``tap``, which has every module called."""
     calls = LayerCalls()
 
     def record(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
@@ -122,19 +119,6 @@ def run_layer(
     return torch.cat(pieces)
 
 
-@torch.inference_mode()
-def run_encoder_layer(
-    layer: EncoderLayer, inputs: LayerInputs, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """An encoder layer's hidden states [P, hidden_size] in its dtype, on the CPU.
-
-    Args:
-        layer: on ``device``, in the ``dtype`` to compute in.
-    """
-    output: torch.Tensor = layer(inputs.hidden.to(device, dtype, copy=True))
-    return output.cpu()
-
-
 def _encoded_cache(
     layer: DecoderLayer, encoded: torch.Tensor, block_size: int, dtype: torch.dtype
 ) -> LayerCache:
@@ -164,7 +148,7 @@ def hidden_after(
     cache: LayerCache,
     rope: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A layer's hidden states for its input hidden states, both [T, hidden_size], module by module."""
+    """A layer's output hidden states for its input ones, both [T, hidden_size], module by module."""
     norm, mlp = layer.input_layernorm, layer.mlp
     up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
     chosen = (layer.self_attn.qkv_proj, layer.self_attn.o_proj, up, mlp.down_proj)
@@ -182,11 +166,8 @@ def hidden_after(
 def request_batch(
     rope_rows: torch.Tensor, end: int, num_blocks: int, block_size: int, max_seq_len: int
 ) -> ForwardBatch:
-    """The last of the first ``end`` tokens of a request, whose blocks lie in order: a token's slot is its
-    position.
-
-    Args:
-        rope_rows: [T] int64, of these tokens.
+    """The last of the first ``end`` tokens of a request, whose blocks are in order: a token's slot is its
+    position. ``rope_rows``: [T] int64, of these tokens.
     """
     count = len(rope_rows)
     layout = StepLayout.of([end - count], [count], [range(num_blocks)], block_size)

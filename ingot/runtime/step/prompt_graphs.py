@@ -39,9 +39,7 @@ class _Captured:
 def prompt_buffer(
     forward: Forward, device: torch.device, max_seq_len: int, tokens: int, requests: int
 ) -> StepBuffer:
-    """The buffer of steps that are padded to so many tokens and requests, all padding; where few tiles of
-    queries see many keys, they are cut into parts.
-    """
+    """An uploaded buffer, all padding, for steps of so many tokens and requests."""
     layer, cache = forward.model.layers[0], forward.caches[0]
     assert isinstance(layer, DecoderLayer)
     rows = layer.self_attn.tile_rows(tokens, cache, forward.model.dtype)
@@ -59,9 +57,9 @@ def prompt_buffer(
 
 
 class PromptGraphs:
-    """Captured steps; a step runs in the smallest bucket that holds it, the rest of the rows padding.
+    """Captured steps; a step runs in the smallest bucket that holds it, the other rows padding.
 
-    Padding tokens belong to no request: they write to no slot and nobody reads their rows.
+    Padding tokens belong to no request: they write to no slot and their rows are not read.
     """
 
     def __init__(
@@ -91,7 +89,6 @@ class PromptGraphs:
         return max(layout.wanted, default=0) <= 1
 
     def bucket_of(self, num_tokens: int, num_requests: int) -> tuple[int, int]:
-        """The smallest buckets of tokens and of requests that hold these."""
         tokens = TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, num_tokens)]
         return tokens, self.buckets[bisect_left(self.buckets, num_requests)]
 
@@ -99,7 +96,7 @@ class PromptGraphs:
         self, layout: StepLayout, draws: Sequence[RowSampling]
     ) -> tuple[torch.Tensor, StepBuffer, Newest]:
         """Logits [last tokens of requests and probes, vocab_size], valid until the next graph's run, the
-        buffer that holds how they draw, and the tokens that they follow.
+        buffer with their draws, and the tokens that they follow.
         """
         captured = self._capture(*self.bucket_of(layout.num_tokens, layout.num_requests))
         captured.buffer.fill(layout, draws)
@@ -110,7 +107,7 @@ class PromptGraphs:
         return self._logits[:count], captured.buffer, Newest(newest.ids, newest.places[:count])
 
     def warm_up(self, num_requests: int, num_tokens: int) -> None:
-        """Capture all buckets that steps of up to so many requests and tokens need."""
+        """Capture all buckets for steps of up to so many requests and tokens."""
         tokens, requests = self.bucket_of(
             min(num_tokens, TOKEN_BUCKETS[-1]), min(num_requests, self.buckets[-1])
         )

@@ -42,8 +42,8 @@ def make_caches(
 class Runner:
     """Runs steps of one model on one device.
 
-    ``eager`` turns graphs and fused kernels off while it is set, so that hooks on modules fire.
-    ``encoding`` is None for a model without an encoder, ``pace`` where no step has layers of a chunk.
+    While ``eager`` is set, graphs and fused kernels are off, so that hooks on modules fire. ``encoding`` is
+    None for a model without an encoder, ``pace`` where no step has layers of a chunk.
     """
 
     def __init__(
@@ -77,18 +77,12 @@ class Runner:
         self._buffer: StepBuffer | None = None
         self.layered = None if pace is None else LayeredChunk(self.forward, pace, device, max_seq_len)
         use_graphs = cuda_graphs and device.type == "cuda"
-        self.graphs = (
-            DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
-        )
-        self.prompts = (
-            PromptGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len, encoding)
-            if use_graphs
-            else None
-        )
+        parts = (self.forward, self.feed, device, max_batch_size, max_seq_len)
+        self.graphs = DecodeGraphs(*parts) if use_graphs else None
+        self.prompts = PromptGraphs(*parts, encoding) if use_graphs else None
 
     @property
     def eager(self) -> bool:
-        """Whether every step runs module by module."""
         return self.forward.by_module
 
     @eager.setter
@@ -100,7 +94,7 @@ class Runner:
         """Logits of the step's wanted tokens, [L, vocab_size] in the model's dtype.
 
         A request that wants all logits gets a row for each of its tokens, one that reaches its last token
-        gets one, others none; rows follow the step's order, and behind them are those of probes.
+        gets one, others none; rows follow the step's order, and after them come those of probes.
         """
         with self._work_behind(step):
             graphable = self._prepare(step)
@@ -115,8 +109,8 @@ class Runner:
 
     @torch.inference_mode()
     def run_reading(self, step: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor, Scores]:
-        """``run``, without a graph; the hidden states of all the step's tokens behind the final norm,
-        [T, hidden_size] in the model's dtype; and the scores that requests want of cross-attention.
+        """``run``, without a graph; the hidden states of all the step's tokens after the final norm, [T,
+        hidden_size] in the model's dtype; and the scores that requests want of cross-attention.
         """
         with self._work_behind(step):
             self._prepare(step)
@@ -132,9 +126,8 @@ class Runner:
     def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
         """Start a step and the drawing of its tokens; nothing waits for the device.
 
-        Requests with pending tokens read them from where the step before left them: ``draws`` has a row for
-        each request that samples, in the step's order, which is the order of the tokens too; then one for
-        each probe.
+        Requests with pending tokens read them where the step before left them: ``draws`` has a row for each
+        request that samples, in the order of the step and of the tokens; then one for each probe.
         """
         with self._work_behind(step):
             graphable = self._prepare(step)
@@ -150,8 +143,8 @@ class Runner:
                 values = buffer.draws(len(draws), self._way(draws))
                 sampled_step(self.forward, batch, buffer.feed_rows[: layout.num_tokens], values, self.feed)
                 self.forward.observed(self.forward.record)
-            told = any(draw.logprobs for draw in draws)
-            return self.feed.send(len(draws), logprobs=told, likeliest=any(d.likeliest for d in draws))
+            logprobs, likeliest = any(d.logprobs for d in draws), any(d.likeliest for d in draws)
+            return self.feed.send(len(draws), logprobs=logprobs, likeliest=likeliest)
 
     @torch.inference_mode()
     def run_behind(self, step: ScheduledBatch) -> None:
@@ -160,13 +153,13 @@ class Runner:
             self._prepare(step)
 
     def forget_inputs(self) -> None:
-        """Those that are encoded in parts: a step has failed."""
+        """Forget inputs that are encoded in parts: a step has failed."""
         if self.line is not None:
             self.line.clear()
 
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
-        """Capture the graphs for batches of these sizes and kinds of sampling now, and for the prompts that
-        join them; nothing of these without graphs. Build the kernels of chunks that go layer by layer.
+        """Capture the graphs for batches of these sizes and kinds of sampling, and for the prompts that join
+        them, if graphs are used. Build the kernels of chunks that go layer by layer.
         """
         sizes = [size for size in batch_sizes if self.graphs is not None and self.graphs.fits(size)]
         for size in sizes:
@@ -179,9 +172,7 @@ class Runner:
 
     @contextmanager
     def _work_behind(self, step: ScheduledBatch) -> Iterator[None]:
-        """What the block launches is the step's own: its tokens are on their way before layers of a chunk and
-        parts of an encoding follow.
-        """
+        """Layers of a chunk and parts of an encoding follow what the block launches."""
         with ExitStack() as behind:
             if self.line is not None:
                 behind.enter_context(self.line.behind(step, fused=self.forward.fused))
@@ -191,7 +182,12 @@ class Runner:
 
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""
-        self._copy_blocks(step.copies)
+        if step.copies:
+            source, target = (
+                torch.tensor(side, device=self.device) for side in zip(*step.copies, strict=True)
+            )
+            for tensor in (tensor for cache in self.caches for tensor in cache.tensors):
+                tensor[target] = tensor[source]
         graphable = not self.eager and not step.layout.inputs.brought
         if self.encoding is None:
             return graphable
@@ -232,12 +228,3 @@ class Runner:
             heads, encoded = self.caches[0].num_kv_heads, self.forward.encoded_positions
             self._buffer = StepBuffer(*sizes, self.device, heads, encoded, self.block_size)
         return self._buffer
-
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole cache blocks, in every layer."""
-        if not copies:
-            return
-        source, target = (torch.tensor(side, device=self.device) for side in zip(*copies, strict=True))
-        for cache in self.caches:
-            for tensor in cache.tensors:
-                tensor[target] = tensor[source]

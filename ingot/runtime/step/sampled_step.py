@@ -25,11 +25,10 @@ def sampled_step(
     """Compute a step and leave a token for each of its logits rows in the feed, as ``leave_tokens``.
 
     Args:
-        forward: computes the batch's L rows of logits.
         batch: ``input_ids`` hold the tokens that the host knows.
         feed_rows: [T] int64: row of the feed's table that holds the token's id, -1 for one that the host
             knows.
-        draws: how each of the L rows draws.
+        draws: how each of the L rows of logits draws.
         feed: with room for at least L rows; read first, written last.
     """
     ids = take_tokens(batch.input_ids, feed_rows, feed.table)

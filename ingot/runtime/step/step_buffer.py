@@ -53,7 +53,7 @@ class _HostSide:
 
 
 class StepBuffer:
-    """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
+    """Room for up to these many tokens, requests, blocks per request and logits rows, and for the counts of
     decode attention with ``num_kv_heads``. With ``encoded_positions`` also for where each request's input of
     up to so many positions lies, in blocks of ``block_size``; with ``tile_rows`` for what a captured step's
     attention does (``Split``), where the keys of few tiles are cut into up to ``tile_parts`` parts.
@@ -128,13 +128,11 @@ class StepBuffer:
 
     @property
     def feed_rows(self) -> torch.Tensor:
-        """[num_tokens] int64 on the device: where the step before left a token's id; -1: in ``input_ids``."""
+        """[num_tokens] int64 on the device: where the last step left a token's id; -1: in ``input_ids``."""
         return self._views["feed_rows"]
 
     def padded_batch(self, max_query_len: int, max_seq_len: int) -> ForwardBatch:
-        """The whole device side as a batch, padding included; no request has more new tokens than
-        ``max_query_len``.
-        """
+        """The full device side as a batch; requests have at most ``max_query_len`` new tokens."""
         split = None
         if self._tile_rows:
             lens = self._views["decode_lens"][: self.num_tokens if self._splits else 0]
@@ -150,7 +148,6 @@ class StepBuffer:
         )
 
     def batch_of(self, layout: StepLayout, max_seq_len: int) -> ForwardBatch:
-        """As much of the device side as a step takes."""
         ends = dict.fromkeys(_PER_TOKEN, layout.num_tokens) | {"logits_indices": layout.num_logits}
         ends |= dict.fromkeys(("block_tables", "seq_lens"), layout.num_requests)
         ends["query_start"] = layout.num_requests + 1
@@ -163,7 +160,7 @@ class StepBuffer:
         return replace(batch, encoded=encoded)
 
     def _encoded(self, requests: int, tokens: int | None, *, some_without: bool) -> Encoded | None:
-        """What cross-attention reads, of so many requests and tokens (None: all)."""
+        """Cross-attention's inputs, of so many requests and tokens (None: all)."""
         if not self._encoded_positions:
             return None
         return Encoded(
@@ -207,7 +204,7 @@ class StepBuffer:
             self._fill_encoded(layout)
 
     def fill_padding(self) -> None:
-        """Make every row padding: one token a request, each of which wants logits."""
+        """Make every row padding: one token per request, each of which wants logits."""
         self.fill(EMPTY)
         self.host["query_start"][:] = range(self.num_requests + 1)
         self.host["logits_indices"][:] = range(len(self.host["logits_indices"]))
@@ -220,7 +217,7 @@ class StepBuffer:
             side.sent.record()
 
     def _fill_split(self, layout: StepLayout) -> None:
-        """The tiles whose queries see most keys first, as they take longest; so those in parts are first."""
+        """Tiles whose queries see most keys come first, as they take longest; so those in parts are first."""
         host, rows, single = self.host, self._tile_rows, layout.num_single if self._splits else 0
         host["decode_lens"].fill(0)
         host["decode_lens"][:single] = layout.seq_lens[:single]

@@ -137,14 +137,14 @@ class EngineLoop:
                     values, inputs = SamplingParams.from_json(params), self._inputs(slot, pictures)
                     self._executor.add(name, prompt_ids, values, inputs, salt=salt)
                 case ScorePrompt(name, prompt_ids, top, salt):
-                    self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top), salt=salt)
+                    self._executor.add_reading(name, prompt_ids, keep_scores(prompt_ids, top), salt=salt)
                     self._reading[name] = message
                 case Embed(name, prompt_ids, pooling, salt):
-                    self._executor.add_hidden(name, prompt_ids, keeping(pooling), salt=salt)
+                    self._executor.add_reading(name, prompt_ids, keeping(pooling), salt=salt, hidden=True)
                     self._reading[name] = message
                 case Attend(name, prompt_ids, heads, below, slot):
                     kept, inputs = keep_likelihood(prompt_ids, below), self._inputs(slot)
-                    self._executor.add_logits(name, prompt_ids, kept, inputs, heads)
+                    self._executor.add_reading(name, prompt_ids, kept, inputs, heads)
                     self._reading[name] = message
                 case Abort(name, index):
                     self._compiling.forget(name)
