@@ -29,6 +29,7 @@ from ingot.llm.picture_prompts import Pictures, encoded
 from ingot.llm.prompt_inputs import Chat, Entry, Messages, PromptLike, prompt_entry, split_prompts
 from ingot.llm.sampling_defaults import default_params, params_for
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
+from ingot.runtime.rehearsal import warm_up
 from ingot.runtime.tap import Seen, tap
 from ingot.text.chat.chat_renderer import ChatFormat
 from ingot.text.prompt import Input, Prompt
@@ -416,7 +417,7 @@ class LLM:
         Raises:
             RequestError: a size that the engine's batch does not hold, or an unknown kind.
         """
-        self._calls.loop.between_steps(partial(self.executor.warm_up, batch_sizes, kinds))
+        self._calls.loop.between_steps(partial(warm_up, self.executor, batch_sizes, kinds))
 
     def tap(self, *patterns: str) -> AbstractContextManager[Seen]:
         """Collect module outputs by name while the block runs: ``with llm.tap("layers.*") as seen``.

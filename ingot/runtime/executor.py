@@ -11,14 +11,12 @@ for nothing. One with a grammar sits out until its mask is found. Requests whose
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.config.modality import TEXT
 from ingot.config.sampling_params import SamplingParams
-from ingot.config.step_sizes import draw_kinds
 from ingot.device import on_device
 from ingot.kernels.sampling.feed_tokens import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
@@ -28,7 +26,6 @@ from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.encoding.prompt_rows import RowRules
 from ingot.runtime.likelihood import Keep, PromptReading, keep_logits
-from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.sampling.grammar_masks import GrammarMasks
 from ingot.runtime.sampling.pending_tokens import TokensInFlight
 from ingot.runtime.sampling.token_logprobs import TokenLogprobs, read_logprobs, with_probe
@@ -191,22 +188,6 @@ class Executor:
                 self._end(request)
         self._groups.pop(request_id, None)
         self._reading.pop(request_id, None)
-
-    def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] | None = None) -> None:
-        """Capture graphs for these batch sizes and kinds of sampling (None: all) and, when nothing is in
-        flight, run dummy prompts of many lengths. Does nothing on a CPU.
-
-        Raises:
-            RequestError: a size that is not 1 to ``max_batch_size``, or an unknown kind.
-        """
-        sizes, inputs = checked_sizes(batch_sizes, self.max_batch_size), self.admission.inputs
-        known = checked_kinds(kinds, draw_kinds(TEXT if inputs is None else inputs.model.modality))
-        if self.runner.device.type != "cuda":
-            return
-        with on_device(self.runner.device):
-            self.runner.warm_up(sizes, known)
-        if not self.has_work:
-            rehearse(self)
 
     def step(self) -> list[Update]:
         """Send one step, read one; returns updates of the requests whose tokens were read.

@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
+from ingot.config.modality import TEXT
 from ingot.config.sampling_params import SamplingParams
-from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS
+from ingot.config.step_sizes import ENCODED_AT_ONCE, TOKEN_BUCKETS, draw_kinds
+from ingot.device import on_device
 from ingot.errors import RequestError
-from ingot.runtime.admission import Admission
+from ingot.runtime.executor import Executor
 from ingot.runtime.scheduling.inputs import RequestInput
-from ingot.runtime.scheduling.kv_cache import BlockManager
-from ingot.runtime.scheduling.scheduler import Scheduler
 
 _NEW_TOKENS = 4
 
 
-class _Executor(Protocol):
-    blocks: BlockManager
-    scheduler: Scheduler
-    admission: Admission
-    max_batch_size: int
-    max_seq_len: int
-    num_preemptions: int
+def warm_up(
+    executor: Executor, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] | None = None
+) -> None:
+    """Capture graphs for these batch sizes and kinds of sampling (None: all) and, when nothing is in flight,
+    run dummy prompts of many lengths. Does nothing on a CPU.
 
-    @property
-    def has_work(self) -> bool: ...
-
-    def add(
-        self,
-        request_id: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        inputs: Sequence[RequestInput],
-    ) -> None: ...
-
-    def step(self) -> object: ...
+    Raises:
+        RequestError: a size that is not 1 to ``max_batch_size``, or an unknown kind.
+    """
+    runner, inputs = executor.runner, executor.admission.inputs
+    sizes = checked_sizes(batch_sizes, executor.max_batch_size)
+    known = checked_kinds(kinds, draw_kinds(TEXT if inputs is None else inputs.model.modality))
+    if runner.device.type != "cuda":
+        return
+    with on_device(runner.device):
+        runner.warm_up(sizes, known)
+    if not executor.has_work:
+        rehearse(executor)
 
 
 def checked_sizes(batch_sizes: Iterable[int] | None, most: int) -> list[int]:
@@ -62,7 +59,7 @@ def checked_kinds(kinds: Iterable[str] | None, known: Sequence[str]) -> list[str
     return found
 
 
-def rehearse(executor: _Executor) -> None:
+def rehearse(executor: Executor) -> None:
     """Run dummy prompts of many lengths, first each alone, then beside decodes; nothing may be in flight.
     Those of speech have an input, and as many as are encoded together come first.
     """
@@ -88,19 +85,19 @@ def rehearse(executor: _Executor) -> None:
         executor.blocks.prefix_reuse, executor.num_preemptions = reuse, preemptions
 
 
-def _inputs(executor: _Executor, value: float) -> list[RequestInput]:
+def _inputs(executor: Executor, value: float) -> list[RequestInput]:
     """What a request to a speech model carries; nothing for others."""
     rules = executor.admission.inputs
     blank = None if rules is None or rules.model.modality.takes_text else rules.blank(value)
     return [] if blank is None else [blank]
 
 
-def _add(executor: _Executor, length: int, new_tokens: int, value: float = 0.0) -> None:
+def _add(executor: Executor, length: int, new_tokens: int, value: float = 0.0) -> None:
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0)
     name = f"rehearsal of {length} and {new_tokens} at {value}"
     executor.add(name, [0] * length, params, _inputs(executor, value))
 
 
-def _drain(executor: _Executor) -> None:
+def _drain(executor: Executor) -> None:
     while executor.has_work:
         executor.step()

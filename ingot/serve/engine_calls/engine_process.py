@@ -25,6 +25,7 @@ from ingot.llm.batch_calls import keeping, pooled
 from ingot.llm.open_engine import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.likelihood import keep_likelihood
+from ingot.runtime.rehearsal import warm_up
 from ingot.runtime.scheduling.inputs import RequestInput
 from ingot.runtime.scheduling.request import FinishReason
 from ingot.serve.engine_calls.garbage_collection import leave_out_what_is_loaded
@@ -238,7 +239,7 @@ def _open(load: ToEngine) -> Executor:
     runtime = served_runtime(load.runtime, device.type)
     engine = open_engine(load.path, device, given=given, limits={**lengths, "runtime": runtime})
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
-    executor.warm_up(None)
+    warm_up(executor)
     if executor.admission.grammars is not None:
         executor.admission.grammars.read_vocabulary()
     return executor
