@@ -113,16 +113,10 @@ def compare_engines(left: Path, right: Path, progress: Progress | None = None) -
         check_engine(folder, manifest)
     tensors = _tensor_changes(left, right, a.tensors, b.tensors, progress)
     doubt = None if a.quant.dense and b.quant.dense else comparable(a.quant, b.quant)
-    return Comparison(
-        config=field_changes(_config(a), _config(b)),
-        tensors=tensors,
-        files=field_changes(_files(left, a), _files(right, b)),
-        plan=field_changes(_plan(left), _plan(right)),
-        versions=field_changes(_versions(a), _versions(b)),
-        metrics=field_changes(_metrics(left), _metrics(right)),
-        layers=_layer_changes(EngineWeights(left, a), EngineWeights(right, b), tensors, doubt),
-        incomparable=doubt,
-    )
+    layers = _layer_changes(EngineWeights(left, a), EngineWeights(right, b), tensors, doubt)
+    own, other = _facts(left, a), _facts(right, b)
+    changes = {kind: field_changes(own[kind], other[kind]) for kind in own}
+    return Comparison(**changes, tensors=tensors, layers=layers, incomparable=doubt)
 
 
 def field_changes(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[FieldChange, ...]:
@@ -159,36 +153,27 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
     return leaves
 
 
-def _config(manifest: Manifest) -> dict[str, Any]:
-    return {k: v for k, v in manifest.to_json().items() if k not in _OWN_SECTIONS}
-
-
-def _versions(manifest: Manifest) -> dict[str, Any]:
-    return {"ingot_version": manifest.ingot_version, "format_version": manifest.format_version}
-
-
-def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """sha256 by name of the tokenizer's files; of a proof, which depends on the machine, that it is there."""
-    proof = {PROOF_FILE: "a proof"} if (folder / PROOF_FILE).is_file() else {}
-    return {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()} | proof
-
-
-def _metrics(folder: Path) -> dict[str, float]:
-    """Values by what was measured; none of a damaged proof, which ``verify`` reports."""
+def _facts(folder: Path, manifest: Manifest) -> dict[str, Mapping[str, Any]]:
+    """What is compared as fields, by the names of ``Comparison``."""
+    files = {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()}
+    if (folder / PROOF_FILE).is_file():  # the rest of it depends on the machine
+        files[PROOF_FILE] = "a proof"
     try:
         proof = read_proof(folder)
-    except EngineError:
-        return {}
-    metrics = () if proof is None else proof.claims.metrics
-    return {
+    except EngineError:  # ``verify`` reports a damaged one
+        proof = None
+    metrics = {
         f"{m.name} on {m.data} ({m.data_sha256[:8]})"
         + (f" against {m.against}" if m.against else ""): m.value
-        for m in metrics
+        for m in (() if proof is None else proof.claims.metrics)
     }
-
-
-def _plan(folder: Path) -> dict[str, Any]:
-    return plan_data(folder / PLAN_FILE) or {}  # check_engine has read it
+    return {
+        "config": {k: v for k, v in manifest.to_json().items() if k not in _OWN_SECTIONS},
+        "files": files,
+        "plan": plan_data(folder / PLAN_FILE) or {},  # check_engine has read it
+        "versions": {"ingot_version": manifest.ingot_version, "format_version": manifest.format_version},
+        "metrics": metrics,
+    }
 
 
 def _tensor_changes(
