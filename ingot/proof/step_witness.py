@@ -117,16 +117,14 @@ class TokenRows:
                 self.spans[-1].append(SequenceSpan(request, ids, positions[start], offset, number))
                 self.encoder_slots[-1].append(encoder_slots)
                 self.reads[-1].append(torch.tensor([row_of[slot] for slot in slots]))
-                if end - start == 1 and length > 1 and not self._of_prompt([id_of[s] for s in slots]):
-                    self._same_token(ids[0], logits_of.get(slots[-2]))
+                if end - start == 1 and length > 1:
+                    cached = [id_of[slot] for slot in slots]  # a prompt's last token may be the only new one
+                    if not any(prompt[: len(cached)] == cached for prompt in self._prompts):
+                        self._same_token(ids[0], logits_of.get(slots[-2]))
             assert record.logits is not None
             for row, token in wanted:
                 logits_of[tensors["slot_mapping"][token]] = record.logits[row]
             first += int(mask.sum())
-
-    def _of_prompt(self, ids: list[int]) -> bool:
-        """Whether a sequence's last token is its prompt's: the only new one where the rest was cached."""
-        return any(prompt[: len(ids)] == ids for prompt in self._prompts)
 
     def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
         if logits is not None and not bool(logits[token] == logits.max()):
@@ -178,7 +176,12 @@ class StepWitness:
             for record, mask in zip(self._records, self._valid, strict=True)
         ]
         self._spliced = self._joined(slots) >= 0
-        self.logits_rows = self._logits_rows(counts)
+        wanted, first = [], 0
+        for number, mask, count in zip(numbers, self._valid, counts, strict=True):
+            place = (mask.cumsum(0) - 1).tolist()
+            wanted += [first + place[token] for _, token in rows.wanted[number]]
+            first += count
+        self.logits_rows = torch.tensor(wanted, device=self._device)
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         number = self._met[place]
@@ -277,14 +280,6 @@ class StepWitness:
         """The records' rows without their padding, on the device."""
         kept = zip(parts, self._valid, strict=True)
         return torch.cat([part[mask] for part, mask in kept]).to(self._device)
-
-    def _logits_rows(self, counts: Sequence[int]) -> torch.Tensor:
-        rows, first = [], 0
-        for number, mask, count in zip(self._numbers, self._valid, counts, strict=True):
-            place = (mask.cumsum(0) - 1).tolist()
-            rows += [first + place[token] for _, token in self._rows.wanted[number]]
-            first += count
-        return torch.tensor(rows, device=self._device)
 
     def _logits(self) -> torch.Tensor:
         parts = []

@@ -204,8 +204,10 @@ class Scheduler:
             waits = waits and self.encoders is not None and self.encoders.awaits(request)
             if not count and not waits:
                 self._release(request)
-                if step.requests or not self._take_from_held():
+                held = next((r for r in reversed(self.running) if r.held and r.blocks), None)
+                if step.requests or held is None:
                     return
+                self._release(held)  # nothing can run until a waiting beam does, which needs its blocks
                 continue
             end = request.num_tokens if by_layers or waits else request.num_computed + count
             grown = self.cache.grow(request, end)
@@ -246,13 +248,6 @@ class Scheduler:
         self.cache.release(request)
         if self.encoders is not None:
             self.encoders.release(request)
-
-    def _take_from_held(self) -> bool:
-        """Waiting beams need blocks that held ones have: the newest held one releases its own."""
-        held = next((r for r in reversed(self.running) if r.held and r.blocks), None)
-        if held is not None:
-            self._release(held)
-        return held is not None
 
     def _reserve(self, request: Request, count: int, step: ScheduledBatch) -> bool:
         """Get blocks for ``count`` more tokens, preempting the newest requests; False: itself."""

@@ -103,9 +103,15 @@ def run_layer(
     num_blocks = -(-sum(inputs.counts) // block_size)
     shape = (num_blocks, attention.num_kv_heads, block_size, attention.head_dim)
     cache = LayerCache.zeros(*shape, cache_dtype(dtype, kv_dtype), device)
-    if inputs.encoded is not None:
+    cross, positions, most = layer.encoder_attn, 0, 0
+    if inputs.encoded is not None:  # its keys and values are in the first blocks of a second cache
+        assert cross is not None
+        assert cross.config.encoder is not None
+        positions, most = len(inputs.encoded), cross.config.encoder.max_positions
+        shape = (-(-positions // block_size), cross.config.num_kv_heads, block_size, cross.config.head_dim)
+        cache.encoded = LayerCache.zeros(*shape, cache.keys.dtype, device)
         given = inputs.encoded.to(device, dtype, copy=True)
-        cache.encoded = _encoded_cache(layer, given, block_size, cache.keys.dtype)
+        cross.write(given, cache.encoded, torch.arange(positions, device=device))
     ends = list(itertools.accumulate(inputs.counts))
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):
@@ -113,32 +119,14 @@ def run_layer(
         # In memory of its own, as a runner's step has it: alignment may order a sum.
         hidden = inputs.hidden[rows].to(device, dtype, copy=True)
         batch = request_batch(inputs.rope_rows[rows].to(device), end, num_blocks, block_size, max_seq_len)
-        if inputs.encoded is not None and cache.encoded is not None:
-            batch = replace(batch, encoded=_one_input(layer, count, len(inputs.encoded), cache.encoded))
+        if cache.encoded is not None:  # all tokens read the one input
+            blocks = torch.arange(len(cache.encoded.keys), dtype=torch.int32, device=device)
+            lens = torch.full((count,), positions, dtype=torch.int32, device=device)
+            own = torch.arange(count, device=device)
+            encoded = Encoded(blocks.repeat(count, 1), lens, own, most, some_without=False)
+            batch = replace(batch, encoded=encoded)
         pieces.append(hidden_after(layer, hidden, batch, cache, rope).cpu())
     return torch.cat(pieces)
-
-
-def _encoded_cache(
-    layer: DecoderLayer, encoded: torch.Tensor, block_size: int, dtype: torch.dtype
-) -> LayerCache:
-    """A second cache with keys and values of [P, encoder's hidden_size] in its first blocks."""
-    assert layer.encoder_attn is not None
-    config, count = layer.encoder_attn.config, len(encoded)
-    shape = (-(-count // block_size), config.num_kv_heads, block_size, config.head_dim)
-    cache = LayerCache.zeros(*shape, dtype, encoded.device)
-    layer.encoder_attn.write(encoded, cache, torch.arange(count, device=encoded.device))
-    return cache
-
-
-def _one_input(layer: DecoderLayer, tokens: int, count: int, cache: LayerCache) -> Encoded:
-    """All tokens of a call read the ``count`` positions of one input."""
-    assert layer.encoder_attn is not None
-    assert layer.encoder_attn.config.encoder is not None
-    device, most = cache.keys.device, layer.encoder_attn.config.encoder.max_positions
-    tables = torch.arange(len(cache.keys), dtype=torch.int32, device=device).repeat(tokens, 1)
-    lens = torch.full((tokens,), count, dtype=torch.int32, device=device)
-    return Encoded(tables, lens, torch.arange(tokens, device=device), most, some_without=False)
 
 
 def hidden_after(
