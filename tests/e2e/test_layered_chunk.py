@@ -98,14 +98,14 @@ def test_layers_go_on_while_a_lone_grammar_waits_for_its_mask(
     llm, told = llm_of(llama, LAYERED), list[float | None]()
     layered = llm.executor.runner.layered
     assert layered is not None
-    monkeypatch.setattr(layered.pace, "told", lambda *news: told.append(news[-1]))
-    through, modes = layered.forward.through, set[bool]()
+    monkeypatch.setattr(layered.pace, "measured", lambda *news: told.append(news[-1]))
+    through, modes = layered.forward.run_layers, set[bool]()
 
     def noted(*given: Any) -> None:
         modes.add(torch.is_inference_mode_enabled())
         through(*given)
 
-    monkeypatch.setattr(layered.forward, "through", noted)
+    monkeypatch.setattr(layered.forward, "run_layers", noted)
     with watch(llm) as steps:
         found = beside_a_grammar(llm, run_ahead)
     assert modes == {True}
@@ -139,14 +139,14 @@ def test_its_memory_is_in_the_ledger(llama: Path) -> None:
     llm = LLM(llama, "cpu", max_batch_size=2, max_seq_len=128, runtime=runtime)
     layered, kept = llm.executor.runner.layered, []
     assert layered is not None
-    through = layered.forward.through
+    through = layered.forward.run_layers
 
     def kept_through(at: Between, *rest: Any) -> None:
         through(at, *rest)
         assert isinstance(at.x, torch.Tensor)
         kept.append(at.x.nbytes + at.hidden.nbytes)
 
-    layered.forward.through = kept_through  # type: ignore[method-assign]
+    layered.forward.run_layers = kept_through  # type: ignore[method-assign]
     layered.warm_up()
     assert list(layered._buffers) == list(LAYERED_TOKENS)
     setting = setting_of(llm.engine.manifest, llm.engine.dtype, llm.engine.device).replace(runtime=runtime)

@@ -61,8 +61,8 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Set
     """card(bytes): from now on the device has this many, and runs out while it loads or sizes its cache."""
     there: list[Capacity] = []
 
-    def setting_of(*args: Any) -> MemorySetting:
-        return settings(*args).replace(device="cuda")
+    def setting_of(*args: Any, **values: Any) -> MemorySetting:
+        return MemorySetting(*args, **values | {"device": "cuda"})
 
     def room(model: Any, device: Any, setting: MemorySetting) -> tuple[int, int]:
         found = ledger(setting, there[-1])
@@ -80,13 +80,12 @@ def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Set
         there.append(Capacity("a card", total))
         monkeypatch.setattr(loader, "explained", loading)
         monkeypatch.setattr(loader, "compute_dtype", lambda m, *_: parse_dtype(m.build.dtype))
-        monkeypatch.setattr(setup, "_setting", setting_of)
+        monkeypatch.setattr(setup, "MemorySetting", setting_of)
         monkeypatch.setattr(setup, "_gpu_room", room)
         for module in (memory_error, executor):
             monkeypatch.setattr(module, "capacity_of", lambda device, own=None: there[-1])
         return there[-1]
 
-    settings = setup._setting
     return set_card
 
 
