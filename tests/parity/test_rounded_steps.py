@@ -15,6 +15,7 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quantization.quant_config import QuantConfig
 from ingot.config.runtime_config import RuntimeConfig
+from ingot.kernels.rows.block_rows import BlockSteps
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.layers import product_choice as ways
 from ingot.layers import row_forms as forms
@@ -161,7 +162,7 @@ def test_attention_ends_in_blocks(
     steps = sum(len(counts) for counts in seen.values())
     assert steps >= 15
     assert len(calls) == passes * steps * llm.engine.model.config.num_layers
-    monkeypatch.setattr(forms, "takes_steps", lambda *_: False)
+    monkeypatch.setattr(BlockSteps, "fill", lambda *_: False)
     for one, other in zip(found, llm.generate(PROMPTS, PARAMS), strict=True):
         assert one.token_ids == other.token_ids
         assert [a.top for a in one.logprobs] == [b.top for b in other.logprobs]

@@ -123,7 +123,7 @@ def test_which_steps_have_rows_and_where() -> None:
         items = [other, ScheduledRequest(request, start, count, samples=False)]
         step = ScheduledBatch(items, layout=layout_of(items, 4))
         found = rows_of(step, None, torch.device("cpu"))
-        assert bool(step.layout.brought) is (found is not None)
+        assert bool(step.layout.inputs.brought) is (found is not None)
         if found is None:
             return None
         taken = found.slots >= 0

@@ -12,7 +12,7 @@ from ingot.runtime.scheduling import scheduled_batch
 
 
 def misplace_pictures(monkeypatch: pytest.MonkeyPatch, fault: Callable[[np.ndarray], np.ndarray]) -> None:
-    """``fault`` changes the rows of each step that splices some (``StepLayout.spliced``, [T])."""
+    """``fault`` changes the rows of each step that splices some (``StepInputs.spliced``, [T])."""
     place = scheduled_batch._spliced
 
     def misplaced(*args: Any) -> np.ndarray | None:
