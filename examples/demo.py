@@ -18,8 +18,7 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM, IngotError, SamplingParams, Transcriber, build
-from ingot.cli.inspect import show
-from ingot.engine.engine_facts import describe
+from ingot.cli.inspect import inspect
 from recipes.vision.draw import draw, png
 from recipes.vision.scenes import held_out_scene
 
@@ -44,7 +43,7 @@ def main(checkpoint: Path, engine: Path) -> None:
     console.print(f"{engine}: built")
     llm = LLM(engine)
     step(console, "Inspect", f"ingot inspect {engine}")
-    show(describe(engine), llm.default_params)
+    inspect(str(engine))
     step(console, "Chat", f"ingot chat {engine}")
     for question in QUESTIONS:
         ask(console, llm, question)
