@@ -126,11 +126,11 @@ FAULTS: dict[str, tuple[Any, str, Patched, str]] = {
         _bent(lambda found: (_by_one(found[0]), found[1])),
         "layers.0.input_layernorm",
     ),
-    "heads by one": (products.Int8Product, "taken", _bent(_by_one), "layers.0.self_attn (attention)"),
+    "heads by one": (products.Int8Product, "in_form", _bent(_by_one), "layers.0.self_attn (attention)"),
     "product": (products.Int8Product, "added", _bent(lambda y: y * 1.01), "layers.0.self_attn.o_proj"),
     "queries": (
         products.Int8Product,
-        "whole",
+        "full_output",
         _bent(lambda y: y * 1.01, 96),
         "layers.0.self_attn.qkv_proj (queries)",
     ),
@@ -187,12 +187,12 @@ def test_engines_are_proven_on_a_gpu(tmp_path: Path, name: str, dtype: str) -> N
     engine = build(tmp_path / "model", tmp_path / "engine", device="cuda", dtype=dtype, quant=quant)
     calls: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for op in ("taken", "added"):
+        for op in ("in_form", "added"):
             own = getattr(products.Int8Product, op)
             patch.setattr(products.Int8Product, op, lambda *a, own=own, op=op: calls.update([op]) or own(*a))
         found = verify(engine, "cuda", note=False)
     assert found.verdict == "proven", found.failures
-    assert [calls[op] >= LAYERS for op in ("taken", "added")] == ["a8" in name] * 2
+    assert [calls[op] >= LAYERS for op in ("in_form", "added")] == ["a8" in name] * 2
 
 
 @pytest.mark.gpu
