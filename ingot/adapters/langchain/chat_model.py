@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ingot.adapters.langchain.call_values import sampling_values
 from ingot.adapters.langchain.langchain_messages import as_conversation, as_logprobs, usage
-from ingot.adapters.langchain.langchain_tools import ToolStream, ToolUse
+from ingot.adapters.langchain.langchain_tools import ToolUse, as_chunk
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
 from ingot.llm import LLM
@@ -248,20 +248,20 @@ class ChatIngot(BaseChatModel):
 
     def _chunks(self, asked: _Asked) -> Callable[[Piece], ChatGenerationChunk | None]:
         """A function from pieces of one answer to chunks; None for a piece that adds nothing."""
-        num_tokens, calls = 0, ToolStream(asked.use)
+        num_tokens, parts = 0, asked.use.parts()
 
         def chunk_of(piece: Piece) -> ChatGenerationChunk | None:
             nonlocal num_tokens
             num_tokens += len(piece.token_ids)
             ends = piece.finish_reason is not None
-            message = calls.chunk(piece.text, final=ends)
+            message = as_chunk(parts.feed(piece.text, final=ends))
             if not (message.content or message.tool_call_chunks or piece.logprobs or ends):
                 return None
             info: dict[str, Any] = {}
             if piece.logprobs:
                 info["logprobs"] = as_logprobs(piece.logprobs, self.llm.tokenizer)
             if ends:
-                info |= self._ending(piece, has_calls=calls.has_calls)
+                info |= self._ending(piece, has_calls=bool(parts.tool_calls))
                 message.chunk_position = "last"
                 message.usage_metadata = usage(len(self.llm.chat_ids(asked.chat)), num_tokens)
             return ChatGenerationChunk(message=message, generation_info=info)

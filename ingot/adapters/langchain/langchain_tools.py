@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,8 +13,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from ingot.config.grammar_spec import Grammar
 from ingot.errors import RequestError
+from ingot.serve.api.answer_parts import AnswerParts, Part
 from ingot.text.grammar.closed_schemas import closed_grammar
-from ingot.text.parsing.tool_calls import ArgumentsDelta, CallStart, ContentDelta, Delta, ToolCallParser
+from ingot.text.parsing.tool_calls import ArgumentsDelta, CallStart
 
 _NAMES = ("tools", "tool_choice", "parallel_tool_calls")
 _STRUCTURED = "ls_structured_output_format"  # by with_structured_output, which reads one call
@@ -65,58 +65,36 @@ class ToolUse:
         grammar = closed_grammar(Grammar.tool_calls(tools, name=name, parallel=parallel))
         return cls(tools, grammar, most_calls), rest
 
+    def parts(self) -> AnswerParts:
+        """A parser of one answer's text."""
+        return AnswerParts(thoughts="no", calls=bool(self.tools), most_calls=self.most_calls)
+
     def message(self, text: str) -> AIMessage:
         """A whole answer; a call whose arguments are not a JSON object is invalid."""
-        if not self.tools:
-            return AIMessage(content=text)
-        parser = ToolCallParser()
-        deltas = self.kept([*parser.feed(text), *parser.flush()])
-        content = "".join(one.text for one in deltas if isinstance(one, ContentDelta))
-        pieces: dict[int, list[str]] = defaultdict(list)
-        for one in deltas:
-            if isinstance(one, ArgumentsDelta):
-                pieces[one.index].append(one.text)
+        parts = self.parts()
+        parts.feed(text, final=True)
         good, bad = [], []
-        for start in (one for one in deltas if isinstance(one, CallStart)):
-            written = "".join(pieces[start.index])
+        for call in parts.tool_calls:
             try:
-                arguments = json.loads(written)
+                arguments = json.loads(call.arguments)
             except (ValueError, RecursionError):
                 arguments = None
             if isinstance(arguments, dict):
-                good.append(tool_call(name=start.name, args=arguments, id=start.id))
+                good.append(tool_call(name=call.name, args=arguments, id=call.id))
             else:
                 wrong = "the arguments are not a JSON object"
-                bad.append(invalid_tool_call(name=start.name, args=written, id=start.id, error=wrong))
-        return AIMessage(content=content, tool_calls=good, invalid_tool_calls=bad)
-
-    def kept(self, deltas: Sequence[Delta]) -> list[Delta]:
-        """Without the calls beyond ``most_calls``."""
-        most = self.most_calls
-        return [one for one in deltas if isinstance(one, ContentDelta) or most is None or one.index < most]
+                bad.append(invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=wrong))
+        return AIMessage(content=parts.content, tool_calls=good, invalid_tool_calls=bad)
 
 
-class ToolStream:
-    """Pieces of one answer as message chunks."""
-
-    def __init__(self, use: ToolUse) -> None:
-        self._use = use
-        self._parser = ToolCallParser() if use.tools else None
-
-    @property
-    def has_calls(self) -> bool:
-        return self._parser is not None and self._parser.num_calls > 0
-
-    def chunk(self, text: str, *, final: bool) -> AIMessageChunk:
-        """The chunk of more text; ``final``: nothing follows."""
-        if self._parser is None:
-            return AIMessageChunk(content=text)
-        deltas = self._use.kept(self._parser.feed(text) + (self._parser.flush() if final else []))
-        content = "".join(one.text for one in deltas if isinstance(one, ContentDelta))
-        chunks = []
-        for one in deltas:
-            if isinstance(one, CallStart):
-                chunks.append(tool_call_chunk(name=one.name, args="", id=one.id, index=one.index))
-            elif not isinstance(one, ContentDelta):
-                chunks.append(tool_call_chunk(name=None, args=one.text, id=None, index=one.index))
-        return AIMessageChunk(content=content, tool_call_chunks=chunks)
+def as_chunk(parts: Sequence[Part]) -> AIMessageChunk:
+    """What an answer's new parts add to its message."""
+    content, chunks = "", []
+    for one in parts:
+        if isinstance(one, CallStart):
+            chunks.append(tool_call_chunk(name=one.name, args="", id=one.id, index=one.index))
+        elif isinstance(one, ArgumentsDelta):
+            chunks.append(tool_call_chunk(name=None, args=one.text, id=None, index=one.index))
+        else:
+            content += one.text
+    return AIMessageChunk(content=content, tool_call_chunks=chunks)
