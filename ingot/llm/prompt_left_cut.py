@@ -37,7 +37,10 @@ def left_cut(
         raise RequestError(what, seen=f"{max_new_tokens} of {most} tokens", field=("max_new_tokens", "most"))
     pieces: list[Piece] = whole.pieces(llm.tokenizer)
     placeholders = llm.engine.manifest.model.placeholders
-    sizes = [placeholders if isinstance(one, Input) else len(_values(one)) for one in pieces]
+    sizes = []
+    for one in pieces:
+        values = one.rows if isinstance(one, Embeddings) else one
+        sizes.append(placeholders if isinstance(values, Input) else len(values))
     over = sum(sizes) + max_new_tokens - most
     left: list[Piece] = []
     for piece, size in zip(pieces, sizes, strict=True):
@@ -45,10 +48,6 @@ def left_cut(
             left.append(piece if over <= 0 else _without_first(llm, piece, over))
         over -= size
     return Prompt(left)
-
-
-def _values(piece: list[int] | Embeddings) -> list[int]:
-    return piece.rows if isinstance(piece, Embeddings) else piece
 
 
 def _without_first(llm: LLM, piece: Piece, count: int) -> Piece:

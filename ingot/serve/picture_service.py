@@ -45,7 +45,7 @@ class ServedPictures:
     @property
     def _windows(self) -> Windows:
         windows = self._engine.windows
-        assert windows is not None, "who starts an engine of pictures gives it room for them"
+        assert windows is not None, "an engine of pictures is started with room for them"
         return windows
 
     def num_tokens(self, count: int) -> int:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from ingot import LLM
 from ingot.adapters.langchain.langchain_messages import as_conversation
-from ingot.adapters.langchain.langchain_tools import ToolStream, ToolUse
+from ingot.adapters.langchain.langchain_tools import ToolUse, as_chunk
 from ingot.errors import RequestError
 from ingot.langchain import ChatIngot
 from tests.langchain.conftest import POCKET
@@ -118,10 +118,10 @@ def test_pieces_of_any_size_give_the_same_message() -> None:
     whole = use().message(text)
     assert [c["args"] for c in whole.tool_calls] == [{"a": 1, "b": 2}] * 2
     for size in (1, 3, 1000):
-        stream, joined = ToolStream(use()), AIMessageChunk(content="")
+        parts, joined = use().parts(), AIMessageChunk(content="")
         for start in range(0, len(text), size):
-            joined += stream.chunk(text[start : start + size], final=start + size >= len(text))
-        assert stream.has_calls
+            joined += as_chunk(parts.feed(text[start : start + size], final=start + size >= len(text)))
+        assert parts.tool_calls
         assert joined.content == whole.content == "I add."
         assert [(c["name"], c["args"]) for c in joined.tool_calls] == [("add", {"a": 1, "b": 2})] * 2
 
@@ -144,9 +144,9 @@ def test_one_call_at_most_where_the_model_decides() -> None:
     text = f"I add.{CALL}{CALL} So."
     assert len(one.message(text).tool_calls) == 1
     for size in (1, 1000):
-        stream, joined = ToolStream(one), AIMessageChunk(content="")
+        parts, joined = one.parts(), AIMessageChunk(content="")
         for start in range(0, len(text), size):
-            joined += stream.chunk(text[start : start + size], final=start + size >= len(text))
+            joined += as_chunk(parts.feed(text[start : start + size], final=start + size >= len(text)))
         assert [(c["name"], c["args"]) for c in joined.tool_calls] == [("add", {"a": 1, "b": 2})]
         assert joined.content == "I add. So."
 

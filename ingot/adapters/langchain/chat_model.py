@@ -40,7 +40,7 @@ class ChatIngot(BaseChatModel):
         params: values that the fields below are put over; None: the engine's defaults.
         temperature, top_p, top_k, max_tokens, seed, stop: as in ``SamplingParams``.
         logprobs: return each token's log-probability, in ``response_metadata["logprobs"]``.
-        top_logprobs: return the likeliest tokens' too, so many of them.
+        top_logprobs: return those of this many likeliest tokens too.
         streaming: answer ``invoke`` by a stream, so that callbacks get each piece.
 
     Every field of ``SamplingParams`` may also be given to a call: ``invoke(..., min_p=0.1)``.

@@ -53,7 +53,7 @@ class RayArgs(JsonConfig):
         engines: one deployment each.
         max_queue, max_body: of each replica, as the flags of ``ingot serve``.
         prefix_bytes: how much of a prompt's JSON decides the replica; about four bytes are a token.
-        most_ahead: a replica with so many requests more than the idlest one is passed over, whatever it has
+        most_ahead: a replica with this many requests more than the idlest one is passed over, whatever it has
             cached.
 
     Raises:

@@ -104,7 +104,7 @@ class EngineReplica:
         async def receive() -> Message:
             for message in received:
                 return message
-            return await asyncio.get_running_loop().create_future()  # who leaves cancels
+            return await asyncio.get_running_loop().create_future()  # a disconnect cancels it
 
         try:
             await self._app(scope, receive, sent.put)

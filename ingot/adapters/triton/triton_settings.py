@@ -52,10 +52,8 @@ class Settings:
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Settings:
-        """Of config.pbtxt's parameters. Names in capitals are Triton's own.
-
-        Raises:
-            ConfigError: a name is unknown or missing, a value is of the wrong type or out of range.
+        """Settings from config.pbtxt's parameters; names in capitals are Triton's own. Raises ConfigError
+        where a name is unknown or missing, or a value is of the wrong type or out of range.
         """
         types = {field.name: str(field.type).partition(" ")[0] for field in fields(cls)}
         own = {name: text for name, text in parameters.items() if not name.isupper()}
@@ -68,7 +66,8 @@ class Settings:
 
     def parameters(self) -> dict[str, str | None]:
         """As config.pbtxt has them; None: not given."""
-        return {field.name: _text(getattr(self, field.name)) for field in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {n: v if v is None or isinstance(v, str) else str(v).lower() for n, v in given.items()}
 
     def folder(self, version: Path) -> Path:
         return version / self.engine
@@ -97,9 +96,3 @@ def _value(name: str, kind: str, text: str) -> Any:
     except (KeyError, ValueError):
         allowed = {"int": "an integer", "float": "a number", "bool": "true or false"}[kind]
         raise ConfigError(f"config.pbtxt: {name} cannot be read", seen=repr(text), allowed=allowed) from None
-
-
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return str(value).lower()

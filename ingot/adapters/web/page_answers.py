@@ -22,7 +22,7 @@ class Shown:
     """An answer so far.
 
     Attributes:
-        thought: what a reasoning model thinks, which the server tells apart from its text.
+        thought: what a reasoning model thinks, which the server separates from its text.
         error: why it ends here.
         ended: nothing follows.
     """

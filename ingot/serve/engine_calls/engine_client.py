@@ -92,7 +92,7 @@ class EngineClient:
 
         Args:
             features: the shape of what a model of speech or pictures is given.
-            restarts: when a process that dies is started again; None: somebody else does it.
+            restarts: when a process that dies is started again; None: Ray or Triton does it.
 
         Raises:
             EngineError, OutOfMemoryError: the engine could not be loaded.
