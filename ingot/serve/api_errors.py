@@ -17,14 +17,8 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class ApiError(Exception):
-    """An answer that says no.
-
-    Args:
-        status: of HTTP; below 500 the request is at fault.
-        message: for people.
-        param: the field at fault.
-        code: a word for programs.
-        headers: of the answer, ``Retry-After`` among them.
+    """An error answer. ``status`` is HTTP's; below 500 the request is at fault. ``param`` is the field at
+    fault, ``message`` for people, ``code`` for programs; ``headers`` of the answer may have ``Retry-After``.
     """
 
     def __init__(
@@ -87,7 +81,7 @@ def refused(error: IngotError, param: str | None = None) -> ApiError:
 
 
 def invalid_body(error: Exception) -> ApiError:
-    """What decoding a body raised."""
+    """The answer to what decoding a body raised."""
     if isinstance(error, RecursionError):
         return bad_request("the body is nested too deeply", code="invalid_json")
     if not isinstance(error, msgspec.ValidationError):

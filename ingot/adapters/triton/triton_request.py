@@ -24,12 +24,8 @@ class Parameters(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Generate:
-    """What a request asks for.
-
-    Attributes:
-        echo: the answer begins with the prompt.
-        extras: outputs beside the text.
-        images: in base64.
+    """What a request asks for. ``echo``: the answer begins with the prompt; ``extras``: outputs beside the
+    text; ``images``: in base64.
     """
 
     prompt: str

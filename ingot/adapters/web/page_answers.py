@@ -19,12 +19,8 @@ BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left 
 
 @dataclass(frozen=True)
 class Shown:
-    """An answer so far.
-
-    Attributes:
-        thought: what a reasoning model thinks, which the server separates from its text.
-        error: why it ends here.
-        ended: nothing follows.
+    """An answer so far; ``thought`` is a reasoning model's, ``error`` why it ends here, ``ended``: nothing
+    follows.
     """
 
     thought: str = ""

@@ -19,7 +19,7 @@ from ingot.text.parsing.tool_calls import (
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """Text of the thoughts."""
+    """More text of the thoughts."""
 
     text: str
 
@@ -37,15 +37,12 @@ class WholeCall:
 
 
 class AnswerParts:
-    """Of one answer.
+    """A parser of one answer's text; ``reasoning``, ``content`` and ``tool_calls`` are what has come so far.
 
     Args:
         thoughts: whether the answer may begin with thoughts, or continues those that the prompt opened.
         calls: the request has tools.
         most_calls: calls beyond these are dropped.
-
-    Attributes:
-        reasoning, content, tool_calls: what has come so far.
     """
 
     def __init__(self, *, thoughts: Thinking, calls: bool, most_calls: int | None) -> None:
@@ -56,7 +53,7 @@ class AnswerParts:
         self._most_calls = most_calls
 
     def feed(self, text: str, *, final: bool) -> list[Part]:
-        """What ``text`` makes certain; ``final``: nothing comes after it."""
+        """The parts that ``text`` completes; ``final``: nothing comes after it."""
         split = ThoughtSplit("", text)
         if self._thinking is not None:
             split = self._thinking.feed(text)

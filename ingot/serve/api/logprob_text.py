@@ -19,7 +19,7 @@ def finite(logprob: float) -> float:
 
 
 class LogprobLists:
-    """Of one choice, part after part; offsets count characters from the start of its text.
+    """Lists of one choice, part after part; offsets count characters from the start of its text.
 
     Args:
         first: the first token of an echoed prompt, of which nothing is known; None: nothing is echoed.
@@ -35,8 +35,8 @@ class LogprobLists:
         self._offset = 0
 
     def of(self, tokens: Sequence[TokenLogprobs]) -> dict[str, LazyList]:
-        """Of the next tokens, the first time behind those of the prompt. The offsets must be read before
-        those of the part behind them.
+        """Lists of the next tokens, the first time after those of the prompt. The offsets must be read before
+        those of the next part.
         """
         first, scores = self._first, self._scores
         self._first, self._scores = None, ()
@@ -57,7 +57,7 @@ class LogprobLists:
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
-        """By text, the likeliest of equal texts; the chosen token is among them."""
+        """Log-probabilities by text, of equal texts the likeliest; the chosen token is among them."""
         found: dict[str, float] = {}
         for token, logprob in (*one.top, (one.token_id, one.logprob)):
             found.setdefault(self._tokenizer.token_text(token), finite(logprob))

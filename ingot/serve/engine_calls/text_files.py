@@ -19,16 +19,12 @@ _AGAIN = "start the server again"
 
 
 class TextFiles:
-    """Copies in a folder of their own, which is deleted with this object.
+    """Copies from ``origin`` in ``folder``, which is deleted with this object. ``manifest``: sha256 of the
+    engine's manifest.json; None of a checkpoint.
 
     Args:
         folder: an engine's or a checkpoint's.
         files: of a checkpoint's tokenizer and template; an engine's manifest names its own.
-
-    Attributes:
-        folder: where the copies are.
-        origin: where they are from.
-        manifest: sha256 of the engine's manifest.json; None of a checkpoint.
 
     Raises:
         EngineError: a file has changed since the build, or there is no room for the copies.
