@@ -1,4 +1,4 @@
-"""The record of an evaluation, as `--json` prints it."""
+"""The record of an evaluation, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--prove` measures, with every check that needs no engine."""
+"""What `prove` measures, with every check that needs no engine."""
 
 from __future__ import annotations
 
