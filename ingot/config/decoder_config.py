@@ -63,7 +63,7 @@ class RopeConfig(JsonConfig):
 
 @dataclass(frozen=True)
 class DecoderConfig(JsonConfig):
-    """A decoder, alone or behind an encoder.
+    """A decoder, alone or after an encoder.
 
     ``wiring`` says how the ``encoder``'s outputs reach the decoder: ``prefix`` splices them into the
     prompt's embeddings, with ``cross`` every layer attends to them, ``none`` has no encoder.

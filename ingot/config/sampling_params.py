@@ -201,7 +201,7 @@ VALUE_NAMES = tuple(
     if one.metadata.get("json", True) and one.name not in ("grammar", "logit_bias", "transcript")
 )
 
-# Reading it gives what it sets; the dataclass alone would leave its default there.
+# Reading it returns what it sets; the dataclass alone would leave its default there.
 SamplingParams.max_tokens = property(lambda self: self.max_new_tokens)  # type: ignore[attr-defined]
 
 

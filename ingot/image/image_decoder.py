@@ -45,7 +45,7 @@ _OTHERS = {  # other files that people send
     rb"....jP  |\xff\x4f\xff\x51": "JPEG 2000",
     rb"\0\0[\1\2]\0": "an icon",
     rb"(?i)\s*(<!doctype html|<html)": "HTML",
-    rb"(\xef\xbb\xbf)?\s*(<[?!].*)?<svg": "SVG",  # behind a declaration, comments, a document type
+    rb"(\xef\xbb\xbf)?\s*(<[?!].*)?<svg": "SVG",  # after a declaration, comments, a document type
 }
 _HEAD = 4096  # bytes that say what a file is
 _ORIENTATION, _BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # tags of EXIF and TIFF, and a value

@@ -42,7 +42,7 @@ def alignment_heads(generation: Mapping[str, Any], config: DecoderConfig) -> lis
 
 
 def token_times(scores: torch.Tensor, num_prompt: int) -> np.ndarray:
-    """Seconds at which each token behind the prompt begins, and the end: float64 [tokens - num_prompt].
+    """Seconds at which each token after the prompt begins, and the end: float64 [tokens - num_prompt].
 
     Args:
         scores: before the softmax, float32 [tokens, heads, positions], only of the positions with sound. They

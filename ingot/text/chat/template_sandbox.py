@@ -123,7 +123,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without Jinja's HTML escapes, as Hugging Face gives it to templates."""
+    """Hugging Face's ``tojson``: JSON without Jinja's HTML escapes."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

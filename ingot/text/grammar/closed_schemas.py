@@ -19,7 +19,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with ``additionalProperties: false`` where an object names its properties and does not say
     whether it has others.
 
-    Combined objects stay open (several in ``allOf``, or ``anyOf`` or ``$ref`` beside properties): each part
+    Combined objects stay open (several in ``allOf``, or ``anyOf`` or ``$ref`` next to properties): each part
     would refuse the others' properties. Conditions are left as they are.
     """
     joined: set[str] = set()  # what ``$ref`` names in combined objects, directly or through other references

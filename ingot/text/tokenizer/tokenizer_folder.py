@@ -1,4 +1,4 @@
-"""The JSON files beside a vocabulary, and the two keys of config.json that name the tokenizer."""
+"""The JSON files next to a vocabulary, and the two keys of config.json that name the tokenizer."""
 
 from __future__ import annotations
 
