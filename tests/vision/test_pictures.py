@@ -175,9 +175,9 @@ def test_what_reads_pictures_ends_with_the_engine(picture: torch.Tensor) -> None
     pictures = llm._pictures
     assert pictures is not None
     llm.encode_image(png(picture))
-    assert pictures._reader._process._running is not None
+    assert pictures._reader._running is not None
     llm.close()
-    assert pictures._reader._process._running is None
+    assert pictures._reader._running is None
 
 
 def test_a_repetition_penalty_does_not_see_the_prompt(llm: LLM, picture: torch.Tensor) -> None:
