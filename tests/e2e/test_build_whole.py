@@ -173,6 +173,7 @@ build(sys.argv[1], sys.argv[2], device="cpu", dtype="bf16")
 print(peak() - before)
 """
 
+    @pytest.mark.slow
     def test_a_build_needs_about_one_shard(self, tmp_path: Path) -> None:
         """8 shards of 33 MB of fp32 become bf16: the peak grows by less than three shards.
 

@@ -239,6 +239,7 @@ def test_fewer_tokens_than_a_model_is_wide_are_warned_of(
 @pytest.mark.parametrize(
     ("method", "count", "share"), [("gptq", 24, 0.75), pytest.param("awq", 16, 0.9, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_the_verb_on_the_pocket_model(
     pocket: Pocket, tmp_path: Path, method: str, count: int, share: float
 ) -> None:

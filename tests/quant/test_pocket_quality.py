@@ -28,6 +28,7 @@ def loud_pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_loud(tmp_path_factory.mktemp("loud") / "checkpoint")
 
 
+@pytest.mark.slow
 def test_clusters_beat_static_scales(pocket: Pocket, loud_pocket: Path, tmp_path: Path) -> None:
     quants = (STATIC, QuantConfig("rptq-w8a8", BLOCK, rptq=EXTREMES))
     static, rptq = (pocket.cost_of(quant, tmp_path / "e", loud_pocket) for quant in quants)

@@ -56,6 +56,7 @@ def test_text_streams_during_a_recording(both: Server) -> None:
         wait_for("its place to be free", both.idle)
 
 
+@pytest.mark.slow
 def test_clips_during_a_long_recording(hearing: Server) -> None:
     """Of the same engine: their windows share its steps."""
     fast: dict[str, Any] = {"temperature": 0.2, "language": "en"}

@@ -55,6 +55,7 @@ def leave(server: Server, number: int) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_two_hundred_clients_that_leave(server: Server) -> None:
     """Slots and cache are free again each time, and once both processes are warm, no memory and no file stays
     taken: less than 20 kB for a client.
@@ -113,6 +114,7 @@ def test_the_gpu_fails_in_the_tenth_step(engine: Path, tmp_path: Path) -> None:
         assert server.process.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 def test_collections_leave_out_what_is_loaded(engine: Path, tmp_path: Path) -> None:
     """200,000 objects: every stream would wait while a full collection looks at them."""
     (tmp_path / "sitecustomize.py").write_text(COUNTS.format(folder=tmp_path), encoding="utf-8")

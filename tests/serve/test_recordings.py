@@ -281,6 +281,7 @@ def test_who_leaves_frees_the_place(hearing: Server) -> None:
         assert hear(hearing, CLIP, **FAST).status == 200
 
 
+@pytest.mark.slow
 def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
     """Streams and full answers end with an error, new recordings are refused, the other model goes on. What
     is open at the deadline ends with an error, too.

@@ -160,6 +160,7 @@ def test_a_prompt_for_every_window(hearing: Server, alone: Transcriber) -> None:
         assert found["text"] == alone(samples, **options, carry_initial_prompt=carry).text.strip()
 
 
+@pytest.mark.slow
 def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
     """Each gets the text that it gets alone."""
     recordings = [encoded(noise(2.0 + i, seed=i)) for i in range(6)]

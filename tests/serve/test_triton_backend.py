@@ -75,6 +75,7 @@ def test_a_stream_and_a_full_answer_equal_the_engines(backend: Any, llm: LLM) ->
     assert stream.broken + whole.broken + alone.broken == []
 
 
+@pytest.mark.slow
 def test_streams_side_by_side_are_what_they_are_alone(backend: Any) -> None:
     texts = [f"Story {i}: a fire broke out in a" for i in range(6)]
     alone = [asked(backend, text=text, stream=True).text() for text in texts]

@@ -34,6 +34,7 @@ def heard(
 
 @pytest.mark.stays("options1")
 @pytest.mark.parametrize("options", [{}, {"timestamps": False}])
+@pytest.mark.slow
 def test_both_hear_the_same(whisper: Path, recordings: list[torch.Tensor], options: dict[str, Any]) -> None:
     asked = TranscribeOptions(temperatures=(0.0,), max_new_tokens=12, **options)
     given = recordings if asked.timestamps else recordings[:-1]

@@ -186,6 +186,7 @@ def _seconds(clock: str) -> float:
     return sum(float(part) * 60**power for power, part in enumerate(reversed(parts)))
 
 
+@pytest.mark.slow
 def test_over_http(server: Server, briefs: list[Talk], heard: list[Transcript]) -> None:
     english, german = briefs
     told = hear(server, german.path.read_bytes(), model=NAME, response_format="verbose_json").json

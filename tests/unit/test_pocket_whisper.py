@@ -221,6 +221,7 @@ def _run(folder: Path, names: SpeechVocabulary, shape: Shape = TINY) -> tuple[Ru
     return Run(folder, PocketWhisper(shape), options), batch, Sound(samples, labels, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_training_learns_and_goes_on_where_it_stopped(names: SpeechVocabulary, tmp_path: Path) -> None:
     run, batch, sound = _run(tmp_path, names)
     heard = sound.render(batch, 6 * RATE, torch.Generator().manual_seed(1), CLEAN)

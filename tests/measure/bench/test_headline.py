@@ -100,6 +100,7 @@ def test_the_first_round_has_everything() -> None:
     assert all("latency" in second[f"headline/{scheme}.2"] for scheme in SCHEMES)
 
 
+@pytest.mark.slow
 def test_the_run_of_all_writes_a_file_a_process(shape: Path, tmp_path: Path) -> None:
     """As it is run on a GPU, of one scheme's second round."""
     script = [sys.executable, "benchmarks/fewer_bits.py", "--json", str(tmp_path)]

@@ -30,6 +30,7 @@ def test_all_tiles_give_the_same(bits: int, rows: int, op: str) -> None:
             assert torch.equal(found, wanted), choice
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = dry_run("int8_variants.py", "8x4,8x20", tmp_path / "found.json", monkeypatch)
     assert (first["rows"], second["rows"]) == (4, 20)

@@ -22,6 +22,7 @@ def measured(tmp_path: Path, shape: str, **given: Any) -> dict[str, Any]:
     return whisper.measured(argparse.Namespace(**{**wanted, **given}), narrow)
 
 
+@pytest.mark.slow
 def test_windows_are_measured_beside_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[bytes] = []
     noise = whisper.noise
