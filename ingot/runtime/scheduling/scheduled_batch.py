@@ -81,10 +81,7 @@ def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
     requests, counts = [item.request for item in items], [item.count for item in items]
     ids: list[int] = []
     feeds = np.full(sum(counts), -1, dtype=np.int64)
-    probes, placed = (
-        [],
-        [],
-    )  # placed: requests with placeholders that the step may reach, and their first rows
+    probes, placed = [], []  # placed: requests with placeholders in reach of the step, and their first rows
     for index, (item, request) in enumerate(zip(items, requests, strict=True)):
         start, count, row = item.start, item.count, len(ids)
         ids += request.tokens(start, start + count)
