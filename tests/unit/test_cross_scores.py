@@ -49,8 +49,8 @@ def test_each_request_has_its_own_rows_heads_and_keys(kv_heads: int, dtype: torc
     torch.manual_seed(1)
     items, rows, first = [], {}, 0
     for name, (count, heads, blocks, positions) in ASKED.items():
-        given: Any = (SimpleNamespace(positions=positions, encodes=True, tokens=0),) if positions else ()
-        one = request(name, 9, heads=heads, inputs=given)
+        given: Any = SimpleNamespace(positions=positions, encodes=True, tokens=0, end=0)
+        one = request(name, 9, heads=heads, inputs=(given,) if positions else ())
         one.encoded = {0: EncoderEntry(b"", list(blocks), positions)} if positions else {}
         one.blocks = list(range(9))
         items.append(ScheduledRequest(one, 2, count, samples=False))
