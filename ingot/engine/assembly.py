@@ -139,9 +139,8 @@ class Assembly:
 
     def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:
         """One tensor before packing, by the model's name: in the engine's dtype, or fp32 where it was rotated
-        and
-        its layer rounds its input to 8 bits. A rotated one is on ``device`` (None: the CPU), others on the
-        CPU.
+        and its layer rounds its input to 8 bits. A rotated one is on ``device`` (None: the CPU), others on
+        the CPU.
         """
         if not self.quant.rotation:
             return self.original(target, checkpoint)

@@ -1,10 +1,8 @@
 """proof.json, which says what an engine must compute, and verify.json, the notes beside it.
 
 The proof names its manifest by hash, not the other way round, so the manifest and the weights are the same
-for
-the same inputs on any machine. The time is in verify.json, so the same build on the same machine gives the
-same
-proof.
+for the same inputs on any machine. The time is in verify.json, so the same build on the same machine gives
+the same proof.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 It shares nothing with the kernels, their references or the runtime, so that a proof does not repeat their
 mistakes. In a 16-bit arithmetic it computes in fp32 and rounds every module's output, as the kernels do.
-Where a
-layer multiplies in 8 bits, its input is rounded to 8 bits in any arithmetic. A run with a witness goes on at
-each
-place of a layer with the value that was recorded there, so that no difference grows from place to place.
+Where a layer multiplies in 8 bits, its input is rounded to 8 bits in any arithmetic. A run with a witness
+goes on at each place of a layer with the value that was recorded there, so that no difference grows from
+place to place.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 The projections are a Johnson-Lindenstrauss sketch of the activation with every token divided by its root mean
 square, so that no token outweighs the others: p_j = sum_t s_jt (r_j · u_t) / sqrt(T H), signs s and r of mean
-0
-and variance 1. The root mean square of the differences of eight such numbers estimates ‖U - U'‖ / ‖U‖, with a
-spread of about a quarter. Norm and mean are of the activation as it is.
+0 and variance 1. The root mean square of the differences of eight such numbers estimates ‖U - U'‖ / ‖U‖, with
+a spread of about a quarter. Norm and mean are of the activation as it is.
 """
 
 from __future__ import annotations

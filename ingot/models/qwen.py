@@ -1,8 +1,7 @@
 """Qwen v1 (Qwen-7B, Qwen-14B and their chat models), in the V1.0 and V1.1 forms of its config.
 
 One product for q, k, v with a bias and no other bias; c_proj(w1(x) · silu(w2(x))); beyond ``seq_length`` a
-rotary
-base that grows with the prompt (dynamic NTK) and queries scaled by log-n. Source: the published
+rotary base that grows with the prompt (dynamic NTK) and queries scaled by log-n. Source: the published
 ``QWenLMHeadModel``.
 """
 

@@ -2,8 +2,7 @@
 
 A deviation may be FACTOR noise floors: this machine's rounding and the reference's are two draws of the same
 noise (their difference is larger by sqrt(2)), eight projections estimate it to about a quarter, and a kernel
-may
-round where the reference does not.
+may round where the reference does not.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 At each place of a layer the reference computes from the value that was recorded at the place before, keys and
 values included. So no difference grows, and rounding to 8 or 4 bits hides nothing: a quantized value may
-differ
-from the nearest one only where the exact value lies within the arithmetic's noise of the middle between two.
+differ from the nearest one only where the exact value lies within the arithmetic's noise of the middle
+between two.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The limits of step and encoder checks, and the places beyond them.
 
 Each value may be off by ``ALLOWED`` units of its own size and of its row's; all values with one label
-together,
-as a factor, by half a unit. A quantized value that is not the nearest must lie as near to the middle between
-two
-as that noise reaches. A unit is the dtype's epsilon, or in fp32 the noise of a sum of K terms.
+together, as a factor, by half a unit. A quantized value that is not the nearest must lie as near to the
+middle between two as that noise reaches. A unit is the dtype's epsilon, or in fp32 the noise of a sum of K
+terms.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 modules.
 
 A field stands for everything that sets decoders (and faulty ports) apart. A caller's ``Hooks`` supply
-products,
-rounding, keys and values, and recorded values.
+products, rounding, keys and values, and recorded values.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The loop that runs an engine: schedule → run → sample → update.
 
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
-one's
-tokens on the device; then those tokens are read. A request that turns out to have ended has one token
-computed
-for nothing. One with a grammar sits out until its mask is found. Requests whose next step depends on the host
-(beams, logits processors, logits of a whole prompt) make every step be read before the next is sent.
+one's tokens on the device; then those tokens are read. A request that turns out to have ended has one token
+computed for nothing. One with a grammar sits out until its mask is found. Requests whose next step depends on
+the host (beams, logits processors, logits of a whole prompt) make every step be read before the next is sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The encoder cache's tensors: rows of embeddings (wiring ``prefix``) or each layer's second cache
-(``cross``), and
-the encoding of inputs into them.
+(``cross``), and the encoding of inputs into them.
 """
 
 from __future__ import annotations

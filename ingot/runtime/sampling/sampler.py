@@ -1,13 +1,10 @@
 """Draws each row's next token: temperature, top-k, top-p, min-p.
 
 A draw is a pure function of the row's logits, values, seed and step: probabilities become integers before
-they
-are summed, and integer sums do not depend on their order, so neither the other rows of the batch nor a
-preemption
-changes the token. Between devices the last bit of a float64 ``exp`` may differ, which moves a token's weight
-by
-2**-40 of the likeliest one's at most. On a GPU the kernels of ``ingot.kernels.sampling`` draw, elsewhere the
-PyTorch reference here.
+they are summed, and integer sums do not depend on their order, so neither the other rows of the batch nor a
+preemption changes the token. Between devices the last bit of a float64 ``exp`` may differ, which moves a
+token's weight by 2**-40 of the likeliest one's at most. On a GPU the kernels of ``ingot.kernels.sampling``
+draw, elsewhere the PyTorch reference here.
 """
 
 from __future__ import annotations

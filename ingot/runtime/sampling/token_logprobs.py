@@ -1,10 +1,8 @@
 """Log-probabilities of chosen tokens, from a step to its requests.
 
 They travel in one row: the chosen token's, the K = MAX_LOGPROBS largest, and the ids of these; K is the same
-for
-all, so that one CUDA graph serves every request. They are the model's own: of the raw logits, before
-penalties,
-temperature and filters.
+for all, so that one CUDA graph serves every request. They are the model's own: of the raw logits, before
+penalties, temperature and filters.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 recompute.
 
 There is no prefill phase and no decode phase: a request has known tokens and computed tokens, and a step
-computes
-some of the difference. Beside decodes a chunk of a long prompt may take many steps, a few layers in each;
-such
-prompts take turns.
+computes some of the difference. Beside decodes a chunk of a long prompt may take many steps, a few layers in
+each; such prompts take turns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Steps with prompts, alone or beside decodes, as CUDA graphs, one per bucket of tokens and requests.
 
 The GPU is often done with a layer before the host has launched the next one; a replay costs one launch. How
-many
-of a bucket's requests decode is read on the device.
+many of a bucket's requests decode is read on the device.
 """
 
 from __future__ import annotations
