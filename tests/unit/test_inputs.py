@@ -10,6 +10,7 @@ import torch
 
 from ingot.config.sampling_params import SamplingParams
 from ingot.errors import RequestError
+from ingot.layers.step_layout import StepInputs
 from ingot.llm.prompt_inputs import Entry
 from ingot.runtime.encoding.prompt_rows import RowRules, rows_of
 from ingot.runtime.scheduling.inputs import EncoderEntry, InputRules
@@ -139,3 +140,24 @@ def test_which_steps_have_rows_and_where() -> None:
     assert Entry(request.prompt_ids, inputs=(rows,)).context == [17, 17, 17, 17, 9]
     assert Entry([4, 5]).context == [4, 5]
     assert Entry([4, 5], is_chat=True).context == []
+
+
+def test_a_step_of_the_last_placeholder_alone_has_its_row() -> None:
+    """And the step after it has none."""
+    rows = RowRules(SIZE, torch.float32, rotated=False, taken=True).read(torch.arange(12.0).view(4, SIZE), 2)
+    features = rules("prefix").read(torch.ones(8, SIZE), 6)
+    first = Request("r", [5, 6, 0, 0, 0, 0, 9], SamplingParams(), 20, inputs=(rows,), blocks=[0, 1])
+    both = Request("b", [5, 6, *[0] * 4, *[17] * features.tokens, 9], SamplingParams(), 30)
+    both.inputs, both.blocks = (rows, features), [0, 1, 2, 3]
+    both.encoded[1] = EncoderEntry(b"", [3, 7], features.positions)
+
+    def inputs(request: Request, start: int) -> StepInputs:
+        return layout_of([ScheduledRequest(request, start, 1, samples=False)], 4).inputs
+
+    assert inputs(first, 5).brought == [(0, 0, 5, 6)]
+    assert inputs(first, 6).brought == []
+    last = features.end - 1
+    spliced, place = inputs(both, last).spliced, features.tokens - 1
+    assert spliced is not None
+    assert spliced.tolist() == [[3, 7][place // 4] * 4 + place % 4]
+    assert inputs(both, last + 1).spliced is None

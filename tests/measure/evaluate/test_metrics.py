@@ -6,14 +6,16 @@ import importlib.util
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from ingot.errors import ConfigError, DeviceError
+from ingot.measure.evaluate.eval_record import ScoredSide, agreement, mean_deltas
 from ingot.measure.evaluate.exact_match import contains, exact, normalised
-from ingot.measure.evaluate.loss_limits import judge, limits_for, standard_error
+from ingot.measure.evaluate.loss_limits import Limit, judge, limits_for, standard_error
 from ingot.measure.evaluate.perplexity import TextWindow, windows
 from ingot.measure.evaluate.rouge import KINDS, Rouge, sentences
 from ingot.measure.evaluate.token_divergence import compare_logits, divergence_metrics
@@ -202,3 +204,22 @@ def test_divergence_of_many_rows_is_that_of_each() -> None:
     )
     assert torch.allclose(found.kl, direct.sum(1), atol=1e-14)
     assert (found.kl > 0).all()
+
+
+def test_same_text_may_be_other_tokens() -> None:
+    """And an answer that was cut elsewhere is neither."""
+    found = agreement((["ab", "c", "d"], ["ab", "c", "e"]), ([[1], [2], [3]], [[4, 5], [2], [6]]))
+    assert found == {"answers": 3, "same_tokens": 1, "same_text": 2}
+
+
+def test_the_error_of_a_mean_is_that_of_paired_differences() -> None:
+    """Scores that move together leave none, however far they are spread."""
+
+    def side(*scores: float) -> ScoredSide:
+        run: Any = SimpleNamespace(metrics={"rouge1": sum(scores) / len(scores)})
+        return ScoredSide(run, ["", "", ""], [[], [], []], [None] * 3, [{"rouge1": one} for one in scores])
+
+    (same,) = mean_deltas([Limit("rouge1", 1.0, "points")], side(11, 41, 91), side(10, 40, 90))
+    assert (same.delta, same.stderr) == (1.0, 0.0)
+    (other,) = mean_deltas([Limit("rouge1", 1.0, "points")], side(10, 42, 94), side(10, 40, 90))
+    assert other.stderr == pytest.approx(torch.tensor([0.0, 2.0, 4.0]).std().item() / math.sqrt(3))
