@@ -19,7 +19,7 @@ from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, CacheScales
 from ingot.kernels.cache.paged_cache import PagedCache
 from ingot.kernels.cache.qkv_placement import TokenPlaces
 from ingot.layers.observer import Observed, Observer
-from ingot.layers.step_layout import StepLayout
+from ingot.layers.step_layout import TOKEN_ROWS, StepLayout
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,10 @@ class ForwardBatch:
         for row, blocks in zip(tables, layout.blocks, strict=True):
             row[: len(blocks)] = blocks
         arrays = {
-            "input_ids": layout.input_ids,
-            "positions": layout.positions,
-            "rope_rows": layout.rope_rows,
-            "slot_mapping": layout.slot_mapping,
+            **dict(zip(TOKEN_ROWS[:-1], layout.tokens, strict=False)),
             "block_tables": tables,
             "query_start": np.array(layout.query_start, dtype=np.int32),
-            "seq_lens": layout.seq_lens.astype(np.int32),
+            "seq_lens": np.array(layout.seq_lens, dtype=np.int32),
             "logits_indices": np.array(layout.logits_indices, dtype=np.int64),
         }
         tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}

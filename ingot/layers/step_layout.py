@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, compress
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class StepInputs(NamedTuple):
 
 
 NO_INPUTS = StepInputs()
+TOKEN_ROWS = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +49,8 @@ class StepLayout:
         wanted: how many of each request's last rows are wanted for logits.
         blocks: cache blocks of each request in order; the scheduler's own lists, which grow with later steps.
         query_start, seq_lens: as of ``ForwardBatch``.
-        input_ids, positions, rope_rows, slot_mapping: [T] int64, as of ``ForwardBatch``; the id of a pending
-            token is 0.
-        feed_rows: [T] int64, row of the last step's tokens that holds a pending token's id; -1: it is known.
+        tokens: [5, T] int64, ``TOKEN_ROWS``: four as of ``ForwardBatch``, where the id of a pending token is
+            0; then the row of the last step's tokens that holds a pending token's id, -1: it is known.
         logits_indices: wanted rows, by request; then those of ``num_probes`` probes.
         num_single: leading requests with one row.
         num_probes: requests whose probed row the step computes; one more row of logits each.
@@ -59,12 +60,8 @@ class StepLayout:
     wanted: Sequence[int]
     blocks: Sequence[Sequence[int]]
     query_start: Sequence[int]
-    seq_lens: np.ndarray
-    input_ids: np.ndarray
-    positions: np.ndarray
-    rope_rows: np.ndarray
-    slot_mapping: np.ndarray
-    feed_rows: np.ndarray
+    seq_lens: Sequence[int]
+    tokens: np.ndarray
     logits_indices: Sequence[int]
     num_single: int
     num_probes: int = 0
@@ -78,10 +75,10 @@ class StepLayout:
         blocks: Sequence[Sequence[int]],
         block_size: int,
         *,
-        wanted: Sequence[int] | None = None,
+        wanted: Sequence[int] = (),
         probes: Sequence[int] = (),
-        input_ids: np.ndarray | None = None,
-        feed_rows: np.ndarray | None = None,
+        input_ids: Sequence[int] = (),
+        feeds: Sequence[int] = (),
         rope_offsets: Sequence[int] = (),
         inputs: StepInputs = NO_INPUTS,
     ) -> StepLayout:
@@ -90,42 +87,43 @@ class StepLayout:
         Args:
             wanted: the last row of each request by default.
             probes: rows whose logits are also wanted.
-            input_ids, feed_rows: by default 0 and -1.
+            input_ids: of all rows; by default 0.
+            feeds: per request, the ``feed_rows`` of its last row; by default -1.
             rope_offsets: per request; by default 0.
         """
         single = len(counts)
         if max(counts, default=1) > 1:
             single = next(i for i, count in enumerate(counts) if count > 1)
-        wanted = [1] * len(counts) if wanted is None else wanted
+        wanted = wanted or [1] * len(counts)
         query_start = list(accumulate(counts, initial=0))
-        total, first = query_start[-1], np.array(starts, dtype=np.int64)
-        positions, slots = np.empty(total, np.int64), np.empty(total, np.int64)
-        positions[:single] = first[:single]
-        slots[:single] = [
+        total = query_start[-1]
+        ids, feeds = input_ids or [0] * total, feeds or [-1] * len(counts)
+        offsets = rope_offsets or [0] * len(counts)
+        tokens = np.empty((len(TOKEN_ROWS), total), np.int64)
+        slots = [
             own[at // block_size] * block_size + at % block_size
             for own, at in zip(blocks[:single], starts, strict=False)
         ]
+        rope_rows = list(map(add, starts, offsets))
+        tokens[:, :single] = (ids[:single], starts[:single], rope_rows[:single], slots, feeds[:single])
         for request in range(single, len(counts)):
             rows = slice(query_start[request], query_start[request + 1])
             at = np.arange(starts[request], starts[request] + counts[request])
             table = np.array(blocks[request], dtype=np.int64)
-            positions[rows] = at
-            slots[rows] = table[at // block_size] * block_size + at % block_size
+            slot_rows = table[at // block_size] * block_size + at % block_size
+            tokens[0, rows] = ids[rows]
+            tokens[1:, rows] = at, at + offsets[request], slot_rows, np.full_like(at, -1)
+            tokens[-1, rows][-1:] = feeds[request]
         last_rows = list(compress(range(single), wanted))
         for end, count in zip(query_start[single + 1 :], wanted[single:], strict=True):
             last_rows += range(end - count, end)
-        offsets = np.array(rope_offsets or [0] * len(counts), dtype=np.int64)
         return cls(
             counts=counts,
             wanted=wanted,
             blocks=blocks,
             query_start=query_start,
-            seq_lens=first + counts if len(counts) else first,
-            input_ids=np.zeros(total, np.int64) if input_ids is None else input_ids,
-            positions=positions,
-            rope_rows=positions + (offsets if single == len(counts) else np.repeat(offsets, counts)),
-            slot_mapping=slots,
-            feed_rows=np.full(total, -1, np.int64) if feed_rows is None else feed_rows,
+            seq_lens=list(map(add, starts, counts)),
+            tokens=tokens,
             logits_indices=[*last_rows, *probes],
             num_single=single,
             num_probes=len(probes),

@@ -155,7 +155,7 @@ def test_a_step_of_the_last_placeholder_alone_has_its_row() -> None:
         return layout_of([ScheduledRequest(request, start, 1, samples=False)], 4).inputs
 
     assert inputs(first, 5).brought == [(0, 0, 5, 6)]
-    assert inputs(first, 6).brought == []
+    assert not inputs(first, 6).brought
     last = features.end - 1
     spliced, place = inputs(both, last).spliced, features.tokens - 1
     assert spliced is not None

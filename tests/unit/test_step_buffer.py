@@ -212,3 +212,21 @@ def test_rows_attend_to_their_own_inputs_after_other_requests() -> None:
                 one.host["encoded_tables"][row, : length // BLOCK_SIZE].tolist() for one in (kept, fresh)
             )
             assert len({tuple(table) for table in tables}) == 1, names
+
+
+def test_rows_that_change_hands_are_written_again() -> None:
+    """As many requests of other counts, also after padding, begin at rows of their own."""
+    buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"), encoded_positions=12, block_size=BLOCK_SIZE)
+    for items in ([decode("a", 5), chunk("b", 0, 3)], [decode("a", 6), chunk("b", 3, 2)]):
+        buffer.fill(layout_of(items, BLOCK_SIZE))
+        end = 1 + items[1].count
+        assert buffer.host["query_start"].tolist() == [0, 1, end, end, end]
+        assert buffer.host["encoded_rows"].tolist() == [0] + [1] * (end - 1) + [ROWS] * (8 - end)
+    alone = layout_of([decode("a", 7)], BLOCK_SIZE)
+    for _ in range(2):
+        buffer.fill(alone)
+        assert buffer.host["query_start"].tolist() == [0, 1, 1, 1, 1]
+        buffer.fill_padding()
+        assert buffer.host["query_start"].tolist() == [0, 1, 2, 3, 4]
+    buffer.fill(layout_of([], BLOCK_SIZE))
+    assert buffer.host["query_start"].tolist() == [0] * 5

@@ -13,7 +13,7 @@ import torch
 from ingot import LLM
 from ingot.config.sampling_params import SamplingParams
 from ingot.layers.forward_batch import ForwardBatch
-from ingot.layers.step_layout import StepLayout
+from ingot.layers.step_layout import TOKEN_ROWS, StepLayout
 from ingot.runtime.scheduling.inputs import EncoderEntry
 from ingot.runtime.scheduling.request import Probe, Request
 from ingot.runtime.scheduling.scheduled_batch import ScheduledBatch, ScheduledRequest, layout_of
@@ -24,9 +24,13 @@ from tests.tiny_models import random_ids, save_model, tiny_config
 def drafted(*wanted: int) -> tuple[StepLayout, list[list[int]]]:
     """A decode, a request with three drafts after its last token, and a chunk of a prompt."""
     blocks = [[5, 2], [0, 7, 1], [3]]
-    ids = np.arange(10, 18)
+    ids = list(range(10, 18))
     layout = StepLayout.of([5, 8, 0], [1, 4, 3], blocks, 4, wanted=wanted, input_ids=ids)
     return layout, blocks
+
+
+def token_rows(layout: StepLayout) -> dict[str, list[int]]:
+    return dict(zip(TOKEN_ROWS, layout.tokens.tolist(), strict=True))
 
 
 def test_a_request_may_want_several_rows() -> None:
@@ -42,9 +46,12 @@ def test_a_request_may_want_several_rows() -> None:
 
 def test_rows_lie_in_their_requests_blocks() -> None:
     layout, _ = drafted(1, 4, 0)
-    assert layout.positions.tolist() == [5, 8, 9, 10, 11, 0, 1, 2]
-    assert layout.slot_mapping.tolist() == [9, 4, 5, 6, 7, 12, 13, 14]
-    assert layout.seq_lens.tolist() == [6, 12, 3]
+    tokens = token_rows(layout)
+    assert tokens["input_ids"] == list(range(10, 18))
+    assert tokens["positions"] == [5, 8, 9, 10, 11, 0, 1, 2]
+    assert tokens["slot_mapping"] == [9, 4, 5, 6, 7, 12, 13, 14]
+    assert tokens["feed_rows"] == [-1] * 8
+    assert layout.seq_lens == [6, 12, 3]
     assert layout.query_start == [0, 1, 5, 8]
 
 
@@ -111,13 +118,26 @@ def test_a_layout_survives_a_pipe() -> None:
 
 def test_a_layout_marks_pending_and_probed_rows() -> None:
     layout = busy_layout()
-    assert layout.feed_rows.tolist() == [6, -1, -1, -1, -1]
-    assert layout.input_ids.tolist() == [0, 5, 6, 7, 8]
-    assert layout.rope_rows.tolist() == [3, 3, 4, 5, 6]
+    tokens = token_rows(layout)
+    assert tokens["feed_rows"] == [6, -1, -1, -1, -1]
+    assert tokens["input_ids"] == [0, 5, 6, 7, 8]
+    assert tokens["rope_rows"] == [3, 3, 4, 5, 6]
     assert layout.logits_indices == [0, 4, 2], "the probe's row is last"
     assert (layout.num_probes, layout.num_logits, layout.logits_ends) == (1, 3, [1, 2])
     assert layout.inputs.encoded_lens == [0, 7]
     assert layout.some_without_input
+
+
+def test_a_chunk_ends_with_its_pending_token() -> None:
+    """Drafts that follow it are to come: so far a pending token is the last of a request."""
+    request = Request(
+        "p", [1, 2, 3], SamplingParams(), 9, blocks=[4], rope_offset=2, num_pending=1, pending_row=6
+    )
+    layout = layout_of([ScheduledRequest(request, 1, 3, 1)], 4)
+    tokens = token_rows(layout)
+    assert tokens["input_ids"] == [2, 3, 0]
+    assert tokens["feed_rows"] == [-1, -1, 6]
+    assert tokens["rope_rows"] == [3, 4, 5]
 
 
 def test_drafts_run_through_a_step(tmp_path: Path) -> None:

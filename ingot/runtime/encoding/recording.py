@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 Output = TypeVar("Output")
+_ONE_CAPTURE = threading.Lock()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """One block at a time, in which no garbage is collected: freeing a graph would end the capture."""
+    with _ONE_CAPTURE:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 class Recorder:
@@ -33,7 +50,7 @@ class Recorder:
         """``record``, where ``run`` calls its argument to end a graph and begin the next one; they are
         replayed in order, and none of the family between them.
 
-        ``torch.cuda.graph`` would collect garbage and empty the allocator's cache each time.
+        ``torch.cuda.graph`` would collect garbage first, and empty the allocator's cache each time.
         """
         torch.cuda.synchronize(self._device)
         graphs: list[torch.cuda.CUDAGraph] = []
@@ -47,7 +64,7 @@ class Recorder:
             begin()
 
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with _without_collection(), torch.cuda.stream(self._stream):
             begin()
             try:
                 output = run(cut)

@@ -71,7 +71,7 @@ class TokenFeed:
         side.table[:count].copy_(self.table[:count], non_blocking=True)
         found = side.logprobs[:count].copy_(self.logprobs[:count], non_blocking=True) if logprobs else None
         if side.ready is not None:
-            side.ready.record()
+            side.ready.record(torch.cuda.current_stream(self.table.device))
         if found is not None and not likeliest:
             found = found[:, :1]
         return TokensInFlight(side.table[:count], found, side.ready)

@@ -28,9 +28,9 @@ _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # A row's values on the device; rules are used by rows with a slot alone.
 DRAW_LONGS, DRAW_DOUBLES = ("top_k", "seed", "step"), ("temperature", "top_p", "min_p")
-RULE_LONGS = ("slot", "min_new", "biased", "mask", "transcript", "last_time", "paired", "probed")
-RULE_DOUBLES = ("repetition", "presence", "frequency")
-ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
+RULES = ("slot", "mask", "transcript", "probed")  # -1: a row does without
+ROW_LONGS = (*DRAW_LONGS, *RULES, "min_new", "biased", "last_time", "paired")
+ROW_DOUBLES = (*DRAW_DOUBLES, "repetition", "presence", "frequency")
 
 
 class RowSampling(NamedTuple):

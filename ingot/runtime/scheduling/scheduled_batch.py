@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingot.layers.step_layout import StepInputs, StepLayout
+from ingot.layers.step_layout import NO_INPUTS, StepInputs, StepLayout
 from ingot.runtime.scheduling.inputs import EncoderEntry, EncoderJob
 from ingot.runtime.scheduling.request import Request
 
@@ -15,7 +15,7 @@ EMPTY = StepLayout.of([], [], [], 1)
 _NOTHING = EncoderEntry(b"", [], 0)  # of a request without an input
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ScheduledRequest:
     """A request's share of a step: its tokens [start, start + count), placed in ``request.blocks``.
 
@@ -78,37 +78,43 @@ class ScheduledBatch:
 
 def layout_of(items: Sequence[ScheduledRequest], block_size: int) -> StepLayout:
     """The layout of requests' shares; blocks of the caches hold ``block_size`` tokens or positions."""
-    requests, counts = [item.request for item in items], [item.count for item in items]
     ids: list[int] = []
-    feeds = np.full(sum(counts), -1, dtype=np.int64)
-    probes, placed = [], []  # placed: requests with placeholders in reach of the step, and their first rows
-    for index, (item, request) in enumerate(zip(items, requests, strict=True)):
-        start, count, row = item.start, item.count, len(ids)
-        ids += request.tokens(start, start + count)
-        pending = row + count - len(ids)
-        if pending:
-            feeds[row + count - pending : row + count] = request.pending_row
-            ids += [0] * pending
+    feeds, wanted, probes = [], [], []
+    placed = []  # requests with placeholders in reach of the step, and their first rows
+    encoded = False
+    for index, item in enumerate(items):
+        request, start, count, row = item.request, item.start, item.count, len(ids)
+        if start < request.num_known:
+            ids += request.tokens(start, start + count)
+        pending = len(ids) < row + count  # the last one
+        ids += [0] * pending
+        feeds.append(request.pending_row if pending else -1)
+        wanted.append(count if request.all_logits else int(item.samples))
         if request.probe is not None and item.probes:
             probes.append(row + request.probe.place - start)
         if request.inputs and start < request.inputs[-1].end:
             placed.append((index, row))
-    entries: list[EncoderEntry] = []
-    if any(one.encoded for one in requests):
-        entries = [next(reversed(one.encoded.values()), _NOTHING) for one in requests]
-    return StepLayout.of(
-        *([item.start for item in items], counts, [one.blocks for one in requests], block_size),
-        wanted=[item.count if item.request.all_logits else int(item.samples) for item in items],
-        probes=probes,
-        input_ids=np.array(ids, dtype=np.int64),
-        feed_rows=feeds,
-        rope_offsets=[one.rope_offset for one in requests],
-        inputs=StepInputs(
-            encoded_tables=[entry.table for entry in entries],
-            encoded_lens=[entry.positions for entry in entries],
+        encoded = encoded or bool(request.encoded)
+    inputs = NO_INPUTS
+    if encoded or placed:
+        entries = [next(reversed(one.request.encoded.values()), _NOTHING) for one in items]
+        inputs = StepInputs(
+            encoded_tables=[entry.table for entry in entries if encoded],
+            encoded_lens=[entry.positions for entry in entries if encoded],
             spliced=_spliced(items, placed, len(ids), block_size),
             brought=[(index, *span) for index, _ in placed for span in items[index].spans(encodes=False)],
-        ),
+        )
+    return StepLayout.of(
+        [item.start for item in items],
+        [item.count for item in items],
+        [item.request.blocks for item in items],
+        block_size,
+        wanted=wanted,
+        probes=probes,
+        input_ids=ids,
+        feeds=feeds,
+        rope_offsets=[item.request.rope_offset for item in items],
+        inputs=inputs,
     )
 
 

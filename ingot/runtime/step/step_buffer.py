@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,27 +19,39 @@ from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.kernels.tiles.prefill_tiles import parts_of
 from ingot.kernels.tiles.single_tiles import TARGET_PROGRAMS
 from ingot.layers.forward_batch import Encoded, ForwardBatch, Split
-from ingot.layers.step_layout import StepLayout
+from ingot.layers.step_layout import TOKEN_ROWS, StepLayout
 from ingot.runtime.sampling.sampler import (
     DRAW_DOUBLES,
     DRAW_LONGS,
     ROW_DOUBLES,
     ROW_LONGS,
-    RULE_DOUBLES,
-    RULE_LONGS,
+    RULES,
     RowSampling,
     SamplingTensors,
 )
 from ingot.runtime.scheduling.scheduled_batch import EMPTY
 
-_PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
 _BATCH_FIELDS = (
-    *(name for name in _PER_TOKEN if name != "feed_rows"),
+    *TOKEN_ROWS[:-1],
     "logits_indices",
     "block_tables",
     "query_start",
     "seq_lens",
 )
+# Arrays that follow one another, which a step writes at once.
+_BLOCKS = {
+    "tokens": TOKEN_ROWS,
+    "longs": ROW_LONGS,
+    "doubles": ROW_DOUBLES,
+    "draw_longs": DRAW_LONGS,
+    "draw_doubles": DRAW_DOUBLES,
+}
+_FIRST_RULE = ROW_LONGS.index(RULES[0])
+_COLUMNS = {
+    block: itemgetter(*map(RowSampling._fields.index, names))
+    for block, names in _BLOCKS.items()
+    if block != "tokens"
+}
 
 
 class _HostSide:
@@ -48,8 +61,10 @@ class _HostSide:
         self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         self.sent = torch.cuda.Event() if pinned else None
         self.arrays: dict[str, np.ndarray] = {}
-        self.encoded: list[np.ndarray] = []  # by row, the tables that the arrays have
-        self.blocks: list[Sequence[int]] = [()] * num_requests  # likewise
+        # What the arrays have, by row: most of it stays from step to step.
+        self.encoded: Sequence[np.ndarray] = ()
+        self.blocks: list[Sequence[int]] = [()] * num_requests
+        self.counts: Sequence[int] | None = None
 
 
 class StepBuffer:
@@ -80,7 +95,7 @@ class StepBuffer:
         self._tile_parts = tile_parts
         self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
-        eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
+        eight = dict.fromkeys(TOKEN_ROWS, num_tokens) | {"logits_indices": num_logits}
         num_draws = num_logits if encoded_positions else num_requests  # probes draw, too
         eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_draws)
         four = {
@@ -105,13 +120,19 @@ class StepBuffer:
         self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else first
         self._views = {}
         start = 0
+        ends: dict[str, int] = {}
         for name, count in (eight | four).items():
             dtype = torch.float64 if name in ROW_DOUBLES else torch.int64 if name in eight else torch.int32
             end = start + count * dtype.itemsize
             self._views[name] = self._device[start:end].view(dtype)
             for side in self._sides:
                 side.arrays[name] = side.memory[start:end].view(dtype).numpy()
-            start = end
+            start, ends[name] = end, end
+        for block, names in _BLOCKS.items():
+            dtype, end = self._views[names[0]].dtype, ends[names[-1]]
+            start = end - 8 * sum(eight[name] for name in names)
+            for side in self._sides:
+                side.arrays[block] = side.memory[start:end].view(dtype).view(len(names), -1).numpy()
         for name, shape in tables.items():
             self._views[name] = self._views[name].view(shape)
             for side in self._sides:
@@ -148,7 +169,7 @@ class StepBuffer:
         )
 
     def batch_of(self, layout: StepLayout, max_seq_len: int) -> ForwardBatch:
-        ends = dict.fromkeys(_PER_TOKEN, layout.num_tokens) | {"logits_indices": layout.num_logits}
+        ends = dict.fromkeys(TOKEN_ROWS, layout.num_tokens) | {"logits_indices": layout.num_logits}
         ends |= dict.fromkeys(("block_tables", "seq_lens"), layout.num_requests)
         ends["query_start"] = layout.num_requests + 1
         views = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
@@ -182,17 +203,18 @@ class StepBuffer:
         sent = self._sides[self._turn].sent
         if sent is not None:
             sent.synchronize()
-        host, requests, tokens = self.host, layout.num_requests, layout.num_tokens
-        host["slot_mapping"][tokens:] = -1
-        host["feed_rows"][tokens:] = -1
-        host["seq_lens"][requests:] = 0
-        host["query_start"][requests + 1 :] = tokens
-        for name in _PER_TOKEN:
-            host[name][:tokens] = getattr(layout, name)
-        host["query_start"][: requests + 1] = layout.query_start
+        side, requests, tokens = self._sides[self._turn], layout.num_requests, layout.num_tokens
+        host, moved = side.arrays, side.counts != layout.counts
+        host["tokens"][:, :tokens] = layout.tokens
+        host["tokens"][3:, tokens:] = -1  # slots and feeds
         host["seq_lens"][:requests] = layout.seq_lens
+        host["seq_lens"][requests:] = 0
         host["logits_indices"][: layout.num_logits] = layout.logits_indices
-        tables, before = host["block_tables"], self._sides[self._turn].blocks
+        if moved:
+            host["query_start"][: requests + 1] = layout.query_start
+            host["query_start"][requests + 1 :] = tokens
+            side.counts = layout.counts
+        tables, before = host["block_tables"], side.blocks
         for row, blocks in enumerate(layout.blocks):
             if before[row] != blocks:  # most requests get a block in few of their steps
                 tables[row, : len(blocks)] = blocks
@@ -201,11 +223,12 @@ class StepBuffer:
             self._fill_split(layout)
         self._fill_draws(draws)
         if self._encoded_positions:
-            self._fill_encoded(layout)
+            self._fill_encoded(layout, moved=moved)
 
     def fill_padding(self) -> None:
         """Make every row padding: one token per request, each of which wants logits."""
         self.fill(EMPTY)
+        self._sides[self._turn].counts = None
         self.host["query_start"][:] = range(self.num_requests + 1)
         self.host["logits_indices"][:] = range(len(self.host["logits_indices"]))
 
@@ -214,14 +237,14 @@ class StepBuffer:
         side = self._sides[self._turn]
         if side.sent is not None:
             self._device.copy_(side.memory, non_blocking=True)
-            side.sent.record()
+            side.sent.record(torch.cuda.current_stream(self._device.device))  # without, torch looks for it
 
     def _fill_split(self, layout: StepLayout) -> None:
         """Tiles whose queries see most keys come first, as they take longest; so those in parts are first."""
         host, rows, single = self.host, self._tile_rows, layout.num_single if self._splits else 0
         host["decode_lens"].fill(0)
         host["decode_lens"][:single] = layout.seq_lens[:single]
-        counts, lens = layout.counts, layout.seq_lens.tolist()
+        counts, lens = layout.counts, layout.seq_lens
         tiles = [
             (lens[request] - count + min(first + rows, count), request, first // rows)
             for request, count in enumerate(counts[single:], start=single)
@@ -238,28 +261,34 @@ class StepBuffer:
         if listed:
             host["tile_list"][: len(listed)] = listed
 
-    def _fill_encoded(self, layout: StepLayout) -> None:
-        """Tables of rows that have not changed since this host side was filled are there already."""
-        host, before, tables = self.host, self._sides[self._turn].encoded, self.host["encoded_tables"]
-        host["encoded_rows"].fill(self.num_requests)
-        host["encoded_rows"][: layout.num_tokens] = np.repeat(np.arange(layout.num_requests), layout.counts)
-        given = list(layout.inputs.encoded_tables)
+    def _fill_encoded(self, layout: StepLayout, *, moved: bool) -> None:
+        """``moved``: rows belong to other requests than in the step before on this host side."""
+        side = self._sides[self._turn]
+        host, before, given = side.arrays, side.encoded, layout.inputs.encoded_tables
+        if moved:
+            host["encoded_rows"].fill(self.num_requests)
+            host["encoded_rows"][: layout.num_tokens] = np.repeat(
+                np.arange(layout.num_requests), layout.counts
+            )
+        if len(given) == len(before) and all(map(is_, given, before)):
+            return
         for row, table in enumerate(given):
             if row >= len(before) or before[row] is not table:
-                tables[row, : len(table)] = table
+                host["encoded_tables"][row, : len(table)] = table
         host["encoded_lens"][: len(given)] = layout.inputs.encoded_lens
         host["encoded_lens"][len(given) :] = 0
-        self._sides[self._turn].encoded = given
+        side.encoded = given
 
     def _fill_draws(self, draws: Sequence[RowSampling]) -> None:
-        host, columns = self.host, dict(zip(RowSampling._fields, zip(*draws, strict=True), strict=False))
+        host = self.host
         host["temperature"].fill(0.0)
-        host["slot"].fill(-1)
-        for name in ("mask", "transcript", "probed"):
-            host[name].fill(-1)
-        rules = any(max(draw.slot, draw.mask, draw.transcript, draw.probed) >= 0 for draw in draws)
-        names: tuple[str, ...] = (*RULE_LONGS, *RULE_DOUBLES) if rules else ()
-        if rules or any(draw.temperature > 0 for draw in draws):
-            names += (*DRAW_LONGS, *DRAW_DOUBLES)
-        for name in names:
-            host[name][: len(draws)] = columns[name]
+        host["longs"][_FIRST_RULE : _FIRST_RULE + len(RULES)] = -1
+        blocks: tuple[str, ...] = ()
+        if any(max(draw.slot, draw.mask, draw.transcript, draw.probed) >= 0 for draw in draws):
+            blocks = ("longs", "doubles")
+        elif any(draw.temperature > 0 for draw in draws):
+            blocks = ("draw_longs", "draw_doubles")
+        if blocks:
+            columns = list(zip(*draws, strict=True))
+            for block in blocks:
+                host[block][:, : len(draws)] = _COLUMNS[block](columns)

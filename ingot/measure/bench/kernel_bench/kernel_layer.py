@@ -89,7 +89,7 @@ class LayerStack:
             [1] * rows,
             torch.randperm(rows * width).view(rows, width).tolist(),
             BLOCK,
-            input_ids=torch.randint(_VOCABULARY, (rows,)).numpy(),
+            input_ids=torch.randint(_VOCABULARY, (rows,)).tolist(),
         )
         arrivals = torch.zeros(rows * caches[0].num_kv_heads, dtype=torch.int32, device=device)
         batch = ForwardBatch.of(layout, device, max_seq_len=s.max_seq_len, arrivals=arrivals)
