@@ -55,7 +55,7 @@ def test_a_dropped_graph_does_not_end_a_capture() -> None:
         x.add_(1)
 
     run()
-    dropped = SimpleNamespace(graph=recorder.record(run)[0])
+    dropped = SimpleNamespace(graph=Recorder(device).record(run)[0])
     dropped.itself = dropped
     del dropped
     try:
