@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -39,8 +38,11 @@ from ingot.layers.norm import Norm
 AnyAttention = Attention | CrossAttention
 
 
-class Form(ABC):
-    """Makes rows for one product; norms end in ``ending``, ``parts`` are a product's partial sums."""
+class Form:
+    """Makes rows for one product; norms end in ``ending``, ``parts`` are a product's partial sums.
+
+    No ABC: each product of a step asks for its form's class, which takes an ABC four times as long.
+    """
 
     ending: Ending
 
@@ -62,15 +64,15 @@ class Form(ABC):
         """(norm(s), s), s = sum of parts + bias + residual, rounded once."""
         return norm.of_parts(parts, residual, bias, self.ending)
 
-    @abstractmethod
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Rows:
         """The activation of a gate and up product's output."""
+        raise NotImplementedError
 
-    @abstractmethod
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Rows:
         """Attention of queries [T, num_heads, head_dim], as rows of num_heads * head_dim."""
+        raise NotImplementedError
 
 
 class DenseForm(Form):
