@@ -33,6 +33,7 @@ for dtype in ("auto", "bf16"):
     build(sys.argv[1], f"{sys.argv[2]}/{dtype}", device="cpu", dtype=dtype)
 """
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("whole_proofs")
     def test_another_process_writes_the_same(self, checkpoint: Path, tmp_path: Path) -> None:
         """In another order of hashes: this process draws its own."""

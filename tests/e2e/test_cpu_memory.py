@@ -152,6 +152,7 @@ class TestShare:
 
 
 class TestVerbs:
+    @pytest.mark.stays("run", "verify")
     @pytest.mark.parametrize("verb", LIMITED)
     def test_each_takes_what_it_is_advised(
         self, engine: Path, checkpoint: Path, available: SetMemory, tmp_path: Path, verb: str
@@ -191,6 +192,7 @@ class TestVerbs:
         assert "does not fit" in done.stdout + done.stderr
         assert "died" not in done.stdout + done.stderr
 
+    @pytest.mark.slow
     def test_the_largest_of_all_is_refused_not_killed(self) -> None:
         done = limited("bench", "latency", "--random-weights", str(SHAPE), "--device", "cpu")
         assert done.returncode == 1
@@ -254,6 +256,7 @@ class TestWithoutLedger:
                 expect_class_room(hf, dtype, cpu, fix="less")
         assert dense_bytes(config, torch.float64) == 2 * needed == 4 * dense_bytes(config, torch.bfloat16)
 
+    @pytest.mark.stays("align")
     @pytest.mark.parametrize("verb", ["bench", "eval", "align"])
     def test_it_is_asked_about_before_it_is_loaded(
         self, verb: str, checkpoint: Path, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from recipes.vision.scenes import held_out_scene
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.stays("words0-error: ", "words4-error: no server answers at")
 @pytest.mark.parametrize(
     ("words", "told"),
     [

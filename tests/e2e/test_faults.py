@@ -89,6 +89,14 @@ def test_all_layers_of_rptq_are_proven(tmp_path: Path) -> None:
     assert 0 < max(found.steps.values()) < 0.25
 
 
+@pytest.mark.stays(
+    "w8a8-SiLU x 1.01",
+    "w8a8-head zeroed",
+    "w8a8 static-SiLU x 1.01",
+    "rptq-w4a8-SiLU x 1.01",
+    "rptq-w4a4-head rolled by a row",
+    "rptq-w4a4-rotary off by one",
+)
 @pytest.mark.parametrize(("scheme", "fault"), BRIEF)
 def test_a_fault_is_found_where_it_is(engine: Callable[[str], Path], scheme: str, fault: str) -> None:
     folder = engine(scheme)

@@ -84,6 +84,7 @@ def refused(*words: object) -> str:
 # --- JSON and YAML ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.stays("config.json", "added_tokens.json", "quantize_config.json")
 @pytest.mark.parametrize("name", CHECKPOINT_FILES)
 def test_json_of_a_checkpoint(checkpoint: Path, tmp_path: Path, name: str) -> None:
     """It is refused by its name, or does not matter; what can be read can be written into an engine."""
@@ -100,6 +101,7 @@ def test_json_of_a_checkpoint(checkpoint: Path, tmp_path: Path, name: str) -> No
             shutil.rmtree(engine, ignore_errors=True)
 
 
+@pytest.mark.stays("manifest.json", "verify.json")
 @pytest.mark.parametrize("name", ENGINE_FILES)
 def test_json_of_an_engine(engine: Path, tmp_path: Path, name: str) -> None:
     copy = Path(shutil.copytree(engine, tmp_path / "engine"))

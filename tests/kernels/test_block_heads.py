@@ -71,6 +71,7 @@ def steps_of(q: torch.Tensor, block: int, bits: int) -> BlockSteps:
     return BlockSteps(found.steps / 4, (found.zeros / 2).round(), block, bits)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("way", "dtype"), in_turn(WAYS))
 @pytest.mark.parametrize("split", [64, 512])

@@ -65,6 +65,7 @@ def empty_numbers(given: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
     return torch.full(given["weight"].shape, 99, dtype=dtype, device=given["weight"].device)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("low", "high", "dtype"), [(0, 15, torch.uint8), (-127, 127, torch.int8)])
 @pytest.mark.parametrize(("columns", "outputs", "groups"), SHAPES)

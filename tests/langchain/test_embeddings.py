@@ -59,6 +59,7 @@ def python(code: str) -> str:
     return ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_ingot_needs_no_langchain() -> None:
     code = (
         "import sys, ingot.llm, ingot.cli.main; print([m for m in sys.modules if m.startswith('langchain')])"

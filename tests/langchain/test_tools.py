@@ -151,6 +151,7 @@ def test_one_call_at_most_where_the_model_decides() -> None:
         assert joined.content == "I add. So."
 
 
+@pytest.mark.slow
 def test_a_parameter_may_be_called_properties(chat: ChatIngot) -> None:
     """What a schema says of names and values is not taken for a schema."""
     value = {"properties": {"a": 1}}

@@ -137,6 +137,7 @@ FAULTS: dict[str, tuple[Any, str, Patched, str]] = {
 }
 
 
+@pytest.mark.stays("activation by one", "queries")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_proof_is_of_the_kernels_and_finds_a_fault(
     checkpoint: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,18 @@ Write = Callable[..., Written]
 EngineOf = Callable[..., Path]
 
 
+@pytest.mark.stays(
+    "gptq-4-32-True-False",
+    "gptq-4-0-False-False",
+    "gptq-8-0-False-False",
+    "gptq-8-64-True-True",
+    "gptq_v2-4-32-False-False",
+    "awq-4-0-False-False",
+    "pack-4-32-False-False",
+    "pack-8-0-True-False",
+    "pack-4-32-True-True",
+    "int-8-0-False-False",
+)
 @pytest.mark.parametrize("packing", PACKINGS, ids=lambda packing: packing.label)
 def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, write: Write, engine_of: EngineOf) -> None:
     written = write(packing)

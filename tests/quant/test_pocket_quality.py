@@ -76,6 +76,7 @@ def test_in_4_bits_clusters_beat_plain_rounding(pocket: Pocket, loud_pocket: Pat
     assert found["rptq"] < found["rounded"], found
 
 
+@pytest.mark.slow
 def test_rotation_beats_none(pocket: Pocket, tmp_path: Path) -> None:
     loud, turned = write_turned(pocket, tmp_path / "loud"), QuantConfig("w4a8")
     plain = pocket.cost_of(turned.replace(rotation=False), tmp_path / "e", loud)

@@ -157,11 +157,13 @@ def test_four_bits(pocket: Pocket) -> None:
     assert plain < 0.01
 
 
+@pytest.mark.slow
 def test_awq_beats_rounding_where_channels_are_loud(loud_pocket: Pocket) -> None:
     plain, best = loud_pocket.divergences(rounded, scaled)
     assert best < 0.75 * plain
 
 
+@pytest.mark.slow
 def test_smoothing_beats_none_where_channels_are_loud(loud_pocket: Pocket) -> None:
     plain, best = loud_pocket.divergences(channels, smoothed, tokens=True)
     assert best < 0.1 * plain

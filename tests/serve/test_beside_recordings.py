@@ -39,6 +39,7 @@ def texts(server: Server, name: str) -> list[int]:
         return list(pool.map(one, range(STREAMS)))
 
 
+@pytest.mark.slow
 def test_text_streams_during_a_recording(both: Server) -> None:
     """From its upload on, and while its windows run; both engines go on."""
     with ThreadPoolExecutor(1) as pool:

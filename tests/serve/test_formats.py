@@ -78,6 +78,7 @@ def check(text: str, expected: str) -> None:
         assert re.fullmatch(expected, text), text
 
 
+@pytest.mark.stays("schema", "guided regex", "structured choice")
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(server: Server, name: str) -> None:
     """Whole and streamed, of chats and of completions."""

@@ -94,6 +94,7 @@ def test_a_stop_string_frees_the_place(server: Server) -> None:
     assert server.metric("ingot_generation_tokens_total") - before < LONG["max_tokens"] / 2
 
 
+@pytest.mark.slow
 def test_who_reads_nothing_loses_the_request_alone(small: Server) -> None:
     """Another stream goes on and ends well; the engine's place is free long before the answer would end."""
     values = {**LONG, "logprobs": True, "top_logprobs": 20, "stream": True}

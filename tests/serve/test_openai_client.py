@@ -88,6 +88,7 @@ def test_errors_are_the_clients_own_types(
     assert str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_assembles_streamed_calls(tool_server: Server) -> None:
     """Its own accumulator assembles the call of the full answer; and it parses a form into an object."""
     asked: Any = {**CHAT, "model": TOOLS, "tools": [ADD], "tool_choice": "required", "max_tokens": 150}

@@ -205,6 +205,7 @@ def test_each_model_lists_its_input_modalities(hearing: Server, server: Server) 
     assert hearing.post("/tokenize", {"prompt": "Hi"}).status == 200
 
 
+@pytest.mark.slow
 def test_bounds_and_a_sigterm_that_lets_recordings_end(whisper: Path) -> None:
     """Bytes before they are read, seconds before they are decoded: an hour of silence is 30 kB. Recordings in
     flight have all their windows transcribed, and the exit code is 0.

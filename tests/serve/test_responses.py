@@ -55,6 +55,7 @@ def without_ids(value: Any) -> Any:
     return {key: without_ids(one) for key, one in value.items() if key not in random}
 
 
+@pytest.mark.stays("text", "one call", "accepted")
 @pytest.mark.parametrize("name", ASKED)
 def test_a_response_and_its_stream(tool_server: Server, published: Schema, name: str) -> None:
     """Both say the same; the events come in OpenAI's order, and put together they make the response."""

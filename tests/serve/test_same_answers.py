@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.stays("greedy", "min-p", "stop", "minimum")
 @pytest.mark.parametrize(("asked", "values"), VALUES.values(), ids=VALUES)
 def test_completions(server: Server, llm: LLM, asked: dict[str, Any], values: dict[str, Any]) -> None:
     reply = server.post(COMPLETIONS, completion(PROMPT, max_tokens=24, **asked))
@@ -46,6 +47,7 @@ def test_completions(server: Server, llm: LLM, asked: dict[str, Any], values: di
     assert reply.json["usage"]["completion_tokens"] == tokens
 
 
+@pytest.mark.stays("greedy", "stop ids")
 @pytest.mark.parametrize("name", ["greedy", "drawn", "several", "stop ids"])
 def test_chats(server: Server, llm: LLM, name: str) -> None:
     asked, values = VALUES[name]
@@ -107,6 +109,7 @@ def test_echoed_logprobs(server: Server, llm: LLM) -> None:
     assert found == pytest.approx(llm.log_likelihood(text).tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_many_streams_at_once_are_each_their_own(server: Server, llm: LLM) -> None:
     """Greedy and drawn, of several lengths; each equals the answer that the engine gives it alone."""
     bodies = [

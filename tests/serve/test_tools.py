@@ -57,6 +57,7 @@ def check_calls(message: dict[str, Any]) -> None:
         jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
 
 
+@pytest.mark.stays("required", "cut")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_must_be(tool_server: Server, published: Schema, name: str) -> None:
     """Its stream says the same: index, id, type and name first, then arguments in pieces, then the reason."""

@@ -48,6 +48,7 @@ def talk() -> bytes:
     return encoded(noise(SECONDS), "FLAC")
 
 
+@pytest.mark.slow
 def test_the_words_are_those_of_the_transcriber(
     hearing: Server, alone: Transcriber, talk: bytes, published: Schema
 ) -> None:
@@ -213,6 +214,7 @@ def test_openais_client(hearing: Server, wanted: Transcript, talk: bytes) -> Non
     assert english.text
 
 
+@pytest.mark.slow
 def test_the_example(hearing: Server, tmp_path: Path) -> None:
     (tmp_path / "talk.wav").write_bytes(encoded(noise(2.0)))
     words = [ROOT / "examples" / "clients" / "transcribe.py", tmp_path / "talk.wav"]

@@ -140,6 +140,7 @@ def test_a_cancelled_request_frees_its_place(backend: Any, stream: bool) -> None
     assert [sender.broken for sender in senders] == [[]] * 6
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_decoupled_gives_full_answers_until_it_is_closed(engine: Path, llm: LLM) -> None:
     found = opened(engine, decoupled=False)
     text = answer(llm)

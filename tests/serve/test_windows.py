@@ -48,6 +48,7 @@ def test_slots_do_not_overlap_and_are_reused() -> None:
         assert {c, d} == {a, b}
 
 
+@pytest.mark.slow
 def test_another_process_reads_it() -> None:
     windows = Windows(SHAPE)
     values = torch.arange(120.0).reshape(SHAPE)

@@ -112,6 +112,7 @@ def spans(transcript: Transcript) -> list[tuple[float, float]]:
     return [(one.start, one.end) for one in transcript.segments]
 
 
+@pytest.mark.slow
 @WHOLE
 def test_one_window_after_another(request: pytest.FixtureRequest, said: str, transcribed: str) -> None:
     found, talks = map(request.getfixturevalue, (transcribed, said))
@@ -129,6 +130,7 @@ def test_chunks_at_once(transcriber: Transcriber, briefs: list[Talk], place: int
     check([one.text for one in transcript.segments], spans(transcript), talk)
 
 
+@pytest.mark.slow
 @WHOLE
 def test_files_at_once_and_a_stream(
     request: pytest.FixtureRequest, transcriber: Transcriber, said: str, transcribed: str
@@ -171,6 +173,7 @@ def test_silence_says_nothing(transcriber: Transcriber) -> None:
         assert all(one.no_speech_prob > 0.6 for one in transcript.segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["srt", pytest.param("vtt", marks=pytest.mark.slow)])
 def test_subtitles_of_the_terminal(engine: Path, briefs: list[Talk], format: str) -> None:
     shown = ingot("transcribe", engine, briefs[0].path, "--format", format, "--device", "cpu").stdout

@@ -60,6 +60,7 @@ def test_a_sound_engine_is_proven_far_from_its_limits(tiny_engine: Path) -> None
     assert 0 < found.worst["log-mel"] < 3
 
 
+@pytest.mark.stays("conv1 by 1 %", "keys' sign", "up", "cross values", "decoder's MLP")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_where_it_is(tiny_engine: Path, fault: str) -> None:
     runs = RuntimeConfig(cache_tokens=512, encoder_positions=128)

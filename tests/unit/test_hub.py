@@ -224,6 +224,7 @@ def hub(files: dict[str, str], error: tuple[int, str] | None = None) -> Iterator
 CODE = {"modeling_x.py": "import os", "README.md": "text", "training_args.bin": "pickle"}
 
 
+@pytest.mark.stays("weights0-unwanted0")
 @pytest.mark.parametrize(
     ("weights", "unwanted"),
     [
@@ -277,6 +278,7 @@ def test_an_incomplete_snapshot_is_completed(tmp_path: Path) -> None:
     assert "model.safetensors" in asked
 
 
+@pytest.mark.stays("404-RevisionNotFound-words0", "500-Broken-words3")
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [

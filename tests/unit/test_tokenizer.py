@@ -53,6 +53,7 @@ def loaded(folders: dict[str, Path]) -> dict[str, Tokenizer]:
     return {kind: load(folder) for kind, folder in folders.items()}
 
 
+@pytest.mark.stays("gpt2", "llama-sentencepiece", "qwen2-fast")
 @pytest.mark.parametrize("kind", KINDS)
 def test_awkward_strings(kind: str, loaded: dict[str, Tokenizer], data: Path) -> None:
     """All 47, both ways; Qwen v1 has Qwen2's ranks and regex, and no case needs NFC."""
@@ -223,6 +224,7 @@ def test_ids_outside_the_vocabulary_are_nothing(kind: str, loaded: dict[str, Tok
     assert tokenizer.token_text(-1) == ""
 
 
+@pytest.mark.stays("gpt2", "llama-sentencepiece", "qwen2-fast")
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_enough(kind: str, loaded: dict[str, Tokenizer], tmp_path: Path) -> None:
     for path in loaded[kind].files:

@@ -302,6 +302,7 @@ def test_only_some_ops() -> None:
         tuned(LLAMA, ops=["rms"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
 @pytest.mark.parametrize(
     ("step", "ops"),

@@ -185,6 +185,14 @@ FAULTS: dict[str, tuple[Callable[[Engine], None], str]] = {
 }
 
 
+@pytest.mark.stays(
+    "embeddings of text",
+    "positions of other patches",
+    "tanh-GELU",
+    "one query missing",
+    "cross output",
+    "projector",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_where_it_is(tiny_engine: Path, fault: str) -> None:
     plant, place = FAULTS[fault]

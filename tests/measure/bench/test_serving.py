@@ -184,6 +184,7 @@ SOME = {
 }
 
 
+@pytest.mark.stays("429", "whole", "json", "hang")
 @pytest.mark.parametrize("fault", SOME, ids=str)
 def test_failed_requests_are_counted_by_kind_and_told(fault: int | str) -> None:
     kind, told = SOME[fault]

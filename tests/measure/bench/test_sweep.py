@@ -153,6 +153,7 @@ def test_a_side_that_cannot_even_be_loaded_does_not_fit(checkpoint: Path) -> Non
     assert told[-1] == {"point": {"status": DOES_NOT_FIT, "reason": "the weights do not fit: 60 GB"}}
 
 
+@pytest.mark.slow
 def test_the_cache_of_a_real_engine_is_resized_until_it_does_not_hold_the_batch(checkpoint: Path) -> None:
     side = open_side(spec_of(checkpoint).replace(max_batch_size=1, max_seq_len=32))
     first = side.memory()

@@ -161,6 +161,7 @@ def test_a_budget_that_the_asked_scheme_keeps_changes_nothing(planted: Path, sam
     assert len(found.tried) == 1
 
 
+@pytest.mark.slow
 def test_smaller_budgets_take_more_bytes_and_hold(planted: Path, samples: Path) -> None:
     most = diagnosed(planted, samples, 10.0).uniform["w4a16"].measured
     before = 0

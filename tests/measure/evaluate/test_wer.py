@@ -74,6 +74,7 @@ def manifest(texts: list[str], clips: list[Path], tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.stays("batch2")
 @pytest.mark.parametrize("batch", [(), ("--batch", "1"), ("--batch", "2")])
 def test_a_manifest(whisper: Path, manifest: Path, texts: list[str], batch: tuple[str, ...]) -> None:
     rows = manifest.with_name("rows.jsonl")
@@ -105,6 +106,7 @@ def test_beside_hugging_face(whisper: Path, manifest: Path) -> None:
     assert theirs["rtfx"] > 0
 
 
+@pytest.mark.slow
 def test_another_engine_that_differs(whisper: Path, manifest: Path, tmp_path: Path) -> None:
     other = write_multilingual(tmp_path / "other", 4)
     words = ("eval", "wer", whisper, "--data", manifest, "--against", other)
